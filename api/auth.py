@@ -20,8 +20,8 @@ from api import docs
 from api.compiled import is_result
 from api.errors import problem_response, store_problem
 from api.known_keys import TooManyWrong
-from api.pages.places import is_open, is_page
-from api.pages.sessions import session_of
+from api.pages.places import is_open, is_page, wants_page
+from api.pages.sessions import is_same_origin, session_of
 from api.rates import Limiter
 from api.state import Api
 from tuner.errors import UnusableStore
@@ -73,6 +73,10 @@ class Authenticate:
             await store_problem(request_id, error)(scope, receive, send)
             return
         except HTTPException as error:
+            if error.status_code == 401 and _is_form(scope):
+                scope["state"]["refused"] = error  # once its fields are read: see `caller_in`
+                await self._app(scope, receive, send)
+                return
             response = problem_response(
                 request_id, error.status_code, error.detail, headers=error.headers
             )
@@ -140,6 +144,14 @@ def caller_of(key: ApiKey | None) -> Caller:
     return Caller(key.name, key.scope, key.urgent)
 
 
+def caller_in(scope: Scope) -> Caller:
+    """Who sent a request. Raises HTTPException 401 for a form of somebody who is logged out."""
+    if refused := scope["state"].get("refused"):
+        raise refused
+    caller: Caller = scope["state"]["caller"]
+    return caller
+
+
 def may_hurry(caller: Caller) -> None:
     """Raises HTTPException 403 for a caller whose jobs may not be urgent."""
     if not caller.urgent:
@@ -158,7 +170,7 @@ def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
         request: Request,
         _: object = Security(_SCHEME, scopes=[name]),  # noqa: B008
     ) -> Caller:
-        caller: Caller = request.scope["state"]["caller"]
+        caller = caller_in(request.scope)
         if caller.scope < least:
             mine = caller.scope.name.lower()
             raise HTTPException(403, f"this needs a key of scope {name}, and yours is of {mine}")
@@ -197,6 +209,16 @@ def _is_direct(headers: Headers) -> bool:
 def _names_loopback(host: str) -> bool:
     name, _, port = host.rpartition(":")
     return is_loopback(name if port.isdigit() else host)
+
+
+def _is_form(scope: Scope) -> bool:
+    """Whether a browser sends a form of a page of this server."""
+    return (
+        scope["method"] == "POST"
+        and is_page(scope["path"])
+        and wants_page(scope)
+        and is_same_origin(Headers(scope=scope))
+    )
 
 
 def _needs_no_key(path: str) -> bool:

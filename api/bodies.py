@@ -187,6 +187,8 @@ def _parse_form(body: bytes) -> dict[str, str]:
     A browser ends the lines of a text area with CR and LF. They end with LF here.
     """
     fields: dict[str, str] = {}
+    if body.count(b"&") >= FORM_FIELDS:
+        raise Refused(400, f"a form has at most {FORM_FIELDS} fields")
     try:
         pairs = parse_qsl(body.decode("ascii"), errors="strict", max_num_fields=FORM_FIELDS)
     except ValueError:

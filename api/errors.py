@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -16,12 +16,13 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from api.docs import PAGE
+from api.mistakes import Mistake, mistakes_by_field, mistakes_of, refused_as, said_of
+from api.pages.places import PAGES, wants_page
 from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
     NotRetriable,
-    OptionsRefused,
     StoreFull,
     StoreReadOnly,
     StoreReplaced,
@@ -36,12 +37,12 @@ from tuner.errors import (
     WrongSchema,
     did_you_mean,
 )
-from tuner.problems.fields import UNKNOWN_FIELD
 
 log = logging.getLogger("tuner.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 5
+MOST_NAMED = 5  # mistakes in one line; `errors` has them all
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
     UnknownWorker: 404,
@@ -65,16 +66,6 @@ _STORE_WORDS: dict[type[BaseException], str] = {
     UnusableStore: "the store cannot be used: the server's log says why",
 }
 DISK_FULL = "the server's disk is full: its operator must make room"
-
-
-class Mistake(BaseModel):
-    """One thing wrong with a request."""
-
-    pointer: str = Field(
-        description="Where: a JSON pointer into the body (RFC 6901), or a parameter's name.",
-        examples=["/tp", "limit"],
-    )
-    detail: str
 
 
 class ProblemDetails(BaseModel):
@@ -130,9 +121,9 @@ def problem_response(
     return _response(problem, headers)
 
 
-def problem_of(error: TunerError, request_id: str) -> ProblemDetails:
+def problem_of(error: TunerError, request_id: str, *, on_page: bool = False) -> ProblemDetails:
     """An error as problem details. What the server alone may know is logged."""
-    status, detail = _nearest(error, _STATUSES), error.in_api_words()
+    status, detail = _nearest(error, _STATUSES), said_of(error, on_page=on_page)
     if status >= 500:
         log.error("%s", error)
         detail = "the tuner failed"
@@ -140,14 +131,13 @@ def problem_of(error: TunerError, request_id: str) -> ProblemDetails:
         detail = error.message
     elif isinstance(error, UnusableStore):
         detail = _nearest(error, _STORE_WORDS)
-    refused = error.by_field if isinstance(error, OptionsRefused) else {}
     return ProblemDetails(
-        type=_urn(error),
+        type=_urn_of(type(error).__name__),
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
         request_id=request_id,
-        errors=[Mistake(pointer=f"/{name}", detail=text) for name, text in refused.items()],
+        errors=mistakes_by_field(error, on_page=on_page) if isinstance(error, BadInput) else [],
     )
 
 
@@ -161,7 +151,7 @@ async def _on_tuner_error(request: Request, error: Exception) -> Response:
     cause = error.__cause__ or error.__context__
     if _says_disk_full(cause) and not isinstance(error, UnusableStore):
         return _disk_full(request, error)
-    problem = problem_of(error, request_id(request))
+    problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
     headers = {"Retry-After": str(RETRY_S)} if problem.status >= 500 else {}
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
@@ -203,12 +193,15 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers=headers)
         detail = f"{request.method} does nothing here: use {', '.join(methods) or 'another'}"
     elif error.status_code == 404 and route is None:
-        near = (
-            did_you_mean(request.url.path[:200], [*paths, PAGE])
-            or "; GET /openapi.json lists the paths"
-        )
-        detail = f"there is nothing at {request.url.path[:200]!r}{near}"
+        detail = f"there is nothing at {request.url.path[:200]!r}{_near(request, paths)}"
     return problem_response(request_id(request), error.status_code, detail, headers=headers)
+
+
+def _near(request: Request, paths: Iterable[str]) -> str:
+    path = request.url.path[:200]
+    if wants_page(request.scope):
+        return did_you_mean(path, [f"/{place}" for place in PAGES])
+    return did_you_mean(path, [*paths, PAGE]) or "; GET /openapi.json lists the paths"
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
@@ -218,63 +211,35 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
             text = f"there is no job {one['input'][:100]!r}: an id has 26 letters and digits"
             return await _on_tuner_error(request, UnknownJob(text))
         if one["loc"][0] == "path":
-            text = f"there is nothing at {request.url.path[:200]!r}: {one['loc'][1]}: {one['msg']}"
+            (mistake,) = mistakes_of([one], on_page=wants_page(request.scope))
+            text = f"there is nothing at {request.url.path[:200]!r}: {mistake.line()}"
             return await _on_http_error(request, HTTPException(404, text))
-    mistakes = mistakes_of(error.errors(), error.body)
-    detail = "; ".join(_line(mistake) for mistake in mistakes[:3])
+    return _response(problem_of_mistakes(error.errors(), error.body, request), {})
+
+
+def problem_of_mistakes(
+    errors: Sequence[Mapping[str, Any]], body: object, request: Request
+) -> ProblemDetails:
+    """What Pydantic found wrong with a request, as problem details."""
+    mistakes = mistakes_of(errors, body, on_page=wants_page(request.scope))
+    detail = "; ".join(mistake.line() for mistake in mistakes[:MOST_NAMED])
     kind = "urn:engine-tuner:error:invalid-request"
-    return problem_response(request_id(request), 422, detail, kind=kind, errors=mistakes)
-
-
-def mistakes_of(errors: Sequence[Mapping[str, Any]], body: object = None) -> list[Mistake]:
-    """What Pydantic found wrong, each thing once."""
-    found = [_mistake(one, body) for one in errors[:20]]
-    return [one for at, one in enumerate(found) if one not in found[:at]]
+    if refused := refused_as(errors):
+        kind = _urn_of(refused)
+        if len(mistakes) == 1:  # as where no field is named
+            detail = mistakes[0].detail
+    return ProblemDetails(
+        type=kind,
+        title=HTTPStatus(422).phrase,
+        status=422,
+        detail=detail,
+        request_id=request_id(request),
+        errors=mistakes,
+    )
 
 
 def request_id(request: Request) -> str:
     return str(request.scope["state"].get("request_id", ""))
-
-
-def _mistake(error: Mapping[str, Any], body: object) -> Mistake:
-    source, *place = error["loc"]
-    kind, text = error["type"], str(error["msg"]).removeprefix("Value error, ")
-    if kind in ("enum", "literal_error") and isinstance(error["input"], str):
-        choices = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
-        text += did_you_mean(error["input"][:100], choices)
-    elif kind == UNKNOWN_FIELD:
-        place.append(error["ctx"]["name"])
-    if source != "body":
-        return Mistake(pointer=str(place[0]), detail=text)
-    if not place:
-        text = "send a JSON object" if body is None else f"send a JSON object, not {_kind(body)}"
-    return Mistake(pointer=_pointer(place, body, kind == "missing"), detail=text)
-
-
-def _kind(body: object) -> str:
-    kinds = {list: "a list", str: "a string", bool: "true or false", int: "a number"}
-    return kinds.get(type(body), "a number")
-
-
-def _pointer(place: Sequence[str | int], body: object, missing: bool) -> str:
-    """The JSON pointer of a Pydantic location, without the names of a union's members."""
-    pointer, here = "", body
-    for part in place:
-        match here, part:
-            case dict(), str() if part in here:
-                here = here[part]
-            case list(), int() if part < len(here):
-                here = here[part]
-            case (dict(), str()) | (list(), int()) if missing and part == place[-1]:
-                pass
-            case _:
-                continue
-        pointer += "/" + str(part).replace("~", "~0").replace("/", "~1")
-    return pointer
-
-
-def _line(mistake: Mistake) -> str:
-    return f"{mistake.pointer.lstrip('/')}: {mistake.detail}".removeprefix(": ")
 
 
 T = TypeVar("T")
@@ -285,6 +250,7 @@ def _nearest(error: BaseException, table: Mapping[type[BaseException], T]) -> T:
     return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 
-def _urn(error: TunerError) -> str:
-    kebab = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()
+def _urn_of(kind: str) -> str:
+    """The `type` of an error of a class."""
+    kebab = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()
     return f"urn:engine-tuner:error:{kebab}"

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,15 @@ from tuner.devices.table import Device
 from tuner.engines.dispatch import options_text, server_settings
 from tuner.engines.engine import Engine, find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
-from tuner.export import choose, export, package_folders, packaged_files
+from tuner.export import (
+    WayTo,
+    choose,
+    deliveries_for,
+    export,
+    package_folders,
+    packaged_files,
+    way_to,
+)
 from tuner.problems.points import Problem
 from tuner.store import Store
 
@@ -56,6 +64,7 @@ class Archive:
     etag: str
     left_out: int  # problems
     flags: str = ""  # to start servers with, besides what they are started with already
+    use: Sequence[str] = ()  # how servers are pointed at the folder: a line of a shell, or a note
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,8 @@ class Exports:
             kept = await self._making.take(lambda: self._make(wanted), current)
         self._keep(wanted, kept)
         if isinstance(kept.found, ExportRefused):
-            raise ExportRefused(kept.found.message, cli=kept.found.cli, api=kept.found.api)
+            found = kept.found
+            raise ExportRefused(found.message, cli=found.cli, api=found.api, page=found.page)
         return kept.found
 
     def _look(self, wanted: Wanted) -> _State:
@@ -185,8 +195,9 @@ def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | Expo
             reasons = "; ".join(map(str, chosen.advice))
             return ExportRefused(f"nothing is advised for these servers: {reasons}")
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
-            root = Path(folder)
-            export(chosen.winners, engine, wanted.device, root, chosen.not_written)
+            root = Path(folder) / name
+            files_of = export(chosen.winners, engine, wanted.device, root, chosen.not_written)
+            way = way_to(root, files_of, deliveries_for(chosen.winners, engine), engine)
             # The engine's packaged files are added without copying them into the folder.
             files = {path.as_posix(): file for path, file in packaged_files(engine)}
             files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
@@ -196,7 +207,19 @@ def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | Expo
     except OSError as error:
         raise UnwritableOutput(f"cannot write a temporary folder: {error.strerror}") from None
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
-    return Archive(name, data, etag, len(chosen.not_written), options_text(chosen.flags))
+    use = [text.replace(folder, "/path/to") for text in _use(way, name)]
+    return Archive(name, data, etag, len(chosen.not_written), options_text(chosen.flags), use)
+
+
+def _use(way: WayTo, name: str) -> Iterator[str]:
+    """What somebody does with the unpacked folder."""
+    for variable in way.variables:
+        yield f"export {variable}=/path/to/{name}"
+    yield from way.notes
+    for flags in way.server_flags:
+        yield f"server flags for {flags}"
+    if way.variables:
+        yield f"to go back: unset {' '.join(way.variables)}, and restart the servers"
 
 
 def _files_state(folders: Iterable[Path]) -> str:

@@ -46,6 +46,7 @@ class CellState(str, Enum):
     STALE = "stale"  # the device has a newer environment
     UNTUNED = "untuned"  # only the engine's own choices, without a time
     MISSING = "missing"  # it is watched, and nothing is stored
+    NOTHING = "nothing"  # nothing is stored, nor watched: there is no cell
 
 
 class MatrixOrder(str, Enum):
@@ -86,13 +87,17 @@ class Wanted:
     devices: frozenset[str] = frozenset()
     order: MatrixOrder = MatrixOrder.NAME
 
-    def has(self, row: Row) -> bool:
-        """Whether a row is shown."""
+    def has(self, row: Row, devices: Iterable[str]) -> bool:
+        """Whether a row is shown, beside rows that have cells of `devices` in all."""
         if self.family and row.family != self.family:
             return False
-        if self.devices and not self.devices & row.cells.keys():
-            return False
-        if self.state and all(c["state"] != self.state for c in self._cells(row)):
+        if self.state is CellState.NOTHING:
+            shown = not set(self.devices or devices) <= row.cells.keys()
+        elif self.state:
+            shown = any(c["state"] == self.state for c in self._cells(row))
+        else:
+            shown = not self.devices or bool(self.devices & row.cells.keys())
+        if not shown:
             return False
         said = f"{row.problem} {row.engine} {' '.join(row.models)}".casefold()
         return all(word in said for word in self.text.casefold().split())
@@ -141,7 +146,9 @@ class Matrix:
 
     def find(self, wanted: Wanted) -> list[Row]:
         """The rows that are wanted, in order. Raises UnusableStore."""
-        return wanted.sorted(row for row in self.rows() if wanted.has(row))
+        rows = self.rows()
+        devices = devices_of(rows)
+        return wanted.sorted(row for row in rows if wanted.has(row, devices))
 
     def rows(self) -> Sequence[Row]:
         """All rows, at most FRESH_S old. Raises UnusableStore."""
@@ -182,9 +189,10 @@ def _requests(watches: Iterable[Watch], workers: Sequence[WorkerStatus]) -> Iter
     return (one for one in every if isinstance(one, JobRequest))
 
 
-def counts_of(rows: Iterable[Row]) -> dict[str, int]:
-    """The number of cells in each state."""
+def counts_of(rows: Sequence[Row]) -> dict[str, int]:
+    """The number of cells in each state, and of the gaps between them."""
     found = Counter(cell["state"] for row in rows for cell in row.cells.values())
+    found[CellState.NOTHING] = len(rows) * len(devices_of(rows)) - found.total()
     return {state.value: found[state] for state in CellState}
 
 

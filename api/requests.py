@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from api.schemas_in import SubmitJob, WatchIn
 from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
-from tuner.errors import BadInput
+from tuner.errors import BadInput, IndivisibleShape
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import TuningTarget, engine_version_here, resolve_target
 from tuner.jobs.workers import Need, WorkerStatus
@@ -25,12 +26,15 @@ def job_request(
 ) -> tuple[JobRequest, list[str]]:
     """The job, for one version of its engine, and what was assumed of its model.
 
-    Raises BadInput; for fields that do not apply to the problem, OptionsRefused.
+    Raises BadInput, which says which field is wrong if it is known; for fields that do not apply to
+    the problem, OptionsRefused.
     """
-    check_measure(body.measure, settings)
+    with _in_field("measure"):
+        check_measure(body.measure, settings)
     asked = Need(find_device(body.device).name, body.measure == MeasureKind.GPU.value, body.engine)
     engine = asked.pinned(workers, engine_version_here(body.engine)).engine
-    target, label = _target(body, engine)
+    with _in_field("model"):
+        target, label = _target(body, engine)
     (problem,) = target.problems
     request = JobRequest(
         problem=problem,
@@ -48,9 +52,20 @@ def job_request(
     return request, notes
 
 
+@contextmanager
+def _in_field(name: str) -> Iterator[None]:
+    """Says of a mistake that it is in that field, or that a size does not divide the model."""
+    try:
+        yield
+    except BadInput as error:
+        error.field = "tp" if isinstance(error, IndivisibleShape) else name
+        raise
+
+
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
     """The watch, with the tables' names of its models and devices. Raises BadInput."""
-    check_measure(body.measure, settings)
+    with _in_field("measure"):
+        check_measure(body.measure, settings)
     values: dict[str, Any] = body.model_dump(mode="json")
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return named(Watch(**{**values, **lists}))

@@ -70,7 +70,9 @@ class MatrixOut(BaseModel):
     """A page of problems by device."""
 
     devices: list[str] = Field(description="All devices with a cell.")
-    counts: dict[CellState, int] = Field(description="Numbers of cells, of all devices.")
+    counts: dict[CellState, int] = Field(
+        description="Numbers of cells, of all devices. nothing: of the cells that are left out."
+    )
     total: int = Field(description="The number of rows on all pages.")
     rows: list[MatrixRowOut]
     next: Next

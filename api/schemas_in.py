@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import (
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
+)
 
 from api.bounds import CLUSTER_CHARS
-from api.text import PLAIN, DeviceName, EngineSpec, Measure, Name
+from api.text import (
+    ENDS,
+    NAME_OF_KEY,
+    PLAIN,
+    REFUSED,
+    SCOPES,
+    EngineSpec,
+    KnownDevice,
+    Measure,
+    Name,
+    refusing,
+)
 from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.problems.registry import Option, families, problem_texts
+from tuner.store.api_key import parse_expiry, parse_scopes
+from tuner.store.database import utc_now
+from tuner.store.key_text import check_name
 from tuner.tuning.request import Effort
+from workers.watches import check_model
 
 ModelText = Annotated[
     str,
@@ -52,10 +75,10 @@ class _SubmitJob(Strict):
         }
     )
 
-    model: ModelText | dict[str, Any] = Field(
+    model: Annotated[ModelText | dict[str, Any], refusing(check_model)] = Field(
         description="A model's name, as below, or the object of its config.json."
     )
-    device: DeviceName
+    device: KnownDevice
     name: Name | None = Field(None, description="What to call the model in lists.")
     tp: Count = Field(1, description="Tensor-parallel size.")
     dtype: Dtype | None = Field(None, description="Default: the model's own.")
@@ -107,6 +130,32 @@ else:
 MOST_JOBS = 100  # of one batch
 
 
+@dataclass(frozen=True)
+class RefusedJob:
+    """A job of a batch with names that nobody knows. The other jobs are queued all the same."""
+
+    values: Mapping[str, Any]
+    errors: Sequence[Mapping[str, Any]]  # Pydantic's, each of a text that was refused
+
+    def canonical(self) -> bytes:
+        """As `SubmitJob.canonical`."""
+        return json.dumps(self.values, sort_keys=True).encode()
+
+
+def _or_refused(
+    values: Mapping[str, Any], read: ValidatorFunctionWrapHandler
+) -> SubmitJob | RefusedJob:
+    """Let an unknown name refuse its job alone. What the schema forbids refuses the whole batch."""
+    try:
+        job: SubmitJob = read(values)
+    except ValidationError as error:
+        errors = error.errors()
+        if not all(one["type"].startswith(REFUSED) for one in errors):
+            raise
+        return RefusedJob(values, [{**one, "loc": ("body", *one["loc"])} for one in errors])
+    return job
+
+
 class SubmitJobs(Strict):
     """Tuning jobs to queue together."""
 
@@ -118,11 +167,17 @@ class SubmitJobs(Strict):
         }
     )
 
-    jobs: list[SubmitJob] = Field(min_length=1, max_length=MOST_JOBS)
+    jobs: list[Annotated[SubmitJob, WrapValidator(_or_refused)]] = Field(
+        min_length=1, max_length=MOST_JOBS
+    )
+
+    def read(self) -> Sequence[SubmitJob | RefusedJob]:
+        """The jobs, and what became of the ones with unknown names."""
+        return self.jobs
 
     def canonical(self) -> bytes:
         """As `SubmitJob.canonical`."""
-        return b"[%s]" % b",".join(job.canonical() for job in self.jobs)
+        return b"[%s]" % b",".join(job.canonical() for job in self.read())
 
 
 EXAMPLE_CLUSTER = """\
@@ -162,11 +217,15 @@ class BundleIn(Strict):
         max_length=CLUSTER_CHARS,
         description="The text of a cluster.toml; see `tuner bundle`.",
     )
-    device: DeviceName
+    device: KnownDevice
     allow_predicted: Annotated[Flag, Field(description="Pack predicted winners too.")] = False
     allow_missing: Annotated[
         Flag, Field(description="Pack without all files that the servers ask for.")
     ] = False
+
+
+def _ends(text: str) -> None:
+    parse_expiry(text, utc_now())
 
 
 class KeyIn(Strict):
@@ -176,17 +235,19 @@ class KeyIn(Strict):
         json_schema_extra={"examples": [{"name": "ci", "scope": "submit,urgent", "expires": "90d"}]}
     )
 
-    name: str = Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9_-]+$")
-    scope: str = Field(
+    name: Annotated[str, refusing(check_name)] = Field(
+        min_length=1, max_length=60, pattern=NAME_OF_KEY
+    )
+    scope: Annotated[str, refusing(parse_scopes)] = Field(
         "submit",
         max_length=40,
-        pattern=r"^[a-z, ]+$",
+        pattern=SCOPES,
         description="read, submit or admin; `submit,urgent` lets its jobs go before waiting ones.",
     )
-    expires: str | None = Field(
+    expires: Annotated[str | None, refusing(_ends)] = Field(
         None,
         max_length=20,
-        pattern=r"^[0-9d-]+$",
+        pattern=ENDS,
         description="90d, or a date at whose beginning (UTC) it ends; null: never.",
     )
 
@@ -200,8 +261,8 @@ class WatchIn(Strict):
         }
     )
 
-    models: list[ModelText] = Field(min_length=1, max_length=100)
-    devices: list[DeviceName] = Field(min_length=1, max_length=100)
+    models: list[Annotated[ModelText, refusing(check_model)]] = Field(min_length=1, max_length=100)
+    devices: list[KnownDevice] = Field(min_length=1, max_length=100)
     tp: list[Count] = Field([1], min_length=1, max_length=20)
     ep: list[Count] = Field([1], min_length=1, max_length=20)
     dtypes: list[Dtype] = Field([], max_length=10, description="Default: the model's own.")

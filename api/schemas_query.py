@@ -59,7 +59,9 @@ class MatrixPage(Page):
 
     q: Name | None = Field(None, description="Words of a problem's text or of its models' names.")
     family: Name | None = Field(None, description="Like fused_moe.")
-    state: CellState | None = None
+    state: CellState | None = Field(
+        None, description="nothing: problems that lack a cell of one of these devices, or of all."
+    )
     device: list[DeviceName] = Field([], max_length=100, description="Several may be given.")
     order: MatrixOrder = MatrixOrder.NAME
 

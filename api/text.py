@@ -3,21 +3,66 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Path
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from api.examples import JOB_ID
-from tuner.engines.engine import parse_spec
+from tuner.devices.table import find_device
+from tuner.engines.engine import engine_names, parse_spec
 from tuner.errors import BadInput
 from tuner.tuning.request import parse_source
 
+# Before the class of the BadInput, as the type of an error of Pydantic: for a name that no table
+# has, and for a text that the schema does not allow either.
+REFUSED = "refused:"
+MALFORMED = "malformed:"
+T = TypeVar("T")
 _RECORDING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+NAME_OF_KEY = r"^[A-Za-z0-9_-]+$"
+SCOPES = r"^[a-z, ]+$"
+ENDS = r"^[0-9d-]+$"
+_DEVICE = r"^[A-Za-z0-9][A-Za-z0-9 _-]*$"
+_ENGINE = r"^[A-Za-z0-9_-]+(==[A-Za-z0-9.+!_-]+)?$"
+_ENGINE_NAME = r"^[a-z0-9_-]+$"
+_MEASURE = r"^[A-Za-z0-9:._/-]+$"
 # No NUL, which PostgreSQL cannot hold, no line breaks, and nothing that steers a terminal or turns
 # the direction of the text around it: names are printed in lists.
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"
+# What a text that does not match has to be, for people.
+IN_WORDS = {
+    PLAIN: "should be one line, without control characters",
+    NAME_OF_KEY: "should be letters, digits, - and _, without spaces",
+    SCOPES: "should be read, submit or admin, with a comma between several",
+    ENDS: "should be a number of days such as 90d, or a date such as 2027-01-31",
+    _DEVICE: "should be the name of a GPU: letters, digits, spaces, - and _",
+    _ENGINE: "should be an engine, or one version of it, such as sglang==0.5.16",
+    _ENGINE_NAME: "should be an engine's name in small letters, such as sglang",
+    _MEASURE: "should be gpu, predict, or replay: and the name of a recording",
+}
+
+
+def refusing(check: Callable[[str], object], kind: str = REFUSED) -> AfterValidator:
+    """What refuses the texts for which `check` raises BadInput, as Pydantic refuses others.
+
+    So an answer names the mistakes of all fields, each at its place.
+    """
+
+    def checked(text: T) -> T:
+        try:
+            if isinstance(text, str):
+                check(text)
+        except BadInput as error:
+            said = {"words": error.in_api_words(), "on_page": error.in_page_words()}
+            raise PydanticCustomError(kind + type(error).__name__, "{words}", said) from None
+        return text
+
+    return AfterValidator(checked)
+
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN)]
 DeviceName = Annotated[
@@ -25,11 +70,12 @@ DeviceName = Annotated[
     Field(
         min_length=1,
         max_length=60,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$",
+        pattern=_DEVICE,
         description="A GPU of GET /v1/devices, by any of its names.",
         examples=["L40S", "NVIDIA_H200"],
     ),
 ]
+KnownDevice = Annotated[DeviceName, refusing(find_device)]
 JobId = Annotated[
     str,
     Path(
@@ -87,39 +133,34 @@ Time = Annotated[
 ]
 
 
-def _engine(text: str) -> str:
-    parse_spec(text)
-    return text
-
-
-def _measure(text: str) -> str:
+def _measure(text: str) -> None:
     source = parse_source(text)
     # A name, not a path: clients must not learn which files a server has.
     if source.recording is not None and not _RECORDING.fullmatch(text.partition(":")[2]):
         raise BadInput(f"a recording is named, without a folder: not {text[:100]!r}")
-    return text
 
 
 EngineSpec = Annotated[
     str,
-    AfterValidator(_engine),
-    Field(max_length=60, pattern=r"^[A-Za-z0-9_-]+(==[A-Za-z0-9.+!_-]+)?$"),
+    refusing(parse_spec, MALFORMED),
+    Field(max_length=60, pattern=_ENGINE),
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": r"^sglang(==[0-9][A-Za-z0-9.+]{0,30})?$",
+            "pattern": rf"^({'|'.join(engine_names())})(==[0-9][A-Za-z0-9.+]{{0,30}})?$",
             "description": "An engine, or exactly one version of it.",
             "examples": ["sglang", "sglang==0.5.16"],
         }
     ),
 ]
 EngineName = Annotated[
-    str, Field(max_length=60, pattern=r"^[a-z0-9_-]+$", description="An engine, without a version.")
+    str,
+    Field(max_length=60, pattern=_ENGINE_NAME, description="An engine, without a version."),
 ]
 Measure = Annotated[
     str,
-    AfterValidator(_measure),
-    Field(max_length=120, pattern=r"^[A-Za-z0-9:._/-]+$"),
+    refusing(_measure, MALFORMED),
+    Field(max_length=120, pattern=_MEASURE),
     WithJsonSchema(
         {
             "type": "string",

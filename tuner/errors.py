@@ -49,8 +49,8 @@ TunerError                      the root: catch this to catch them all
     ├── RunAlreadyActive
     └── StaleLease
 
-An error's message defaults to the first line of its class's docstring. `cli` and `api` end the
-message with what to do next, in the words of the command line and of the API.
+An error's message defaults to the first line of its class's docstring. `cli`, `api` and `page` end
+the message with what to do next, in the words of the command line, the API and the web pages.
 """
 
 from __future__ import annotations
@@ -64,18 +64,26 @@ class TunerError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str | None = None, *, cli: str = "", api: str = "") -> None:
+    def __init__(
+        self, message: str | None = None, *, cli: str = "", api: str = "", page: str | None = None
+    ) -> None:
+        """Without `page`, pages say what the API says."""
         self.message = message or (type(self).__doc__ or "").partition("\n")[0]
-        self.cli, self.api = cli, api
+        self.cli, self.api, self.page = cli, api, api if page is None else page
         super().__init__(self.message + cli)
 
     def in_api_words(self) -> str:
         """The message with the API's next step; `str(error)` has the command line's."""
         return self.message + self.api
 
-    def add(self, *, cli: str, api: str) -> None:
-        """Add to the next step, in both sets of words."""
+    def in_page_words(self) -> str:
+        """The message with the next step of somebody who uses the web pages."""
+        return self.message + self.page
+
+    def add(self, *, cli: str, api: str, page: str | None = None) -> None:
+        """Add to the next step, in all sets of words."""
         self.cli, self.api = self.cli + cli, self.api + api
+        self.page += api if page is None else page
         self.args = (self.message + self.cli,)
 
 
@@ -83,6 +91,12 @@ class BadInput(TunerError):
     """The input is not valid."""
 
     exit_code = 2
+    field = ""  # of a request, if the mistake is known to be in that one
+
+    @property
+    def by_field(self) -> Mapping[str, BadInput]:
+        """The mistakes whose fields are known, by their names."""
+        return {self.field: self} if self.field else {}
 
 
 class OptionsRefused(BadInput):
@@ -90,12 +104,20 @@ class OptionsRefused(BadInput):
 
     def __init__(self, reasons: Mapping[str, str], flags: Mapping[str, str]) -> None:
         """Both by the name of a field: what the field is for, and its command-line flag."""
-        self.by_field = {name: f"{name} is {why}: leave it out" for name, why in reasons.items()}
+        said = {name: f"{name} is {why}: leave it out" for name, why in reasons.items()}
+        self._by_field = {name: BadInput(text) for name, text in said.items()}
         in_flags = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
         super().__init__("; ".join(in_flags))
 
     def in_api_words(self) -> str:
-        return "; ".join(self.by_field.values())
+        return "; ".join(error.message for error in self._by_field.values())
+
+    def in_page_words(self) -> str:
+        return self.in_api_words()
+
+    @property
+    def by_field(self) -> Mapping[str, BadInput]:
+        return self._by_field
 
 
 class UnknownKey(BadInput):

@@ -35,7 +35,7 @@ from tuner.jobs.workers import Need, WorkerStatus
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
-from tuner.problems.registry import find_family
+from tuner.problems.registry import find_family, parse_problem
 from tuner.toml_table import Table, parse_toml
 from tuner.tuning.request import parse_effort, parse_source
 
@@ -186,7 +186,7 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
         raise
     except BadInput as error:
         text = f"{where}: {error.message}"
-        raise MalformedWatchList(text, cli=error.cli, api=error.api) from None
+        raise MalformedWatchList(text, cli=error.cli, api=error.api, page=error.page) from None
     return watch
 
 
@@ -203,6 +203,14 @@ def model_name(text: str) -> str:
     which files the server has.
     """
     return find_preset(text).name if is_preset(text) else text
+
+
+def check_model(text: str) -> None:
+    """Raises UnknownModel or BadProblem for a text that names nothing to tune, however served."""
+    if find_family(text) is not None:
+        parse_problem(text)
+    else:
+        model_name(text)
 
 
 def is_preset(text: str) -> bool:

@@ -11,9 +11,26 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import MEDIA_TYPE
-from api.pages.places import here, is_page
+from api.pages.login import log_in_first
+from api.pages.places import here, is_page, wants_page
 from api.pages.render import go, page
 
+# What a page of an error is called; HTTP's own words are for programmers.
+_TITLES = {
+    400: "That could not be read",
+    401: "Log in first",
+    403: "That is not allowed",
+    404: "There is nothing here",
+    405: "That does nothing here",
+    409: "That is not possible now",
+    413: "That is too much at once",
+    415: "That could not be read",
+    422: "Something is not right",
+    429: "Too much at once",
+    500: "The server failed",
+    503: "The service is not available",
+    507: "The disk is full",
+}
 _OWN = ("content-type", "content-length", "content-encoding")  # of the answer that is replaced
 
 
@@ -24,7 +41,7 @@ class ShowErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _wants_page(scope):
+        if scope["type"] != "http" or not wants_page(scope):
             await self._app(scope, receive, send)
             return
         started: Message | None = None
@@ -48,15 +65,16 @@ class ShowErrors:
         await self._app(scope, receive, send_page)
 
 
-def _wants_page(scope: Scope) -> bool:
-    accept = Headers(scope=scope).get("accept", "")
-    return "text/html" in accept and not scope["path"].startswith("/v1/")
-
-
 def _answer(request: Request, status: int, problem: dict[str, str]) -> Response:
-    if status == 401 and request.method == "GET" and is_page(request.scope["path"]):
-        return go(request, "login?" + urlencode({"next": here(request)}))
-    return page(request, "error", status, problem=problem)
+    if status == 401 and is_page(request.scope["path"]):
+        if request.method == "GET":
+            return go(request, "login?" + urlencode({"next": here(request)}))
+        if (form := request.scope["state"].get("form")) is not None:
+            return log_in_first(request, form)
+    title = _TITLES.get(status, problem["title"])
+    return page(
+        request, "error", status, get=request.method == "GET", problem={**problem, "title": title}
+    )
 
 
 def _keep_headers(started: Message, answer: Response) -> None:

@@ -12,18 +12,20 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
+from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader
 from api.matrix import devices_of
-from api.pages.forms import asked
+from api.pages.forms import asked, mistakes_in, refused_in
 from api.pages.render import page
-from api.routes.results import ExportDevice, download_export
+from api.routes.results import ExportDevice, export_of
 from api.routes.served_proofs import list_proofs
 from api.schemas_proofs import ServedProofPage
 from api.schemas_query import ExportIn
 from api.state import ApiDep
 from tuner.errors import ExportRefused, UnknownEngine
+from tuner.problems.fields import Strict
 
 router = APIRouter(prefix="/exports", include_in_schema=False)
 
@@ -43,25 +45,47 @@ def show_exports(request: Request, caller: Reader, api: ApiDep) -> Response:
     return page(request, "exports", counts=stored)
 
 
+class ExportPage(Strict):
+    """Which export to show. What the engine may be is looked at later: see `show_export`."""
+
+    engine: str = Field("sglang", max_length=200)
+    allow_predicted: bool = False
+
+
 @router.get("/{device}")
 async def show_export(
     device: ExportDevice,
     request: Request,
-    wanted: Annotated[ExportIn, Depends(asked(ExportIn))],
+    wanted: Annotated[ExportPage, Depends(asked(ExportPage))],
     caller: Reader,
     api: ApiDep,
 ) -> Response:
     """The files of an export, what it lacks, and what servers gained from such files."""
     of_device = ServedProofPage(device=device, model=None, limit=MOST_PROOFS)
     proofs = (await run_in_threadpool(list_proofs, of_device, caller, api))["proofs"]
-    shown = {"device": device, "wanted": wanted, "proofs": proofs}
+    files, archive, refused, mistakes = None, None, "", {}
     try:
-        answer = await download_export(device, caller, api, wanted, request)
-    except (ExportRefused, UnknownEngine) as error:
-        refused = error.in_api_words()
-        return page(request, "export", refused=refused, files=None, **shown)
-    files = await run_in_threadpool(_read, bytes(answer.body))
-    return page(request, "export", refused="", files=files, size=len(answer.body), **shown)
+        body = wanted.model_dump()
+        archive = await export_of(device, api, ExportIn.model_validate(body), request)
+        files = await run_in_threadpool(_read, archive.data)
+    except ValidationError as error:
+        mistakes = mistakes_in(error, body)
+    except UnknownEngine as error:
+        mistakes = refused_in(error, "engine")
+    except ExportRefused as error:
+        refused = error.in_page_words()
+    return page(
+        request,
+        "export",
+        422 if mistakes else 200,
+        device=device,
+        wanted=wanted,
+        proofs=proofs,
+        files=files,
+        archive=archive,
+        refused=refused,
+        mistakes=mistakes,
+    )
 
 
 @dataclass(frozen=True)

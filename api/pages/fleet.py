@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from api.auth import Admin, Reader
-from api.pages.forms import Posted, asked, mistakes_in
+from api.pages.forms import Posted, asked, mistakes_in, refused_in
 from api.pages.render import go, page
 from api.routes.coverage import (
     WatchId,
@@ -22,9 +22,10 @@ from api.routes.coverage import (
 from api.routes.nights import list_nights, run_night
 from api.routes.tables import list_devices, list_models
 from api.routes.workers import WorkerName, drain_workers, list_workers, resume_workers
-from api.schemas_in import NightIn, WatchIn
+from api.schemas_in import ModelText, NightIn, WatchIn
 from api.schemas_query import Page, WatchedPage
 from api.state import ApiDep
+from api.text import DeviceName
 from tuner.errors import BadInput
 from tuner.problems.dtypes import Dtype
 
@@ -76,15 +77,23 @@ def do_night(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
     return go(request, "nights")
 
 
+class WatchesPage(WatchedPage):
+    """Which watched models to list, and what to fill into the form."""
+
+    models: ModelText | None = None
+    devices: DeviceName | None = None
+
+
 @router.get("/watches")
 def show_watches(
     request: Request,
-    wanted: Annotated[WatchedPage, Depends(asked(WatchedPage))],
+    wanted: Annotated[WatchesPage, Depends(asked(WatchesPage))],
     caller: Reader,
     api: ApiDep,
 ) -> Response:
     """What is kept tuned."""
-    return _watches(request, wanted, caller, api, {}, {})
+    given = {"models": wanted.models or "", "devices": wanted.devices or ""}
+    return _watches(request, wanted, caller, api, given, {})
 
 
 @router.post("/watches")
@@ -96,7 +105,7 @@ def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
     except ValidationError as error:
         said = mistakes_in(error, body)
     except BadInput as error:
-        said = {"models": error.in_api_words()}
+        said = refused_in(error, "models")
     else:
         return go(request, "watches")
     return _watches(request, WatchedPage(limit=20), caller, api, form, said)

@@ -10,13 +10,20 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from api.errors import mistakes_of
+from api.auth import caller_in
+from api.mistakes import mistakes_of
 from api.pages.sessions import is_proof, is_same_origin
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, UnknownDevice
 
 
 async def _posted(request: Request) -> Mapping[str, str]:
-    """The fields of a form that are filled in. Raises HTTPException 403 without its proof."""
+    """The fields of a form that are filled in.
+
+    Raises HTTPException 403 without its proof, and 401 for somebody who is logged out.
+    """
     state = request.scope["state"]
+    caller_in(request.scope)
     fields: dict[str, str] = state["form"]
     if not is_same_origin(request.headers):
         raise HTTPException(403, "this form was not sent by a page of this server")
@@ -55,10 +62,24 @@ def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
 def mistakes_in(error: ValidationError, body: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong with the body that a form became, by the field of the form."""
     errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-    found: dict[str, str] = {}
-    for one in mistakes_of(errors, body):
-        found.setdefault(one.pointer[1:].partition("/")[0], one.detail)
-    return found
+    found: dict[str, dict[str, str]] = {}
+    for one in mistakes_of(errors, body, on_page=True):
+        found.setdefault(one.pointer[1:].partition("/")[0], {}).setdefault(one.pointer, one.detail)
+    return {name: "; ".join(dict.fromkeys(said.values())) for name, said in found.items()}
+
+
+def refused_in(error: BadInput, field: str) -> dict[str, str]:
+    """What an error says, by the field of the form: the one that it names, or else `field`."""
+    named = error.by_field or {field: error}
+    return {name: one.in_page_words() for name, one in named.items()}
+
+
+def full_name(device: str) -> str:
+    """A device's name as the form offers it; another text stays."""
+    try:
+        return find_device(device).name
+    except UnknownDevice:
+        return device
 
 
 Posted = Annotated[Mapping[str, str], Depends(_posted)]

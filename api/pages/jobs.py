@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader, Submitter
-from api.pages.forms import Posted, asked, mistakes_in
+from api.pages.forms import Posted, asked, full_name, mistakes_in, refused_in
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import go, page
 from api.routes.jobs import cancel_job, get_job, list_jobs
@@ -24,8 +24,7 @@ from api.schemas_in import SubmitJob
 from api.schemas_query import JobPage, Page
 from api.state import ApiDep
 from api.text import JobId
-from tuner.devices.table import find_device
-from tuner.errors import BadInput, OptionsRefused, UnknownDevice
+from tuner.errors import BadInput
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import Status
@@ -69,10 +68,8 @@ def post_job(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> 
         job = submit_job(SubmitJob.model_validate(body), request, Response(), caller, api)
     except ValidationError as error:
         return _form(request, caller, form, mistakes_in(error, body))
-    except OptionsRefused as error:
-        return _form(request, caller, form, error.by_field)
     except BadInput as error:
-        return _form(request, caller, form, {"model": error.in_api_words()})
+        return _form(request, caller, form, refused_in(error, "model"))
     return go(request, f"jobs/{job['id']}")
 
 
@@ -149,21 +146,13 @@ def _form(
         request,
         "job_form",
         422 if mistakes else 200,
-        given={**given, "device": _full_name(given.get("device", ""))},
+        given={**given, "device": full_name(given.get("device", ""))},
         mistakes=mistakes or {},
         devices=list_devices(caller)["devices"],
         models=list_models(caller)["models"],
         dtypes=[one.value for one in Dtype],
         efforts=[one.value for one in Effort],
     )
-
-
-def _full_name(device: str) -> str:
-    """A device's name as the form offers it; another text stays."""
-    try:
-        return find_device(device).name
-    except UnknownDevice:
-        return device
 
 
 def _body_of(form: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from api.auth import Admin
-from api.pages.forms import Posted, mistakes_in
+from api.pages.forms import Posted, mistakes_in, refused_in
 from api.pages.render import go, page
 from api.routes.keys import KeyName, add_key, list_keys, revoke_key, rotate_key
 from api.schemas_in import KeyIn
@@ -33,7 +33,7 @@ def make_key(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
     except ValidationError as error:
         return _keys(request, caller, api, given=form, mistakes=mistakes_in(error, form))
     except BadInput as error:
-        return _keys(request, caller, api, given=form, mistakes={"name": error.in_api_words()})
+        return _keys(request, caller, api, given=form, mistakes=refused_in(error, "name"))
     return _keys(request, caller, api, made=made)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -19,6 +21,8 @@ from api.state import Api, ApiDep
 
 router = APIRouter(include_in_schema=False)
 
+_KEPT = "kept:"  # before the name of a field of the form that waits for the log in
+
 Next = Annotated[str, Query(max_length=2000)]
 Once = Annotated[str, Query(max_length=200)]
 
@@ -27,25 +31,29 @@ Once = Annotated[str, Query(max_length=200)]
 async def show_login(request: Request, api: ApiDep, next: Next = "", once: Once = "") -> Response:  # noqa: A002
     """The form for a key; or, with the secret of a link, the session that it gives."""
     if not once or request.scope.get("head"):
-        return page(request, "login", next=checked_return(next), problem="")
+        return _form(request, next=checked_return(next))
     try:
         name = api.links.take(once, _address(request))
     except TooManyWrong as error:
         raise too_many_wrong(error) from None
     if name is None:
         text = "This link was used before, or is too old. Log in with a key instead."
-        return page(request, "login", 403, next="", problem=text)
+        return _form(request, 403, problem=text)
     # A redirect would lose the cookie where the link was opened from another site, such as a mail.
-    return await _start(request, api, name, page(request, "welcome", next=""))
+    token = await _start(request, api, name)
+    answer = page(request, "welcome", next="")
+    set_session(answer, request.headers, token)
+    return answer
 
 
 @router.post("/login")
 async def log_in(request: Request, api: ApiDep) -> Response:
-    """Begin a session of the key in a form."""
+    """Begin a session of the key in a form; then go on, or show the form that waited for it."""
     if not is_same_origin(request.headers):
         raise HTTPException(403, "this form was not sent by a page of this server")
     form: dict[str, str] = request.scope["state"]["form"]
-    after = checked_return(form.get("next", "")[:2000])
+    after, again = (checked_return(form.get(name, "")[:2000]) for name in ("next", "again"))
+    kept = {name[len(_KEPT) :]: form[name] for name in form if name.startswith(_KEPT)}
     key = form.get("key", "").strip()
     try:
         found = await api.known_keys.find(api.keys, key, _address(request), "/login")
@@ -54,8 +62,20 @@ async def log_in(request: Request, api: ApiDep) -> Response:
         raise too_many_wrong(error) from None
     except HTTPException as error:
         text = f"{error.detail[:1].upper()}{error.detail[1:]}."
-        return page(request, "login", 403, next=after, problem=text)
-    return await _start(request, api, caller.name, go(request, after))
+        return _form(request, 403, problem=text, next=after, again=again, kept=kept)
+    token = await _start(request, api, caller.name)
+    request.scope["state"].update(session=token, caller=caller)
+    answer = page(request, "again", again=again, kept=kept) if again else go(request, after)
+    set_session(answer, request.headers, token)
+    return answer
+
+
+def log_in_first(request: Request, form: Mapping[str, str]) -> Response:
+    """The log in for a form of somebody whose session has ended; the form's fields wait in it."""
+    kept = {name: value for name, value in form.items() if name != "proof"}
+    again = checked_return(request.scope["path"][1:])
+    text = "Your session has ended. Log in, and what you filled in is there again."
+    return _form(request, 401, problem=text, again=again, kept=kept)
 
 
 @router.post("/logout")
@@ -69,13 +89,32 @@ async def log_out(request: Request, api: ApiDep, caller: Reader, form: Posted) -
     return answer
 
 
-async def _start(request: Request, api: Api, key_name: str, answer: Response) -> Response:
+def _form(
+    request: Request,
+    status: int = 200,
+    *,
+    problem: str = "",
+    next: str = "",  # noqa: A002
+    again: str = "",
+    kept: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    return page(
+        request,
+        "login",
+        status,
+        problem=problem,
+        next=next,
+        again=again,
+        kept={f"{_KEPT}{name}": value for name, value in kept.items()},
+    )
+
+
+async def _start(request: Request, api: Api, key_name: str) -> str:
+    """The token of a new session, which replaces the browser's old one."""
     if old := session_of(request.headers):
         await run_in_threadpool(api.sessions.end, old)
         api.known_sessions.forget(old)
-    token = await run_in_threadpool(api.sessions.start, key_name)
-    set_session(answer, request.headers, token)
-    return answer
+    return await run_in_threadpool(api.sessions.start, key_name)
 
 
 def _address(request: Request) -> str:

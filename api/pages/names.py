@@ -13,6 +13,7 @@ _STATUSES = {
     "not_recorded": "not in the recording",
     "untuned": "the engine's own",
     "set_aside": "set aside",
+    "nothing": "nothing here",
 }
 _FIELDS = {"top_k": "top", "per_channel_quant": "per channel"}
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Scope
 
 STATIC = "/static/"
 LOGIN = "/login"
@@ -32,6 +34,12 @@ def is_page(path: str) -> bool:
     """Whether a path names a page, and no other part of the API."""
     first = path.removeprefix("/").partition("/")[0]
     return first in PAGES or f"/{first}" in (LOGIN, "/logout")
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a request is a browser's, for something to look at."""
+    accept = Headers(scope=scope).get("accept", "")
+    return "text/html" in accept and not scope["path"].startswith("/v1/")
 
 
 def root_of(request: Request) -> str:

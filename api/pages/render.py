@@ -101,7 +101,8 @@ def _bytes(value: float | None) -> str:
         return "–"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:
-            return f"{value / size:.4g} {unit}"
+            number = value / size
+            return f"{number:.{0 if number >= 100 or number == int(number) else 1}f} {unit}"
     return f"{value:.0f} B"
 
 

@@ -13,7 +13,9 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Reader
 from api.errors import responses
-from api.exports import Wanted, is_named
+from api.exports import Archive, Wanted, is_named
+from api.mistakes import said_of
+from api.pages.places import wants_page
 from api.paging import page_of, read_cursor
 from api.progress import progress_of
 from api.schemas_query import ExportIn, Page, ResultOf
@@ -180,21 +182,7 @@ async def download_export(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Download a device's winners as a folder that the engine and its plugin are pointed at."""
-    try:
-        card = find_device(device)
-    except UnknownDevice as error:
-        raise HTTPException(404, error.in_api_words()) from None
-    if end_turn := request.scope["state"].get("end_turn"):  # exports wait for one another alone
-        end_turn()
-    problem = parse_problem(wanted.problem) if wanted.problem is not None else None
-    try:
-        found = await api.exports.get(
-            Wanted(card, wanted.engine, problem, wanted.allow_predicted, wanted.server_args)
-        )
-    except UnwritableOutput as error:
-        log.error("an export failed: %s", error)
-        text = "the server cannot write its temporary files: its operator must make room for them"
-        raise HTTPException(507, text) from None
+    found = await export_of(device, api, wanted, request)
     headers = {
         "ETag": found.etag,
         # The answer depends on the store, and on the key that was sent with the request.
@@ -207,6 +195,28 @@ async def download_export(
     if if_none_match and is_named(found.etag, request.headers.getlist("If-None-Match")):
         return Response(status_code=304, headers=headers)
     return Response(found.data, media_type="application/x-tar", headers=headers)
+
+
+async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -> Archive:
+    """The archive of a device's winners.
+
+    Raises HTTPException 404 for an unknown device, and whatever making an export raises.
+    """
+    try:
+        card = find_device(device)
+    except UnknownDevice as error:
+        raise HTTPException(404, said_of(error, on_page=wants_page(request.scope))) from None
+    if end_turn := request.scope["state"].get("end_turn"):  # exports wait for one another alone
+        end_turn()
+    problem = parse_problem(wanted.problem) if wanted.problem is not None else None
+    try:
+        return await api.exports.get(
+            Wanted(card, wanted.engine, problem, wanted.allow_predicted, wanted.server_args)
+        )
+    except UnwritableOutput as error:
+        log.error("an export failed: %s", error)
+        text = "the server cannot write its temporary files: its operator must make room for them"
+        raise HTTPException(507, text) from None
 
 
 def _trials(run_id: int, page: Page, api: Api) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Header, Request, Response
 
 from api.auth import Caller, Submitter, may_hurry
 from api.bodies import JsonRoute
-from api.errors import problem_of, request_id, responses
+from api.errors import problem_of, problem_of_mistakes, request_id, responses
+from api.pages.places import wants_page
 from api.requests import job_request
-from api.schemas_in import SubmitJob, SubmitJobs
+from api.schemas_in import RefusedJob, SubmitJob, SubmitJobs
 from api.schemas_jobs import BatchOut, SubmittedOut
 from api.state import Api, ApiDep
 from tuner.errors import BadInput, IdempotencyConflict
@@ -103,14 +104,19 @@ def submit_jobs(
 
     One idempotency key stands for all of them.
     """
-    if any(job.urgent for job in body.jobs):
+    jobs = body.read()
+    if any(job.urgent for job in jobs if isinstance(job, SubmitJob)):
         may_hurry(caller)
-    _admit(request, api, caller, len(body.jobs))
+    _admit(request, api, caller, len(jobs))
     workers, settings = api.fleet.workers(), api.settings.service
     wanted: list[Submission] = []
     items: list[dict[str, Any]] = []
     notes: list[list[str]] = []
-    for one in body.jobs:
+    for one in jobs:
+        if isinstance(one, RefusedJob):
+            problem = problem_of_mistakes(one.errors, one.values, request)
+            items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
+            continue
         try:
             asked, said = job_request(one, settings, workers)
             unmet, ahead = api.fleet.unmet(asked), api.fleet.compiles_ahead(asked)
@@ -118,7 +124,7 @@ def submit_jobs(
             notes.append(said)
             items.append({"problem": None})
         except BadInput as error:
-            problem = problem_of(error, request_id(request))
+            problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
             items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
     with span("submit", {"tuner.jobs": len(wanted)}, "producer"):
         answers = api.jobs.submit_all(

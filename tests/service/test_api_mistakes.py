@@ -40,6 +40,38 @@ def test_an_unknown_field_is_pointed_at(
     assert said in {one["pointer"]: one["detail"] for one in answer.json["errors"]}[pointer]
 
 
+def test_the_mistakes_of_all_fields_are_named_at_once(server: Server) -> None:
+    wrong = {"model": "deepseek-r11", "tp": "abc", "measure": "predikt", "engine": "sglangg"}
+    answer = server.call("POST", "/v1/jobs", {**wrong, "device": "L400S"})
+    answer.problem(422)
+    found = {one["pointer"]: one["detail"] for one in answer.json["errors"]}
+    assert "did you mean 'deepseek-r1'" in found["/model"] and "sglang" in found["/engine"]
+    assert "predict" in found["/measure"] and "L40S" in found["/device"] and "/tp" in found
+    alone = server.call("POST", "/v1/jobs", {"model": "deepseek-r11", "device": "L40S"})
+    assert alone.json["type"] == "urn:engine-tuner:error:unknown-model"
+    assert alone.json["errors"] == [{"pointer": "/model", "detail": alone.problem(422)}]
+    tp = server.call("POST", "/v1/jobs", {"model": "mixtral-8x7b", "device": "L40S", "tp": 3})
+    assert [one["pointer"] for one in tp.json["errors"]] == ["/tp"]
+
+
+def test_each_job_of_a_batch_has_an_answer_with_all_of_its_mistakes(server: Server) -> None:
+    wrong = {**JOB, "model": "deepseek-r11", "device": "L400S"}
+    sent = [JOB, wrong, {**JOB, "device": "L41S"}, {**JOB, "tp": 7, "seed": 1}]
+    answer = server.call("POST", "/v1/jobs:batch", {"jobs": sent})
+    assert answer.status == 200, answer.body
+    accepted, *refused = answer.json["jobs"]
+    assert accepted["job"]["state"] == "queued" and accepted["problem"] is None
+    pointers = [{e["pointer"] for e in one["problem"]["errors"]} for one in refused]
+    assert pointers == [{"/model", "/device"}, {"/device"}, {"/tp"}]
+    alone = server.call("POST", "/v1/jobs", wrong)
+    assert refused[0]["problem"]["errors"] == alone.json["errors"]
+    assert refused[1]["problem"]["type"] == "urn:engine-tuner:error:unknown-device"
+    malformed = {**wrong, "measure": "predikt", "engine": "sglangg"}  # the schema forbids these
+    answer = server.call("POST", "/v1/jobs:batch", {"jobs": [JOB, malformed]})
+    answer.problem(422)
+    assert {"/jobs/1/measure", "/jobs/1/engine"} < {e["pointer"] for e in answer.json["errors"]}
+
+
 def test_an_unknown_parameter_is_named(server: Server) -> None:
     answer = server.call("GET", "/v1/jobs?stat=done")
     assert answer.problem(422) == "stat: unknown field; did you mean 'state'?"

@@ -157,6 +157,23 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
     assert problems(family="attention") == problems(state=CellState.STALE) == []
 
 
+def test_rows_with_nothing_on_a_device_are_found(store: Store) -> None:
+    publish(store, OLD, entry(0, 10.0, 20.0))
+    publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
+    other = store.begin_run(replace(KEY, problem=OTHER))
+    store.finish_run(other, [entry(0, 10.0, 90.0)], Totals())
+    found = Matrix(Lookups.sharing(store), list, list)
+    assert counts_of(found.rows())["nothing"] == 1
+
+    def lacking(*devices: str) -> list[str]:
+        wanted = Wanted(state=CellState.NOTHING, devices=frozenset(devices))
+        return [row.problem for row in found.find(wanted)]
+
+    assert lacking() == lacking("NVIDIA_H200") == [OTHER.spec()]
+    assert lacking("NVIDIA_L40S") == []
+    assert lacking("NVIDIA_A100_80GB_PCIe") == [PROBLEM.spec(), OTHER.spec()]
+
+
 def test_what_a_run_tried_is_counted(store: Store) -> None:
     run = store.begin_run(KEY)
     store.add_trials(run, batch(0))

@@ -302,9 +302,11 @@ def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -
 
 @pytest.mark.parametrize("load_at", only(WIDTHS[:1], WIDTHS))
 def test_no_page_is_wider_than_its_window(browser: Browser, filled: Server, load_at: int) -> None:
-    """Whichever width it was loaded at."""
+    """Whichever width it was loaded at, and however long its texts are."""
+    long = filled.submit(seed=5, name="n" * 200)["id"]
+    texts = [f"/jobs/{long}", "/exports/H20", f"/{'x' * 190}", f"/?q={'q' * 190}"]
     with logged_in(browser, filled) as tab:
-        for path in all_pages(filled):
+        for path in [*all_pages(filled), *texts]:
             tab.page.set_viewport_size({"width": load_at, "height": 800})
             tab.open(path)
             for width in (load_at, *WIDTHS):

@@ -61,7 +61,7 @@ class TestKeys:
         ("fields", "said"),
         [
             ({"name": "me"}, "choose another name"),
-            ({"name": "two words"}, "pattern"),
+            ({"name": "two words"}, "should be letters, digits, - and _"),
             ({"name": "x", "scope": "urgent"}, "urgent is for keys that submit jobs"),
             ({"name": "x", "expires": "2001-01-01"}, "has begun already"),
             ({"name": "local"}, "is the service's own"),

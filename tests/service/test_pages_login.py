@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -12,10 +13,24 @@ import pytest
 from api_server import JOB, NEVER, Server, serving
 from clocks import Clock
 from fastapi.routing import APIRoute
+from test_pages import SCRIPT
 from visitor import FORM, Visitor
 
 from api.known_keys import MOST_WRONG, TooManyWrong
-from api.pages import compare, coverage, exports, fleet, jobs, login, results, static, tables
+from api.pages import (
+    bundles,
+    compare,
+    coverage,
+    exports,
+    fleet,
+    jobs,
+    login,
+    results,
+    several,
+    static,
+    tables,
+)
+from api.pages import keys as key_pages
 from api.pages.links import VALID_S, Links
 from api.pages.places import checked_return
 from api.settings import ApiSettings
@@ -26,7 +41,10 @@ from tuner.store.keys import KeyStore, Scope
 from tuner.store.sessions import LASTS, SessionStore
 from workers.settings import Settings
 
-MODULES = (compare, coverage, exports, fleet, jobs, login, results, static, tables)
+MODULES = (
+    *(bundles, compare, coverage, exports, fleet, jobs, key_pages, login, results, several),
+    *(static, tables),
+)
 ROUTES = [
     (method, route.path)
     for module in MODULES
@@ -228,7 +246,7 @@ class TestForms:
         self, server: Server, visitor: Visitor
     ) -> None:
         posts = [filled(path) for method, path in ROUTES if method == "POST"]
-        assert len(posts) == 10
+        assert len(posts) == 16
         proof = visitor.proof()
         for path in posts:
             if path != "/login":
@@ -276,6 +294,33 @@ class TestForms:
             assert visitor.send("POST", "/jobs", body).status in (400, 422), body
         large = Visitor(server).send("POST", "/login", b"key=" + b"x" * 70_000)
         assert large.status == 413
+
+    def test_a_form_sent_after_a_log_out_waits_for_the_log_in(
+        self, server: Server, keys: KeyStore, visitor: Visitor
+    ) -> None:
+        fields = {"model": "mixtral-8x7b", "device": "L40S", "measure": "predict", "tp": "8"}
+        old, proof = dict(visitor.cookies), visitor.proof("/jobs/new")
+        visitor.post("/logout")
+        visitor.cookies = old
+        answer = visitor.post("/jobs", {**fields, "name": SCRIPT, "proof": proof})
+        html = answer.body.decode()
+        assert answer.status == 401 and "what you filled in is there again" in html
+        assert "<script>alert" not in html and proof not in html
+        kept = dict(re.findall(r'name="((?:kept:)?\w+)" value="([^"]*)"', html))
+        kept = {name: unescape(value) for name, value in kept.items()}
+        assert kept["kept:name"] == SCRIPT and kept["again"] == "jobs"
+        wrong = visitor.send("POST", "/login", urlencode({**kept, "key": "no-key"}).encode())
+        assert wrong.status == 403 and b'name="kept:model" value="mixtral-8x7b"' in wrong.body
+        body = urlencode({**kept, "key": keys.add("again", Scope.SUBMIT)}).encode()
+        shown = visitor.send("POST", "/login", body)
+        assert shown.status == 200 and b"Send it now" in shown.body
+        (*_, new) = re.findall(r'name="proof" value="([0-9a-f]{64})"', shown.body.decode())
+        assert server.app.state.api.jobs.list() == []
+        sent = visitor.post("/jobs", {**fields, "proof": new})
+        assert sent.status == 303, sent.body
+        # No other site can fill in the form that waits.
+        other = Visitor(server).send("POST", "/jobs", body, Sec_Fetch_Site="cross-site")
+        assert other.status == 401 and b"kept:" not in other.body
 
     def test_without_keys_a_form_needs_its_proof_too(self, tmp_path: Path) -> None:
         settings = ApiSettings(Settings(f"sqlite:///{tmp_path / 'open.db'}"), no_auth=True)

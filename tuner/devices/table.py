@@ -20,6 +20,7 @@ OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
 _LISTED = {
     "cli": "; `tuner devices` lists the known ones",
     "api": "; GET /v1/devices lists the known ones",
+    "page": ": the page Devices lists the known ones",
 }
 
 

@@ -17,7 +17,7 @@ from tuner.engines.config_variables import config_variables
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
-from tuner.export.delivery import Delivery, PlannedFile, delivery_of
+from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of
 from tuner.export.earlier import take_back
 from tuner.export.files import (
     PICTURES,
@@ -112,14 +112,12 @@ def export_device(
     pictures = _pictures(chosen.winners, device, out) if out else {}
     beside = {**carried, **pictures}
     files = export(chosen.winners, engine, device, out, chosen.not_written, beside=beside)
-    notes = triton_notes(files, engine)
-    readable = {delivery.variable for delivery in used}
     if out is None:
         root = _engine_root(used, engine)
         left = chosen.left_out
         return ExportReport(
             *(root, files, 0, ()),
-            notes=notes,
+            notes=triton_notes(files, engine),
             left_out=left,
             advice=chosen.advice,
             into_engine=True,
@@ -128,17 +126,36 @@ def export_device(
         out,
         files,
         carried=len(carried.keys() - {file.path for file in files}),
-        variables=[name for name in config_variables(engine.name, out) if name in readable],
-        server_flags=[flags for delivery in used for flags in delivery.advice(files)],
-        notes=[
-            *notes,
-            *(delivery.note for delivery in used if delivery.note),
-            *(_copy_text(out, delivery, engine) for delivery in used if not delivery.variable),
-        ],
+        **vars(way_to(out, files, used, engine)),
         left_out=chosen.left_out,
         advice=chosen.advice,
         picture=next(iter(pictures)),
         removed=take_back(chosen.left_alone, engine, device, out),
+    )
+
+
+@dataclass(frozen=True)
+class WayTo:
+    """How servers are pointed at a folder of exported files, as `ExportReport` has it."""
+
+    variables: Sequence[str]
+    server_flags: Sequence[ServerAdvice]
+    notes: Sequence[str]
+
+
+def way_to(
+    folder: Path, files: Sequence[PlannedFile], used: Sequence[Delivery], engine: Engine
+) -> WayTo:
+    """How servers are pointed at the files that `used` wrote into a folder."""
+    readable = {delivery.variable for delivery in used}
+    return WayTo(
+        variables=[name for name in config_variables(engine.name, folder) if name in readable],
+        server_flags=[flags for delivery in used for flags in delivery.advice(files)],
+        notes=[
+            *triton_notes(files, engine),
+            *(delivery.note for delivery in used if delivery.note),
+            *(_copy_text(folder, delivery, engine) for delivery in used if not delivery.variable),
+        ],
     )
 
 
@@ -204,6 +221,7 @@ def stored(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
             cli=f"run `tuner tune MODEL --device {device.name}` first",
             api=f"post a job for the device {device.name} first",
+            page=f"queue a job for the device {device.name} first",
         )
     return with_shipped(select(winners, wanted) if wanted else winners)
 

@@ -115,9 +115,10 @@ def _only_predicted(
     some, all_ = (sum(counts[one] for one in problems) for counts in (predicted, stored))
     return ExportRefused(
         f"{some} of the {all_} winners for {specs[0]}{others} were predicted, not measured: "
-        "measure them, or pass ",
-        cli="--allow-predicted",
-        api="allow_predicted=true",
+        "measure them, or ",
+        cli="pass --allow-predicted",
+        api="pass allow_predicted=true",
+        page="include predicted winners",
     )
 
 
@@ -131,6 +132,7 @@ def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
                 f"{first} and {problem.spec()} both ask for {path.name}: choose one of them with ",
                 cli="--problem SPEC or --model NAME",
                 api="problem=SPEC",
+                page="the download of its own result",
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,17 +20,31 @@ _TP = (1, 2, 4, 8, 16, 32)
 _DTYPES = (None, Dtype.INT8_W8A8)  # the model's own, and the one that fleets of older cards use
 
 
+@dataclass(frozen=True)
+class Served:
+    """A model of the table, and at which tensor-parallel sizes it has a problem."""
+
+    model: str
+    dtype: Dtype | None  # None: the model's own
+    tp: tuple[int, ...]
+
+
 def models_of(problem: Problem) -> Sequence[str]:
     """The models with this problem, each with its tensor-parallel sizes: `deepseek-r1 TP 8, 16`.
 
     An empty list says that no model of the table has it in a usual way of serving. The first call
     for a family takes up to a second.
     """
+    return tuple(sorted(_words(one) for one in served_as(problem)))
+
+
+def served_as(problem: Problem) -> Sequence[Served]:
+    """The usual ways of serving a model of the table that have this problem."""
     return _models(family_of(problem).name).get(problem, ())
 
 
 @cache
-def _models(family: str) -> Mapping[Problem, Sequence[str]]:
+def _models(family: str) -> Mapping[Problem, Sequence[Served]]:
     chosen = next(one for one in families() if one.name == family)
     sizes: dict[Problem, dict[tuple[str, Dtype | None], list[int]]] = defaultdict(dict)
     for model, tp, dtype, options in itertools.product(presets(), _TP, _DTYPES, _choices(chosen)):
@@ -40,7 +55,7 @@ def _models(family: str) -> Mapping[Problem, Sequence[str]]:
             if tp not in found:
                 found.append(tp)
     return {
-        problem: sorted(_words(*who, some) for who, some in of.items())
+        problem: [Served(*who, tuple(some)) for who, some in of.items()]
         for problem, of in sizes.items()
     }
 
@@ -60,6 +75,6 @@ def _problems(family: Family, model: str, serving: Serving) -> Sequence[Problem]
     return resolved.problems
 
 
-def _words(model: str, dtype: Dtype | None, sizes: Sequence[int]) -> str:
-    name = f"{model} {dtype.value}" if dtype else model
-    return f"{name} TP {', '.join(map(str, sizes))}"
+def _words(served: Served) -> str:
+    name = f"{served.model} {served.dtype.value}" if served.dtype else served.model
+    return f"{name} TP {', '.join(map(str, served.tp))}"

@@ -133,7 +133,9 @@ def _name_others(error: BadInput, others: Sequence[Family]) -> None:
         return
     names = " and ".join(name for one in others for name in one.problems)
     error.add(
-        cli=f"; the model has {in_words(others)}", api=f"; post its problems instead: {names}"
+        cli=f"; the model has {in_words(others)}",
+        api=f"; post its problems instead: {names}",
+        page=f"; queue its problems instead: {names}",
     )
 
 

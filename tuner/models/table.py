@@ -23,6 +23,8 @@ from tuner.toml_table import shipped_toml
 
 T = TypeVar("T")
 _PATHS = ("/", "./", "../", "~")
+_CONFIG_IN_API = "; post its config.json; GET /v1/models lists the presets"
+_CONFIG_ON_PAGES = ": the page Models lists the known ones, and the API takes a config.json"
 
 
 @cache
@@ -72,7 +74,8 @@ def find_preset(text: str) -> Model:
         raise UnknownModel(
             f"no preset is called {text[:200]!r}",
             cli=", and nothing is there: give the path of a config.json",
-            api="; post its config.json; GET /v1/models lists the presets",
+            api=_CONFIG_IN_API,
+            page=_CONFIG_ON_PAGES,
         )
     if model := _by_key().get(_key(text)):
         return model
@@ -82,7 +85,8 @@ def find_preset(text: str) -> Model:
         cli=""
         if near
         else "; give its config.json (hf download NAME config.json), or see `tuner models`",
-        api="" if near else "; post its config.json; GET /v1/models lists the presets",
+        api="" if near else _CONFIG_IN_API,
+        page="" if near else _CONFIG_ON_PAGES,
     )
 
 

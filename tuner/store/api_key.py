@@ -83,11 +83,14 @@ def parse_scopes(text: str) -> tuple[Scope, bool]:
             near = did_you_mean(one, [*names, URGENT])
             raise BadInput(
                 f"unknown scope {one!r}{near}; the scopes are {', '.join(names)}, and urgent "
-                "beside submit: --scope submit,urgent"
+                "beside submit: ",
+                cli="--scope submit,urgent",
+                api="submit,urgent",
             )
     scopes: Sequence[Scope] = [Scope[one.upper()] for one in given if one != URGENT]
     if URGENT in given and max(scopes, default=Scope.READ) < Scope.SUBMIT:
-        raise BadInput("urgent is for keys that submit jobs: --scope submit,urgent")
+        text = "urgent is for keys that submit jobs: "
+        raise BadInput(text, cli="--scope submit,urgent", api="submit,urgent")
     return max(scopes), URGENT in given
 
 

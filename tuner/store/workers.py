@@ -112,6 +112,7 @@ class WorkerStore(Database):
                     f"no living worker or host is called {name!r}{near}",
                     cli="; `tuner workers` lists them",
                     api="; GET /v1/workers lists them",
+                    page=": the page Workers lists them",
                 )
         return sorted(changed)
 

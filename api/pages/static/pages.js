@@ -57,12 +57,27 @@ function confirmDangers() {
   });
 }
 
+/** The button below ticked boxes says how many jobs it queues. */
+function countBoxes() {
+  for (const form of document.querySelectorAll("form.boxes")) {
+    const button = form.querySelector("button[data-many]");
+    const say = () => {
+      const count = form.querySelectorAll("input:checked").length;
+      button.textContent = count === 1 ? button.dataset.one : button.dataset.many.replace("#", count);
+      for (const one of form.querySelectorAll("button")) one.disabled = count === 0;
+    };
+    form.addEventListener("change", say);
+    say();
+  }
+}
+
 showTimes(document);
 // A narrow window shows a part of the list of pages: the one with this page.
 document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 offerThemes();
 followFilters();
 confirmDangers();
+countBoxes();
 
 const job = document.querySelector("#job[data-events]");
 if (job) {

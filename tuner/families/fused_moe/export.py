@@ -133,6 +133,7 @@ def refuse_unlike_blocks(
                     "together ",
                     cli="(--gemm up,down), or choose other problems with --problem SPEC",
                     api='("gemms": ["up", "down"]), or choose another problem with problem=SPEC',
+                    page="in a new job, or take the download of another result",
                 )
 
 

@@ -222,6 +222,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
                 "tune them in one run, or choose other problems with ",
                 cli="--problem SPEC",
                 api="problem=SPEC",
+                page="the downloads of their own results",
             )
     known = {entry.status for entry in entries}
     return next(s for s in (Status.PREDICTED, Status.INCUMBENT, Status.OK) if s in known)

@@ -138,6 +138,7 @@ class GemmDelivery:
                 f"{error}: choose other problems with ",
                 cli="--problem SPEC",
                 api="problem=SPEC",
+                page="the downloads of their own results",
             ) from None
 
 

@@ -1,0 +1,335 @@
+"""Each form of each page in a real browser: sent with a mistake, then corrected and sent again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from urllib.parse import quote, urlsplit
+
+import pytest
+from api_server import ENTRY, Server
+from browsers import chromium
+from playwright.sync_api import Browser, Page, expect
+from store_writer import ENVIRONMENT, KEY, PROBLEM
+from test_pages import PAGES, RESULT, filled_server
+from test_pages_browser import Tab, logged_in
+
+from api.schemas_in import EXAMPLE_CLUSTER
+from tuner.jobs.workers import WorkerInfo
+from tuner.problems.results import Totals
+from tuner.store import Store
+
+CLUSTER = EXAMPLE_CLUSTER.replace("mixtral-8x7b", "deepseek-r1")
+IDLE = WorkerInfo("w-2", "idle", "host", "", "", None, (), {})
+GAPS = "/?device=H20&state=nothing"
+COMPARISON = f"/compare?problem={quote(PROBLEM.spec())}"
+TOO_OLD = "this form is too old"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('forms') / 'tuner.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.matrix.FRESH_S", 0.0)
+        for running in filled_server(url):
+            with Store.open(url) as store:  # a reason that a manifest may hold
+                run = store.begin_run(replace(KEY, environment=replace(ENVIRONMENT), seed=8))
+                store.finish_run(run, [ENTRY], Totals())
+            running.app.state.api.workers.beat(IDLE)
+            yield running
+
+
+def job_in(server: Server, state: str) -> str:
+    if state == "queued":
+        server.submit(seed=77)
+    (job, *_) = server.call("GET", f"/v1/jobs?state={state}").json["jobs"]
+    return f"/jobs/{job['id']}"
+
+
+def said(page: Page, field: str, text: str) -> None:
+    """The mistake of a field stands under it, and the field says so to a screen reader."""
+    expect(page.locator(f"#{field}-mistake")).to_contain_text(text)
+    expect(page.locator(f"#{field}")).to_have_attribute("aria-describedby", f"{field}-mistake")
+
+
+def press_twice(page: Page, path: str, button: str, *, danger: bool = False) -> None:
+    """A form of one button: with the proof of another session, and then from its page again."""
+    for wrong in (True, False):
+        page.goto(path)
+        if wrong:
+            page.evaluate("for (const one of document.getElementsByName('proof')) one.value = 'x'")
+        page.locator(button).first.click()
+        if danger:
+            page.get_by_role("button", name="sure?").or_(page.locator(button)).first.click()
+        if wrong:
+            expect(page.locator("main")).to_contain_text(TOO_OLD, ignore_case=True)
+            expect(page.locator("h1")).to_have_text("That is not allowed")
+
+
+def new_job(page: Page, server: Server) -> None:
+    page.goto("/jobs/new")
+    wrong = {"model": "deepseek-r11", "tp": "abc", "engine": "sglangg", "measure": "predikt"}
+    fill(page, wrong)
+    page.get_by_role("button", name="Queue the job").click()
+    said(page, "model", "did you mean 'deepseek-r1'")
+    said(page, "tp", "should be a number")
+    said(page, "measure", "did you mean 'predict'")
+    said(page, "engine", "did you mean 'sglang'")
+    fill(page, {"model": "mixtral-8x7b", "tp": "3", "engine": "sglang", "measure": "predict"})
+    page.get_by_role("button", name="Queue the job").click()
+    said(page, "tp", "the nearest that works is tp=")
+    fill(page, {"tp": "8"})
+    page.get_by_role("button", name="Queue the job").click()
+    expect(page.locator(".facts .badge")).to_have_text("queued")
+
+
+def fill(page: Page, fields: dict[str, str]) -> None:
+    for name, text in fields.items():
+        page.locator(f"#{name}").fill(text)
+
+
+def several_jobs(page: Page, server: Server) -> None:
+    page.goto(GAPS)
+    expect(page.get_by_role("button", name="Queue 0 jobs")).to_be_disabled()
+    page.evaluate("for (const one of document.querySelectorAll('.boxes button')) one.disabled = 0")
+    page.get_by_role("button", name="Queue 0 jobs").click()
+    expect(page.locator(".mistake")).to_contain_text("no box is ticked")
+    page.get_by_role("link", name="Back to Coverage").click()
+    page.get_by_role("link", name="Tick all").click()
+    page.get_by_label("Times from").select_option("predict")
+    page.get_by_role("button", name="Queue 1 job").click()
+    expect(page.locator("h1")).to_have_text("1 job is queued")
+
+
+def several_watches(page: Page, server: Server) -> None:
+    page.goto(GAPS)
+    page.evaluate("for (const one of document.querySelectorAll('.boxes button')) one.disabled = 0")
+    page.get_by_role("button", name="Watch these").click()
+    expect(page.locator(".mistake")).to_contain_text("no box is ticked")
+    page.goto(f"{GAPS}&tick=true")
+    page.get_by_role("button", name="Watch these").click()
+    expect(page.locator("#added + .card")).to_be_visible()
+
+
+def cancel(page: Page, server: Server) -> None:
+    press_twice(page, job_in(server, "queued"), "form[action$='/cancel'] button", danger=True)
+    expect(page.locator(".facts .badge").first).to_have_text("cancelled")
+
+
+def retry(page: Page, server: Server) -> None:
+    press_twice(page, job_in(server, "failed"), "form[action$='/retry'] button")
+    expect(page.locator(".facts .badge").first).to_have_text("queued")
+
+
+def drain(page: Page, server: Server) -> None:
+    server.app.state.api.workers.beat(IDLE)
+    press_twice(page, "/workers", "form[action$='/w-2/drain'] button")
+    expect(page.locator("form[action$='/w-2/resume']")).to_be_visible()
+
+
+def resume(page: Page, server: Server) -> None:
+    server.app.state.api.workers.beat(IDLE)
+    server.call("POST", "/v1/workers/idle/drain")
+    press_twice(page, "/workers", "form[action$='/w-2/resume'] button")
+    expect(page.locator("form[action$='/w-2/drain']")).to_be_visible()
+
+
+def night(page: Page, server: Server) -> None:
+    press_twice(page, "/nights", "button[name=dry_run]")
+    expect(page.locator("main")).to_contain_text("Tonight would")
+
+
+def watch(page: Page, server: Server) -> None:
+    page.goto("/watches")
+    page.get_by_label("Models").fill("mixtral-8x7b\nmixtrall\nqwen3-32")
+    page.get_by_label("Devices").fill("H20, H21")
+    page.get_by_label("TP").fill("8, x")
+    page.get_by_label("Engine").fill("sglangg")
+    page.get_by_role("button", name="Watch", exact=True).click()
+    said(page, "models", "'mixtrall'")
+    said(page, "models", "'qwen3-32'")
+    said(page, "devices", "unknown device 'H21'")
+    said(page, "tp", "should be a number")
+    said(page, "engine", "did you mean 'sglang'")
+    fill(page, {"models": "mixtral-8x7b\nqwen3-235b-a22b", "devices": "H20", "tp": "8"})
+    fill(page, {"engine": "sglang"})
+    page.get_by_role("button", name="Watch", exact=True).click()
+    expect(page.locator(".card.split strong").last).to_have_text("mixtral-8x7b, qwen3-235b-a22b")
+
+
+def remove_watch(page: Page, server: Server) -> None:
+    press_twice(page, "/watches", "form[action$='/remove'] button", danger=True)
+    expect(page).to_have_url(re.compile("/watches$"))
+
+
+def key(page: Page, server: Server) -> None:
+    page.goto("/keys")
+    fill(page, {"name": "bad name!", "expires": "tomorrow"})
+    page.get_by_role("button", name="Make the key").click()
+    said(page, "name", "should be letters, digits, - and _")
+    said(page, "expires", "2027-01-31")
+    fill(page, {"name": "local", "expires": "2001-01-01"})
+    page.get_by_role("button", name="Make the key").click()
+    said(page, "name", "is the service's own")
+    said(page, "expires", "has begun already")
+    fill(page, {"name": "good-name", "expires": "90d"})
+    page.get_by_role("button", name="Make the key").click()
+    expect(page.locator("#secret")).to_have_value(re.compile("^tuner_"))
+
+
+def new_secret(page: Page, server: Server) -> None:
+    server.call("POST", "/v1/keys", {"name": "turning"})
+    press_twice(page, "/keys", "form[action$='/turning/rotate'] button", danger=True)
+    expect(page.locator("#secret")).to_have_value(re.compile("^tuner_"))
+
+
+def revoke(page: Page, server: Server) -> None:
+    server.call("POST", "/v1/keys", {"name": "ending"})
+    press_twice(page, "/keys", "form[action$='/ending/revoke'] button", danger=True)
+    expect(page.locator("form[action$='/ending/revoke']")).to_have_count(0)
+
+
+def bundle(page: Page, server: Server) -> None:
+    page.goto("/bundles?device=L40S")
+    page.get_by_label("cluster.toml").fill(f"{CLUSTER}\n[nodes")
+    page.get_by_role("button", name="See what is in it").click()
+    said(page, "cluster", "is not TOML")
+    assert "\ufffd" not in page.get_by_label("cluster.toml").input_value()
+    page.get_by_label("cluster.toml").fill(CLUSTER)
+    page.get_by_role("button", name="See what is in it").click()
+    expect(page.get_by_role("heading", name="No bundle")).to_be_visible()
+    page.get_by_label("even if files are missing").check()
+    page.get_by_role("button", name="See what is in it").click()
+    expect(page.get_by_role("alert")).to_contain_text("files are missing")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download one-node").click()
+    assert download.value.suggested_filename == "one-node-NVIDIA_L40S.tar.gz"
+
+
+def log_in_and_out(page: Page, server: Server) -> None:
+    page.goto("/jobs")
+    page.get_by_role("button", name="Log out").click()
+    page.goto("/jobs")
+    page.get_by_label("Key").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not known, or was revoked")
+    page.get_by_label("Key").fill(server.key or "")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("h1")).to_have_text("Jobs")
+    press_twice(page, "/jobs", "form[action$='logout'] button")
+    expect(page.locator("h1")).to_have_text("Log in")
+
+
+def coverage(page: Page, server: Server) -> None:
+    search(page, "/", "Search", "nothing-has-this-name", "No problem matches", "deepseek")
+    expect(page.locator("table.matrix tbody tr")).to_have_count(1)
+
+
+def search(page: Page, path: str, label: str, wrong: str, answer: str, right: str) -> None:
+    page.goto(path)
+    for text in (wrong, right):
+        page.get_by_label(label).fill(text)
+        page.locator("form.filters button").click()
+        if text == wrong:
+            expect(page.locator("main")).to_contain_text(answer)
+
+
+def jobs(page: Page, server: Server) -> None:
+    search(page, "/jobs", "Client", "nobody", "No job matches", "me")
+    expect(page.locator("tbody tr").first).to_be_visible()
+
+
+def comparisons(page: Page, server: Server) -> None:
+    search(page, "/compare", "model", "nothing-like-this", "No result matches", "int8_w8a8")
+    page.locator(".list a").first.click()
+    page.goto(f"{COMPARISON}&left=H200:9")
+    expect(page.locator("main")).to_contain_text("for this problem on H200")
+    page.goto(COMPARISON)
+    page.get_by_label("First").select_option("NVIDIA_L40S:0")
+    expect(page).to_have_url(re.compile("left=NVIDIA_L40S"))
+
+
+def export(page: Page, server: Server) -> None:
+    page.goto("/exports/L40S")
+    page.get_by_label("Engine").fill("sglangg")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#engine-mistake")).to_contain_text("did you mean 'sglang'")
+    page.get_by_label("Engine").fill("sglang==0.5.16")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#engine-mistake")).to_have_count(0)
+    expect(page.locator("main")).to_contain_text("SGLANG_MOE_CONFIG_DIR=")
+
+
+# By the address of a form, with a star for what names a job, a key, a worker or a watch.
+CASES: dict[str, Callable[[Page, Server], None]] = {
+    "post /jobs": new_job,
+    "post /jobs/several": several_jobs,
+    "post /jobs/*/cancel": cancel,
+    "post /jobs/*/retry": retry,
+    "post /watches/several": several_watches,
+    "post /watches": watch,
+    "post /watches/*/remove": remove_watch,
+    "post /workers/*/drain": drain,
+    "post /workers/*/resume": resume,
+    "post /nights": night,
+    "post /keys": key,
+    "post /keys/*/rotate": new_secret,
+    "post /keys/*/revoke": revoke,
+    "post /bundles": bundle,
+    "post /login": log_in_and_out,
+    "post /logout": log_in_and_out,
+    "get /": coverage,
+    "get /jobs": jobs,
+    "get /compare": comparisons,
+    "get /exports/*": export,
+}
+# Menus alone, in which nothing can be wrong.
+MENUS = {"get /results"}
+_FORMS = """() => [...document.querySelectorAll("form")].flatMap((form) => [
+  [form.method, form.action],
+  ...[...form.querySelectorAll("[formaction]")].map((one) => [form.method, one.formAction]),
+])"""
+
+
+def forms_of(page: Page) -> set[str]:
+    """The forms of a page, as `CASES` names them."""
+    found = set()
+    for method, address in page.evaluate(_FORMS):
+        first, *rest = urlsplit(address).path.strip("/").split("/")
+        fixed = ("several", "cancel", "retry", "drain", "resume", "remove", "rotate", "revoke")
+        parts = [first, *(one if one in fixed else "*" for one in rest)]
+        found.add(f"{method or 'post'} /{'/'.join(parts)}")
+    return found
+
+
+def test_every_form_has_a_case(browser: Browser, server: Server) -> None:
+    """A new form needs a case, or a line in MENUS that says why it needs none."""
+    found: set[str] = set()
+    ids = [job["id"] for job in server.call("GET", "/v1/jobs").json["jobs"]]
+    server.app.state.api.workers.beat(IDLE)
+    with logged_in(browser, server) as tab:
+        for path in (
+            *(*PAGES, RESULT, GAPS, COMPARISON, "/nowhere", f"{RESULT}#tried"),
+            *(f"/jobs/{one}" for one in ids),
+        ):
+            tab.open(path)
+            found |= forms_of(tab.page)
+    page = browser.new_page()
+    page.goto(f"{server.url}/login")
+    found |= forms_of(page)
+    page.close()
+    assert found - MENUS == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_form_is_corrected_and_sent_again(browser: Browser, server: Server, name: str) -> None:
+    with logged_in(browser, server) as tab:
+        assert isinstance(tab, Tab)
+        CASES[name](tab.page, server)
