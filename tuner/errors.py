@@ -9,7 +9,8 @@ TunerError                      the root: catch this to catch them all
 │   ├── UnknownEngine
 │   ├── UnsupportedFamily
 │   ├── BadProblem
-│   │   └── IndivisibleShape
+│   │   ├── IndivisibleShape
+│   │   └── SeveralModels
 │   ├── MalformedCheckpoint
 │   ├── MalformedConfigFile
 │   ├── MalformedRecording
@@ -146,6 +147,19 @@ class BadProblem(BadInput):
 
 class IndivisibleShape(BadProblem):
     """The tensor- or expert-parallel size does not divide the model."""
+
+
+class SeveralModels(BadProblem):
+    """The name of a config file fits several models.
+
+    `problems` has the spec of each problem that the file may be for, with the models that have it.
+    """
+
+    def __init__(
+        self, message: str, problems: Mapping[str, str], *, cli: str = "", api: str = ""
+    ) -> None:
+        super().__init__(message, cli=cli, api=api)
+        self.problems = problems
 
 
 class MalformedCheckpoint(BadInput):
