@@ -282,6 +282,5 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         updated_at=times["updated_at"],
         started_at=times.get("started_at"),
         finished_at=times.get("finished_at"),
-        after_id=values.get("after_id"),  # a server before schema 0009 has neither
         cost=Cost(**cost) if (cost := values.get("cost")) else None,
     )

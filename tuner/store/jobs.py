@@ -20,7 +20,6 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.listing import ALL_JOBS, JobQuery
-from tuner.store.ahead import precede
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_pages import select_page
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
@@ -86,7 +85,7 @@ class JobStore(Database):
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
                 _, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
-                return precede(connection, wanted, answers, self._clock, fresh, trace)
+                return answers
             if found := _earlier_answer(connection, client, idempotency_key, body_hash):
                 return [Submitted(job, created=False, replayed=True) for job in found]
             now, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
@@ -100,7 +99,7 @@ class JobStore(Database):
                 "created_at": now,
             }
             connection.execute(insert(idempotency_keys), row)
-            return precede(connection, wanted, answers, self._clock, fresh, trace)
+            return answers
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""

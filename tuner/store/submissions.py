@@ -36,7 +36,6 @@ class Submission:
     request: JobRequest
     priority: Priority = Priority.NORMAL
     unmet: str = ""  # why no living worker can do it
-    ahead: bool = False  # workers without a GPU will compile its kernels: they are to do so first
 
 
 def find_or_add(

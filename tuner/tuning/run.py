@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,6 @@ from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import family_of
 from tuner.problems.results import Compiled, Entry, MeasureKind, Status, Totals, Trial
 from tuner.tuning import gains
-from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
@@ -93,15 +92,6 @@ class TuningRun(RunProcesses):
         while ready := self._compiler.poll(wait=True):
             found |= ready
         return [(name, one, found[one]) for one, name in named.items()]
-
-    def ahead(self, report: Callable[[Ahead], None]) -> Totals:
-        """Compile what `run` will probably ask for. It measures and stores nothing."""
-        meter, bench = Meter(), self._predicting()
-        searches = (self._search() for _ in range(PASSES))
-        totals = compile_ahead(self._plan(), searches, bench, report)
-        self._count_cached(totals)
-        meter.count(totals)
-        return totals
 
     def run(
         self,
@@ -194,8 +184,6 @@ class TuningRun(RunProcesses):
     def _count_cached(self, totals: Totals) -> None:
         if "_compiler" in self.__dict__:  # a replay compiles nothing
             totals.extra["kernels_cached"] = self._compiler.cached_count
-            if (shared := self._compiler.shared_count) is not None:
-                totals.extra["kernels_shared"] = shared
 
     def _record(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
         try:
