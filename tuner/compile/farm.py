@@ -66,9 +66,8 @@ class Farm:
     ) -> None:
         folder = cache_dir or default_cache_dir()
         with contextlib.suppress(OSError):  # a cache only saves time
-            folder.mkdir(
-                mode=0o700, parents=True, exist_ok=True
-            )  # kernels that others must not swap
+            # Others must not exchange kernels. A folder that is there keeps its mode.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.triton = triton or TritonRelease(installed_triton())
         self.compiled = 0  # finished compiles, including failures
         self.cached = 0  # jobs answered without compiling
