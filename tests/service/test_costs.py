@@ -50,11 +50,6 @@ def test_an_estimate_follows_the_runs_of_the_same_kind(store: Store) -> None:
     assert estimate(store) == pytest.approx(12.0)
 
 
-def test_runs_of_older_versions_count_with_their_wall_time(store: Store) -> None:
-    finish(store, None)
-    assert estimate(store) == pytest.approx(100.0)
-
-
 def test_without_a_run_the_number_of_tries_says_it(store: Store) -> None:
     # The R1 job, 36 points with 40 tries each, took 27.4 s.
     assert estimate(store, points=36) == pytest.approx(27.4, abs=0.1)

@@ -202,11 +202,6 @@ class Job:
     finished_at: datetime | None
     cost: Cost | None = None  # of the attempt that ended it; None: not known
 
-    @property
-    def waits_for(self) -> tuple[str, ...]:
-        """The clients that wait for it, also where a program before schema 0006 posted it."""
-        return self.clients or (self.client,)
-
     def as_json(self) -> dict[str, Any]:
         """The job as the API and `tuner job --json` show it."""
         return {
@@ -215,7 +210,7 @@ class Job:
             "priority": self.priority.name.lower(),
             "request": self.request.as_json(),
             "client": self.client,
-            "clients": list(self.waits_for),
+            "clients": list(self.clients),
             "attempts": self.attempts,
             "cancel_requested": self.cancel_requested,
             "run_id": self.run_id,

@@ -113,6 +113,5 @@ def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> S
     if wanted.devices is not None:
         query = query.where(jobs.c.device.in_(wanted.devices))
     if wanted.engines is not None:
-        # Programs before schema 0006 store no engine, so who claims such a job looks for it.
-        query = query.where(jobs.c.engine.in_([*wanted.engines, ""]))
+        query = query.where(jobs.c.engine.in_(wanted.engines))
     return query

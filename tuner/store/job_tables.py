@@ -53,11 +53,9 @@ jobs = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
-    # sglang==0.5.16; sglang where nobody knew a version when the job was posted; "" on jobs of
-    # programs before 0006.
+    # sglang==0.5.16; sglang where nobody knew a version when the job was posted.
     Column("engine", Text, nullable=False, server_default=""),
-    # Who waits for it; [] on jobs of programs before 0006: then it is `client` alone.
-    Column("clients", JSON, nullable=False, server_default="[]"),
+    Column("clients", JSON, nullable=False, server_default="[]"),  # who waits for it
     Column("trial_count", Integer, nullable=False, server_default="0"),  # stored in this attempt
     Column("trace", Text, nullable=False, server_default=""),  # the submission's W3C traceparent
     Column("started_at", UtcDateTime),  # the first claim

@@ -126,11 +126,11 @@ class JobStore(Database):
         """
         with self._write() as connection:
             job, now = get_job(connection, job_id, lock=True), time_of(connection, self._clock)
-            others = [] if client is None else [one for one in job.waits_for if one != client]
+            others = [] if client is None else [one for one in job.clients if one != client]
             if job.state.finished or job.cancel_requested:
                 return job
             if others:
-                if client in job.waits_for:
+                if client in job.clients:
                     data = {"client": client, "remaining": len(others)}
                     append_event(connection, job_id, now, "withdrawn", data, clients=others)
             elif job.state is JobState.QUEUED or _abandoned(job, now):
