@@ -49,5 +49,4 @@ class GemmOnGpu(ChainSession[GemmLaunch]):
         return library
 
 
-def open_session(problem: DenseGemm, request: Fields) -> GemmOnGpu:
-    return GemmOnGpu(problem, request)
+open_session = GemmOnGpu

@@ -142,5 +142,4 @@ def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
     return measurement_fields(whole)
 
 
-def open_session(problem: FusedMoe, request: Fields) -> MoeOnGpu:
-    return MoeOnGpu(problem, request)
+open_session = MoeOnGpu

@@ -37,5 +37,4 @@ class StateUpdateOnGpu(ChainSession[StateLaunch]):
         return [self._kernels.launch(self._problem, batch_size, config, self._target)]
 
 
-def open_session(problem: StateUpdate, request: Fields) -> StateUpdateOnGpu:
-    return StateUpdateOnGpu(problem, request)
+open_session = StateUpdateOnGpu
