@@ -38,6 +38,7 @@ def run(at: int, seed: int, parent: ParentPipes) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as `tuner.cli.one_gpu` does
     parent, opened = ParentPipes(), []
     parent.send({"ready": True})
     while True:

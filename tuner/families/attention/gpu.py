@@ -163,4 +163,5 @@ class AttentionOnGpu:
         return load(self._source, binding, grid, self._target)
 
 
-open_session = AttentionOnGpu
+def open_session(problem: Attention, request: Fields) -> AttentionOnGpu:
+    return AttentionOnGpu(problem, request)

@@ -49,4 +49,5 @@ class GemmOnGpu(ChainSession[GemmLaunch]):
         return library
 
 
-open_session = GemmOnGpu
+def open_session(problem: DenseGemm, request: Fields) -> GemmOnGpu:
+    return GemmOnGpu(problem, request)

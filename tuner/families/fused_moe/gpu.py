@@ -142,4 +142,5 @@ def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
     return measurement_fields(whole)
 
 
-open_session = MoeOnGpu
+def open_session(problem: FusedMoe, request: Fields) -> MoeOnGpu:
+    return MoeOnGpu(problem, request)

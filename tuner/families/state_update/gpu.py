@@ -37,4 +37,5 @@ class StateUpdateOnGpu(ChainSession[StateLaunch]):
         return [self._kernels.launch(self._problem, batch_size, config, self._target)]
 
 
-open_session = StateUpdateOnGpu
+def open_session(problem: StateUpdate, request: Fields) -> StateUpdateOnGpu:
+    return StateUpdateOnGpu(problem, request)
