@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tuner.jobs.ahead import is_compiled_ahead, waits_for
 from tuner.jobs.job import Job, JobRequest, JobState
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import utc_now
@@ -40,8 +39,4 @@ class Fleet:
         """Why a queued job is not being done; "" where a worker can do it, or has it."""
         if job.state is not JobState.QUEUED:
             return ""
-        return self.unmet(job.request) or waits_for(job)
-
-    def compiles_ahead(self, request: JobRequest) -> bool:
-        """Whether workers without a GPU will compile for a job before it has one."""
-        return is_compiled_ahead(request, self.workers())
+        return self.unmet(job.request)

@@ -9,7 +9,6 @@ from datetime import date, timedelta
 from typing import Any
 
 from tuner.errors import TunerError
-from tuner.jobs.ahead import is_compiled_ahead
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import Need, WorkerStatus
@@ -177,8 +176,6 @@ def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, An
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue
         for answer in answers:
-            if answer.ahead is not None:
-                announcer.announce(answer.ahead)
             if answer.created:
                 announcer.announce(answer.job)
             (submitted if answer.created else waiting).append(answer.job.id)
@@ -186,8 +183,7 @@ def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, An
 
 
 def _submission(request: JobRequest, workers: Sequence[WorkerStatus]) -> Submission:
-    unmet = Need.of(request).unmet(workers, utc_now())
-    return Submission(request, unmet=unmet, ahead=is_compiled_ahead(request, workers))
+    return Submission(request, unmet=Need.of(request).unmet(workers, utc_now()))
 
 
 def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:

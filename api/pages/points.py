@@ -88,9 +88,6 @@ def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[Entry]:
 def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
     """The points of a run that goes on: the best time of each, beside the incumbents' times."""
     best = {one["point"]: one for one in progress["best"]}
-    planned = progress["incumbents"] or [
-        {**one, "times_us": {}} for one in progress["best"]
-    ]  # a worker of an older release plans nothing
     return [
         Entry(
             number,
@@ -100,7 +97,7 @@ def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
                 "incumbents": {name: {"median_us": us} for name, us in one["times_us"].items()},
             },
         )
-        for number, one in enumerate(planned)
+        for number, one in enumerate(progress["incumbents"])
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.jobs.ahead import is_compiled_ahead, waits_for
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.jobs.workers import Need, WorkerStatus
@@ -26,12 +25,7 @@ class LocalQueue(Database):
         """Queue jobs, or find the ones that answer the requests: all or none."""
         workers = self.workers()
         wanted = [
-            Submission(
-                request,
-                priority,
-                Need.of(request).unmet(workers, utc_now()),
-                is_compiled_ahead(request, workers),
-            )
+            Submission(request, priority, Need.of(request).unmet(workers, utc_now()))
             for request in requests
         ]
         estimates = Estimates.sharing(self)
@@ -62,7 +56,7 @@ class LocalQueue(Database):
         """Why a queued job is not being done; "" where a worker can do it, or has it."""
         if job.state is not JobState.QUEUED:
             return ""
-        return Need.of(job.request).unmet(self.workers(), utc_now()) or waits_for(job)
+        return Need.of(job.request).unmet(self.workers(), utc_now())
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""
