@@ -188,6 +188,11 @@ def new_secret(page: Page, server: Server) -> None:
     server.call("POST", "/v1/keys", {"name": "turning"})
     press_twice(page, "/keys", "form[action$='/turning/rotate'] button", danger=True)
     expect(page.locator("#secret")).to_have_value(re.compile("^tuner_"))
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    page.reload()  # shows the keys, and does not make another secret
+    expect(page.locator("#secret")).to_have_count(0)
+    expect(page).to_have_url(re.compile("/keys$"))
 
 
 def revoke(page: Page, server: Server) -> None:
