@@ -246,7 +246,7 @@ class TestForms:
         self, server: Server, visitor: Visitor
     ) -> None:
         posts = [filled(path) for method, path in ROUTES if method == "POST"]
-        assert len(posts) == 16
+        assert len(posts) == 17
         proof = visitor.proof()
         for path in posts:
             if path != "/login":
