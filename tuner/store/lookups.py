@@ -198,9 +198,11 @@ class Lookups(Database):
         return found, now
 
     def winner_counts(self) -> dict[int, int]:
-        """The number of winners of each environment, by its id. Half a million take 40 ms."""
-        where = winners.c.status.in_([status.value for status in WINNING])
-        query = select(winners.c.environment_id, func.count()).where(where)
+        """The number of winners of each environment, by its id.
+
+        432,000 of them took 0.12 s on SQLite, on a machine that did other work.
+        """
+        query = select(winners.c.environment_id, func.count())
         with self._read() as connection:
             rows = connection.execute(query.group_by(winners.c.environment_id))
             return {row[0]: row[1] for row in rows}
