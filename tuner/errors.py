@@ -4,6 +4,7 @@ TunerError                      the root: catch this to catch them all
 ├── BadInput                    the caller can fix it; exit code 2
 │   ├── OptionsRefused
 │   ├── UnknownKey
+│   ├── LastAdmin
 │   ├── UnknownDevice
 │   ├── UnknownModel
 │   ├── UnknownEngine
@@ -123,6 +124,10 @@ class OptionsRefused(BadInput):
 
 class UnknownKey(BadInput):
     """No valid key has that name."""
+
+
+class LastAdmin(BadInput):
+    """Nobody could administer the service without this key."""
 
 
 class UnknownDevice(BadInput):

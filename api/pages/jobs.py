@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader, Submitter
-from api.pages.forms import Posted, asked, full_name, mistakes_in, refused_in
+from api.pages.forms import Posted, ask_first, asked, full_name, mistakes_in, refused_in
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import go, page
 from api.routes.jobs import cancel_job, get_job, list_jobs
@@ -123,6 +123,8 @@ def cancel(
     job_id: JobId, request: Request, form: Posted, caller: Submitter, api: ApiDep
 ) -> Response:
     """Withdraw from a job, or end it for all of its clients."""
+    if asking := ask_first(request, form, f"jobs/{job_id}"):
+        return asking
     cancel_job(job_id, Response(), caller, api, everyone=form.get("everyone") == "true")
     return go(request, f"jobs/{job_id}")
 

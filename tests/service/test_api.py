@@ -166,6 +166,13 @@ class TestSubmit:
             ({"tp": 3}, "the nearest that works is tp="),
             ({"tp": "8"}, "tp: should be a number"),
             ({"tp": True}, "tp: should be a number"),
+            (
+                {
+                    **{"tp": 1, "dtype": None},
+                    "model": "fused_moe:E=999999999,N=999999999,K=128,top_k=1,dtype=bfloat16",
+                },
+                "GiB, and the card has 48 GiB",
+            ),
             ({"seed": 1 << 53}, "seed: Input should be less than"),
             ({"seed": int("9" * 300)}, "seed: "),
             ({"batch_sizes": []}, "batch_sizes: List should have at least 1 item"),
