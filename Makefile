@@ -16,7 +16,7 @@ MORE_TRITONS := $(foreach v,3.4.0 3.5.1 3.7.0 3.7.1 3.9.0,$(ENGINES)/triton-$(v)
 MORE_ENGINES := $(foreach v,0.4.6.post5 0.4.7 0.5.8 0.5.19,$(ENGINES)/sglang-$(v)) \
   $(foreach v,0.8.5 0.10.1.1 0.29.0,$(ENGINES)/vllm-$(v))
 
-.PHONY: install demo docs check lint types imports browser proxy test test-all locks audit chaos mixed-fleet clean
+.PHONY: install demo docs check lint types imports browser proxy test test-all locks audit chaos clean
 
 install: $(VENV)/.installed $(ENGINE)
 
@@ -106,10 +106,6 @@ audit: $(LOCK)/.installed
 # takes root; without: `make chaos CHAOS='--full-disk 0'`.
 chaos: install $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/chaos.md $(CHAOS)
-
-# About ten minutes on two cores.
-mixed-fleet: install $(VENV)/.installed-dev $(TEST_ENGINES)
-	$(BIN)/python benchmarks/mixed_fleet.py --json benchmarks/results/mixed_fleet.json --docs docs/chaos.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,41 +1,46 @@
-"""The search on keys that it was made with and on keys kept apart, beside other searches.
+"""The search on recordings it was made with and on others, beside plain TPE and random search.
 
 Run from the repository's root:
-    .venv/bin/python benchmarks/held_out.py [--runs 20] [--kernel-tuner KT/bin/python]
-Prints the table of docs/benchmarks.md and writes every regret to benchmarks/results/held_out.json.
-Every search gets the same number of tries at a point. What sglang ships for a recording's own key
-is left out of the seeds.
+    .venv/bin/python benchmarks/held_out.py [--runs 20]
+Prints the table of docs/results.md and writes every regret to benchmarks/results/held_out.json.
+Every search gets the same number of tries at a point. What sglang ships for a recording's own key,
+and for a key with an E one less or more and the same N, is left out of the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import math
 import random
 import statistics
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import optuna
-from gemm_recordings import recordings
-from search_on_recording import Setting, seeds_from, without_twins
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.predict.predictor import GemmPredictor
 from tuner.families.dense_gemm.problem import Gemm as Dense
-from tuner.families.dense_gemm.seeds import seeds_for
+from tuner.families.dense_gemm.problem import parse_dense_gemm
+from tuner.families.dense_gemm.seeds import seeds_for as gemm_seeds
 from tuner.families.dense_gemm.space import gemm_space, space_at
-from tuner.families.dense_gemm.tuning import BUDGETS, FORESEEN
+from tuner.families.dense_gemm.tuning import BUDGETS
+from tuner.families.dense_gemm.tuning import FORESEEN as GEMM_FORESEEN
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import read_recording
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.seeds import seeds_for as moe_seeds
+from tuner.families.fused_moe.space import space_for, spaces_at
+from tuner.families.fused_moe.tuning import FORESEEN
+from tuner.measure.recording import read_trials
+from tuner.measure.recording_file import decode, is_packed, read_packed, unpack
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status, Trial
 from tuner.tuning.budget import Budget, budget_for
@@ -64,7 +69,6 @@ LATER = (
     "h100_E8_N3584_K4096_top2_fp8w8a8",
     "h100_E512_N64_K2048_top10_bfloat16",
 )
-STRATEGIES = ("genetic_algorithm", "simulated_annealing", "greedy_ils")
 ENGINE = find_engine("sglang==0.5.16")
 RESULTS = Path("benchmarks/results/held_out.json")
 
@@ -117,20 +121,35 @@ def pooled(trials: Mapping[Candidate, Trial], at: Mapping[Point, Space]) -> dict
 
 def moe_case(path: Path) -> Case:
     recording = read_recording(path)
-    device, problem = recording.device, recording.problem
+    device, problem, points = recording.device, recording.problem, recording.points
     assert device is not None  # it is in the file's name
+    engine = moe_engine(ENGINE)
     spaces = {gemm: space_for(problem, device, gemm) for gemm in Gemm}
-    budget = budget_for(Effort.STANDARD, len(recording.points), max(map(len, spaces.values())))
-    setting = Setting(recording, device, ENGINE, spaces, budget)
-    files = without_twins(setting)
-    model = Predictor(device, problem, files).estimate_all
-    seeds = seeds_from(setting, files)
-    trials = pooled(recording.trials, setting.at)
-    return Case(path.name, dict(spaces), setting.at, seeds, model, budget, trials)
+    at = spaces_at(points, problem, spaces)
+    twins = {(E, problem.N) for E in (problem.E - 1, problem.E, problem.E + 1)}
+    files = [f for f in engine.shipped() if (f.key.E, f.key.intermediate_size) not in twins]
+    predictor = Predictor(device, problem, files)
+    seeds = moe_seeds(
+        at,
+        problem,
+        device,
+        spaces,
+        files,
+        known={p: [engine.default_config(problem, device, p.batch_size)] for p in points},
+        foreseen={p: predictor.shortlist(p, at[p].configs(), FORESEEN) for p in points},
+    )
+    budget = budget_for(Effort.STANDARD, len(points), max(map(len, spaces.values())))
+    trials = pooled(recording.trials, at)
+    return Case(path.name, dict(spaces), at, seeds, predictor.estimate_all, budget, trials)
 
 
 def gemm_case(path: Path) -> Case:
-    ((problem, recording),) = recordings([path])
+    data = read_packed(path)
+    text = unpack(path, data) if is_packed(data) else decode(path, data)
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    (spec,) = dict.fromkeys(row["problem"] for row in rows)
+    problem = parse_dense_gemm(spec)
+    recording = read_trials(path, problem)
     device, engine = find_device("H100"), gemm_engine(ENGINE)
     kernels, predictor = engine.lift(), GemmPredictor(device, problem)
     space = gemm_space(
@@ -141,32 +160,24 @@ def gemm_case(path: Path) -> Case:
     )
     points = list(recording.points)
     at = {p: space_at(space, problem, device, p.batch_size) for p in points}
-    seeds = seeds_for(
+    seeds = gemm_seeds(
         at,
         problem,
         device,
         space,
         engine.shipped(),
         known={p: [kernels.default_config(problem, p.batch_size, device.target)] for p in points},
-        foreseen={p: predictor.shortlist(p, at[p].configs(), FORESEEN) for p in points},
+        foreseen={p: predictor.shortlist(p, at[p].configs(), GEMM_FORESEEN) for p in points},
         without=[(problem.N, problem.K)],
     )
-    budget = BUDGETS[Effort.STANDARD]
-
-    model = predictor.estimate_all
-    spaces: dict[Part, Space] = {Dense.DENSE: space}
-    return Case(path.name, spaces, at, seeds, model, budget, pooled(recording.trials, at))
+    model, spaces = predictor.estimate_all, {Dense.DENSE: space}
+    trials = pooled(recording.trials, at)
+    return Case(path.name, dict(spaces), at, seeds, model, BUDGETS[Effort.STANDARD], trials)
 
 
 def ours(case: Case, seed: int) -> Found:
-    """The search as `tuner tune` runs it."""
-    points = list(case.at)
-    seeds, at = case.seeds, case.at
-    return tried(case, Search(case.spaces, points, seeds, case.budget, seed, at, case.model))
-
-
-def tried(case: Case, search: Search) -> Found:
-    """Everything that a search asks for, in order."""
+    """Everything that the search asks for, in order, as `tuner tune` runs it."""
+    search = Search(case.spaces, list(case.at), case.seeds, case.budget, seed, case.at, case.model)
     found: Found = {point: {} for point in case.at}
     while asked := search.ask():
         for candidate in asked:
@@ -174,21 +185,6 @@ def tried(case: Case, search: Search) -> Found:
             found[candidate.point][candidate.config] = measured.median_us or math.inf
             search.tell(candidate, measured)
     return found
-
-
-def off_by(case: Case, deviation: float, seed: str) -> Case:
-    """The case with recorded times that are off by random factors.
-
-    `deviation` is the standard deviation of a factor's logarithm.
-    """
-    rng = random.Random(seed)
-
-    def moved(trial: Trial) -> Trial:
-        factor = math.exp(rng.gauss(0, deviation))
-        us = trial.measurement.median_us
-        return trial if us is None else timed(trial, us * factor)
-
-    return replace(case, trials={c: moved(t) for c, t in case.trials.items()})
 
 
 def timed(trial: Trial, us: float) -> Trial:
@@ -227,44 +223,6 @@ def plain_tpe(case: Case, seed: int) -> Found:
     return found
 
 
-def kernel_tuner_cache(case: Case, point: Point) -> dict[str, object]:
-    """A point of a recording as the cache file of Kernel Tuner's simulation mode."""
-    space, names = case.at[point], list(case.at[point].axes)
-    timed: dict[str, dict[str, object]] = {}
-    for config in space.configs():
-        values = {name: space.axes[name][at] for name, at in space.indices(config).items()}
-        us = case.measure(Candidate(point, config)).median_us
-        spent = {"compile_time": 0, "verification_time": 0, "benchmark_time": 0}
-        spent |= {"framework_time": 0, "strategy_time": 0, "timestamp": ""}
-        time: float | str = "RuntimeFailedConfig" if us is None else us
-        timed[",".join(map(str, values.values()))] = {**values, "time": time, **spent}
-    return {
-        "device_name": "recorded",
-        "kernel_name": "recorded",
-        "problem_size": 1,
-        "tune_params_keys": names,
-        "tune_params": {name: list(space.axes[name]) for name in names},
-        "objective": "time",
-        "cache": timed,
-    }
-
-
-def kernel_tuner_regrets(case: Case, python: str, seeds: int) -> dict[str, list[list[float]]]:
-    """The regrets of each strategy at the points, for each seed."""
-    with tempfile.TemporaryDirectory() as folder:
-        for number, point in enumerate(case.at):
-            cache = json.dumps(kernel_tuner_cache(case, point))
-            (Path(folder) / f"{number:02}.json").write_text(cache)
-        script = str(Path(__file__).with_name("kernel_tuner_replay.py"))
-        asked = [python, script, folder, str(case.budget.per_point), str(seeds), *STRATEGIES]
-        answer = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
-    best = {f"{number:02}": min(case.times(p).values()) for number, p in enumerate(case.at)}
-    return {
-        strategy: [[us / best[name] - 1 for name, us in sorted(run.items())] for run in runs]
-        for strategy, runs in json.loads(answer).items()
-    }
-
-
 def regrets(case: Case, found: Found) -> list[float]:
     """By point: the time of the best that was found / the best in the recording - 1."""
     return [_regret(case.times(p), found[p]) for p in case.at]
@@ -275,20 +233,11 @@ def _regret(times: Mapping[Config, float], found: Mapping[Config, float]) -> flo
     return times.get(best, math.inf) / min(times.values()) - 1
 
 
-def run(case: Case, runs: int, python: str | None) -> dict[str, list[list[float]]]:
-    contenders: dict[str, Contender] = {
-        "this project's search": ours,
-        "plain TPE": plain_tpe,
-        "random": at_random,
-    }
-    found = {
-        name: [regrets(case, contend(case, seed)) for seed in range(runs)]
-        for name, contend in contenders.items()
-    }
-    if python:
-        theirs = kernel_tuner_regrets(case, python, runs)
-        found |= {f"Kernel Tuner: {name}": some for name, some in theirs.items()}
-    return found
+CONTENDERS: dict[str, Contender] = {
+    "this project's search": ours,
+    "plain TPE": plain_tpe,
+    "random": at_random,
+}
 
 
 def cell(some: Sequence[Sequence[float]]) -> str:
@@ -301,7 +250,6 @@ def cell(some: Sequence[Sequence[float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--kernel-tuner", help="a Python that has kernel-tuner")
     parser.add_argument("--only", nargs="*", help="recordings, without their endings")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -311,7 +259,10 @@ def main() -> None:
     for name in options.only or (*SEEN, *UNSEEN, *LATER):
         path = RECORDINGS / f"{name}.csv.gz"
         case = moe_case(path) if "_E" in name else gemm_case(path)
-        rows[name] = run(case, options.runs, options.kernel_tuner)
+        rows[name] = {
+            who: [regrets(case, contend(case, seed)) for seed in range(options.runs)]
+            for who, contend in CONTENDERS.items()
+        }
         tries[name] = case.budget.per_point
         print(name, {who: cell(some) for who, some in rows[name].items()}, flush=True)
     options.out.write_text(json.dumps({"runs": options.runs, "tries": tries, "regrets": rows}))

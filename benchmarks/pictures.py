@@ -3,7 +3,7 @@
     python benchmarks/pictures.py                 # writes docs/pictures/
     python benchmarks/pictures.py --list          # prints the gains of every kept report
 
-Needs no GPU: the times were measured when the reports were made (docs/benchmarks.md).
+Needs no GPU: the times were measured when the reports were made (docs/results.md).
 """
 
 from __future__ import annotations
@@ -126,23 +126,27 @@ def winners_of(report: Mapping[str, Any]) -> list[Winner]:
     runs = what_runs(
         environment.engine, environment.engine_version, problem, find_device(report["device"])
     )
-    entries = with_backends(map(_entry, report["entries"]), [], runs)
+    entries = with_backends(map(entry_of, report["entries"]), [], runs)
     return [Winner(problem, environment, entry, 0, then) for entry in entries]
 
 
-def _entry(value: Mapping[str, Any]) -> Entry:
+def entry_of(value: Mapping[str, Any]) -> Entry:
+    """An entry of a report."""
     part = read_part(value.get("gemm") or value.get("part") or "")
-    tokens = value.get("new_tokens", 0), value.get("cached_tokens", 0)
+    tokens = value.get("new_tokens") or 0, value.get("cached_tokens") or 0
     incumbents = {
-        name: Incumbent(Config(one["config"]), Status(one["status"]), one["median_us"])
+        name: Incumbent(
+            Config(one["config"]), Status(one["status"]), one["median_us"], one["shared_bytes"]
+        )
         for name, one in value["incumbents"].items()
     }
+    resources = (value["shared_bytes"], value["n_regs"], value["n_spills"])
     return Entry(
         point=Point(value["batch_size"], part, *tokens),
         config=Config(value["config"]),
         status=Status(value["status"]),
         median_us=value["median_us"],
-        compiled=Compiled(Status.OK),
+        compiled=Compiled(Status.OK, *resources),
         incumbents=incumbents,
         reason=value["reason"],
     )

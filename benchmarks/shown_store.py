@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pictures import entry_of
+
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.families.fused_moe.recording import Recording, read_recording
@@ -137,26 +139,6 @@ def key_of(report: Mapping[str, Any], points: Sequence[Point], seed: int = 0) ->
     problem, environment = parse_problem(report["problem"]), Environment(**place)
     return RunKey(
         problem, environment, MeasureKind.GPU, "standard", seed, tuple(points), "benchmarks"
-    )
-
-
-def entry_of(one: Mapping[str, Any]) -> Entry:
-    """An entry of a report."""
-    part = read_part(one.get("gemm") or one["part"])
-    tokens = one.get("new_tokens") or 0, one.get("cached_tokens") or 0
-    incumbents = {
-        name: Incumbent(Config(i["config"]), Status(i["status"]), i["median_us"], i["shared_bytes"])
-        for name, i in one["incumbents"].items()
-    }
-    resources = (one["shared_bytes"], one["n_regs"], one["n_spills"])
-    return Entry(
-        Point(one["batch_size"], part, *tokens),
-        Config(one["config"]),
-        Status(one["status"]),
-        one["median_us"],
-        Compiled(Status.OK, *resources),
-        incumbents,
-        one["reason"],
     )
 
 

@@ -12,8 +12,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from vllm_stand_ins import served_layer
 
 from tuner.devices.table import find_device

@@ -292,7 +292,7 @@ def first_choices(recording, corpus, score=None):
 
 
 class TestRecording:
-    """The bounds leave room above what docs/benchmarks.md reports; 15 % is what is asked for."""
+    """The bounds leave room above what docs/results.md reports; 15 % is what is asked for."""
 
     def test_model_and_corpus(self, recording, corpus):
         logs = first_choices(recording, corpus)

@@ -2,8 +2,8 @@
 
 import os
 
+import planted
 import pytest
-from benchmark_scripts import load_script
 from gpu_benches import config, open_bench, this_device, trials_of
 
 from tuner.devices.table import find_device
@@ -57,10 +57,9 @@ def test_every_dtype_is_right_and_timed(dtype, tmp_path):
 @pytest.fixture
 def planted_engine(tmp_path, monkeypatch):
     """An engine whose kernel is right where GROUP_SIZE_M is 1, and bad on purpose elsewhere."""
-    planted = load_script("h200/planted.py")
     monkeypatch.setenv("TUNER_ENGINE_PATH", os.environ.get("TUNER_ENGINE_PATH", ""))  # for the end
     planted.made_up_engine(tmp_path / "engines")
-    return planted.find_engine(f"sglang=={planted.VERSION}")
+    return find_engine(f"sglang=={planted.VERSION}")
 
 
 def test_each_bad_kernel_ends_with_its_own_status_and_the_next_goes_on(planted_engine, tmp_path):

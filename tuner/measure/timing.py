@@ -32,7 +32,7 @@ HOLD_CYCLES, HOLD_US = 200_000, 80.0
 LATE = 0.002  # the share of a time by which the host may be late all the same
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # How far a replay may lie from the median of several, as a share of the median. On an H200, the
-# fastest of five lies as near at 99 of 100 candidates of each recorded point (docs/benchmarks.md).
+# fastest of five lies as near at 99 of 100 candidates of each of 16 recorded points.
 SPREAD = 0.05
 # Graphs are timed in turn until the fastest has taken this long, but at least so often.
 RACE_US, LEAST_ROUNDS = 150_000.0, 3

@@ -13,7 +13,7 @@ from tuner.tuning.request import Effort
 # backends are loaded, compiled and timed. Eight quick runs of 3 to 36 points on one H100 took 97 s
 # in all, and these two figures make it 94 s (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
 START_S = 9.0
-# The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/benchmarks.md).
+# The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
 _TRY_S = (27.4 - START_S) / 1440
 
 

@@ -14,7 +14,8 @@ from tuner.tuning.space import Space
 # Predicted microseconds of the configurations at a point that will probably fit.
 Model = Callable[[Point, Sequence[Config]], Mapping[Config, float]]
 # How much an octave counts: of a parameter, of the predicted time, of the point's size. They were
-# chosen on three of the recordings; docs/benchmarks.md says which, and what the others show.
+# chosen on the recordings that benchmarks/held_out.py calls SEEN; docs/results.md says what the
+# others show.
 _PER_OCTAVE, _PER_PREDICTED, _PER_SIZE = 0.9, 1.6, 0.4
 
 

@@ -27,8 +27,8 @@ from tuner.problems.results import Measurement, Status
 Fields = dict[str, Any]
 
 # A launch that reads its weights for so many microseconds averages over much by itself: a graph of
-# it needs few launches. Times that are off by 1 % cost a search 0.03 % (docs/benchmarks.md), and a
-# race times its finalists with all routings.
+# it needs few launches. On recordings of two layers, times that are off by 1 % cost a search 0.03 %
+# at most, and a race times its finalists with all routings.
 LONG_US, FEW = 100.0, 4
 
 

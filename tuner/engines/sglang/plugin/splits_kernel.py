@@ -1,7 +1,7 @@
 """The kernel that writes the KV splits of each sequence, once before each decode step.
 
 It is one launch, as in the engine. In torch's operations it was seven, and servers whose steps wait
-for the host became slower (docs/benchmarks.md, "Served by sglang on an H100").
+for the host became slower: 0.93x for decode of 16 sequences in a model of six layers on an H100.
 """
 
 # Triton reads the annotations of a kernel, so its arguments have none.

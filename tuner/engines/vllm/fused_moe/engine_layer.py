@@ -1,7 +1,7 @@
 """vLLM's own fused-MoE layer; run as a module by `tuner prove`.
 
 This imports vLLM: its loader picks the entries, and its `fused_experts_impl` runs the whole layer.
-Tried with stand-ins for vLLM's compiled parts alone (benchmarks/vllm_moe_gpu.py).
+Tried with stand-ins for vLLM's compiled parts alone (tests/engines/vllm_stand_ins.py).
 """
 
 from __future__ import annotations
