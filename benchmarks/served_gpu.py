@@ -10,9 +10,7 @@ For each case it tunes the model, or what --tune names, exports the winners, and
 chooses, and what their logs say of that is printed. Where the advice is to leave everything, there
 is nothing to prove. Attention is tuned for the lengths of the loads: OUT/CASE/workload.toml has
 them as points. OUT/CASE has the files, logs, profiles and report.json, too; OUT/served.json has all
-reports, and is written anew after each case. At the end it says in how many cells the predicted
-gain lies within 3 points of the measured one. It says the same of the cells whose rounds repeat
-within 3 points.
+reports, and is written anew after each case.
 
 `--database` names a store that has the winners: then nothing is tuned. `--args` are further words
 for all servers, such as "--attention-backend triton --fp8-gemm-backend triton", with which the
@@ -37,10 +35,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from tuner.deploy.served.compare import METRICS
 from tuner.deploy.served.loads import Load, parse_loads
 
 MODELS = Path(__file__).parent / "served_models"
@@ -53,7 +49,6 @@ LOADS = ",".join(
 )
 CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards of 35 to 160 GB
 _ON_TRITON = "--attention-backend triton"
-POINTS = 0.03  # a prediction may be off by so much of a gain
 CASES = {"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16}  # layers
 # What sglang's log says of the backends that it chose, or fell back to.
 _CHOSEN = re.compile(
@@ -154,29 +149,10 @@ def chosen(log: str) -> list[str]:
 
 
 def summary(reports: dict[str, Any]) -> str:
-    """How many cells are slower, and how many predictions hold."""
-    gains = [gain for report in reports.values() for gain in report["gains"]]
-    told = [gain for gain in gains if gain["predicted"] is not None]
-    near = [gain for gain in told if is_near(gain)]
-    sure = [gain for gain in told if repeats(gain)]
-    slower = sum(gain["verdict"] == "slower" for gain in gains)
-    return (
-        f"{len(gains)} cells, {slower} slower; predictions within {POINTS:g} of the gain: "
-        f"{len(near)} of {len(told)}, and {sum(map(is_near, sure))} of the {len(sure)} "
-        "whose rounds repeat as well"
-    )
-
-
-def is_near(gain: dict[str, Any]) -> bool:
-    """Whether the prediction of a report's cell holds."""
-    return bool(abs(gain["predicted"] - gain["gain"]) <= POINTS)
-
-
-def repeats(gain: dict[str, Any]) -> bool:
-    """Whether half of the rounds' own gains lie as near to their median as a prediction has to."""
-    (metric,) = (one for one in METRICS if one.field == gain["metric"])
-    pairs = zip(gain["rounds"]["before"], gain["rounds"]["after"], strict=True)
-    return median(abs(metric.gain(*pair) - gain["gain"]) for pair in pairs) <= POINTS
+    """How many cells are faster and slower."""
+    verdicts = [gain["verdict"] for report in reports.values() for gain in report["gains"]]
+    faster, slower = (verdicts.count(word) for word in ("faster", "slower"))
+    return f"{len(verdicts)} cells, {faster} faster, {slower} slower"
 
 
 if __name__ == "__main__":

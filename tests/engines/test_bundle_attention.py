@@ -70,7 +70,7 @@ REPORT = {
     "gains": [
         {
             **{"load": "1x1024+128", "title": "decode", "before": 250.0, "after": 430.0},
-            **{"gain": 1.7, "low": 1.6, "high": 1.8, "predicted": None, "verdict": "faster"},
+            **{"gain": 1.7, "low": 1.6, "high": 1.8, "verdict": "faster"},
         }
     ],
     "outputs": {"ok": True, "mean": 0.1, "own_mean": 0.1, "equal_tokens": 9, "tokens": 9},

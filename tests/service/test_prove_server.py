@@ -54,24 +54,6 @@ def test_both_servers_are_compared_and_the_report_is_kept(place: Path) -> None:
         assert (place / f"served_proof/traces/{side}/1x8+4/1-TP-0.trace.json").is_file()
 
 
-def test_the_report_has_what_profiles_and_stored_times_let_expect(place: Path) -> None:
-    (place / "configs_out/provenance/decode.json").write_text(
-        json.dumps({"problem": DECODE.spec()})
-    )
-    with Store.open(f"sqlite:///{place / 'tuner.db'}") as store:
-        fill(store, DECODE, device="NVIDIA_L40S")
-    run = prove(place, "model", "--server", "--loads", "2x16+8,1x16000+4", "--json")
-    shown = json.loads(run.stdout)
-    predicted = {(gain["load"], gain["metric"]): gain["predicted"] for gain in shown["gains"]}
-    # The kernels are 1.5 times as fast at most, and a step takes longer than they do.
-    assert 1 < predicted["2x16+8", "tpot_ms"] <= 1.5 * (1 + 1e-9)
-    assert predicted["2x16+8", "ttft_ms"] is None  # the profile has no prefill
-    advice, length, few = shown["notes"]
-    assert few.startswith("2 rounds cannot tell")
-    assert advice.startswith(f"files that are not advised for these servers: {DECODE.spec()}: ")
-    assert length == "1x16000+4: no point beyond 8,000 cached tokens was tuned for decode"
-
-
 def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(place: Path) -> None:
     (place / "configs_out/provenance/decode.json").write_text(
         json.dumps({"problem": DECODE.spec()})

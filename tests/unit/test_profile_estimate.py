@@ -82,21 +82,6 @@ def test_the_reduction_of_more_splits_counts_against_decode(profile):
     assert room.gain == pytest.approx(336 / 48)
 
 
-def test_what_is_cached_at_a_step_counts_where_it_is_known(profile):
-    long = entry(point(Stage.DECODE, 8, 1, 9000))
-    own = replace(long.incumbents["default"], median_us=3 * long.median_us)
-    longer = published(DECODE_PROBLEM, replace(long, incumbents={"default": own}))
-    winners = [*decode_winners(), longer]
-
-    def gain(cached):
-        found = estimate(profile, winners, lengths=lambda _: [cached])
-        return rows(found, Phase.DECODE)["attention_decode"].headroom.gain
-
-    # 6 of 10 steps have 1 sequence, 4 have 8.
-    assert gain(1000) == pytest.approx(10 / (6 / 1.5 + 4), rel=0.02)
-    assert gain(9000) > 1.5
-
-
 @pytest.mark.parametrize(
     ("call_us", "gain"),
     [

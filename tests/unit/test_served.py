@@ -75,7 +75,7 @@ def test_the_median_of_runs_leaves_out_figures_that_a_run_lacks():
 def test_one_token_has_no_decode_speed():
     speed = speed_of(Load(1, 8, 1), 0.0, [[Arrival(1.0, 1)]])
     assert (speed.decode_tok_s, speed.tpot_ms) == (None, None)
-    assert {gain.metric.field for gain in gains_of(LOAD, [speed], [speed], {})} == {
+    assert {gain.metric.field for gain in gains_of(LOAD, [speed], [speed])} == {
         *("prefill_tok_s", "ttft_ms")
     }
 
@@ -88,9 +88,9 @@ def test_tokens_that_arrive_together_count_together():
 def test_gains_are_of_pairs_and_above_1_for_less_time():
     before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4, 3, 5, 6)]
     after = [Speed(150.0 * n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4, 3, 5, 6)]
-    prefill, decode, ttft, tpot = gains_of(LOAD, before, after, {"ttft_ms": 1.9})
+    prefill, decode, ttft, tpot = gains_of(LOAD, before, after)
     assert (prefill.median, prefill.low, prefill.high, prefill.verdict) == (1.5, 1.5, 1.5, "faster")
-    assert (ttft.median, ttft.predicted, ttft.verdict) == (2.0, 1.9, "faster")
+    assert (ttft.median, ttft.verdict) == (2.0, "faster")
     assert (decode.median, decode.verdict) == (1.0, "same")
     assert (tpot.median, tpot.verdict) == (0.5, "slower")
 
@@ -162,10 +162,10 @@ SUBJECT = Subject(
 )
 
 
-def gain(load: str, field: str, low: float, high: float, predicted: float | None = None) -> Gain:
+def gain(load: str, field: str, low: float, high: float) -> Gain:
     metric = next(one for one in METRICS if one.field == field)
     (parsed,) = parse_loads(load)
-    return Gain(parsed, metric, (123456.7,) * 7, (234567.8,) * 7, high, low, high, predicted)
+    return Gain(parsed, metric, (123456.7,) * 7, (234567.8,) * 7, high, low, high)
 
 
 def proof(*gains: Gain, loading: tuple[str, ...] = ()) -> ServedProof:
@@ -175,25 +175,23 @@ def proof(*gains: Gain, loading: tuple[str, ...] = ()) -> ServedProof:
 
 def test_a_report_fits_80_columns():
     found = proof(
-        gain("64x32768+1024", "prefill_tok_s", 1.011, 1.022, 1.01),
-        gain("64x32768+1024", "decode_tok_s", 11.64, 11.79, 11.7),
+        gain("64x32768+1024", "prefill_tok_s", 1.011, 1.022),
+        gain("64x32768+1024", "decode_tok_s", 11.64, 11.79),
         gain("1x1024+128", "tpot_ms", 0.90, 0.99),
     )
     assert all(len(line) <= 80 for line in found.as_text().splitlines()), found.as_text()
     assert found.verdict() == "NOT PROVEN: 2 of 3 faster, 1 slower, 0 within the spread"
-    assert "predicted" in found.as_text()
-    assert "predicted" not in proof(gain("1x8+4", "tpot_ms", 0.9, 1.1)).as_text()
 
 
 def test_few_rounds_prove_nothing():
     """Five rounds hold the median in 94 of 100 cases at most."""
     few = [Speed(100.0, 10.0, 50.0, 8.0, 1.0)] * 5
     slow = [Speed(50.0, 20.0, 25.0, 16.0, 1.0)] * 5
-    found = proof(*gains_of(LOAD, few, slow, {}))
+    found = proof(*gains_of(LOAD, few, slow))
     assert {one.verdict for one in found.gains} == {"same"} and not found.proven
     assert found.verdict().endswith("; too few rounds")
     assert found.as_json()["notes"] == ["5 rounds cannot tell faster from slower: 6 can (--rounds)"]
-    enough = proof(*gains_of(LOAD, few + few[:1], slow + slow[:1], {}))
+    enough = proof(*gains_of(LOAD, few + few[:1], slow + slow[:1]))
     assert {one.verdict for one in enough.gains} == {"slower"}
     assert "rounds" not in enough.verdict()
 

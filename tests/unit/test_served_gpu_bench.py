@@ -58,19 +58,3 @@ def test_the_logs_say_which_backends_the_servers_chose(bench: ModuleType) -> Non
         "[01:03] Using default MoE kernel config. Performance might be sub-optimal!",
         "[01:05] Rollback to implementation from sgl-kernel",
     ]
-
-
-@pytest.mark.parametrize(
-    ("metric", "after", "repeats"),
-    [
-        ("decode_tok_s", [12.0, 12.1, 11.9, 14.0], True),  # half of them are near
-        ("decode_tok_s", [12.0, 13.0, 11.0, 14.0], False),
-        ("tpot_ms", [8.0, 8.01, 7.99, 5.0], True),  # a time: 10 / 8 is a gain of 1.25
-    ],
-)
-def test_says_where_rounds_repeat(
-    bench: ModuleType, metric: str, after: list[float], repeats: bool
-) -> None:
-    gain = 1.2 if metric == "decode_tok_s" else 1.25
-    rounds = {"before": [10.0] * 4, "after": after}
-    assert bench.repeats({"metric": metric, "gain": gain, "rounds": rounds}) is repeats

@@ -142,16 +142,13 @@ def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool)
 def _prove_server(request: Request, as_json: bool) -> None:
     import os
 
-    from tuner.deploy.served.expected import expected_gains
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
-    from tuner.deploy.served.rounds import BEFORE
     from tuner.store import ServedProofStore, Store, database_url
 
     with Store.open(database_url(os.environ)) as store, plan_of(request, store) as plan:
-        traces, winners = plan.traces(BEFORE), plan.winners
-        proof = prove_served(plan, say, lambda before: expected_gains(traces, winners, before, say))
+        proof = prove_served(plan, say)
         write_report(proof, request.folder)
         ServedProofStore.sharing(store).add(proof.as_json())
     say(f"the report, logs and profiles are in {request.folder}")

@@ -30,7 +30,6 @@ class Totals:
 
     kernels: dict[tuple[str, str, Phase], tuple[int, float]] = field(default_factory=dict)
     gap_us: dict[Phase, float] = field(default_factory=dict)
-    graph_gap_us: dict[Phase, float] = field(default_factory=dict)
     idle_us: float = 0.0
     steps: dict[Size, tuple[int, float]] = field(default_factory=dict)
     families: dict[tuple[Size, str], tuple[int, float]] = field(default_factory=dict)
@@ -91,7 +90,6 @@ def _add_device(
     reached = min(start for start, d in zip(timeline.starts, timeline.devices, strict=True)
                   if d == device)  # fmt: skip
     sums: dict[tuple[int, Phase, int], tuple[int, float]] = {}
-    launch = -1  # of the kernel before
     numbers = {size: number for number, size in enumerate(dict.fromkeys(of_mark))}
     sizes, of_size = list(numbers), [numbers[size] for size in of_mark]
     for i, told, position in zip(order, phases, at, strict=True):
@@ -100,9 +98,7 @@ def _add_device(
         phase = told or phase
         start, end = timeline.starts[i], timeline.ends[i]
         if start > reached:
-            one_graph = timeline.correlations[i] == launch and launch in timeline.graphs
-            _add_gap(start - reached, phase, one_graph, totals)
-        launch = timeline.correlations[i]
+            _add_gap(start - reached, phase, totals)
         key = timeline.names[i], phase, of_size[position] if position >= 0 else -1
         calls, us = sums.get(key, (0, 0.0))
         begun = start if start > reached else reached
@@ -120,13 +116,11 @@ def _add(sums: dict[_Key, tuple[int, float]], key: _Key, added: tuple[int, float
     sums[key] = calls + added[0], us + added[1]
 
 
-def _add_gap(us: float, phase: Phase, one_graph: bool, totals: Totals) -> None:
+def _add_gap(us: float, phase: Phase, totals: Totals) -> None:
     if us > IDLE_US:
         totals.idle_us += us
         return
     totals.gap_us[phase] = totals.gap_us.get(phase, 0.0) + us
-    if one_graph:
-        totals.graph_gap_us[phase] = totals.graph_gap_us.get(phase, 0.0) + us
 
 
 def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], Sequence[int]]:

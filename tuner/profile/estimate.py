@@ -9,7 +9,6 @@ from typing import Any
 from tuner.problems.records import Winner
 from tuner.profile.families import KernelFamily, kernel_families
 from tuner.profile.headroom import Headroom, headroom
-from tuner.profile.lookup import Lengths, unknown_lengths
 from tuner.profile.profile import GAPS, KernelTime, Phase, Profile
 
 OTHER = "kernels that no row knows"
@@ -55,16 +54,6 @@ class PhaseEstimate:
     def gain(self) -> float:
         """How many times as fast the phase can become, if all that can be tuned is tuned."""
         return 1 / (1 - sum(row.saved for row in self.rows))
-
-    @property
-    def saved_us(self) -> float:
-        """The time that tuning can save at most."""
-        return self.time_us * sum(row.saved for row in self.rows)
-
-    @property
-    def busy_us(self) -> float:
-        """The time in which a kernel ran."""
-        return sum(row.time_us for row in self.rows if row.family != GAPS)
 
 
 @dataclass(frozen=True)
@@ -136,9 +125,8 @@ def estimate(
     winners: Sequence[Winner] = (),
     in_use: Iterable[str] = (),
     tunable: Collection[str] | None = None,
-    lengths: Lengths = unknown_lengths,
 ) -> Estimate:
-    """What tuning can gain at most; see `headroom` for `winners`, `in_use` and `lengths`.
+    """What tuning can gain at most; see `headroom` for `winners` and `in_use`.
 
     `tunable` names the kinds of problems that this tool tunes for the server's engine; None: all.
     """
@@ -147,7 +135,7 @@ def estimate(
     def room(family: KernelFamily, phase: Phase) -> Headroom | None:
         if tunable is not None and not set(family.tuned_as) & set(tunable):
             return None
-        return headroom(family, profile, phase, winners, known, lengths)
+        return headroom(family, profile, phase, winners, known)
 
     phases = [_phase(profile, phase, room) for phase in Phase]
     found = [phase for phase in phases if phase.time_us]

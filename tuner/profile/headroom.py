@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tuner.problems.points import Point, Problem
+from tuner.problems.points import Part, Point, Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
 from tuner.profile.families import KernelFamily
-from tuner.profile.lookup import Lengths, Times, ratio, times_at, unknown_lengths
 from tuner.profile.profile import Phase, Profile, Step
 
+Times = tuple[float, float]  # microseconds: of what the engine would run, and of the winner
 _ALIKE = 1.5  # times as long: a step's other calls and another run of the GPU may differ so much
 
 
@@ -41,13 +41,11 @@ def headroom(
     phase: Phase,
     winners: Sequence[Winner],
     in_use: Iterable[str] = (),
-    lengths: Lengths = unknown_lengths,
 ) -> Headroom | None:
     """What tuning can still gain for a family in a phase; None for one that is not tuned.
 
     `winners` are stored for the problems of the served model on its GPU. `in_use` names the kinds
-    of problems whose tuned files the server has. A phase's steps say which sizes count, and
-    `lengths` how much was cached at them.
+    of problems whose tuned files the server has. A phase's steps say which sizes count.
     """
     if not family.tuned_as:
         return None
@@ -58,15 +56,12 @@ def headroom(
     for status, basis in ((Status.OK, Basis.MEASURED), (Status.PREDICTED, Basis.PREDICTED)):
         timed = _by_problem(w for w in ours if w.status is status)
         if timed:
-            return Headroom(_gain(timed, family, steps, lengths), basis)
+            return Headroom(_gain(timed, family, steps), basis)
     return Headroom(family.gained_elsewhere, Basis.ELSEWHERE)
 
 
 def _gain(
-    timed: Sequence[Mapping[Point, Times]],
-    family: KernelFamily,
-    steps: Sequence[Step],
-    lengths: Lengths,
+    timed: Sequence[Mapping[Point, Times]], family: KernelFamily, steps: Sequence[Step]
 ) -> float:
     """How many times as fast the tuned kernels are as the engine's choice.
 
@@ -79,7 +74,7 @@ def _gain(
     left = total = 0.0
     for step in steps:
         took = step.families[family.name]
-        at = [times_at(times, step, lengths(step)) for times in timed]
+        at = [times_at(times, step) for times in timed]
         # Parts are chosen together, so one of them may be slower, but not all of them.
         left += took.time_us / max(1.0, ratio(_that_ran(at, took.time_us / took.calls)))
         total += took.time_us
@@ -89,9 +84,9 @@ def _gain(
 def _that_ran(problems: Sequence[Sequence[Times]], call_us: float) -> Sequence[Times]:
     """The times of the problems whose kernels a step ran, where a call took so long.
 
-    A model's dense GEMMs run one after the other, so all of them did. But of latent attention's two
-    ways to read prompts a step takes one, and a trace does not say which. So the mean of all counts
-    unless one problem alone explains the time and the mean does not.
+    A model's dense GEMMs run one after the other, so all of them ran. Latent attention has two
+    prefill kernels: a step runs one of them, and the trace does not record which. So the mean of
+    all counts unless one problem alone explains the time and the mean does not.
     """
     together = [*itertools.chain(*problems)]
     if _off(together, call_us) <= math.log(_ALIKE):
@@ -115,3 +110,42 @@ def _by_problem(winners: Iterable[Winner]) -> list[dict[Point, Times]]:
             times = engines.median_us, entry.median_us
             found.setdefault(winner.problem, {})[entry.point] = times
     return list(found.values())
+
+
+def times_at(timed: Mapping[Point, Times], step: Step) -> list[Times]:
+    """Return the times of each of a problem's kernels at a step, by the nearest tuned size.
+
+    Sequences and new tokens choose the size, as in engines. A trace does not record how much was
+    cached, so all tuned lengths count alike.
+    """
+    sizes = sorted({(point.batch_size, point.new_tokens) for point in timed})
+    nearest = min(sizes, key=lambda size: _distance(size, step))
+    by_part: dict[Part, list[Times]] = {}
+    for point, times in timed.items():
+        if (point.batch_size, point.new_tokens) == nearest:
+            by_part.setdefault(point.part, []).append(times)
+    return [_mean(times) for times in by_part.values()]
+
+
+def _mean(times: Sequence[Times]) -> Times:
+    before, after = (sum(column) / len(times) for column in zip(*times, strict=True))
+    return before, after
+
+
+def ratio(times: Iterable[Times]) -> float:
+    """Return how many times as fast the winners are, all together."""
+    pairs = list(times)
+    return sum(before for before, _ in pairs) / sum(after for _, after in pairs)
+
+
+def _distance(size: tuple[int, int], step: Step) -> float:
+    """Return how far a tuned size lies from a step; sequences and new tokens count in octaves."""
+    batch_size, new_tokens = size
+    if not new_tokens:  # a size is a number of tokens
+        return abs(batch_size - max(step.new_tokens, step.sequences))
+    new = step.new_tokens // max(1, step.sequences)
+    return _octaves(batch_size, step.sequences) + _octaves(new_tokens, new)
+
+
+def _octaves(one: int, other: int) -> float:
+    return abs(math.log2(max(1, one) / max(1, other)))

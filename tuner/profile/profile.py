@@ -62,8 +62,6 @@ class Profile:
     told_by: str  # how phases were told apart, for people
     engine: str = ""  # whose marks the trace has; "" where it has none
     idle_us: float = 0.0  # gaps in which the server had no request; no part of any other figure
-    # The part of `gap_us` between two kernels of one CUDA graph: there the GPU waits for no host.
-    graph_gap_us: Mapping[Phase, float] = field(default_factory=dict)
 
     def time_us(self, phase: Phase | None = None) -> float:
         """Microseconds of kernels and gaps, of a phase or of all."""

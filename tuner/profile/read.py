@@ -43,7 +43,6 @@ def read(paths: Sequence[Path]) -> Profile:
         totals.told_by(),
         totals.engine,
         totals.idle_us,
-        totals.graph_gap_us,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
@@ -47,7 +47,6 @@ class Gain:
     median: float  # of the gains of all rounds
     low: float
     high: float
-    predicted: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -59,12 +58,10 @@ class Gain:
         return "slower" if self.high < 1 else "same"
 
 
-def gains_of(
-    load: Load, before: Sequence[Speed], after: Sequence[Speed], predicted: Mapping[str, float]
-) -> list[Gain]:
+def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> list[Gain]:
     """The gains of a load's metrics; round `i` of one side is paired with round `i` of the other.
 
-    `predicted` is by the field of a metric. A metric that a round lacks is left out.
+    A metric that a round lacks is left out.
     """
     found = []
     for metric in METRICS:
@@ -74,8 +71,7 @@ def gains_of(
             continue
         ratios = [metric.gain(b, a) for b, a in zip(old, new, strict=True)]
         low, high = interval(ratios)
-        told = predicted.get(metric.field)
-        found.append(Gain(load, metric, tuple(old), tuple(new), median(ratios), low, high, told))
+        found.append(Gain(load, metric, tuple(old), tuple(new), median(ratios), low, high))
     return found
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 from tuner.deploy.load_proof import prove_loads, read_deployed
 from tuner.deploy.served.advice import backend_advice
 from tuner.deploy.served.compare import Gain, gains_of
-from tuner.deploy.served.expected import Expected
 from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load
-from tuner.deploy.served.measure import Speed
 from tuner.deploy.served.outputs import check_outputs
 from tuner.deploy.served.process import RunningServer, free_ports
 from tuner.deploy.served.report import ServedProof, Subject
@@ -22,11 +20,8 @@ from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.config_variables import all_config_variables, config_variables
 from tuner.engines.server import Launch, Server
 from tuner.errors import NotEnoughMemory
-from tuner.problems.records import Winner
 
 SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
-# What is expected of the loads that had these speeds in the rounds without the files.
-Predictor = Callable[[Mapping[Load, Sequence[Speed]]], Mapping[Load, Expected]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,6 @@ class Plan:
     in_turn: bool  # also where memory turns out not to hold two servers
     profiles: bool
     port: int | None = None  # the first of two; None: any that are free
-    winners: Sequence[Winner] = ()  # the stored ones of the problems that have files
     variables: Mapping[str, str] = field(default_factory=dict)  # of `after`, besides the files'
     notes: Sequence[str] = ()  # for the report
     start_timeout_s: float = 1800.0
@@ -83,21 +77,15 @@ class Plan:
         return self.folder / f"{side}-{start}.log"
 
 
-def prove_served(
-    plan: Plan, say: Callable[[str], None], predictor: Predictor | None = None
-) -> ServedProof:
+def prove_served(plan: Plan, say: Callable[[str], None]) -> ServedProof:
     """Run the proof. Raises ServerUnavailable, NotEnoughMemory or BadInput.
 
     Every process that was started has ended when this returns, raises or is killed.
     """
     results, sides, notes = _measured(plan, say)
-    expected = predictor(results[BEFORE].speeds) if predictor else {}
     gains: list[Gain] = []
     for load in plan.loads:
-        old, new = (results[side].speeds[load] for side in SIDES)
-        of_load = expected.get(load, Expected({}))
-        gains += gains_of(load, old, new, of_load.gains)
-        notes += of_load.notes
+        gains += gains_of(load, *(results[side].speeds[load] for side in SIDES))
     before, after = results[BEFORE].answers, results[AFTER].answers
     assert before is not None and after is not None  # each side was checked
     return ServedProof(

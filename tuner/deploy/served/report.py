@@ -125,12 +125,11 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 
 def _table(gains: Sequence[Mapping[str, Any]]) -> str:
-    headers = ["load", "", "before", "after", "gain (low..high)", "predicted", ""]
+    headers = ["load", "", "before", "after", "gain (low..high)", ""]
     rows: list[tuple[str, ...]] = []
     last = None
     for gain in gains:
         shown = "{} ({}..{})".format(*(_ratio(gain[name]) for name in ("gain", "low", "high")))
-        predicted = "" if gain["predicted"] is None else _ratio(gain["predicted"])
         rows.append(
             (
                 gain["load"] if gain["load"] != last else "",
@@ -138,15 +137,11 @@ def _table(gains: Sequence[Mapping[str, Any]]) -> str:
                 _number(gain["before"]),
                 _number(gain["after"]),
                 shown,
-                predicted,
                 gain["verdict"] if gain["verdict"] != "same" else "",
             )
         )
         last = gain["load"]
-    if not any(row[-2] for row in rows):
-        headers.remove("predicted")
-        rows = [(*row[:-2], row[-1]) for row in rows]
-    return table(headers, rows, right=("before", "after", "predicted"))
+    return table(headers, rows, right=("before", "after"))
 
 
 def _ratio(value: float) -> str:
@@ -167,7 +162,6 @@ def _gain_json(gain: Gain) -> dict[str, Any]:
         "gain": gain.median,
         "low": gain.low,
         "high": gain.high,
-        "predicted": gain.predicted,
         "verdict": gain.verdict,
         "rounds": {"before": list(gain.before), "after": list(gain.after)},
     }

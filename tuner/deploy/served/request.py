@@ -117,7 +117,6 @@ def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
             request.dummy,
             in_turn=in_turn,
             profiles=request.profiles,
-            winners=winners,
             variables=advised.variables,
             notes=advised.notes,
             port=request.port,
