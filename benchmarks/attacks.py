@@ -28,8 +28,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from hostile import key_of
-from load import JOB, RESULTS, ask, machine, print_table, quantiles, serving
+from serving import JOB, RESULTS, ask, key_of, machine, print_table, quantiles, serving
 
 from tuner.store.keys import Scope
 

@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from playwright.sync_api import Browser, Page, sync_playwright
+from serving import serving
 from shown_store import add_workers, fill, predict, recorded
 
 from tuner.store import JobStore, Store
@@ -60,7 +56,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         _filled(options.store or f"sqlite:///{folder}/tuner.db", fresh=not options.store) as url,
-        serving(url) as port,
+        serving(url, keyed=True) as (port, _),
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
@@ -80,23 +76,6 @@ def _filled(url: str, *, fresh: bool) -> Iterator[str]:
         predict(url)
         fill(url)
     yield url
-
-
-@contextmanager
-def serving(url: str) -> Iterator[int]:
-    """The port of a server over that store."""
-    environ = {**os.environ, "TUNER_DATABASE_URL": url, "TUNER_API_RATE": "none"}
-    tuner = str(Path(sys.executable).with_name("tuner"))
-    command = [tuner, "serve", "--port", "0", "--no-worker"]
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr
-        line = next(line for line in server.stderr if "Uvicorn running on" in line)
-        drain = threading.Thread(target=server.stderr.read, daemon=True)  # or its pipe fills
-        drain.start()
-        try:
-            yield int(urlsplit(json.loads(line)["message"].split()[3]).port or 0)
-        finally:
-            server.terminate()
 
 
 def _key(url: str) -> str:
