@@ -56,7 +56,7 @@ class Bundles:
         self._kept: deque[tuple[Asked, str, Bundle]] = deque(maxlen=_KEPT)
 
     async def get(self, asked: Asked) -> Bundle:
-        """The bundle of what is stored now, without a signature.
+        """The bundle of what is stored now.
 
         Raises UnknownEngine, ExportRefused and MalformedCluster, as `build_bundle` does.
         """

@@ -23,7 +23,6 @@ TunerError                      the root: catch this to catch them all
 │   ├── MalformedTrace
 │   ├── UnreadableLog
 │   ├── UnsupportedKernel
-│   ├── UnusableKey
 │   ├── UnwritableOutput
 │   ├── UnusableStore
 │   │   ├── StoreUnreachable
@@ -209,10 +208,6 @@ class UnreadableLog(BadInput):
 
 class UnsupportedKernel(BadInput):
     """The engine's kernel has a parameter that this version does not know how to bind."""
-
-
-class UnusableKey(BadInput):
-    """A file holds no key that a bundle can be signed or checked with."""
 
 
 class UnwritableOutput(BadInput):

@@ -25,7 +25,7 @@ MEDIA = "application/gzip"
     responses={
         **responses(409, 415),
         200: {
-            "description": "The archive, without a signature; equal stores give equal bytes.",
+            "description": "The archive; equal stores give equal bytes.",
             "content": {MEDIA: {"schema": {"type": "string", "format": "binary"}}},
             "headers": {
                 "Content-Disposition": {

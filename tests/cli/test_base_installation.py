@@ -32,7 +32,7 @@ for line in json.loads(sys.argv[1]):
 print(json.dumps(said))
 """
 EXTRAS = (
-    *("celery", "cryptography", "fastapi", "jinja2", "kombu", "limits", "opentelemetry"),
+    *("celery", "fastapi", "jinja2", "kombu", "limits", "opentelemetry"),
     *("PIL", "prometheus_client", "psycopg", "pynvml", "torch", "triton", "uvicorn"),
 )
 LONG = ("docker", "tuner preflight")  # a pipe; it looks at this machine

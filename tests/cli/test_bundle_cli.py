@@ -8,14 +8,9 @@ from pathlib import Path
 
 import pytest
 from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example, fill
-from draws import times
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from tuner.cli import app
-from tuner.deploy.bundle.signature import checker, signer
-from tuner.errors import UnusableKey
 from tuner.store import Store
 
 L40S, H20, RAY = CASES
@@ -102,7 +97,6 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
     assert "did you mean" in one_line(tuner("bundle", "--device", "L40X", *cluster), 2)
     options = ["--device", "L40S", *cluster, "--allow-predicted"]
     assert "'x' is not NAME=DIR" in one_line(tuner("bundle", *options, "--node", "x"), 2)
-    assert "cannot be read" in one_line(tuner("bundle", *options, "--key", "absent.pem"), 2)
     assert "cannot write to" in one_line(tuner("bundle", *options, "--out", "/proc/x/b"), 2)
     assert not list(tmp_path.glob("*.tar.gz"))
     assert "cannot be read" in one_line(tuner("bundle", "verify", tmp_path / "absent"), 2)
@@ -184,14 +178,3 @@ def test_bench_report_keeps_the_runs_beside_their_release(tmp_path: Path) -> Non
     assert kept["release"] == json.loads(verified.stdout)["sha256"]
     again = tuner("bench-report", before, tmp_path / "b.tar.gz.runs.json", "--json")
     assert json.loads(again.stdout)["pairs"][0]["gain_text"] == "1.49x"
-
-
-@times(2)
-@given(st.binary(max_size=200), st.sampled_from(["PRIVATE KEY", "PUBLIC KEY", "", "X"]))
-def test_noise_is_no_key(tmp_path_factory: pytest.TempPathFactory, noise: bytes, kind: str) -> None:
-    path = tmp_path_factory.getbasetemp() / "key"
-    head, foot = f"-----BEGIN {kind}-----\n".encode(), f"\n-----END {kind}-----\n".encode()
-    path.write_bytes(head + noise + foot if kind else noise)
-    for use in (signer, checker):
-        with pytest.raises(UnusableKey):
-            use(path)

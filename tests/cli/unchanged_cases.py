@@ -43,7 +43,7 @@ VARYING_IDS = ("trials",)
 # The store's table of schema versions: a migration changes it, whatever else stays.
 VERSIONS = "tuner_alembic_version"
 # The bundle's files that are made of the tuner's own source, or hold the hash of one that is.
-FROM_SOURCE = ("preflight.py", "MANIFEST.json", "SHA256SUMS", "sbom.cdx.json")
+FROM_SOURCE = ("preflight.py", "MANIFEST.json", "SHA256SUMS")
 
 _VARYING = re.compile(rf'"({"|".join(VARYING)})": ("[^"\n]*"|[-+.e\d]+)')
 _JOB_ID = re.compile(r"\b01[0-9a-hjkmnp-tv-z]{24}\b")
@@ -323,8 +323,6 @@ def _without_source(name: str, text: str) -> str:
     if name == "SHA256SUMS":
         lines = text.splitlines(keepends=True)
         return "".join(line for line in lines if line.split()[1] not in FROM_SOURCE)
-    if name == "sbom.cdx.json":
-        return re.sub(r'(?s)("name": "preflight.py".*?"content": ")[0-9a-f]+', r"\1VARIES", text)
     return text
 
 

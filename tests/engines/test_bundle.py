@@ -56,9 +56,9 @@ def test_equal_stores_give_equal_bytes(case: str) -> None:
 def test_every_node_and_the_whole_cluster_can_be_launched(case: str) -> None:
     files = files_of(built(case))
     for node in example(case).nodes:
-        for name in ("docker.sh", "bare.sh", "compose.yaml"):
+        for name in ("docker.sh", "bare.sh"):
             assert f"nodes/{node.name}/{name}" in files
-    for name in ("kubernetes/leaderworkerset.yaml", "sweep.sh", "preflight.py", "README.md"):
+    for name in ("kubernetes/leaderworkerset.json", "sweep.sh", "preflight.py", "README.md"):
         assert name in files
     assert {p for p, f in files.items() if f.mode == 0o755} == {
         p for p in files if p.endswith(".sh") or p in ("preflight.py", "fabric.py")
@@ -265,7 +265,7 @@ def test_winners_for_another_split_are_refused() -> None:
 
 
 def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:
-    assert "run `tuner tune" in refused(TEXT, winners=[])
+    assert "the store has no winners for NVIDIA_H20" in refused(TEXT, winners=[])
     old = find_engine("sglang==0.4.4")
     theirs = [
         replace(one, environment=replace(one.environment, engine_version=old.version))
@@ -284,7 +284,7 @@ def test_nodes_that_differ_get_no_pod_template() -> None:
         allow_predicted=True,
     )
     files = files_of(bundle)
-    assert "kubernetes/leaderworkerset.yaml" not in files
+    assert "kubernetes/leaderworkerset.json" not in files
     said = "no Kubernetes manifest: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, TP_SOCKET_IFNAME differ"
     assert said.encode() in files["README.md"].data
 
@@ -299,5 +299,5 @@ def test_without_an_image_there_are_bare_scripts_alone() -> None:
         allow_predicted=True,
     )
     files = files_of(bundle)
-    assert not [path for path in files if re.search(r"docker|compose|kubernetes/", path)]
+    assert not [path for path in files if re.search(r"docker|kubernetes/", path)]
     assert "nodes/h20-node01/bare.sh" in files

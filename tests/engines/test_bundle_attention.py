@@ -20,7 +20,6 @@ try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
-import yaml
 from attention_cases import CHOSEN, DECODE, EXTEND, MLA, fill
 from bundle_cases import CASES, example, files_of, place, repack, sealed
 from bundle_cases import fill as fill_moe
@@ -142,7 +141,7 @@ def test_the_plugin_finds_the_files_by_the_variables_of_the_scripts(tmp_path: Pa
     assert json.loads(sidecar.read_text())["problem"] == RANKS.spec()
 
 
-def test_containers_compose_and_pods_get_the_variable_too(tmp_path: Path) -> None:
+def test_containers_and_pods_get_the_variable_too(tmp_path: Path) -> None:
     root = place(built(), tmp_path)
     done = subprocess.run(
         ["bash", root / "nodes/l40s-01/docker.sh", "--print"],
@@ -154,10 +153,8 @@ def test_containers_compose_and_pods_get_the_variable_too(tmp_path: Path) -> Non
     image = example(L40S).engine.image
     assert check == ["docker", "run", "--rm", "--entrypoint", "python3", image, *IMPORT]
     assert f"{CONFIG_DIR_VARIABLE}={MOUNTED}" in launch
-    compose = yaml.safe_load((root / "nodes/l40s-01/compose.yaml").read_text())
-    assert compose["services"]["engine"]["environment"][CONFIG_DIR_VARIABLE] == MOUNTED
-    text = (root / "kubernetes/leaderworkerset.yaml").read_text()
-    template = next(yaml.safe_load_all(text))["spec"]["leaderWorkerTemplate"]
+    manifest = json.loads((root / "kubernetes/leaderworkerset.json").read_text())
+    template = manifest["items"][0]["spec"]["leaderWorkerTemplate"]
     for role in ("leaderTemplate", "workerTemplate"):
         (container,) = template[role]["spec"]["containers"]
         assert {"name": CONFIG_DIR_VARIABLE, "value": MOUNTED} in container["env"]

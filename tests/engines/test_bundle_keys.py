@@ -230,7 +230,7 @@ def test_winners_of_another_version_are_named(
     result = CliRunner().invoke(app, ["bundle", *options])
     assert result.exit_code == 1
     assert "no winners for NVIDIA_L40S with sglang==0.4.4, only with 0.5.16" in result.stderr
-    assert "--engine sglang==0.4.4" in result.stderr
+    assert f"run `tuner tune --cluster {tmp_path}" in result.stderr
 
 
 def test_an_equal_bundle_has_equal_keys() -> None:

@@ -15,17 +15,13 @@ from typing import Any
 
 import pytest
 from bundle_cases import built, files_of, place, repack, sealed
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.deploy.bundle import archive as limits
 from tuner.deploy.bundle.archive import File, pack
-from tuner.deploy.bundle.build import write_bundle
-from tuner.deploy.bundle.signature import checker, signer
-from tuner.deploy.bundle.verify import check_bundle, signature_path, verify
-from tuner.errors import BadInput, BundleRefused, UnusableKey
+from tuner.deploy.bundle.verify import check_bundle, verify
+from tuner.errors import BadInput, BundleRefused
 
 RAY = "cluster-h20-2x8-vllm"
 ROOT = "h20-2x8-vllm-NVIDIA_H20"
@@ -269,97 +265,6 @@ def test_nothing_a_bundle_says_acts_on_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "b.tar.gz"
     path.write_bytes(with_manifest(lambda m: m["notes"].append("\x1b[2Jgone\nline")))
     assert "note:  [2Jgone line" in verify(path).as_text()
-
-
-# Signatures
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """(private, public), as the documented commands make them."""
-    private, public = tmp_path / "key.pem", tmp_path / "key.pub"
-    key = ed25519.Ed25519PrivateKey.generate()
-    private.write_bytes(_private_pem(key))
-    public.write_bytes(_public_pem(key))
-    return private, public
-
-
-def _private_pem(key: Any, password: bytes = b"") -> bytes:
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    lock = (
-        serialization.BestAvailableEncryption(password)
-        if password
-        else serialization.NoEncryption()
-    )
-    return bytes(key.private_bytes(pem, form, lock))
-
-
-def _public_pem(key: Any) -> bytes:
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return bytes(key.public_key().public_bytes(serialization.Encoding.PEM, form))
-
-
-def test_a_signed_bundle_holds_for_its_key_alone(tmp_path: Path, keys: tuple[Path, Path]) -> None:
-    private, public = keys
-    path = tmp_path / "b.tar.gz"
-    write_bundle(built(RAY), path, signer(private))
-    assert verify(path, checker(public)).signed
-    assert "not checked" in verify(path).as_text()
-    other = tmp_path / "other.pub"
-    other.write_bytes(_public_pem(ed25519.Ed25519PrivateKey.generate()))
-    with pytest.raises(BundleRefused, match="the signature is not one of other.pub's key"):
-        verify(path, checker(other))
-
-
-def test_a_changed_archive_or_signature_is_refused(tmp_path: Path, keys: tuple[Path, Path]) -> None:
-    private, public = keys
-    path = tmp_path / "b.tar.gz"
-    write_bundle(built(RAY), path, signer(private))
-    whole = signature_path(path).read_bytes()
-    assert len(whole) == 64
-    for signature in (b"", whole[:-1], whole + b"x", bytes(64), b"x" * 5000):
-        signature_path(path).write_bytes(signature)
-        with pytest.raises(BundleRefused, match="signature is not one of"):
-            verify(path, checker(public))
-    signature_path(path).write_bytes(whole)
-    path.write_bytes(repack(built(RAY), {"README.md": File(b"mine")}))
-    with pytest.raises(BundleRefused, match="signature is not one of"):
-        verify(path, checker(public))
-
-
-def test_an_unsigned_bundle_is_refused_where_a_key_is_given(
-    tmp_path: Path, keys: tuple[Path, Path]
-) -> None:
-    private, public = keys
-    path = tmp_path / "b.tar.gz"
-    write_bundle(built(RAY), path, signer(private))
-    write_bundle(built(RAY), path)  # the older signature goes, since it would not hold
-    assert not signature_path(path).exists()
-    with pytest.raises(BundleRefused, match="not signed: there is no b.tar.gz.sig"):
-        verify(path, checker(public))
-
-
-def test_what_is_no_key_is_named(tmp_path: Path, keys: tuple[Path, Path]) -> None:
-    private, public = keys
-    path = tmp_path / "bad"
-    curve = ec.generate_private_key(ec.SECP256R1())
-    locked = _private_pem(ed25519.Ed25519PrivateKey.generate(), b"secret")
-    for content, said in [
-        (b"", "holds no private key"),
-        (public.read_bytes(), "holds no private key"),
-        (locked, "without a password"),
-        (_private_pem(curve), "is not an ed25519 key"),
-    ]:
-        path.write_bytes(content)
-        with pytest.raises(UnusableKey, match=said):
-            signer(path)
-    for content, said in [
-        (private.read_bytes(), "holds no public key"),
-        (_public_pem(curve), "is not an ed25519 key"),
-    ]:
-        path.write_bytes(content)
-        with pytest.raises(UnusableKey, match=said):
-            checker(path)
 
 
 # Noise

@@ -16,7 +16,7 @@ from tuner.cli.targets import Asked, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.deploy.cluster import Cluster
     from tuner.devices.table import Device
@@ -40,10 +40,6 @@ def bundle(
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Archive to write; default: CLUSTER-DEVICE.tar.gz."),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Private ed25519 key (PEM); default: no signature."),
     ] = None,
     node: Captures = None,
     log: Annotated[
@@ -98,7 +94,6 @@ def bundle(
         raise BadInput(runs.missing(wanted.engine.name))
     card = (runs.device() if runs else None) or find_device(device)
     found = find_engine(engine or _spec(wanted, runs))
-    sign = _signer(key) if key else None
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
     tune = shlex.join(["tuner", "tune", "--cluster", str(cluster), "--device", card.name])
     winners, proofs = _winners(wanted, card, found, problem or (), model, tune)
@@ -115,7 +110,7 @@ def bundle(
     )
     check_bundle(built.archive)  # `verify` must accept every bundle that is written
     path = out or Path(f"{built.name}.tar.gz")
-    write_bundle(built, path, sign)
+    write_bundle(built, path)
     for finding in report.findings if report else ():
         where = ", ".join(finding.nodes)
         say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
@@ -153,12 +148,6 @@ def _differences(cluster: Cluster, device: Device, engine: Engine, runs: Served)
     made_for = {"engine": engine.name, "version": engine.version, "device": device.name}
     made_for |= {"tp": str(cluster.parallel.tp), "ep": str(cluster.parallel.ep)}
     return other_server(runs.facts, made_for)
-
-
-def _signer(key: Path) -> Callable[[bytes], bytes]:
-    from tuner.deploy.bundle.signature import signer
-
-    return signer(key)
 
 
 def _winners(
@@ -215,19 +204,10 @@ def _refuse_other_versions(store: Store, device: Device, engine: Engine, tune: s
 @guarded
 def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle's archive.")],
-    key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Public ed25519 key (PEM); default: no signature check."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a bundle without unpacking it. Exit 1 if it was changed after it was made."""
     from tuner.deploy.bundle.verify import verify as check
 
-    checker = None
-    if key:
-        from tuner.deploy.bundle.signature import checker as make
-
-        checker = make(key)
-    verified = check(file, checker)
+    verified = check(file)
     show(as_json, verified.as_json, verified.as_text)

@@ -109,7 +109,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner bundle --device L40S --cluster cluster.toml --node n1=captures/n1",
         "tuner bundle verify l40s-4x8-NVIDIA_L40S.tar.gz",
     ),
-    "bundle verify": ("tuner bundle verify l40s-4x8-NVIDIA_L40S.tar.gz --key public.pem",),
+    "bundle verify": ("tuner bundle verify l40s-4x8-NVIDIA_L40S.tar.gz",),
     "preflight": (
         "tuner preflight",
         "tuner preflight --node node01=captures/node01 --cluster cluster.toml",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,6 @@ from tuner.deploy.bundle.advice import advice_notes, advised_winners
 from tuner.deploy.bundle.archive import File, pack
 from tuner.deploy.bundle.attention import attention_notes, usable_winners
 from tuner.deploy.bundle.commands import node_commands
-from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.dispatch import dispatch_notes, server_flags
 from tuner.deploy.bundle.environment import environment_notes, node_environments
@@ -32,17 +31,15 @@ from tuner.deploy.bundle.manifest import (
     sums_text,
 )
 from tuner.deploy.bundle.readme import readme_text
-from tuner.deploy.bundle.sbom import sbom_text
 from tuner.deploy.bundle.scripts import bare_script, docker_script
 from tuner.deploy.bundle.served import served_files
 from tuner.deploy.bundle.sweep import sweep_script
-from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
-from tuner.errors import ExportRefused, UnknownModel, UnwritableOutput
+from tuner.errors import ExportRefused, UnknownModel
 from tuner.export.advice import Verdict, advise_all
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, with_shipped
@@ -122,7 +119,6 @@ def build_bundle(
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
     files["README.md"] = _text(readme_text(*facts, pointers=pointers))
-    files["sbom.cdx.json"] = _text(_sbom(name, cluster, engine, known, files))
     files[SUMS] = _text(sums_text(files))
     manifest = {
         **_identity(name, cluster, device),
@@ -160,20 +156,9 @@ def _keys(
     return compare_keys(asked, folder.tuned, left_out, engine, device, allow_missing=allow_missing)
 
 
-def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | None = None) -> None:
-    """Write the archive, and its signature beside it. Raises UnwritableOutput.
-
-    `sign` gives the signature of the archive's bytes; None: write no signature.
-    """
-    beside = signature_path(path)
-    write_all(
-        path.parent, {path: bundle.archive, **({beside: sign(bundle.archive)} if sign else {})}
-    )
-    if not sign:
-        try:
-            beside.unlink(missing_ok=True)  # a signature of an older archive is wrong now
-        except OSError as error:
-            raise UnwritableOutput(f"cannot remove {beside}: {error.strerror}") from None
+def write_bundle(bundle: Bundle, path: Path) -> None:
+    """Write the archive. Raises UnwritableOutput."""
+    write_all(path.parent, {path: bundle.archive})
 
 
 def _text(text: str) -> File:
@@ -191,18 +176,6 @@ def _check_files(cluster: Cluster) -> dict[str, File]:
         "cluster.json": _text(cluster.expected().to_json()),
         "sweep.sh": File(sweep_script(cluster).encode(), _EXECUTABLE),
     }
-
-
-def _sbom(
-    name: str,
-    cluster: Cluster,
-    engine: Engine,
-    environments: Sequence[Mapping[str, Any]],
-    files: Mapping[str, File],
-) -> str:
-    tritons = sorted({str(environment["triton"]) for environment in environments})
-    parts = {p: f.data for p, f in files.items() if p.startswith(CONFIGS) or p == "preflight.py"}
-    return sbom_text(name, cluster, engine, tritons, parts)
 
 
 def _launch_files(
@@ -224,12 +197,10 @@ def _launch_files(
             commands = node_commands(inside, rank, variables)
             docker = docker_script(cluster, rank, variables, commands, pointers=pointers)
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
-            compose = compose_file(cluster, rank, variables, commands, pointers=pointers)
-            files[f"{below}/compose.yaml"] = _text(compose)
     if not no_manifest_reason(cluster, environments):
         on_nodes = f"/opt/tuner/{name}"
         text = lws_manifest(cluster, environments[0], on_nodes, pointers=pointers)
-        files["kubernetes/leaderworkerset.yaml"] = _text(text)
+        files["kubernetes/leaderworkerset.json"] = _text(text)
     return files
 
 

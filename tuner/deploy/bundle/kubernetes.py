@@ -2,10 +2,14 @@
 
 Pods use the host's network and RDMA cards, and read the bundle from a folder of the host. Their
 variables are the same on every node, except for the node's address, which Kubernetes fills in.
+
+The manifest is JSON, which `kubectl apply` reads as it reads YAML: then no text of the cluster file
+can be taken for a number or for syntax, and no package that writes YAML is needed.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +25,6 @@ from tuner.deploy.bundle.commands import (
 from tuner.deploy.bundle.environment import differing
 from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.bundle.scripts import HUB_CACHE, MOUNTED, is_folder, uses_rdma
-from tuner.deploy.bundle.yamltext import without_variables, yaml_text
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.check_network import HOST_VARIABLES
 
@@ -79,7 +82,13 @@ def lws_manifest(
             "ports": [{"name": "http", "protocol": "TCP", "port": port, "targetPort": port}],
         },
     }
-    return yaml_text(lws, service)
+    both = {"apiVersion": "v1", "kind": "List", "items": [lws, service]}
+    return json.dumps(both, indent=2, ensure_ascii=False) + "\n"
+
+
+def without_variables(text: str) -> str:
+    """Escape text so that Kubernetes finds no variable in it."""
+    return text.replace("$", "$$")
 
 
 def object_name(name: str) -> str:

@@ -26,7 +26,7 @@ _TEXT = """\
 {keys}
 
 Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`, after
-`tuner bundle verify {name}.tar.gz --key KEY.pub`. Without the tuner: `sha256sum -c SHA256SUMS`.
+`tuner bundle verify {name}.tar.gz`. Without the tuner: `sha256sum -c SHA256SUMS`.
 
 ## 1. Preflight
 
@@ -93,7 +93,6 @@ Measure BEFORE the same way, without {variables}.
 | `fabric.py`, `nodes/NAME/fabric.sh` | the test of the network |
 | `sweep.sh` | the benchmark |
 | `MANIFEST.json`, `SHA256SUMS` | every file's hash; every entry's status and environment |
-| `sbom.cdx.json` | components, CycloneDX 1.5 |
 """
 _ATTENTION = """\
 ## Before the launch: the plugin for tuned attention
@@ -128,7 +127,7 @@ at `/opt/tuner/{name}` on each node:
 
 ```
 kubectl label node NODE {label}={value}     # each node of this cluster
-kubectl apply -f kubernetes/leaderworkerset.yaml
+kubectl apply -f kubernetes/leaderworkerset.json
 ```
 
 Its pods are privileged for /dev/infiniband; with an RDMA device plugin, ask for its resource.
@@ -199,8 +198,8 @@ def _node_parts(cluster: Cluster) -> dict[str, str]:
         "captures": "\n".join(_capture(cluster, node) for node in names),
         "captured": " ".join(f"--node {node}=captures/{node}" for node in names),
         "order": order if len(names) > 1 else "",
-        "columns": "container | compose | bare" if image else "bare",
-        "rules": "---|---|---" if image else "---",
+        "columns": "container | bare" if image else "bare",
+        "rules": "---|---" if image else "---",
         "launches": "\n".join(_launch(node, bool(image)) for node in names),
         "logs": f"docker logs {container_name(cluster, 0)}"
         if image
@@ -245,5 +244,5 @@ def _capture(cluster: Cluster, node: str) -> str:
 
 def _launch(node: str, image: bool) -> str:
     folder = f"nodes/{node}"
-    container = f"`{folder}/docker.sh` | `docker compose -f {folder}/compose.yaml up` | "
+    container = f"`{folder}/docker.sh` | "
     return f"| {node} | {container if image else ''}`{folder}/bare.sh` |"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,8 @@ from tuner.deploy.bundle.manifest import NAME, SUMS, check_files, read_manifest,
 from tuner.errors import BadInput, BundleRefused
 from tuner.render import printable
 
-# Takes the bytes of the archive and of the signature; raises BundleRefused.
-SignatureCheck = Callable[[bytes, bytes], None]
 # Batch size; for attention: (part, sequences, new tokens, status).
 _EntryKey = str | tuple[str, str, str, str]
-_LARGEST_SIGNATURE = 1024  # bytes
 
 
 @dataclass(frozen=True)
@@ -27,14 +24,12 @@ class Verified:
     path: Path
     sha256: str  # of the archive
     manifest: Mapping[str, Any]
-    signed: bool  # whether a signature was checked
 
     def as_json(self) -> dict[str, Any]:
         """What `tuner bundle verify --json` prints."""
         return {
             "path": str(self.path),
             "sha256": self.sha256,
-            "signed": self.signed,
             **{k: self.manifest[k] for k in ("name", "tool", "cluster", "device", "configs")},
             "statuses": self.manifest["statuses"],
             "files": len(self.manifest["files"]),
@@ -48,29 +43,15 @@ class Verified:
             f"sha256     {self.sha256}",
             f"bundle     {self.manifest['name']}, {len(self.manifest['files'])} files",
             f"entries    {statuses or 'none'}",
-            "signature  " + ("holds" if self.signed else "not checked: give --key PUBLIC_KEY"),
         ]
         lines += [f"note: {note}" for note in self.manifest["notes"]]
         return "\n".join(printable(line) for line in lines)
 
 
-def signature_path(archive: Path) -> Path:
-    """The path of an archive's signature."""
-    return archive.with_name(archive.name + ".sig")
-
-
-def verify(path: Path, check: SignatureCheck | None = None) -> Verified:
-    """Check an archive, and its signature where `check` is given.
-
-    Raises BundleRefused with the reason, or BadInput where the file cannot be read.
-    """
+def verify(path: Path) -> Verified:
+    """Check an archive. Raises BundleRefused, or BadInput if the file cannot be read."""
     data = read_at_most(path, LARGEST_ARCHIVE + 1)
-    if check:
-        beside = signature_path(path)
-        if not beside.is_file():
-            raise BundleRefused(f"the bundle is not signed: there is no {beside.name} beside it")
-        check(data, read_at_most(beside, _LARGEST_SIGNATURE))
-    return Verified(path, sha256(data), check_bundle(data), check is not None)
+    return Verified(path, sha256(data), check_bundle(data))
 
 
 def check_bundle(data: bytes) -> dict[str, Any]:
