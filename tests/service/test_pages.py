@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from html import escape, unescape
@@ -21,8 +21,9 @@ from api.pages.names import device_short, problem_words
 from api.pages.plain import plain
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
-from tuner.deploy.served.compare import METRICS, Gain
+from tuner.deploy.served.compare import Gain, gains_of
 from tuner.deploy.served.loads import Load
+from tuner.deploy.served.measure import Speed
 from tuner.deploy.served.outputs import OutputCheck
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.devices.table import find_device
@@ -106,10 +107,14 @@ def served_proof() -> ServedProof:
     names = {"model": "", "device": "NVIDIA_L40S", "engine": "sglang", "engine_version": "0.5.16"}
     words = {"driver": "580", "weights": "dummy", "before_args": "", "after_args": ""}
     about = Subject(**names, **words, files="ab" * 32, tp=1, rounds=6)
-    decode = next(metric for metric in METRICS if metric.field == "decode_tok_s")
-    faster = Gain(Load(1, 8192, 256), decode, (254.0,) * 6, (433.0,) * 6, 1.7, 1.68, 1.71)
-    same = Gain(Load(1, 1024, 8), decode, (254.0,) * 6, (255.0, 253.0) * 3, 1.0, 0.99, 1.01)
+    (faster,) = decode_gains(Load(1, 8192, 256), [254.0] * 6, [427.0, *[433.0] * 4, 435.0])
+    (same,) = decode_gains(Load(1, 1024, 8), [254.0] * 6, [255.0, 253.0] * 3)
     return ServedProof(about, [faster, same], OutputCheck(0.0, 0.0, 0.0, 0.0, 16, 16), ())
+
+
+def decode_gains(load: Load, before: Sequence[float], after: Sequence[float]) -> list[Gain]:
+    sides = [[Speed(1.0, 1.0, rate, None, 1.0) for rate in rates] for rates in (before, after)]
+    return [gain for gain in gains_of(load, *sides) if gain.column.field == "decode_tok_s"]
 
 
 def job_ids(server: Server) -> list[str]:

@@ -13,9 +13,13 @@ from advice_cases import winners as measured
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuner.deploy.bench_report.compare import Pair, Spread, compare, interval
+from tuner.deploy.bench_report.readers import parse_json
+from tuner.deploy.bench_report.samples import Key, LoadKind, metric
+from tuner.deploy.bench_report.tables import runs_text
 from tuner.deploy.served.advice import backend_advice
 from tuner.deploy.served.client import Arrival
-from tuner.deploy.served.compare import METRICS, Gain, gains_of, interval
+from tuner.deploy.served.compare import COLUMNS, Gain, gains_of, runs_of
 from tuner.deploy.served.dummy_model import write_dummy_model
 from tuner.deploy.served.flags import Advised, advised_for
 from tuner.deploy.served.gpus import Gpu
@@ -75,7 +79,7 @@ def test_the_median_of_runs_leaves_out_figures_that_a_run_lacks():
 def test_one_token_has_no_decode_speed():
     speed = speed_of(Load(1, 8, 1), 0.0, [[Arrival(1.0, 1)]])
     assert (speed.decode_tok_s, speed.tpot_ms) == (None, None)
-    assert {gain.metric.field for gain in gains_of(LOAD, [speed], [speed])} == {
+    assert {gain.column.field for gain in gains_of(LOAD, [speed], [speed])} == {
         *("prefill_tok_s", "ttft_ms")
     }
 
@@ -89,10 +93,21 @@ def test_gains_are_of_pairs_and_above_1_for_less_time():
     before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4, 3, 5, 6)]
     after = [Speed(150.0 * n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4, 3, 5, 6)]
     prefill, decode, ttft, tpot = gains_of(LOAD, before, after)
-    assert (prefill.median, prefill.low, prefill.high, prefill.verdict) == (1.5, 1.5, 1.5, "faster")
-    assert (ttft.median, ttft.verdict) == (2.0, "faster")
-    assert (decode.median, decode.verdict) == (1.0, "same")
-    assert (tpot.median, tpot.verdict) == (0.5, "slower")
+    assert (prefill.pair.gain, prefill.pair.gain_low, prefill.pair.gain_high) == (1.5, 1.5, 1.5)
+    assert prefill.verdict == "faster"
+    assert (ttft.pair.gain, ttft.verdict) == (2.0, "faster")
+    assert (decode.pair.gain, decode.verdict) == (1.0, "same")
+    assert (tpot.pair.gain, tpot.verdict) == (0.5, "slower")
+
+
+def test_bench_report_finds_the_gains_of_a_proofs_rounds():
+    before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
+    after = [Speed(150.0 + n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
+    gains = gains_of(LOAD, before, after)
+    sides = [parse_json(runs_text(runs_of(gains, side), "0"), "x") for side in ("before", "after")]
+    found = {pair.metric.name: pair for pair in compare(*sides).pairs}
+    assert found == {gain.column.metric: gain.pair for gain in gains}
+    assert len(found) == 4
 
 
 def test_the_interval_of_7_holds_all_and_of_9_leaves_out_the_extremes():
@@ -163,9 +178,13 @@ SUBJECT = Subject(
 
 
 def gain(load: str, field: str, low: float, high: float) -> Gain:
-    metric = next(one for one in METRICS if one.field == field)
+    column = next(one for one in COLUMNS if one.field == field)
     (parsed,) = parse_loads(load)
-    return Gain(parsed, metric, (123456.7,) * 7, (234567.8,) * 7, high, low, high)
+    known = metric(column.metric)
+    assert known is not None
+    sides = [Spread(value, value, value, 7) for value in (123456.7, 234567.8)]
+    pair = Pair(Key(LoadKind.SERVING, 1), known, *sides, high, low, high, run_by_run=True)
+    return Gain(parsed, column, (123456.7,) * 7, (234567.8,) * 7, pair)
 
 
 def proof(*gains: Gain, loading: tuple[str, ...] = ()) -> ServedProof:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import comb
 
 from tuner.deploy.bench_report.samples import Key, LoadKind, Metric, Sample, metric, metric_order
+
+_SURE = 0.95
+# Runs below which no interval between their gains is so sure: 2 / 2^5 > 1 - _SURE.
+FEWEST_RUNS = 6
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,12 @@ def compare(before: Iterable[Sample], after: Iterable[Sample]) -> Comparison:
     """Pair the samples by load and metric."""
     old, new = _grouped(before), _grouped(after)
     shared = sorted(old.keys() & new.keys(), key=lambda g: (metric_order(g[1]), g[0]))
-    pairs = tuple(_pair(key, name, old[key, name], new[key, name]) for key, name in shared)
-    paired = {key for key, _ in shared}
+    pairs = tuple(paired(key, name, old[key, name], new[key, name]) for key, name in shared)
+    both = {key for key, _ in shared}
     return Comparison(
         pairs,
-        tuple(sorted({key for key, _ in old} - paired)),
-        tuple(sorted({key for key, _ in new} - paired)),
+        tuple(sorted({key for key, _ in old} - both)),
+        tuple(sorted({key for key, _ in new} - both)),
     )
 
 
@@ -69,8 +74,10 @@ def _grouped(samples: Iterable[Sample]) -> dict[tuple[Key, str], list[float]]:
     return groups
 
 
-def _pair(key: Key, name: str, before: Sequence[float], after: Sequence[float]) -> Pair:
-    """Pair equal numbers of runs in order; otherwise the extremes bound the gain.
+def paired(key: Key, name: str, before: Sequence[float], after: Sequence[float]) -> Pair:
+    """Pair equal numbers of runs in order, and bound the gain by the interval of their gains.
+
+    Otherwise the extremes bound it.
 
     Lines of a decode log are moments of one run, so they are not paired one to one.
     """
@@ -79,13 +86,13 @@ def _pair(key: Key, name: str, before: Sequence[float], after: Sequence[float]) 
     old, new = spread(before), spread(after)
     run_by_run = len(before) == len(after) and (key.load is not LoadKind.DECODE or len(before) == 1)
     if run_by_run:
-        gains = [_gain(known, b, a) for b, a in zip(before, after, strict=True)]
-        middle, low, high = statistics.median(gains), min(gains), max(gains)
+        gains = [known.gain(b, a) for b, a in zip(before, after, strict=True)]
+        middle, (low, high) = statistics.median(gains), interval(gains)
     else:
         worst = (old.high, new.low) if known.higher_is_better else (old.low, new.high)
         best = (old.low, new.high) if known.higher_is_better else (old.high, new.low)
-        middle = _gain(known, old.median, new.median)
-        low, high = _gain(known, *worst), _gain(known, *best)
+        middle = known.gain(old.median, new.median)
+        low, high = known.gain(*worst), known.gain(*best)
     return Pair(key, known, old, new, middle, low, high, run_by_run)
 
 
@@ -94,5 +101,16 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def _gain(known: Metric, before: float, after: float) -> float:
-    return after / before if known.higher_is_better else before / after
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval that holds the values' true median in 95 of 100 cases.
+
+    It lies between two of the values, and assumes nothing of their distribution. Fewer than
+    `FEWEST_RUNS` values cannot be so sure: then it holds all of them. Of 7 it holds all as well, of
+    9 all but the two extremes.
+    """
+    ordered = sorted(values)
+    n, dropped = len(ordered), 0
+    # The median is below the k-th smallest value in sum(C(n, i), i < k) of 2^n cases.
+    while 2 * sum(comb(n, i) for i in range(dropped + 2)) <= (1 - _SURE) * 2**n:
+        dropped += 1
+    return ordered[dropped], ordered[n - 1 - dropped]

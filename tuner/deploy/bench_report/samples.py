@@ -51,8 +51,13 @@ class Metric:
     unit: str
     higher_is_better: bool
 
+    def gain(self, before: float, after: float) -> float:
+        """Return how many times as good it has become."""
+        return after / before if self.higher_is_better else before / after
+
 
 _THROUGHPUTS = {
+    "prefill_throughput": ("Prefill throughput", "tok/s"),
     "decode_throughput": ("Decode throughput", "tok/s"),
     "output_throughput": ("Output throughput", "tok/s"),
     "total_throughput": ("Total throughput", "tok/s"),

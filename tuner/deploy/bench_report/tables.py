@@ -88,8 +88,12 @@ def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
 
     Raises UnwritableOutput.
     """
-    value = {"release": release, "samples": [asdict(s) for s in samples]}
-    write_all({path: f"{json.dumps(value)}\n".encode()})
+    write_all({path: f"{runs_text(samples, release)}\n".encode()})
+
+
+def runs_text(samples: Iterable[Sample], release: str) -> str:
+    """Return what `save_runs` writes."""
+    return json.dumps({"release": release, "samples": [asdict(s) for s in samples]})
 
 
 def write_all(files: dict[Path, bytes]) -> None:

@@ -27,7 +27,7 @@ def backend_advice(
         return []
     by_load: dict[str, dict[str, Gain]] = {}
     for gain in gains:
-        by_load.setdefault(str(gain.load), {})[gain.metric.field] = gain
+        by_load.setdefault(str(gain.load), {})[gain.column.field] = gain
     return [f"{load}: {_line(server, named, found)}" for load, found in by_load.items()]
 
 

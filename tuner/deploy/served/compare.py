@@ -1,90 +1,74 @@
-"""Rounds before and after, in pairs: medians, the gain and how sure it is."""
+"""Rounds before and after as the runs that bench-report compares, each load with its gain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import comb
-from statistics import median
 
+from tuner.deploy.bench_report.compare import FEWEST_RUNS, Pair, paired
+from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.measure import Speed
 
-_SURE = 0.95
-# Rounds below which no interval between their gains is so sure: 2 / 2^5 > 1 - _SURE.
-FEWEST_ROUNDS = 6
-
 
 @dataclass(frozen=True)
-class Metric:
-    """A column of `Speed`, and how it is shown."""
+class Column:
+    """A column of `Speed`, its title in a proof's table, and its metric in bench-report."""
 
     field: str
     title: str
-    more_is_better: bool
-
-    def gain(self, before: float, after: float) -> float:
-        """How many times as good it has become."""
-        return after / before if self.more_is_better else before / after
+    metric: str
 
 
-METRICS = (
-    Metric("prefill_tok_s", "prefill", more_is_better=True),
-    Metric("decode_tok_s", "decode", more_is_better=True),
-    Metric("ttft_ms", "TTFT", more_is_better=False),
-    Metric("tpot_ms", "TPOT", more_is_better=False),
+COLUMNS = (
+    Column("prefill_tok_s", "prefill", "prefill_throughput"),
+    Column("decode_tok_s", "decode", "decode_throughput"),
+    Column("ttft_ms", "TTFT", "median_ttft_ms"),
+    Column("tpot_ms", "TPOT", "median_tpot_ms"),
 )
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One metric of one load, before and after. A gain above 1 is better, for times too."""
+    """One column of one load, before and after. A gain above 1 is better, for times too."""
 
     load: Load
-    metric: Metric
+    column: Column
     before: tuple[float, ...]  # of each round
     after: tuple[float, ...]
-    median: float  # of the gains of all rounds
-    low: float
-    high: float
+    pair: Pair
 
     @property
     def verdict(self) -> str:
         """Return faster, slower, or same if the interval holds 1 or the rounds are too few."""
-        if len(self.before) < FEWEST_ROUNDS:
+        if len(self.before) < FEWEST_RUNS:
             return "same"
-        if self.low > 1:
-            return "faster"
-        return "slower" if self.high < 1 else "same"
+        return {"better": "faster", "worse": "slower", "unclear": "same"}[self.pair.verdict]
 
 
 def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> list[Gain]:
-    """The gains of a load's metrics; round `i` of one side is paired with round `i` of the other.
+    """The gains of a load's columns; round `i` of one side is paired with round `i` of the other.
 
-    A metric that a round lacks is left out.
+    A column that a round lacks is left out.
     """
     found = []
-    for metric in METRICS:
-        old = [getattr(speed, metric.field) for speed in before]
-        new = [getattr(speed, metric.field) for speed in after]
-        if None in (*old, *new):
-            continue
-        ratios = [metric.gain(b, a) for b, a in zip(old, new, strict=True)]
-        low, high = interval(ratios)
-        found.append(Gain(load, metric, tuple(old), tuple(new), median(ratios), low, high))
+    for column in COLUMNS:
+        old = tuple(getattr(speed, column.field) for speed in before)
+        new = tuple(getattr(speed, column.field) for speed in after)
+        if None not in (*old, *new):
+            pair = paired(_key(load), column.metric, old, new)
+            found.append(Gain(load, column, old, new, pair))
     return found
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """An interval that holds the median of what the values are drawn from, in 95 of 100 cases.
+def runs_of(gains: Iterable[Gain], side: str) -> list[Sample]:
+    """Return the rounds of a side, "before" or "after", as bench-report reads them."""
+    return [
+        Sample(gain.pair.key, gain.column.metric, value, f"round {number}")
+        for gain in gains
+        for number, value in enumerate(getattr(gain, side), 1)
+    ]
 
-    It lies between two of the values, and assumes nothing of their distribution. Fewer than
-    `FEWEST_ROUNDS` values cannot be so sure: then it holds all of them. Of 7 it holds all as well,
-    of 9 all but the two extremes.
-    """
-    ordered = sorted(values)
-    n, dropped = len(ordered), 0
-    # The median is below the k-th smallest value in sum(C(n, i), i < k) of 2^n cases.
-    while 2 * sum(comb(n, i) for i in range(dropped + 2)) <= (1 - _SURE) * 2**n:
-        dropped += 1
-    return ordered[dropped], ordered[n - 1 - dropped]
+
+def _key(load: Load) -> Key:
+    return Key(LoadKind.SERVING, load.sequences, load.prompt, load.answer)

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from tuner.deploy.served.compare import FEWEST_ROUNDS, Gain
+from tuner.deploy.bench_report.compare import FEWEST_RUNS
+from tuner.deploy.bench_report.tables import runs_text
+from tuner.deploy.served.compare import Gain, runs_of
 from tuner.deploy.served.outputs import OutputCheck, outputs_text
+from tuner.deploy.served.rounds import SIDES
 from tuner.export.files import write_all
 from tuner.render import table
 
@@ -59,9 +61,9 @@ class ServedProof:
     def _too_few(self) -> str:
         """The sentence about too few rounds, empty if there are enough."""
         rounds = min((len(gain.before) for gain in self.gains), default=0)
-        if rounds >= FEWEST_ROUNDS:
+        if rounds >= FEWEST_RUNS:
             return ""
-        return f"{rounds} rounds cannot tell faster from slower: {FEWEST_ROUNDS} can (--rounds)"
+        return f"{rounds} rounds cannot tell faster from slower: {FEWEST_RUNS} can (--rounds)"
 
     def verdict(self) -> str:
         """One line."""
@@ -97,8 +99,13 @@ class ServedProof:
 
 
 def write_report(proof: ServedProof, folder: Path) -> None:
-    """Write report.json and report.txt. Raises UnwritableOutput."""
+    """Write report.json and report.txt, and the rounds of each side as bench-report reads them.
+
+    Raises UnwritableOutput.
+    """
     texts = {"report.json": json.dumps(proof.as_json(), indent=2), "report.txt": proof.as_text()}
+    for side in SIDES:
+        texts[f"{side}.json"] = runs_text(runs_of(proof.gains, side), proof.subject.files)
     write_all(folder, {folder / name: f"{text}\n".encode() for name, text in texts.items()})
 
 
@@ -153,15 +160,16 @@ def _number(value: float) -> str:
 
 
 def _gain_json(gain: Gain) -> dict[str, Any]:
+    pair = gain.pair
     return {
         "load": str(gain.load),
-        "metric": gain.metric.field,
-        "title": gain.metric.title,
-        "before": median(gain.before),
-        "after": median(gain.after),
-        "gain": gain.median,
-        "low": gain.low,
-        "high": gain.high,
+        "metric": gain.column.field,
+        "title": gain.column.title,
+        "before": pair.before.median,
+        "after": pair.after.median,
+        "gain": pair.gain,
+        "low": pair.gain_low,
+        "high": pair.gain_high,
         "verdict": gain.verdict,
         "rounds": {"before": list(gain.before), "after": list(gain.after)},
     }
