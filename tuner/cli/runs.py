@@ -44,7 +44,8 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
                 typer.echo("\n" * (at > 0) + report_text(reports[-1], named=len(runs) > 1))
     if len(reports) > 1:
         totals = [report.totals for report in reports]
-        say(f"{len(totals)} problems: {work_line(totals)}")
+        predicted = all(report.predicted for report in reports)
+        say(f"{len(totals)} problems: {work_line(totals, predicted=predicted)}")
     if as_json:
         print_reports(reports, as_json)
 
