@@ -49,8 +49,10 @@ from tuner.cli.waiting import waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.points import Problem
+    from tuner.tuning.request import Source
     from tuner.tuning.run_request import Request
 
 
@@ -69,10 +71,10 @@ def tune(
     gpus: Annotated[
         str,
         typer.Option(
-            help="CUDA device numbers of the GPUs to measure on, e.g. 0,1: each has a problem of "
-            "its own."
+            help="Numbers of the GPUs to measure on, as nvidia-smi lists them, e.g. 0,1: each has "
+            "a problem of its own; default: 0."
         ),
-    ] = "0",
+    ] = "",
     routing: Annotated[
         Path | None,
         typer.Option(
@@ -106,7 +108,6 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.devices.here import device_or_here
     from tuner.engines.dispatch import of_class
     from tuner.engines.dispatch_table import ARCHITECTURE
     from tuner.engines.engine import find_engine
@@ -116,12 +117,12 @@ def tune(
     from tuner.tuning.request import parse_effort, parse_gpus, parse_source
     from tuner.tuning.run_request import Request
 
-    wanted_effort, cards = parse_effort(effort), parse_gpus(gpus)
+    wanted_effort, cards = parse_effort(effort), parse_gpus(gpus or "0")
     source = parse_source(measure, gpu=cards[0], routing=routing)
     problems: Sequence[Problem]
     notes: list[str] = []
     if cluster is not None:
-        card = device_or_here(device)
+        card = _card(device, source, cards if gpus else ())
         given = {
             repr(target): target,
             "--all": every,
@@ -136,7 +137,7 @@ def tune(
         if not target:
             raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
         named = server_of(target)
-        card = device_or_here(device or named.device)
+        card = _card(device or named.device, source, cards if gpus else ())
         found_engine = find_engine(engine or named.engine or "sglang")
         flags = settings_of(server_args, target)
         asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
@@ -177,6 +178,19 @@ def tune(
         if source.kind is MeasureKind.GPU and len(cards) > 1 and requests:
             say(f"one problem is tuned on one GPU: {cards[0]}")
         run_all(requests, record, as_json)
+
+
+def _card(name: str, source: Source, gpus: Sequence[str]) -> Device:
+    """The kind of GPU to tune for: as named, else of the GPUs to measure on or of this machine.
+
+    Raises UnknownDevice.
+    """
+    from tuner.devices.here import device_of_gpus, device_or_here
+    from tuner.problems.results import MeasureKind
+
+    if gpus and source.kind is MeasureKind.GPU:
+        return device_of_gpus(name, gpus)
+    return device_or_here(name)
 
 
 def _announce(
