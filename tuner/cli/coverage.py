@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
-from tuner.cli.options import EffortName, EngineSpec, Json, Measure, Server
+from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, Server
 from tuner.render import printable
 
 if TYPE_CHECKING:
     from tuner.jobs.watching import Watching
     from workers.settings import Settings
 
-OneDevice = Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")]
 AGAIN = "may be given again"
 
 watches = typer.Typer(
@@ -74,9 +74,16 @@ def list_watches(context: typer.Context, server: Server = None, as_json: Json = 
 def add_watch(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL|PROBLEM...", help="Models of `tuner models`, or problems."),
+        typer.Argument(
+            metavar="MODEL|PROBLEM...",
+            autocompletion=complete.models,
+            help="Models of `tuner models`, or problems.",
+        ),
     ],
-    device: Annotated[list[str], typer.Option(help=f"For this GPU; {AGAIN}.")],
+    device: Annotated[
+        list[str],
+        typer.Option(autocompletion=complete.devices, help=f"For this GPU; {AGAIN}."),
+    ],
     tp: Annotated[
         list[int] | None, typer.Option(help=f"Tensor-parallel size; {AGAIN}; default: 1.")
     ] = None,

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, print_json, say, show
-from tuner.cli.options import (
-    Json,
-    Server,
-)
+from tuner.cli.options import Json, OneDevice, Server
 from tuner.render import printable
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
@@ -62,14 +60,20 @@ def open_jobs(server: str | None) -> Iterator[Queue]:
 
 @command
 def jobs(
-    device: Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only for this model; default: all.")] = None,
+    device: OneDevice = None,
+    model: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete.models, help="Only for this model; default: all."),
+    ] = None,
     client: Annotated[
         str | None, typer.Option(help="Only of this client, as a key's name; default: all.")
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(help="Only queued, running, done, ...; may be repeated; default: all."),
+        typer.Option(
+            autocompletion=complete.states,
+            help="Only queued, running, done, ...; may be repeated; default: all.",
+        ),
     ] = None,
     created_after: CreatedAt = None,
     created_before: CreatedAt = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, say
 from tuner.cli.check_files import (
     check_files,
@@ -257,7 +258,8 @@ def check(
     engine: Annotated[
         str,
         typer.Option(
-            help="NAME or NAME==VERSION; default: that of the files' export, else sglang."
+            autocompletion=complete.engines,
+            help="NAME or NAME==VERSION; default: that of the files' export, else sglang.",
         ),
     ] = "",
     write_patch: WritePatch = None,
