@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# setuptools warns of each editable installation, in nine lines.
-export PYTHONWARNINGS := ignore:Editable installation
 ENGINES := $(VENV)/share/tuner/engines
 ENGINE := $(ENGINES)/sglang-0.5.16
 # Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
@@ -27,8 +25,11 @@ $(VENV)/.pip:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	touch $@
 
+# setuptools warns of each editable installation, in nine lines.
+$(VENV)/.installed $(VENV)/.installed-dev: export PYTHONWARNINGS := ignore:Editable installation
+
 $(VENV)/.installed: pyproject.toml | $(VENV)/.pip
-	@echo 'installing into $(VENV), which takes a minute or less'
+	@echo 'installing into $(VENV)'
 	$(BIN)/python -m pip install --quiet --editable '.[compile]' 'triton==3.6.0'
 	touch $@
 
