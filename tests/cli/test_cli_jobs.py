@@ -326,3 +326,9 @@ def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(
     assert (
         "its jobs" not in tuner("watches", "add", "deepseek-r1", "--device", "H20", "--json").stdout
     )
+
+
+def test_migrate_names_the_store_that_it_made(tuner: Tuner, tmp_path: Path) -> None:
+    done = tuner("migrate")
+    assert done.exit_code == 0
+    assert f"the store {tmp_path / 'tuner.db'} has this program's schema" in done.stderr

@@ -88,7 +88,7 @@ def run_here(
     later: int = 0,
     since: float | None = None,
 ) -> Report:
-    """Do a run in this process, and tell of it on stderr, with `later` and `since` of `Progress`."""
+    """Do a run in this process and tell of it on stderr, with `later` and `since` of `Progress`."""
     from tuner.store import Store, database_url
     from tuner.tuning.progress import Progress
 
