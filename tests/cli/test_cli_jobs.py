@@ -332,3 +332,11 @@ def test_migrate_names_the_store_that_it_made(tuner: Tuner, tmp_path: Path) -> N
     done = tuner("migrate")
     assert done.exit_code == 0
     assert f"the store {tmp_path / 'tuner.db'} has this program's schema" in done.stderr
+
+
+def test_with_all_an_option_says_which_families_it_does_not_bound(tuner: Tuner) -> None:
+    options = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--all")
+    few = tuner("submit", *options, "--batch-sizes", "1,64")
+    assert "--batch-sizes does not bound attention: --workload does" in few.stderr
+    both = tuner("submit", *options, "--batch-sizes", "1,64", "--workload", "chat")
+    assert "does not bound" not in both.stderr
