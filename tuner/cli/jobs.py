@@ -281,7 +281,8 @@ def _job_table(found: Sequence[Job], whys: Mapping[str, str] | None = None) -> s
     from tuner.jobs.workers import ago
     from tuner.render import list_width, table
 
-    headers = ("job", "state", "device", "model or problem", "measure", "attempts", "age")
+    columns = ("job", "state", "device", "model or problem", "measure", "attempts", "age")
+    headers = (*columns, "why") if whys else columns
     now = datetime.now(timezone.utc)
     rows = [
         (
@@ -296,7 +297,6 @@ def _job_table(found: Sequence[Job], whys: Mapping[str, str] | None = None) -> s
         )
         for job in found
     ]
-    headers = (*headers, *(["why"] if whys else []))
     drop, whole = ("attempts", "measure"), ("job", "device", "age")
     return table(headers, rows, drop=drop, width=list_width(), whole=whole)
 
