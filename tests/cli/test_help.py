@@ -16,7 +16,6 @@ from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)
-OLDER = {"attention"}  # an older name of `status`, which no help lists
 
 
 def commands(group, words: str = "") -> Iterator[str]:
@@ -37,7 +36,7 @@ def run(*words: str) -> str:
 
 def test_each_command_has_one_section() -> None:
     listed = [name for section in SECTIONS.values() for name in section]
-    assert sorted(listed) == sorted(set(GROUP.commands) - OLDER)
+    assert sorted(listed) == sorted(GROUP.commands)
 
 
 def test_each_command_has_an_example_and_nothing_else_has() -> None:
