@@ -20,14 +20,25 @@ MORE_ENGINES := $(foreach v,0.4.6.post5 0.4.7 0.5.8 0.5.19,$(ENGINES)/sglang-$(v
 
 install: $(VENV)/.installed $(ENGINE)
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.pip:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	touch $@
+
+# setuptools warns of each editable installation, in nine lines.
+$(VENV)/.installed $(VENV)/.installed-dev: export PYTHONWARNINGS := ignore:Editable installation
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/.pip
+	@echo 'installing into $(VENV)'
 	$(BIN)/python -m pip install --quiet --editable '.[compile]' 'triton==3.6.0'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --group dev --editable '.[api,compile,postgres,service]' 'triton==3.6.0' 'torch==2.13.0'
+	touch $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/.pip
+	$(BIN)/python -m pip install --quiet --group docs
 	touch $@
 
 # Only what is read of them. Tritons are targets of their own, because few tests need one.
@@ -44,7 +55,7 @@ demo: install
 	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
 
 # The documentation's site, in build/site. A broken link is an error.
-docs: $(VENV)/.installed-dev
+docs: $(VENV)/.installed-docs
 	$(BIN)/zensical build --strict --clean
 
 # What to run before a commit: no engine is needed, and two idle cores take less than a minute.

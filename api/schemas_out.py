@@ -96,6 +96,9 @@ class SummaryOut(BaseModel):
     submitted: list[str] | None = Field(None, description="The ids of jobs that were queued.")
     waiting: list[str] | None = Field(None, description="The ids of equal unfinished jobs.")
     not_submitted: list[NotDoneOut] | None = None
+    unmet: list[str] | None = Field(
+        None, description="Why no living worker will do some of the jobs."
+    )
 
 
 class NightOut(BaseModel):

@@ -7,9 +7,11 @@ from typing import Any
 
 from tuner.errors import BadInput
 from tuner.jobs.job import iso
+from tuner.jobs.workers import WorkerStatus
 from tuner.store import NightStore, Store
 from tuner.store.key_text import LOCAL
 from tuner.store.lookups import Lookups
+from tuner.store.workers import WorkerStore
 from workers.coverage import stored_rows, watched_rows
 from workers.nightly import do_round, watch_list_of
 from workers.queue import Announcer
@@ -67,3 +69,7 @@ class LocalWatching:
     def nights(self, limit: int) -> Sequence[dict[str, Any]]:
         """The newest nights, the last one first."""
         return [night.as_json() for night in self._nights.nights(limit=limit)]
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """The workers of the last weeks."""
+        return WorkerStore.sharing(self._store).list()

@@ -36,6 +36,7 @@ class NightPlan:
     watched: Sequence[WatchStatus]
     revalidate: Sequence[JobRequest]
     errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
+    unmet: Sequence[str] = ()  # why no living worker will do some of its jobs
 
     def requests(self) -> list[JobRequest]:
         new = [one.request for one in self.watched if one.standing is not WatchState.TUNED]
@@ -55,6 +56,7 @@ class NightPlan:
             },
             "revalidated": [_named(request) for request in self.revalidate],
             "errors": [{"what": what, "why": why} for what, why in self.errors],
+            "unmet": list(self.unmet),
         }
 
 
@@ -143,7 +145,10 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
         if one.standing is WatchState.ERROR
     ]
     judged = [one for one in judged if one.standing is not WatchState.ERROR]
-    return NightPlan(judged, _oldest(judged, watch_list.revalidate, day), errors)
+    made = NightPlan(judged, _oldest(judged, watch_list.revalidate, day), errors)
+    needs = [Need.of(_pinned(request, workers)) for request in made.requests()]
+    unmet = {why for need in needs if (why := need.unmet(workers, utc_now()))}
+    return replace(made, unmet=sorted(unmet))
 
 
 def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:

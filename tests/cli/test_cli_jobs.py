@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable
 from itertools import product
@@ -287,3 +288,55 @@ def test_a_night_is_shown_before_and_after(tuner: Tuner, tmp_path: Path) -> None
     last = json.loads(tuner("nightly", "--last", "--json").stdout)
     assert len(last["submitted"]) == 2
     assert "2 queued" in tuner("nightly", "--last").stdout
+
+
+def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted = tuner("submit", "deepseek-r1", "--tp", "8", "--device", "H20", "--engine", "sglang")
+    job_id = posted.stdout.strip()
+    why = "no worker with NVIDIA_H20 and sglang"
+    monkeypatch.delenv("COLUMNS", raising=False)  # as in a pipe
+    (row,) = (line for line in tuner("jobs").stdout.splitlines() if line.startswith(job_id))
+    assert "deepseek-r1 TP 8 fused_moe:E=257," in row
+    assert re.search(r"  \d+ s  " + why, row)
+    monkeypatch.setenv("COLUMNS", "80")  # as on a terminal
+    shown = tuner("jobs").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(
+        f"^{job_id}  queued  NVIDIA_H20  deepseek-r1 TP 8 fused_moe  \\d+ s$", shown, re.M
+    )
+    assert f"queued: {why}" in shown
+    tuner("cancel", job_id)
+    assert why not in tuner("jobs").stdout
+
+
+def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    added = tuner("watches", "add", "deepseek-r1", "--device", "H20", "--tp", "16")
+    assert "its jobs will wait: no worker with NVIDIA_H20 and sglang was ever seen" in added.stderr
+    for words in (("nightly", "--dry-run"), ("nightly",), ("nightly", "--last")):
+        shown = tuner(*words).stdout
+        assert "its jobs wait: no worker with NVIDIA_H20 and sglang" in shown
+        assert "missing  fused_moe:E=257,N=128," in shown
+        assert "on NVIDIA_H20, gpu; 36 of 36 points have no result" in shown
+        assert max(map(len, shown.splitlines())) <= 80
+    assert (
+        "its jobs" not in tuner("watches", "add", "deepseek-r1", "--device", "H20", "--json").stdout
+    )
+
+
+def test_migrate_names_the_store_that_it_made(tuner: Tuner, tmp_path: Path) -> None:
+    done = tuner("migrate")
+    assert done.exit_code == 0
+    assert f"the store {tmp_path / 'tuner.db'} has this program's schema" in done.stderr
+
+
+def test_with_all_an_option_says_which_families_it_does_not_bound(tuner: Tuner) -> None:
+    options = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--all")
+    few = tuner("submit", *options, "--batch-sizes", "1,64")
+    assert "--batch-sizes does not bound attention: --workload does" in few.stderr
+    both = tuner("submit", *options, "--batch-sizes", "1,64", "--workload", "chat")
+    assert "does not bound" not in both.stderr

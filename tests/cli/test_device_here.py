@@ -88,3 +88,24 @@ def test_an_unknown_gpu_here_is_checked_by_its_compute_capability(
     assert done.exit_code == 0, done.output
     assert "sm_120 has 101,376 bytes of shared memory a block" in done.stdout
     assert "there are files for NVIDIA_New_Card" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "1"), "tp=3"),  # it gets so far that it resolves the model for the L40S
+        (("--gpus", "0,2"), "tp=3"),
+        (("--gpus", "1", "--device", "H200"), "GPU 1 here is NVIDIA L40S, and not NVIDIA_H200"),
+        (("--gpus", "0,1"), "GPU 0 is NVIDIA H200, GPU 1 is NVIDIA L40S: name GPUs of one kind"),
+        (("--gpus", "3"), "lists the GPUs 0 to 2 here, and no GPU 3"),
+        ((), "choose one with --device"),
+        (("--gpus", "1", "--device", "H200", "--measure", "predict"), "tp=3"),
+    ],
+)
+def test_the_gpus_to_measure_on_say_for_which_kind(
+    smi: Path, words: tuple[str, ...], said: str
+) -> None:
+    answers(smi, "NVIDIA H200", "NVIDIA L40S", "NVIDIA H200")
+    done = CliRunner().invoke(app, [*TUNE, *words])
+    assert done.exit_code == 2
+    assert said in done.output

@@ -16,7 +16,6 @@ from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)
-OLDER = {"attention"}  # an older name of `status`, which no help lists
 
 
 def commands(group, words: str = "") -> Iterator[str]:
@@ -37,7 +36,7 @@ def run(*words: str) -> str:
 
 def test_each_command_has_one_section() -> None:
     listed = [name for section in SECTIONS.values() for name in section]
-    assert sorted(listed) == sorted(set(GROUP.commands) - OLDER)
+    assert sorted(listed) == sorted(GROUP.commands)
 
 
 def test_each_command_has_an_example_and_nothing_else_has() -> None:
@@ -94,6 +93,37 @@ def test_completion_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
     assert "--install-completion" in run("--help")
     assert "complete" in run("--show-completion")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("tuner tune deepseek-r", {"deepseek-r1"}),
+        ("tuner plan qwen3-235b-a22b-f", {"qwen3-235b-a22b-fp8"}),
+        ("tuner tune deepseek-r1 --device H20", {"H20", "H200"}),
+        ("tuner tune deepseek-r1 --measure p", {"predict"}),
+        ("tuner submit deepseek-r1 --effort q", {"quick"}),
+        ("tuner export --engine vl", {"vllm"}),
+        ("tuner jobs --state ru", {"running"}),
+    ],
+)
+def test_names_and_values_are_completed(words: str, found: set[str]) -> None:
+    typed = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = RUNNER.invoke(
+        app, [], env={"_TUNER_COMPLETE": "complete_bash", **typed}, prog_name="tuner"
+    )
+    assert found <= set(done.output.split()), done.output
+
+
+@pytest.mark.parametrize("words", ["export", "check", "report", "tune", "plan", "submit"])
+def test_common_options_come_before_those_of_kernels(words: str) -> None:
+    common, _, kernels = run(words, "--help").partition("\nOptions of kernels:\n")
+    assert "  --device" in common
+    assert "  --json" in common
+    assert "\n  --attention" not in common
+    assert "  --attention" in kernels
+    if words in ("export", "check", "report"):
+        assert "Tune" not in kernels
 
 
 @pytest.mark.parametrize(("typed", "near"), [("tunne", "'tune'"), ("bundel", "'bundle'")])

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from cases import FP8_RECORDING, ROOT
 from commands import run
+from typer.testing import CliRunner
+from unchanged_cases import ENGINE
+
+from tuner.cli import app
 
 R1 = ("deepseek-r1", "--tp", "8")
 RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
@@ -133,3 +137,19 @@ def test_bad_input_is_one_line(env, words, said):
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert said in line
+
+
+def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tuner.cli.tuning.run_all", lambda *_: None)
+    said = "sglang ships a file for fused_moe:E=128,N=384,"
+    for device, measure, shipped in (
+        ("H200", "predict", True),
+        ("L40S", "predict", False),
+        ("H200", "gpu", False),
+    ):
+        words = ["tune", "qwen3-235b-a22b", "--tp", "4", "--device", device, "--measure", measure]
+        done = CliRunner().invoke(app, [*words, "--engine", ENGINE])
+        assert done.exit_code == 0, done.output
+        assert (said in done.stderr) is shipped

@@ -264,6 +264,22 @@ def test_winners_for_another_split_are_refused() -> None:
     assert f"run `tuner tune '{spec}' {options}`; or pass --allow-missing" in said
 
 
+def test_files_that_servers_do_not_ask_for_are_told_before_predictions() -> None:
+    one = TEXT.replace("gpus = 8", "gpus = 4").replace("tp = 16", "tp = 8")
+    predicted = [
+        replace(one, entry=replace(one.entry, status=Status.PREDICTED)) for one in stored(H20)
+    ]
+    with pytest.raises(ExportRefused, match="none of them are bundled") as caught:
+        build_bundle(
+            predicted,
+            parse_cluster(one),
+            find_engine("sglang==0.5.16"),
+            find_device("H20"),
+            allow_predicted=False,
+        )
+    assert "--allow-predicted" not in str(caught.value)
+
+
 def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:
     assert "the store has no winners for NVIDIA_H20" in refused(TEXT, winners=[])
     old = find_engine("sglang==0.4.4")

@@ -246,6 +246,17 @@ def test_loads_of_one_side_are_listed() -> None:
     assert "only before: concurrency 1, 128+128 tokens" in render_text(comparison)
 
 
+def test_a_comparison_shows_one_metric_of_each_kind_and_counts_the_others() -> None:
+    comparison = compare_files(BEFORE, AFTER)
+    every, few = render_text(comparison), render_text(comparison, every=False)
+    names = {pair.metric.name for pair in comparison.pairs}
+    assert len(few.splitlines()) < len(every.splitlines())
+    assert f"{len(names) - 4} other metrics: --all-metrics" in few
+    assert "--all-metrics" not in every
+    for line in few.splitlines()[1:-2]:
+        assert line.split("  ")[0] in every
+
+
 def test_another_request_rate_is_another_load() -> None:
     fast = parse_samples([json.dumps(sglang_run(request_rate=8))])
     assert compare(parse_samples([json.dumps(sglang_run())]), fast).pairs == ()

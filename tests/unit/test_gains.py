@@ -182,3 +182,17 @@ def test_a_pair_is_the_engines_only_as_a_whole() -> None:
 def test_a_measured_entry_stays_measured(status: Status) -> None:
     one = winner(entry(1, Gemm.UP, 9.0, 9.0, name="shipped", config=OWN, status=status))
     assert with_shipped([one]) == [one]
+
+
+def test_a_run_that_changes_nothing_says_so_and_names_no_best_size() -> None:
+    status = Status.PREDICTED
+    kept = [entry(size, Gemm.UP, 10.0, 10.0, config=OWN, status=status) for size in (1, 64)]
+    untuned = replace(kept[0], status=Status.INCUMBENT, median_us=None, incumbents={})
+    origin = "(predicted, over what runs without us: Triton's default configurations)"
+    told = f"nothing changes: the engine's own configurations stay at 2 sizes {origin}"
+    assert closing_line([*kept, replace(untuned, point=Point(8, Gemm.UP))]) == told
+    assert closing_line(kept[:1]) == told.replace("2 sizes", "M=1")
+    changed = entry(8, Gemm.UP, 10.0, 10.0)
+    assert closing_line([*kept, changed]).startswith("1.00x as fast (geometric mean of 3 sizes)")
+    slower = beside(kept[0], "deep_gemm", 5.0)  # Triton's own stays, and the server runs another
+    assert closing_line([slower]).startswith("0.50x as fast at M=1")

@@ -87,6 +87,10 @@ class TestPresets:
         with pytest.raises(UnknownModel, match="did you mean 'deepseek-r1'"):
             find_model("deepsek-r1")
 
+    def test_a_preset_with_another_ending_is_named_without_it(self):
+        with pytest.raises(UnknownModel, match="did you mean 'qwen3-235b-a22b'"):
+            find_preset("Qwen3-235B-A22B-FP16")
+
     def test_every_preset_is_a_problem(self, subtests):
         for model in presets():
             if model.dtype and model.E:

@@ -86,7 +86,7 @@ class TestRows:
             (Status.PREDICTED, OWN, {"default": 1.0}, Origin.DEFAULT),
             (Status.PREDICTED, OWN, {"default": 1.0, "shipped": 1.0}, Origin.SHIPPED),
             (Status.INCUMBENT, OWN, {"shipped": None}, Origin.SHIPPED),
-            (Status.INCUMBENT, OURS, {}, Origin.DEFAULT),
+            (Status.INCUMBENT, OURS, {}, Origin.OWN),
         ],
     )
     def test_each_entry_says_where_it_comes_from(
@@ -269,6 +269,22 @@ class TestPages:
         text = as_text(LAYER, rows_of(LAYER, winners, H200), winners)
         assert max(map(len, text.splitlines())) <= 80
         assert "measured" in text
+
+    def test_the_table_has_the_sizes_with_times_and_a_line_names_the_others(self) -> None:
+        others = [winner(Point(n, g), None, Status.INCUMBENT) for n in (2, 4) for g in Gemm]
+        winners = [*layer(sizes=(1, 64)), *others]
+        text = as_text(LAYER, rows_of(LAYER, winners, H200), winners)
+        rows = [line.split()[0] for line in text.splitlines() if line.endswith("measured")]
+        assert rows == ["M=1", "M=64"] * 2
+        assert "No time is known at M=2, M=4\n" in text
+        assert " - " not in text
+
+    def test_kept_shipped_entries_are_called_so(self) -> None:
+        kept = [
+            winner(Point(1, gemm), None, Status.INCUMBENT, config=OWN, shipped=9.0) for gemm in Gemm
+        ]
+        text = as_text(LAYER, rows_of(LAYER, kept, H200), kept)
+        assert text.endswith("The engine's shipped entries were kept")
 
 
 def test_the_documents_pictures_are_drawn_from_the_kept_results() -> None:

@@ -50,6 +50,16 @@ def decode_winners(status=Status.OK, us=100.0):
     return found
 
 
+def test_a_trace_without_kernels_that_are_tuned_concludes_so(tmp_path, profile):
+    trace = TraceWriter()
+    trace.step((CUBLAS, 40.0), (MYSTERY, 10.0), mark="step[DECODE bs=1]", graph=True)
+    told = "No kernel of this trace is of a kind that is tuned"
+    text = render_estimate(estimate(read([trace.write(tmp_path / "b.trace.json")])))
+    assert told in text
+    assert "--before-args" in text
+    assert told not in render_estimate(estimate(profile))
+
+
 def test_what_can_be_saved_is_share_times_headroom(profile):
     found = estimate(profile)
     decode = rows(found, Phase.DECODE)

@@ -48,7 +48,7 @@ def test_what_is_only_compiled_counts_and_has_no_best() -> None:
     counts = Counts({"M=4": 6})
     counts.ask([candidate(Point(8, Gemm.UP)), candidate(Point(4, Gemm.UP))], [])
     counts.add(trial(Point(8, Gemm.UP), None), 0.0)
-    assert counts.text(0.0) == "1 of 7 tried"
+    assert counts.text(0.0) == "1 of 7 tried or checked"
 
 
 def test_more_candidates_than_foreseen_make_the_total_larger() -> None:
@@ -122,6 +122,38 @@ def test_a_line_fits_its_width() -> None:
     for width in (79, 60, 40, 20):
         assert len(counts.text(12.0, width)) <= width
     assert counts.text(12.0, 40) == "12 of 33911 tried, about 10.3 h left"
+
+
+def test_trials_that_get_slower_are_not_told_at_the_rate_of_the_quick_ones() -> None:
+    point = Point(4, Gemm.UP)
+    counts = Counts({point.size: 400})
+    for number in range(200):  # the first hundred take 0.1 s each, the others 4 s
+        now = number * 0.1 if number < 100 else 10.0 + (number - 100) * 4.0
+        counts.add(trial(point, 2.0, number), now)
+    assert counts.left_s(406.0) == pytest.approx(800.0)
+
+
+def test_the_time_of_the_problems_that_come_later_is_told_too() -> None:
+    point = Point(4, Gemm.UP)
+    counts = Counts({point.size: 40}, later=100)
+    for number in range(20):
+        counts.add(trial(point, 2.0, number), float(number))
+    assert counts.text(19.0).startswith(
+        "20 of 40 tried, about 20 s left, 2 min for all problems; M=4"
+    )
+
+
+def test_a_log_has_few_lines_and_is_not_silent_for_long() -> None:
+    def lines(seconds: float) -> int:
+        passed, count = 0.0, 0
+        while passed < seconds:
+            passed, count = passed + progress.plain_pause_s(passed), count + 1
+        return count
+
+    assert lines(20.0) in range(8, 12)
+    assert lines(404.0) < 30
+    assert lines(777.0) < 45
+    assert progress.plain_pause_s(1e6) == progress.PLAIN_LATER_S
 
 
 @pytest.mark.parametrize(

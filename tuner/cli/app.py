@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from tuner.cli.help import Commands, option_name
+from tuner.cli.help import Command, Commands, option_name
 from tuner.errors import BadInput, TunerError
 
 P = ParamSpec("P")
@@ -47,7 +47,7 @@ def tuner(
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Register a top-level command; see `guarded`."""
-    return app.command()(guarded(function))
+    return app.command(cls=Command)(guarded(function))
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:

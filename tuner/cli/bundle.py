@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import app, guarded, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json, ModelName, ProblemSpecs
@@ -33,7 +34,10 @@ app.add_typer(_bundle, name="bundle")
 @guarded
 def bundle(
     context: typer.Context,
-    device: Annotated[str, typer.Option(help="The GPU, e.g. L40S; required.")] = "",
+    device: Annotated[
+        str,
+        typer.Option(autocompletion=complete.devices, help="The GPU, e.g. L40S; required."),
+    ] = "",
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The cluster.toml to bundle for; required.")
     ] = None,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
-from tuner.cli.options import EffortName, EngineSpec, Json, Measure, Server
+from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, Server
 from tuner.render import printable
 
 if TYPE_CHECKING:
     from tuner.jobs.watching import Watching
     from workers.settings import Settings
 
-OneDevice = Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")]
 AGAIN = "may be given again"
 
 watches = typer.Typer(
@@ -73,9 +74,16 @@ def list_watches(context: typer.Context, server: Server = None, as_json: Json = 
 def add_watch(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL|PROBLEM...", help="Models of `tuner models`, or problems."),
+        typer.Argument(
+            metavar="MODEL|PROBLEM...",
+            autocompletion=complete.models,
+            help="Models of `tuner models`, or problems.",
+        ),
     ],
-    device: Annotated[list[str], typer.Option(help=f"For this GPU; {AGAIN}.")],
+    device: Annotated[
+        list[str],
+        typer.Option(autocompletion=complete.devices, help=f"For this GPU; {AGAIN}."),
+    ],
     tp: Annotated[
         list[int] | None, typer.Option(help=f"Tensor-parallel size; {AGAIN}; default: 1.")
     ] = None,
@@ -95,6 +103,7 @@ def add_watch(
     as_json: Json = False,
 ) -> None:
     """Keep every combination of these tuned. An equal watch is not added twice."""
+    from tuner.jobs.workers import Need
     from tuner.problems.batch_sizes import parse_batch_sizes
 
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
@@ -104,6 +113,12 @@ def add_watch(
         watch["batch_sizes"] = parse_batch_sizes(batch_sizes)
     with open_watching(server) as watching:
         added = watching.add_watch(watch)
+        workers = watching.workers()
+    table = added["watch"]
+    for card in table["devices"]:
+        need = Need(card, table["measure"] == "gpu", table["engine"])
+        if why := need.unmet(workers, datetime.now(timezone.utc)):
+            say(f"its jobs will wait: {why}")
     show(as_json, lambda: added, lambda: _watch_text(added))
 
 
@@ -149,7 +164,7 @@ def _watch_text(row: Mapping[str, Any]) -> str:
     said += [watch["engine"], watch["measure"], watch["effort"]]
     what = f"{_listed(watch['models'])} on {_listed(watch['devices'])}"
     added = f"added by {row['client']} on {row['created_at'][:10]}"
-    return _item(f"{row['id']:<3}", what, f"{'; '.join(said)}; {added}")
+    return item(f"{row['id']:<3}", what, f"{'; '.join(said)}; {added}")
 
 
 def _stored_text(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -162,14 +177,14 @@ def _stored_text(row: Mapping[str, Any]) -> tuple[str, str]:
         heading += f", {name} {place[name][:20]}" if place[name] else ""
     points = counted(row["points"])
     detail = f"{points}; last on {row['newest'][:10]}" + (f"; {row['why']}" if row["why"] else "")
-    return heading, _item(f"{row['standing']:<7}", row["problem"], detail)
+    return heading, item(f"{row['standing']:<7}", row["problem"], detail)
 
 
 def _watched_text(row: Mapping[str, Any]) -> tuple[str, str]:
     heading = ", ".join(filter(None, (row["device"], row["engine"], row["measure"])))
     model, problem = row["model"], row["problem"]
     detail = "; ".join(filter(None, (model if problem not in ("", model) else "", row["why"])))
-    return heading, _item(f"{row['standing']:<7}", problem or model, detail)
+    return heading, item(f"{row['standing']:<7}", problem or model, detail)
 
 
 def _sections(texts: Iterable[tuple[str, str]]) -> str:
@@ -180,7 +195,7 @@ def _sections(texts: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def _item(first: str, what: str, detail: str) -> str:
+def item(first: str, what: str, detail: str) -> str:
     """What it is, and below it, where there is more to say, the detail."""
     lines = [f"{first}  {printable(what)}"]
     if detail:

@@ -117,6 +117,10 @@ def bench_report(
     date: Annotated[
         str, typer.Option(help="The date, for titles; default: as the results say.")
     ] = "",
+    all_metrics: Annotated[
+        bool,
+        typer.Option("--all-metrics", help="Compare all metrics; default: one of each kind."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
@@ -160,7 +164,7 @@ def bench_report(
     comparison = compare(read[before].samples, new)
     if out:
         write_report(comparison, out, str(before), str(after), origin)
-    show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
+    show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison, every=all_metrics))
 
 
 def _expected(path: Path) -> Expected:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import app, guarded, print_json, say, show
 from tuner.cli.options import Json
 from tuner.render import printable, table
@@ -24,7 +25,12 @@ engines = typer.Typer(
 app.add_typer(engines)
 
 Spec = Annotated[
-    str, typer.Argument(metavar="NAME==VERSION", help="For example sglang==0.5.16 or vllm==0.33.0.")
+    str,
+    typer.Argument(
+        metavar="NAME==VERSION",
+        autocompletion=complete.engines,
+        help="For example sglang==0.5.16 or vllm==0.33.0.",
+    ),
 ]
 _WIDTH = 80
 _FOUND = {"engine_path": "TUNER_ENGINE_PATH"}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from tuner.cli.help import OF_FAMILIES
 from tuner.cli.workload import FIELD, is_observed
 from tuner.problems.registry import Family, Option, families
 
@@ -34,12 +35,14 @@ def with_family_options(command: Callable[..., R]) -> Callable[..., R]:
     """Replace the parameter `choice: FamilyChoice` of a command with all options of all families,
     and with the flags that select families.
     """
-    return _with_options(command, _by_name(o for family in families() for o in family.options))
+    options = _by_name(o for family in families() for o in family.options)
+    return _with_options(command, options, "Tune {} of the model, not a fused-MoE layer.")
 
 
 def with_model_options(command: Callable[..., R]) -> Callable[..., R]:
     """Like `with_family_options`, with only the options that turn a model into problems."""
-    return _with_options(command, _by_name(o for family in families() for o in family.shaping))
+    options = _by_name(o for family in families() for o in family.shaping)
+    return _with_options(command, options, "Of a model, {} alone.")
 
 
 def _by_name(options: Iterable[Option]) -> dict[str, Option]:
@@ -50,7 +53,9 @@ def _by_name(options: Iterable[Option]) -> dict[str, Option]:
     return found
 
 
-def _with_options(command: Callable[..., R], options: Mapping[str, Option]) -> Callable[..., R]:
+def _with_options(
+    command: Callable[..., R], options: Mapping[str, Option], flag_help: str
+) -> Callable[..., R]:
     flags = {family.name: family for family in families() if family.flag}
 
     @wraps(command)
@@ -62,22 +67,20 @@ def _with_options(command: Callable[..., R], options: Mapping[str, Option]) -> C
         choice = FamilyChoice(asked[0] if asked else None, given, observed)
         return command(choice=choice, **values)
 
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if parameter.name != "choice":
-            # Typer passes parameters by name, and options have no order among arguments.
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        parameters += [_flag(name, family) for name, family in flags.items()]
-        parameters += [_parameter(option) for option in options.values()]
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    # Typer passes parameters by name, and options have no order among arguments.
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [one.replace(kind=kind) for one in own if one.name != "choice"]
+    parameters += [_flag(name, family, flag_help) for name, family in flags.items()]
+    parameters += [_parameter(option) for option in options.values()]
+    setattr(wrapper, OF_FAMILIES, frozenset({*flags, *options}))
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
     return wrapper
 
 
-def _flag(name: str, family: Family) -> inspect.Parameter:
-    help_text = f"Tune {family.title} of the model, not a fused-MoE layer."
-    annotation = Annotated[bool, typer.Option(family.flag, help=help_text)]
+def _flag(name: str, family: Family, help_text: str) -> inspect.Parameter:
+    annotation = Annotated[bool, typer.Option(family.flag, help=help_text.format(family.title))]
     return _keyword(name, annotation, default=False)
 
 

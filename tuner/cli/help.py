@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # The commands of each section, in the order to show, each in a few words: a line has 80 columns.
 SECTIONS: Mapping[str, Mapping[str, str]] = {
@@ -159,6 +159,9 @@ OPTION_NAMES: Mapping[str, str] = {
 }
 
 
+OF_FAMILIES = "of_families"  # a command's attribute: the names of its options that families list
+
+
 def option_name(name: str) -> str:
     """Our name of an option, by an engine's."""
     return OPTION_NAMES.get(name, name)
@@ -181,6 +184,26 @@ class Commands(TyperGroup):
             known = {name: text for name, text in commands.items() if name in self.commands}
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(widest), text) for name, text in known.items()])
+
+
+class Command(TyperCommand):
+    """A command whose help lists its own options first, and below them those of families."""
+
+    def format_options(self, ctx, formatter) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        of_families = getattr(self.callback, OF_FAMILIES, ())
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx)
+            if record is None:
+                continue
+            if one.param_type_name == "argument":
+                title = "Arguments"
+            else:
+                title = "Options of kernels" if one.name in of_families else "Options"
+            sections.setdefault(title, []).append(record)
+        for title, records in sorted(sections.items()):
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 def add_examples(group: typer.Typer, words: str = "") -> None:

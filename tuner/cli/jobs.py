@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, print_json, say, show
-from tuner.cli.options import (
-    Json,
-    Server,
-)
+from tuner.cli.options import Json, OneDevice, Server
 from tuner.render import printable
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.errors import TunerError
-    from tuner.jobs.job import Job, JobEvent
+    from tuner.jobs.job import Job, JobEvent, JobRequest
     from tuner.jobs.queue import Queue
 
 FOLLOW_S = 0.5
@@ -29,7 +27,7 @@ LOST_S = 300.0  # give up when a server or database does not answer for this lon
 PAUSE_S = 10.0  # longest pause between two tries
 ENDED_BADLY = ("dead", "failed")
 NEWEST = 1000  # jobs among which the beginning of an id is looked for
-WHY = 60  # characters of a job's error in a list
+WHY = 90  # characters of a reason in a list
 
 CreatedAt = Annotated[
     datetime | None,
@@ -62,14 +60,20 @@ def open_jobs(server: str | None) -> Iterator[Queue]:
 
 @command
 def jobs(
-    device: Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only for this model; default: all.")] = None,
+    device: OneDevice = None,
+    model: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete.models, help="Only for this model; default: all."),
+    ] = None,
     client: Annotated[
         str | None, typer.Option(help="Only of this client, as a key's name; default: all.")
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(help="Only queued, running, done, ...; may be repeated; default: all."),
+        typer.Option(
+            autocompletion=complete.states,
+            help="Only queued, running, done, ...; may be repeated; default: all.",
+        ),
     ] = None,
     created_after: CreatedAt = None,
     created_before: CreatedAt = None,
@@ -80,8 +84,9 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from tuner.devices.table import find_device
-    from tuner.jobs.job import parse_state
+    from tuner.jobs.job import JobState, parse_state
     from tuner.jobs.listing import JobQuery, parse_order
+    from tuner.jobs.workers import why_waiting
 
     query = JobQuery(
         device=find_device(device).name if device else None,
@@ -94,7 +99,11 @@ def jobs(
     )
     with open_jobs(server) as queue:
         found = queue.list(query, limit=limit)
-    show(as_json, lambda: [job.as_json() for job in found], lambda: _job_table(found, why=True))
+        queued = [job for job in found if job.state is JobState.QUEUED]
+        workers = queue.workers() if queued else []
+    now = datetime.now(timezone.utc)
+    waiting = {job.id: why_waiting(job, workers, now) for job in queued}
+    show(as_json, lambda: [job.as_json() for job in found], lambda: _list_text(found, waiting))
 
 
 @command
@@ -246,39 +255,65 @@ def _event_line(event: JobEvent) -> str:
     return printable(f"{event.at:%H:%M:%S} {event.kind}" + (f": {text}" if text else ""))
 
 
-def _job_table(found: Sequence[Job], *, why: bool = False) -> str:
-    """The jobs, with `why` the reason of each that is dead or failed, if any is."""
+def _list_text(found: Sequence[Job], waiting: Mapping[str, str]) -> str:
+    """The jobs, and why some of them wait or ended badly: in a pipe in a column, so that a job is
+    one line; on a terminal, which a column more would not fit, below the table.
+    """
+    from tuner.render import folded, list_width
+
+    whys = {job.id: why for job in found if (why := _why(job, waiting))}
+    if not whys or list_width() is not None:
+        return _job_table(found, whys)
+    lines: dict[str, list[str]] = {}
+    for job in found:
+        if job.id in whys:
+            lines.setdefault(f"{job.state.value}: {whys[job.id]}", []).append(job.id)
+    told = [f"{line} ({_ids(ids)})" for line, ids in lines.items()]
+    return folded("\n".join([_job_table(found), "", *map(printable, told)]))
+
+
+def _ids(ids: Sequence[str]) -> str:
+    return ids[0] if len(ids) == 1 else f"{len(ids)} jobs, the first {ids[0]}"
+
+
+def _job_table(found: Sequence[Job], whys: Mapping[str, str] | None = None) -> str:
+    """The jobs; with `whys`, by id, also a column of reasons."""
+    from tuner.jobs.workers import ago
     from tuner.render import list_width, table
 
-    headers: tuple[str, ...] = (
-        "job",
-        "state",
-        "device",
-        "model or problem",
-        "measure",
-        "attempts",
-        "created",
-    )
-    why = why and any(job.state.value in ENDED_BADLY for job in found)
+    columns = ("job", "state", "device", "model or problem", "measure", "attempts", "age")
+    headers = (*columns, "why") if whys else columns
+    now = datetime.now(timezone.utc)
     rows = [
         (
             job.id,
             job.state.value,
             job.request.device,
-            job.request.model or job.request.problem.spec(),
+            _name(job.request),
             job.request.measure.partition(":")[0],
             job.attempts,
-            f"{job.created_at:%Y-%m-%d %H:%M:%S}",
-            *([_why(job)] if why else []),
+            ago(now - job.created_at),
+            *([whys.get(job.id, "")] if whys else []),
         )
         for job in found
     ]
-    headers = (*headers, *(["why"] if why else []))
-    drop = ("attempts", "measure", "created")
-    return table(headers, rows, drop=drop, width=list_width(), whole=("job", "device"))
+    drop, whole = ("attempts", "measure"), ("job", "device", "age")
+    return table(headers, rows, drop=drop, width=list_width(), whole=whole)
 
 
-def _why(job: Job) -> str:
-    """Why a job ended without a result, in short: `tuner job ID` says it in full."""
-    text = job.error if job.state.value in ENDED_BADLY else ""
+def _name(request: JobRequest) -> str:
+    """The model and its tensor-parallel size with the problem, or on a terminal with its kind."""
+    from tuner.jobs.names import with_sizes
+    from tuner.render import list_width
+
+    if not request.model:
+        return request.problem.spec()
+    of = request.problem.family if list_width() is None else request.problem.spec()
+    return f"{with_sizes(request.model, request.problem)} {of}"
+
+
+def _why(job: Job, waiting: Mapping[str, str]) -> str:
+    """Why a job waits or ended without a result, in short: `tuner job ID` says it in full."""
+    ended = job.error if job.state.value in ENDED_BADLY else ""
+    text = ended or waiting.get(job.id, "")
     return text if len(text) <= WHY else text[: WHY - 3] + "..."

@@ -7,24 +7,40 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.problems.registry import problem_texts
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")]
-DeviceName = Annotated[str, typer.Option(help="The GPU, e.g. L40S; `tuner devices` lists them.")]
+DeviceName = Annotated[
+    str,
+    typer.Option(
+        autocompletion=complete.devices, help="The GPU, e.g. L40S; `tuner devices` lists them."
+    ),
+]
 DeviceOrHere = Annotated[
     str,
-    typer.Option("--device", help="The GPU, e.g. L40S; default: this machine's, by nvidia-smi."),
+    typer.Option(
+        "--device",
+        autocompletion=complete.devices,
+        help="The GPU, e.g. L40S; default: this machine's, by nvidia-smi.",
+    ),
+]
+OneDevice = Annotated[
+    str | None,
+    typer.Option(autocompletion=complete.devices, help="Only for this GPU; default: all."),
 ]
 EngineSpec = Annotated[
     str,
     typer.Option(
-        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default version: the installed one."
+        autocompletion=complete.engines,
+        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default version: the installed one.",
     ),
 ]
 EngineOfTarget = Annotated[
     str,
     typer.Option(
         "--engine",
+        autocompletion=complete.engines,
         help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default: as a log or line says, or sglang.",
     ),
 ]
@@ -38,6 +54,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="MODEL|PROBLEM",
+        autocompletion=complete.models,
         help="A model (a name that `tuner models` lists, a config.json or its folder, or an "
         f"engine's warning line), or a problem ({problem_texts()}).",
     ),
@@ -48,10 +65,18 @@ DtypeName = Annotated[
     typer.Option(help="Dtype of weights, e.g. int8_w8a8, w8a8_int8; default: model's."),
 ]
 Measure = Annotated[
-    str, typer.Option(help="Times: gpu (measured), predict (by a model), or replay:FILE.")
+    str,
+    typer.Option(
+        autocompletion=complete.measures,
+        help="Times: gpu (measured), predict (by a model), or replay:FILE.",
+    ),
 ]
 EffortName = Annotated[
-    str, typer.Option(help="How many configurations to try: quick, standard or exhaustive.")
+    str,
+    typer.Option(
+        autocompletion=complete.efforts,
+        help="How many configurations to try: quick, standard or exhaustive.",
+    ),
 ]
 ProblemSpecs = Annotated[
     list[str] | None,
@@ -74,7 +99,11 @@ ClusterFile = Annotated[
     ),
 ]
 ModelName = Annotated[
-    str | None, typer.Option(help="Only the winners of this model's problems; default: all.")
+    str | None,
+    typer.Option(
+        autocompletion=complete.models,
+        help="Only the winners of this model's problems; default: all.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
 Server = Annotated[

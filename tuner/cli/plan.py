@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
 def plan(
     choice: FamilyChoice,
     target: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model, as in `tuner tune`; or --cluster.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=complete.models,
+            help="A model, as in `tuner tune`; or --cluster.",
+        ),
     ] = "",
     device: DeviceOrHere = "",
     tp: Tp = 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
     from tuner.tuning.costs import work_line
 
     reports: list[Report] = []
+    began = time.monotonic()
     name = " ".join({f"{one.engine.name} {one.engine.version}" for one in requests})
     with Workbench() as workbench:
         with waiting(f"reading the kernels of {name}"):
@@ -39,12 +41,14 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
         # The first problem's run starts the recording; the others add to it.
         for at, run in enumerate(runs):
             heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
-            reports.append(run_here(run, heading, record, add=at > 0))
+            later = sum(sum(one.tries.values()) for one in runs[at + 1 :])
+            reports.append(run_here(run, heading, record, add=at > 0, later=later, since=began))
             if not as_json:  # what is done stays on the screen if a later problem fails
                 typer.echo("\n" * (at > 0) + report_text(reports[-1], named=len(runs) > 1))
     if len(reports) > 1:
         totals = [report.totals for report in reports]
-        say(f"{len(totals)} problems: {work_line(totals)}")
+        predicted = all(report.predicted for report in reports)
+        say(f"{len(totals)} problems: {work_line(totals, predicted=predicted)}")
     if as_json:
         print_reports(reports, as_json)
 
@@ -76,9 +80,15 @@ def not_tuned(request: Request, reason: Exception) -> str:
 
 
 def run_here(
-    run: TuningRun, heading: str = "", record: Path | None = None, add: bool = False
+    run: TuningRun,
+    heading: str = "",
+    record: Path | None = None,
+    *,
+    add: bool = False,
+    later: int = 0,
+    since: float | None = None,
 ) -> Report:
-    """Do a run in this process, and tell of it on stderr."""
+    """Do a run in this process and tell of it on stderr, with `later` and `since` of `Progress`."""
     from tuner.store import Store, database_url
     from tuner.tuning.progress import Progress
 
@@ -89,7 +99,7 @@ def run_here(
             say(note)
         with (
             Store.open(database_url(os.environ)) as store,
-            closing(Progress(sys.stderr, session.tries, heading)) as progress,
+            closing(Progress(sys.stderr, session.tries, heading, later, since)) as progress,
         ):
             _say_estimate(session, store)
             return session.run(store, progress, record=record, add_to_record=add, watcher=progress)

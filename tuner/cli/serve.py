@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.app import command, refuse_foreign
+from tuner.cli.app import command, refuse_foreign, say
 
 
 @command
@@ -52,6 +52,9 @@ def migrate() -> None:
     """Create the store, or upgrade its schema. Other commands do this too when they open it."""
     refuse_foreign("workers")
     from tuner.store import Store
+    from tuner.store.connect import place_of
     from workers.settings import read_settings
 
-    Store.open(read_settings().database_url).close()
+    settings = read_settings()
+    Store.open(settings.database_url).close()
+    say(f"the store {place_of(settings.database_url)} has this program's schema")

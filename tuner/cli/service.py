@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli.app import command, refuse_foreign, show
-from tuner.cli.coverage import open_watching
+from tuner.cli.coverage import item, open_watching
 from tuner.cli.options import Json, Server
 
 if TYPE_CHECKING:
@@ -123,14 +123,19 @@ def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:
-    from tuner.render import table
     from workers.nightly import KINDS, errors_of, headline
 
-    rows = [
-        (kind, one["device"], one["model"], one["problem"], one["measure"], one.get("why", ""))
-        for kind in KINDS
-        for one in summary.get(kind, ())
+    found = [
+        (kind, one["problem"], _detail(one)) for kind in KINDS for one in summary.get(kind, ())
     ]
-    rows += [("error", "", "", one["what"], "", one["why"]) for one in errors_of(summary)]
-    headers = ("what", "device", "model", "problem", "measure", "why")
-    return headline(summary) + (f"\n\n{table(headers, rows)}" if rows else "")
+    found += [("error", one["what"], one["why"]) for one in errors_of(summary)]
+    widest = max((len(kind) for kind, *_ in found), default=0)
+    items = [item(kind.ljust(widest), what, detail) for kind, what, detail in found]
+    waits = [f"its jobs wait: {why}" for why in summary.get("unmet") or ()]
+    return "\n".join([headline(summary), *waits, *([""] if items else []), *items])
+
+
+def _detail(one: Mapping[str, Any]) -> str:
+    model = one["model"] and f"{one['model']} "
+    of = f"{model}on {one['device']}, {one['measure']}"
+    return f"{of}; {one['why']}" if one.get("why") else of

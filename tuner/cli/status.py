@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, refuse_foreign, show
 from tuner.cli.options import EngineSpec, Json
 
@@ -17,7 +18,12 @@ Folder = Annotated[
         "--dir", metavar="DIR", help="Folder that `export` wrote; default: the environment's."
     ),
 ]
-DeviceHere = Annotated[str, typer.Option(help="The GPU, e.g. H200; default: this machine's GPU.")]
+DeviceHere = Annotated[
+    str,
+    typer.Option(
+        autocompletion=complete.devices, help="The GPU, e.g. H200; default: this machine's GPU."
+    ),
+]
 
 
 @command

@@ -206,9 +206,24 @@ def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
     if refused := [name for name in unused if name in served]:
         raise OptionsRefused({name: f"for {titles[name]}" for name in refused}, served)
     flags = {option.name: option.flag for one in families() for option in one.options}
+    bounds = [line for target in found for line in _not_bounding(target.family, choice)]
     have = _listed([target.family.title for target in found])
     notes = [f"{flags[n]} is for {titles[n]}; {asked.target} has {have} alone" for n in unused]
+    notes += dict.fromkeys(bounds)
     return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
+
+
+def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
+    """A line for each given option that selects points of other families than this one."""
+    from tuner.problems.registry import families
+
+    own = {option.name: option.flag for option in family.selecting}
+    others = {o.name: o.flag for one in families() for o in one.selecting}
+    given = [name for name in choice.values if name in others and name not in own]
+    if not own or own.keys() & choice.values.keys():
+        return []
+    instead = " or ".join(own.values())
+    return [f"{others[name]} does not bound {family.title}: {instead} does" for name in given]
 
 
 def _titles_with(name: str) -> str:

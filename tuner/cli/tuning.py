@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, say
 from tuner.cli.check_files import (
     check_files,
@@ -49,8 +50,10 @@ from tuner.cli.waiting import waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.points import Problem
+    from tuner.tuning.request import Source
     from tuner.tuning.run_request import Request
 
 
@@ -69,10 +72,10 @@ def tune(
     gpus: Annotated[
         str,
         typer.Option(
-            help="CUDA device numbers of the GPUs to measure on, e.g. 0,1: each has a problem of "
-            "its own."
+            help="Numbers of the GPUs to measure on, as nvidia-smi lists them, e.g. 0,1: each has "
+            "a problem of its own; default: 0."
         ),
-    ] = "0",
+    ] = "",
     routing: Annotated[
         Path | None,
         typer.Option(
@@ -106,7 +109,6 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.devices.here import device_or_here
     from tuner.engines.dispatch import of_class
     from tuner.engines.dispatch_table import ARCHITECTURE
     from tuner.engines.engine import find_engine
@@ -116,12 +118,12 @@ def tune(
     from tuner.tuning.request import parse_effort, parse_gpus, parse_source
     from tuner.tuning.run_request import Request
 
-    wanted_effort, cards = parse_effort(effort), parse_gpus(gpus)
+    wanted_effort, cards = parse_effort(effort), parse_gpus(gpus or "0")
     source = parse_source(measure, gpu=cards[0], routing=routing)
     problems: Sequence[Problem]
     notes: list[str] = []
     if cluster is not None:
-        card = device_or_here(device)
+        card = _card(device, source, cards if gpus else ())
         given = {
             repr(target): target,
             "--all": every,
@@ -136,7 +138,7 @@ def tune(
         if not target:
             raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
         named = server_of(target)
-        card = device_or_here(device or named.device)
+        card = _card(device or named.device, source, cards if gpus else ())
         found_engine = find_engine(engine or named.engine or "sglang")
         flags = settings_of(server_args, target)
         asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
@@ -179,6 +181,19 @@ def tune(
         run_all(requests, record, as_json)
 
 
+def _card(name: str, source: Source, gpus: Sequence[str]) -> Device:
+    """The kind of GPU to tune for: as named, else of the GPUs to measure on or of this machine.
+
+    Raises UnknownDevice.
+    """
+    from tuner.devices.here import device_of_gpus, device_or_here
+    from tuner.problems.results import MeasureKind
+
+    if gpus and source.kind is MeasureKind.GPU:
+        return device_of_gpus(name, gpus)
+    return device_or_here(name)
+
+
 def _announce(
     requests: Sequence[Request],
     notes: Sequence[str],
@@ -199,8 +214,31 @@ def _announce(
         problems = [request.problem for request in requests]
         for kernel in engine_runs(engine.name, engine.version, problems, card, flags):
             say(kernel.line())
+    _say_shipped(requests)
     _say_other_triton(engine)
     _say_undeliverable(engine, [request.problem for request in requests])
+
+
+def _say_shipped(requests: Sequence[Request]) -> None:
+    """Say so, before the work, if what is going to be predicted cannot replace what is shipped."""
+    from tuner.errors import UnsupportedKernel
+    from tuner.export.delivery import delivery_of
+    from tuner.problems.registry import family_of
+    from tuner.problems.results import MeasureKind
+
+    for one in requests:
+        if one.source.kind is not MeasureKind.PREDICT:
+            continue
+        try:
+            delivery = delivery_of(one.engine, family_of(one.problem).name)
+            ships = delivery.ships(one.problem, one.device)
+        except UnsupportedKernel:
+            continue
+        if ships:
+            say(
+                f"{one.engine.name} ships a file for {one.problem.spec()} on {one.device.name}, "
+                "and a prediction keeps its entries: only --measure gpu can replace them"
+            )
 
 
 def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
@@ -243,7 +281,8 @@ def check(
     engine: Annotated[
         str,
         typer.Option(
-            help="NAME or NAME==VERSION; default: that of the files' export, else sglang."
+            autocompletion=complete.engines,
+            help="NAME or NAME==VERSION; default: that of the files' export, else sglang.",
         ),
     ] = "",
     write_patch: WritePatch = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 
 from tuner.devices.table import Device, card_to_check, find_device
 from tuner.errors import UnknownDevice
@@ -40,6 +41,33 @@ def device_or_here(name: str) -> Device:
         "no GPU was found here by nvidia-smi: name the one to work for, e.g. --device H200; "
         "`tuner devices` lists them"
     )
+
+
+def device_of_gpus(name: str, gpus: Sequence[str]) -> Device:
+    """The kind of the GPUs of this machine with these numbers, as nvidia-smi numbers them.
+
+    Raises UnknownDevice where they are of several kinds, of another kind than `name`, or not there.
+    Without nvidia-smi, `name` is believed.
+    """
+    here = _asked_here("name")
+    if not here:
+        return device_or_here(name)
+    if missing := [gpu for gpu in gpus if int(gpu) >= len(here)]:
+        raise UnknownDevice(
+            f"nvidia-smi lists the GPUs 0 to {len(here) - 1} here, and no GPU {missing[0]}"
+        )
+    names = {gpu: here[int(gpu)] for gpu in gpus}
+    if not name and len(set(names.values())) > 1:
+        told = ", ".join(f"GPU {gpu} is {one}" for gpu, one in names.items())
+        raise UnknownDevice(f"{told}: name GPUs of one kind in --gpus")
+    wanted = find_device(name or next(iter(names.values())))
+    for gpu, one in names.items():
+        if find_device(one) != wanted:
+            raise UnknownDevice(
+                f"GPU {gpu} here is {one}, and not {wanted.name}: leave --device out, or name "
+                "another GPU in --gpus"
+            )
+    return wanted
 
 
 def _asked_here(field: str) -> list[str]:

@@ -114,8 +114,7 @@ def matching_packages(
         wanted = f"{name}=={version}" if version else name
         raise UnknownEngine(f"no {wanted} on this machine: {add}")
     versions = sorted({package.version for package in found}, key=version_order)
-    near = did_you_mean(version or "", versions)
-    raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}: {add}")
+    raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}: {add}")
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:

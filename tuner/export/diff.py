@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,9 +95,6 @@ def _size(row: Mapping[str, Any]) -> str:
 
 def _diff(name: str, old: Rows | None, new: Rows | None) -> FileDiff:
     shown = new if new is not None else old or {}
-    statuses: dict[str, int] = {}
-    for row in shown.values():
-        statuses[row["status"]] = statuses.get(row["status"], 0) + 1
     before, after = old or {}, new or {}
     changed = tuple(
         size
@@ -112,7 +110,7 @@ def _diff(name: str, old: Rows | None, new: Rows | None) -> FileDiff:
         change=change,
         entries=len(shown),
         changed=changed,
-        statuses=statuses,
+        statuses=dict(Counter(row["status"] for row in shown.values())),
         before=_gain(before.values()),
         after=_gain(after.values()),
         faster=_faster(before, after, changed),

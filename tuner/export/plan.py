@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +18,7 @@ from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status
 from tuner.render import folded, gain_text, table
-from tuner.tuning.gains import gains, reference
+from tuner.tuning.gains import gains, mean_gain, reference
 
 
 class Reads(str, Enum):
@@ -203,6 +202,5 @@ def _known_gain(entries: Sequence[Entry]) -> tuple[float | None, Status | None]:
     """The geometric mean of stored gains, of measured ones if there are any."""
     for status in (Status.OK, Status.PREDICTED):
         if found := gains(entry for entry in entries if entry.status is status):
-            mean = math.exp(sum(math.log(one.ratio) for one in found) / len(found))
-            return mean, status
+            return mean_gain(one.ratio for one in found), status
     return None, None

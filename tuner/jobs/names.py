@@ -38,6 +38,13 @@ def models_of(problem: Problem) -> Sequence[str]:
     return tuple(sorted(_words(one) for one in served_as(problem)))
 
 
+def with_sizes(model: str, problem: Problem) -> str:
+    """A model with the tensor-parallel sizes at which it has a problem: `deepseek-r1 TP 8`."""
+    name = next((one.name for one in presets() if model in (one.name, *one.aliases)), "")
+    sizes = sorted({tp for one in served_as(problem) if one.model == name for tp in one.tp})
+    return f"{model} TP {', '.join(map(str, sizes))}" if sizes else model
+
+
 def served_as(problem: Problem) -> Sequence[Served]:
     """The usual ways of serving a model of the table that have this problem."""
     return _models(family_of(problem).name).get(problem, ())

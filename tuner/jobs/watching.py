@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tuner.jobs.client import RemoteQueue
+from tuner.jobs.workers import WorkerStatus
 
 Json = dict[str, Any]
 NIGHT_S = 600.0  # a round submits thousands of jobs before it answers
@@ -38,6 +39,8 @@ class Watching(Protocol):
     def run_night(self, *, dry_run: bool, force: bool) -> Json: ...
 
     def nights(self, limit: int) -> Sequence[Json]: ...
+
+    def workers(self) -> Sequence[WorkerStatus]: ...
 
 
 class RemoteWatching(RemoteQueue):

@@ -154,7 +154,9 @@ def child_env(farm: Farm, gpu: str) -> dict[str, str]:
     """The environment of a GPU's child. With the Triton cache of the compile processes, kernels
     need only be loaded.
     """
-    return {**farm.env, "CUDA_VISIBLE_DEVICES": gpu}
+    # Without an order, CUDA puts the fastest kind first, and nvidia-smi does not.
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu}
+    return {**farm.env, **order}
 
 
 def open_gpu_bench(

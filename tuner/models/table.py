@@ -104,7 +104,11 @@ def _near(text: str) -> str:
     (near, *_) = get_close_matches(text.casefold(), names, n=1, cutoff=0.75) or [""]
     numbers = re.findall(r"[0-9]+", text)
     close = re.findall(r"[0-9]+", near) == numbers or get_close_matches(text, [near], cutoff=0.95)
-    return f"; did you mean {near!r}?" if near and close else ""
+    if near and close:
+        return f"; did you mean {near!r}?"
+    # A preset with more words behind it, such as a dtype in which nobody has the model.
+    begins = [name for name in names if text.casefold().startswith(f"{name}-")]
+    return f"; did you mean {max(begins, key=len)!r}?" if begins else ""
 
 
 @cache

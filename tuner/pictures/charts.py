@@ -14,6 +14,7 @@ _GLYPHS = {
     Origin.MEASURED: Glyph.DISC,
     Origin.SHIPPED: Glyph.SQUARE,
     Origin.DEFAULT: Glyph.SQUARE,
+    Origin.OWN: Glyph.SQUARE,
     Origin.PREDICTED: Glyph.RING,
 }
 _WORDS = {Glyph.DISC: "measured", Glyph.RING: "predicted", Glyph.SQUARE: "the engine's own"}

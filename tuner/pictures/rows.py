@@ -23,6 +23,7 @@ class Origin(str, Enum):
     MEASURED = "measured"  # on a GPU
     SHIPPED = "shipped"  # in the engine's own file
     DEFAULT = "default"  # the engine's choice without a file
+    OWN = "the engine's own"  # of its file or without it: nothing says which, or how fast it is
     PREDICTED = "predicted"  # by a model of the GPU
 
 
@@ -39,6 +40,11 @@ class Row:
     origin: Origin
     over: str = ""  # the name of the incumbent whose time `engine_us` is
     without_us: bool = False  # whether a server runs that one without this program
+
+    @property
+    def timed(self) -> bool:
+        """Whether any time is known here; there is none at sizes that were not tuned."""
+        return self.engine_us is not None or self.tuned_us is not None
 
     @property
     def gain(self) -> float | None:
@@ -107,6 +113,8 @@ def origin_of(entry: Entry) -> Origin:
         return Origin.SHIPPED
     if entry.status is Status.OK:
         return Origin.MEASURED
+    if entry.status is Status.INCUMBENT and not entry.incumbents:
+        return Origin.OWN
     default = entry.incumbents.get("default")
     kept = default is not None and default.config == entry.config
     return Origin.DEFAULT if kept or entry.status is not Status.PREDICTED else Origin.PREDICTED
@@ -128,8 +136,13 @@ def over_title(rows: Sequence[Row]) -> str:
 
 def summary_line(winners: Iterable[Winner]) -> str:
     """The gains of one problem's winners in one sentence, as `tuner tune` says it."""
-    line = closing_line([winner.entry for winner in winners])
-    return line or "No time is known for both what the engine runs and the tuned one"
+    entries = [winner.entry for winner in winners]
+    if line := closing_line(entries):
+        return line
+    if entries and all(entry.status is Status.INCUMBENT for entry in entries):
+        shipped = "shipped entries" if any(map(is_shipped, entries)) else "own configurations"
+        return f"The engine's {shipped} were kept"
+    return "No time is known for both what the engine runs and the tuned one"
 
 
 def by_problem(winners: Iterable[Winner]) -> Mapping[Problem, list[Winner]]:

@@ -81,11 +81,18 @@ def _html_table(rows: Sequence[Row]) -> str:
 
 
 def as_text(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -> str:
-    """A heading, a table that fits 80 columns, and the gains in one sentence."""
+    """A heading, a table that fits 80 columns, and the gains in one sentence.
+
+    The table has the sizes with a time; a line names the others.
+    """
     parts = [fill(title_of(problem), _COLUMNS)]
-    headers = _headers(rows)
-    for title, some in _by_chart(rows).items():
+    timed = [row for row in rows if row.timed]
+    headers = _headers(timed)
+    for title, some in _by_chart(timed).items():
         parts += [title, table(headers, [_cells(row) for row in some], right=headers[1:5])]
+    others = dict.fromkeys(row.size for row in rows if not row.timed)
+    if others:
+        parts.append(fill(f"No time is known at {', '.join(others)}", _COLUMNS))
     return "\n".join([*parts, fill(summary_line(winners), _COLUMNS)])
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from statistics import geometric_mean
 
 from tuner.problems.points import Part, Point, Problem
 from tuner.problems.records import Winner
@@ -69,8 +70,7 @@ def _gain(
     alike.
     """
     if not steps:
-        gains = [max(1.0, ratio(times.values())) for times in timed]
-        return math.exp(sum(map(math.log, gains)) / len(gains))
+        return geometric_mean(max(1.0, ratio(times.values())) for times in timed)
     left = total = 0.0
     for step in steps:
         took = step.families[family.name]

@@ -97,6 +97,11 @@ def _notes(found: Estimate) -> Iterator[str]:
     profile = found.profile
     notes = [f"Families know {profile.coverage():.1%} of the kernels' time."]
     bases = {row.headroom.basis for one in found.phases for row in one.rows if row.headroom}
+    if not bases:
+        notes.append(
+            "No kernel of this trace is of a kind that is tuned. Whether tuned Triton is faster "
+            "than what ran here, `tuner prove MODEL --server` with --before-args measures."
+        )
     if bases:
         notes.append(
             '"can become" says how many times as fast the kernels can become, "saves" which part '

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
-from tuner.jobs.workers import Need, WorkerStatus
+from tuner.jobs.workers import Need, WorkerStatus, why_waiting
 from tuner.store.database import Database, utc_now
 from tuner.store.estimates import Estimates
 from tuner.store.jobs import JobStore
@@ -54,9 +54,7 @@ class LocalQueue(Database):
 
     def waiting(self, job: Job) -> str:
         """Why a queued job is not being done; "" where a worker can do it, or has it."""
-        if job.state is not JobState.QUEUED:
-            return ""
-        return Need.of(job.request).unmet(self.workers(), utc_now())
+        return why_waiting(job, self.workers(), utc_now())
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.problems.backends import title_of
-from tuner.problems.results import Entry, Incumbent, Status
+from tuner.problems.results import WINNING_WORDS, Entry, Incumbent
 from tuner.render import gain_text
 
 # Triton's own configurations: the one in the engine's file, where it finds one, comes first.
@@ -21,7 +21,6 @@ NOISE, CLEAR_GAIN = 0.004, 0.01
 NOT_MEASURED = "not measured"
 WITHOUT_US = "what runs without us"
 TRITONS_OWN = "Triton's own configuration"  # what a gain is over where the other has no time
-_SOURCES = {Status.OK: "measured", Status.PREDICTED: "predicted"}
 
 
 @dataclass(frozen=True)
@@ -88,13 +87,18 @@ def closing_line(entries: Sequence[Entry]) -> str:
     mean = mean_gain(one.ratio for one in found)
     if mean is None:
         return ""
+    where = found[0].size if len(found) == 1 else f"{len(found)} sizes"
+    if all(entry.median_us is None or _unchanged(entry) for entry in entries):
+        return (
+            f"nothing changes: the engine's own configurations stay at {where} ({_origin(entries)})"
+        )
     if len(found) == 1:
-        return f"{gain_text(mean)} as fast at {found[0].size} ({_origin(entries)})"
+        return f"{gain_text(mean)} as fast at {where} ({_origin(entries)})"
     ranked = sorted(found, key=lambda one: one.ratio)
     best, worst = ranked[-1], ranked[0]
     ends = (f"{gain_text(one.ratio)} at {one.size}" for one in (best, worst))
     return (
-        f"{gain_text(mean)} as fast (geometric mean of {len(found)} sizes), "
+        f"{gain_text(mean)} as fast (geometric mean of {where}), "
         f"best {next(ends)}, worst {next(ends)} ({_origin(entries)})"
     )
 
@@ -125,6 +129,16 @@ def over_words(entries: Iterable[Entry]) -> str:
     return f"over {over}; {told} was {NOT_MEASURED}"
 
 
+def _unchanged(entry: Entry) -> bool:
+    """Whether an entry is what a server runs without this program, in Triton."""
+    over = reference(entry)
+    if over.incumbent is None or not over.without_us:
+        return False
+    return over.name in OWN and over.incumbent.config == entry.config
+
+
 def _origin(entries: Sequence[Entry]) -> str:
-    sources = sorted({_SOURCES.get(entry.status, entry.status.value) for entry in entries})
+    """Where the times are from, and what the gains are over."""
+    timed = {entry.status for entry in entries if entry.median_us is not None}
+    sources = sorted(WINNING_WORDS.get(status, status.value) for status in timed)
     return f"{' and '.join(sources)}, {over_words(entries)}"

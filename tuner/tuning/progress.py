@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import TextIO
 
@@ -18,11 +19,15 @@ from tuner.problems.points import TRITON, Candidate, Part
 from tuner.problems.registry import parts
 from tuner.problems.results import Trial
 
-# Off a terminal: seconds between lines in the first minute, and afterwards.
-PLAIN_EVERY_S, PLAIN_LATER_S = 2.0, 10.0
+# Off a terminal: seconds until the first line, and the most between two lines. A line comes once a
+# fifth more time has passed, so a log of seven minutes has fewer than thirty lines.
+PLAIN_EVERY_S, PLAIN_LATER_S, PLAIN_SHARE = 2.0, 30.0, 0.2
 # The time left is told once so many trials have ended, over so many seconds after the first one.
 # The first trial waits for processes that start, so it says nothing about the others.
+# Where trials get slower, as larger sizes are reached, the newest ones tell more than all of them:
+# of both rates, the slower one counts.
 RATED_TRIALS, RATED_S = 10, 3.0
+NEWEST = 50  # trials
 WIDTH = 79
 _BAR = 18
 
@@ -30,14 +35,18 @@ _BAR = 18
 class Counts:
     """How far a run is. All times are seconds of one clock."""
 
-    def __init__(self, tries: Mapping[str, int]) -> None:
-        """`tries`: the most configurations to try at each size (`Point.size`)."""
+    def __init__(self, tries: Mapping[str, int], later: int = 0) -> None:
+        """`tries`: the most configurations to try at each size (`Point.size`); `later`: in the
+        problems that come after this one.
+        """
+        self._later = later
         self._tries = tries
         self._bound = sum(tries.values())
         self._planned = 0  # the number of candidates, once all of them are known
         self._asked = self._others = 0  # `_others`: at sizes that are not tuned, only compiled
         self.stored = self.done = 0  # answered by the store, and all that were answered
         self._first_s: float | None = None  # when the first trial ended
+        self._ends: deque[float] = deque(maxlen=NEWEST)  # when the newest trials ended
         self._step = ""
         self._now = ""  # the size of the newest trial
         self._best_us: dict[str, dict[Part, float]] = {size: {} for size in tries}
@@ -62,6 +71,7 @@ class Counts:
         self.done += 1
         if self._first_s is None:
             self._first_s = now_s
+        self._ends.append(now_s)
         self._note(trial)
 
     def _note(self, trial: Trial) -> None:
@@ -83,18 +93,28 @@ class Counts:
         tried = self.done - self.stored
         if self._first_s is None or tried < RATED_TRIALS or now_s - self._first_s < RATED_S:
             return None
-        return (now_s - self._first_s) / (tried - 1) * (self.total - self.done)
+        return self._trial_s(self._first_s, now_s) * (self.total - self.done)
+
+    def _trial_s(self, first_s: float, now_s: float) -> float:
+        """Seconds of a trial, at the rate so far or at that of the newest ones."""
+        trial_s = (now_s - first_s) / (self.done - self.stored - 1)
+        if len(self._ends) == NEWEST:
+            trial_s = max(trial_s, (now_s - self._ends[0]) / (NEWEST - 1))
+        return trial_s
 
     def text(self, now_s: float, width: int = WIDTH) -> str:
         """The state in one line: "24 of 80 tried, about 9 s left; M=64: up 2.1 + down 1.4 us"."""
         if self._step:
             return self._step[:width]
-        line = f"{self.done} of {self.total} tried"
+        line = f"{self.done} of {self.total} tried" + " or checked" * bool(self._others)
         if self.stored:
             line += f" ({self.stored} stored)"
         left_s = self.left_s(now_s)
         if left_s is not None:
             line += f", about {duration(left_s)} left"
+        if left_s is not None and self._later and self._first_s is not None:
+            all_s = left_s + self._trial_s(self._first_s, now_s) * self._later
+            line += f", {duration(all_s)} for all problems"
         best = self._best_us.get(self._now, {})
         times = " + ".join(f"{part.value} {best[part]:.1f}" for part in parts() if part in best)
         more = f"{line}; {self._now}: {times} us" if times else line
@@ -108,6 +128,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+def plain_pause_s(passed_s: float) -> float:
+    """Seconds until the next line of a log that has been written for so long."""
+    return min(max(PLAIN_EVERY_S, PLAIN_SHARE * passed_s), PLAIN_LATER_S)
+
+
 class LiveLine:
     """Shows a text that changes, until `close`. It is never silent for long.
 
@@ -119,8 +144,13 @@ class LiveLine:
         stream: TextIO,
         text: Callable[[int], str],
         done: Callable[[], tuple[int, int]] | None = None,
+        since: float | None = None,
     ) -> None:
-        """`text` gets the columns that it may fill; `done` gives how much of how much is done."""
+        """`text` gets the columns that it may fill; `done` gives how much of how much is done.
+
+        `since`: when the command began, by `time.monotonic`, if it had other lines before.
+        """
+        self._began = time.monotonic() if since is None else since
         self._stream, self._text = stream, text
         self._closed = threading.Event()
         self._bars = _bars(stream, text, done) if stream.isatty() else None
@@ -139,16 +169,12 @@ class LiveLine:
             self._thread.join()
 
     def _write_lines(self) -> None:
-        started = time.monotonic()
-        every_s = PLAIN_EVERY_S
-        while not self._closed.wait(every_s):
+        while not self._closed.wait(plain_pause_s(time.monotonic() - self._began)):
             try:
                 self._stream.write(self._text(WIDTH) + "\n")
                 self._stream.flush()
             except (OSError, ValueError):  # nobody reads it any more
                 return
-            if time.monotonic() - started > 60:
-                every_s = max(every_s, PLAIN_LATER_S)
 
 
 class Progress:
@@ -157,11 +183,19 @@ class Progress:
     It is a `tuner.tuning.tune.Watcher`. `heading` stands before each line ("problem 2 of 3: ").
     """
 
-    def __init__(self, stream: TextIO, tries: Mapping[str, int], heading: str = "") -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        tries: Mapping[str, int],
+        heading: str = "",
+        later: int = 0,
+        since: float | None = None,
+    ) -> None:
+        """`later` is for `Counts`, and `since` for `LiveLine`."""
         self._lock = threading.Lock()
         self._heading = heading
-        self._counts = Counts(tries)
-        self._line = LiveLine(stream, self._text, self._done)
+        self._counts = Counts(tries, later)
+        self._line = LiveLine(stream, self._text, self._done, since)
 
     def __call__(self, trial: Trial) -> None:
         with self._lock:

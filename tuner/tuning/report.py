@@ -63,9 +63,17 @@ class Report:
         order = self.table.order
         entries = sorted(self.entries, key=order) if order else list(self.entries)
         lines = [self._table(entries), "", *self._reasons(entries)]
-        costs = filter(None, (work_line([self.totals]), cost_line(self.totals)))
+        work = work_line([self.totals], predicted=self.predicted)
+        costs = filter(None, (work, cost_line(self.totals)))
         lines += [closing_line(entries), *costs, self.device.shared_limit, self._caveat]
         return folded("\n".join(lines)).rstrip("\n")
+
+    @property
+    def predicted(self) -> bool:
+        """Whether a model gave the times, and nothing was measured."""
+        ran = (one.status for entry in self.entries for one in entry.incumbents.values())
+        found = {*(entry.status for entry in self.entries), *ran}
+        return Status.PREDICTED in found and Status.OK not in found
 
     def _table(self, entries: Sequence[Entry]) -> str:
         statuses = [SHIPPED if is_shipped(entry) else entry.status.value for entry in entries]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ def summarise(samples: Iterable[Sample]) -> Summary:
 
 def summary_rows(summary: Summary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headers of the table, and a row for each load."""
-    names = _shown(summary)
+    names = shown_metrics(summary.metrics)
     head = ("load", "tokens", *(_HEADS[name] for name in names), "runs")
     rows = [(*_labels(key), *_cells(row, names), _runs(key, row)) for key, row in _items(summary)]
     return head, rows
@@ -71,7 +71,7 @@ def render_summary(summary: Summary) -> str:
 def summary_markdown(summary: Summary) -> str:
     """The summary as a markdown table; `read_samples` reads it back."""
     heads = {"ms": "ms", "tok/s": "tokens/s", "req/s": "requests/s"}
-    names = _shown(summary)
+    names = shown_metrics(summary.metrics)
     columns = ["Concurrency"]
     for name in names:
         known = metric(name)
@@ -111,8 +111,8 @@ def _items(summary: Summary) -> Sequence[tuple[Key, Mapping[str, Spread]]]:
     return list(summary.rows.items())
 
 
-def _shown(summary: Summary) -> list[str]:
-    measured = set(summary.metrics)
+def shown_metrics(measured: Collection[str]) -> list[str]:
+    """The first metric of each kind that was measured."""
     chosen = [next((name for name in group if name in measured), "") for group in _SHOWN]
     return [name for name in chosen if name]
 

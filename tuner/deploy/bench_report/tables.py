@@ -12,6 +12,7 @@ from typing import Any
 
 from tuner.deploy.bench_report.compare import Comparison, Pair
 from tuner.deploy.bench_report.samples import Sample
+from tuner.deploy.bench_report.summary import shown_metrics
 from tuner.errors import UnwritableOutput
 from tuner.render import gain_text, table
 
@@ -23,8 +24,14 @@ _COLUMNS = (
 )
 
 
-def render_text(comparison: Comparison) -> str:
-    """An aligned table. A gain above 1 is better in every row."""
+def render_text(comparison: Comparison, *, every: bool = True) -> str:
+    """An aligned table. A gain above 1 is better in every row.
+
+    Unless `every`, it has the metrics that the table of one run has, and a line counts the others.
+    """
+    named = shown_metrics({p.metric.name for p in comparison.pairs})
+    pairs = [p for p in comparison.pairs if every or not named or p.metric.name in named]
+    others = len({p.metric.name for p in comparison.pairs} - {p.metric.name for p in pairs})
     head = ("metric", "load", "before", "after", "gain", "spread", "n")
     rows = [
         (
@@ -36,10 +43,12 @@ def render_text(comparison: Comparison) -> str:
             spread_text(p),
             f"{p.before.n}/{p.after.n}",
         )
-        for p in comparison.pairs
+        for p in pairs
     ]
     lines = [table(head, rows, right=head[2:], rule=False)]
     lines += unpaired(comparison)
+    if others:
+        lines.append(f"{others} other metric{'s' * (others > 1)}: --all-metrics")
     lines.append("gain: above 1 is better for throughput and latency alike; cut, not rounded")
     return "\n".join(lines) + "\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,14 @@ from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.dispatch import dispatch_notes, server_flags
 from tuner.deploy.bundle.environment import environment_notes, node_environments
 from tuner.deploy.bundle.fabric import fabric_program, fabric_script
-from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys, file_names
+from tuner.deploy.bundle.keys import (
+    AskedFile,
+    Keys,
+    asked_files,
+    compare_keys,
+    file_names,
+    refuse_other_files,
+)
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
     CONFIGS,
@@ -95,17 +102,25 @@ def build_bundle(
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     usable, left_out = usable_winners(with_shipped(winners), engine)
+    asked = _asked(cluster, engine, device)
     predicted: list[LeftOut] = []
     if not allow_predicted:
-        usable, predicted = leave_out_predicted(usable, named)
+        try:
+            usable, predicted = leave_out_predicted(usable, named)
+        except ExportRefused:
+            if asked is not None and not allow_missing:  # what no flag mends is told first
+                stored = dict.fromkeys(winner.problem for winner in usable)
+                refuse_other_files(asked, stored, engine, device)
+            raise
     advice = advise_all(usable, device, engine, server_flags(cluster))
     chosen = advised_winners(advice, usable, named)
     folder = config_folder(chosen, cluster, engine, device)
     pointers = folder.variables
     files = _launch_files(cluster, environments, name, pointers) | _check_files(cluster)
     alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
+    wanted = None if asked is None else [file for file in asked if file.problem not in alone]
     keys, missing = _keys(
-        folder, predicted, alone, cluster, engine, device, allow_missing=allow_missing
+        wanted, folder, predicted, cluster, engine, device, allow_missing=allow_missing
     )
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
@@ -134,20 +149,26 @@ def build_bundle(
     return Bundle(name, pack(name, files), manifest, keys)
 
 
+def _asked(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile] | None:
+    """The files that servers ask for; None for a model that is not known."""
+    try:
+        return asked_files(cluster, engine, device)
+    except UnknownModel:
+        return None
+
+
 def _keys(
+    asked: Sequence[AskedFile] | None,
     folder: ConfigFolder,
     left_out: Sequence[LeftOut],
-    alone: Collection[Problem],
     cluster: Cluster,
     engine: Engine,
     device: Device,
     *,
     allow_missing: bool,
 ) -> tuple[Keys, list[str]]:
-    """(the keys asked and bundled, notes); a model that is not known asks for no key."""
-    try:
-        asked = [f for f in asked_files(cluster, engine, device) if f.problem not in alone]
-    except UnknownModel:
+    """(the keys asked and bundled, notes)."""
+    if asked is None:
         keys = Keys((), file_names(folder.tuned))
         return keys, [
             f"the files that servers ask for are not known: {cluster.model.name} is no preset; set "

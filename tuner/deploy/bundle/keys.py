@@ -6,7 +6,7 @@ whose files have other names is loaded without a word, and none of its entries c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.deploy.bundle.configs import TunedFile
@@ -82,6 +82,20 @@ def file_names(tuned: Sequence[TunedFile]) -> list[str]:
     return sorted(file.path.rpartition("/")[2] for file in tuned)
 
 
+def refuse_other_files(
+    asked: Sequence[AskedFile], stored: Collection[Problem], engine: Engine, device: Device
+) -> None:
+    """Raise ExportRefused where the stored problems, measured or predicted, give files for other
+    servers than the cluster's. Files that only the plugin asks for do not count.
+    """
+    files = (file for problem in stored for file in _files_of(problem, engine, device))
+    names = {file.name for file in files if not file.by_plugin}
+    keys = Keys([one for one in asked if not one.by_plugin], sorted(names))
+    if keys.missing and keys.unasked:
+        said = _missing_text(keys, (), stored, engine, device)
+        raise ExportRefused(f"{said}; or pass --allow-missing")
+
+
 def compare_keys(
     asked: Sequence[AskedFile],
     tuned: Sequence[TunedFile],
@@ -108,7 +122,8 @@ def compare_keys(
     notes = [f"no {name} file is bundled: servers run the engine's own" for name in optional]
     if not keys.missing:
         return keys, notes
-    said = _missing_text(keys, left_out, tuned, engine, device)
+    ours = [file.problem for file in tuned]
+    said = _missing_text(keys, left_out, ours, engine, device)
     if not allow_missing:
         raise ExportRefused(f"{said}; or pass --allow-missing")
     return keys, [said, *notes]
@@ -170,7 +185,7 @@ def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFil
 def _missing_text(
     keys: Keys,
     left_out: Sequence[LeftOut],
-    tuned: Sequence[TunedFile],
+    ours: Collection[Problem],
     engine: Engine,
     device: Device,
 ) -> str:
@@ -189,13 +204,13 @@ def _missing_text(
         return text
     options = f"--device {device.name} --engine {engine.name}=={engine.version}"
     commands = " && ".join(f"tuner tune '{problem.spec()}' {options}" for problem in untuned)
-    return f"{text}; {_fusion_advice(untuned, tuned, engine.name)}run `{commands}`"
+    return f"{text}; {_fusion_advice(untuned, ours, engine.name)}run `{commands}`"
 
 
-def _fusion_advice(problems: Sequence[Problem], tuned: Sequence[TunedFile], engine: str) -> str:
+def _fusion_advice(problems: Sequence[Problem], ours: Collection[Problem], engine: str) -> str:
     """What to change where the files differ in fused shared experts alone; or empty."""
     for wanted in problems:
-        for mine in (file.problem for file in tuned):
+        for mine in ours:
             if not isinstance(wanted, FusedMoe) or not isinstance(mine, FusedMoe):
                 continue
             if wanted.E == mine.E or replace(wanted, E=mine.E, top_k=mine.top_k) != mine:
