@@ -43,8 +43,8 @@ from tuner.export.advice import advise
 from tuner.families.attention.problem import Attention, Phase
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
+from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.targets import resolve_all
 from tuner.measure.workbench import Workbench

@@ -30,8 +30,8 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
 from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import gemm_engine
+from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
-from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials

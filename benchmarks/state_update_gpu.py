@@ -24,8 +24,8 @@ from gpu_runs import Text, given_sizes, open_bench, raced, spec_of, summary, thi
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
 from tuner.families.state_update.engine import state_engine
+from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, parse_state_update
-from tuner.families.state_update.selection import StateSelection
 from tuner.measure.gpu import GpuBench
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point

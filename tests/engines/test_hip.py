@@ -24,10 +24,10 @@ from tuner.families.attention.problem import Phase
 from tuner.families.dense_gemm import tuning as gemm_tuning
 from tuner.families.dense_gemm.check import check_files as check_gemm_files
 from tuner.families.dense_gemm.engine import gemm_engine
+from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import GemmPredictor
 from tuner.families.dense_gemm.problem import Gemm as DenseGemmPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
-from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.dense_gemm.space import gemm_space
 from tuner.families.fused_moe import tuning as moe_tuning
 from tuner.families.fused_moe.check import check_files

@@ -27,8 +27,8 @@ from tuner.errors import BadInput, ExportRefused, MalformedConfigFile, Unsupport
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.state_update.check import check_files, check_problems, claims
 from tuner.families.state_update.engine import StateEngine, state_engine
+from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.problem import BATCH_SIZES, Update, parse_state_update
-from tuner.families.state_update.selection import StateSelection
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.results import Compiled, Entry, Environment, Status

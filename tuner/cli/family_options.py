@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tuner.cli.workload import FIELD, is_observed
-from tuner.problems.registry import Family, Option, families
+from tuner.problems.options import Option
+from tuner.problems.registry import Family, families
 
 R = TypeVar("R")
 

@@ -11,10 +11,10 @@ from tuner.families.dense_gemm.baselines import find_baselines
 from tuner.families.dense_gemm.cells import config_cells
 from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import GemmKernels, ShippedFile, gemm_engine
+from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import CLEAR_GAIN, GemmPredictor
 from tuner.families.dense_gemm.problem import DenseGemm, Gemm
 from tuner.families.dense_gemm.seeds import relatives, seeds_for
-from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind

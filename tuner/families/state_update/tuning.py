@@ -8,9 +8,9 @@ from functools import cached_property
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput
 from tuner.families.state_update.engine import StateEngine, StateKernels, state_engine
+from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.predict import CLEAR_GAIN, StatePredictor
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
-from tuner.families.state_update.selection import StateSelection
 from tuner.families.state_update.space import state_space
 from tuner.problems.points import Candidate, Part, Point
 from tuner.tuning.bench import Bench, SerialBench
