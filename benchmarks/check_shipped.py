@@ -93,8 +93,8 @@ def checked(family: str, card: str, paths: Sequence[Path], engine: Engine) -> It
             continue
         yield {
             **_named(family, card, Path(entry.file)),
-            "gemm": getattr(entry, "gemm", "gemm"),
-            "M": entry.key if family == "state_update" else entry.batch_size,
+            "gemm": entry.part.value if family == "fused_moe" else "gemm",
+            "M": entry.size,
             "config": entry.config.key.replace(",", " "),
             "status": compiled.status.value,
             "shared_bytes": compiled.shared_bytes,

@@ -333,7 +333,7 @@ def test_checks_compile_files_and_what_runs_without_one(tmp_path):
     path.write_text(json.dumps({"8": dict(CONFIG), "64": {**CONFIG, "num_warps": 4, "note": 1}}))
     found = check_files([path], L40S, engine, {})
     assert found.fits
-    assert [(entry.key, entry.config["num_warps"]) for entry in found.entries] == [(8, 2), (64, 4)]
+    assert [(entry.size, entry.config["num_warps"]) for entry in found.entries] == [(8, 2), (64, 4)]
     assert "2 entries on NVIDIA_L40S: all can run" in found.as_text()
     assert all(row["fits"] for row in found.as_json()["entries"])
     path.write_text(json.dumps({"8": {"BLOCK_SIZE_M": 8}}))
