@@ -28,7 +28,6 @@ from gpu_runs import Text, given_sizes, open_bench, raced, summary, this_device,
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
-from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
@@ -145,7 +144,7 @@ def _bench(
 ) -> GpuBench:
     kernels = gemm_engine(engine).lift(device.target.backend)
     bind = kernels.binder(problem, device.target)
-    companions = companions_of(kernels, problem, device.target)
+    companions = kernels.companions(problem, device.target)
     return open_bench(problem, device, engine, points, workbench, bind, companions)
 
 

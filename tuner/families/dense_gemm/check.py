@@ -10,10 +10,9 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.engine import Engine
-from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.errors import UnsupportedKernel
 from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
 from tuner.families.dense_gemm.cells import config_cells
-from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import GemmEngine, GemmKernels, gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
 from tuner.problems.dtypes import parse_dtype
@@ -51,11 +50,7 @@ class GemmCheck(Check[CheckedEntry]):
 
 def claims(name: str, engine: Engine) -> bool:
     """Whether a name is that of a dense GEMM's config file."""
-    try:
-        gemm_engine(engine).read_file_name(name)
-    except MalformedConfigFile:
-        return False
-    return True
+    return gemm_engine(engine).claims(name)
 
 
 def check_files(
@@ -98,7 +93,7 @@ def ladder_warning(sizes: Mapping[int, Config]) -> str:
 
 def _plan_of_file(path: Path, gemm: GemmEngine, device: Device) -> Plan[DenseGemm]:
     key = gemm.read_file_name(path.name)
-    fields = gemm.fields(key)
+    fields = gemm.fields_of(key)
     # An unknown field makes an entry that cannot run. Any other fault makes the file malformed.
     unknown = {n for e in read_lenient(path, fields).entries.values() for n in e} - {*fields.names}
     lenient = replace(fields, names=(*fields.names, *sorted(unknown)))
@@ -133,7 +128,7 @@ def _plan(
     # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
     kernels.default_config(problem, 1, target)
     asked = [_asked(problem, size, entries[size], gemm, kernels, device) for size in entries]
-    companions = companions_of(kernels, problem, target)
+    companions = kernels.companions(problem, target)
     return Plan(name, problem, kernels.binder(problem, target), asked, companions)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.engine import Engine
-from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
+from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
 from tuner.families.fused_moe.engine import FileKey, MoeEngine, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm

@@ -10,7 +10,6 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.engine import Engine
-from tuner.errors import MalformedConfigFile
 from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
 from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
@@ -43,11 +42,7 @@ class StateCheck(Check[CheckedEntry]):
 
 def claims(name: str, engine: Engine) -> bool:
     """Whether a name is that of a state update's config file."""
-    try:
-        state_engine(engine).read_file_name(name)
-    except MalformedConfigFile:
-        return False
-    return True
+    return state_engine(engine).claims(name)
 
 
 def check_files(

@@ -81,7 +81,7 @@ class StateDelivery:
                 raise ExportRefused(f"wrote {file.path}, but vLLM's rules find {found}")
             entries = read_config_file(found, self.states.fields).entries
             for size, config in file.entries.items():
-                picked = self.states.pick(entries, problem, size)
+                picked = self.states.pick(entries, self.states.file_key(problem, size))
                 if picked != config:
                     raise ExportRefused(f"{found}: vLLM picks {picked} for {size} sequences")
 
