@@ -36,7 +36,7 @@ CALLED = {"AMD_Radeon_Graphics": "AMD_Instinct_MI300X"}
 FAMILIES: dict[str, tuple[Callable[[Engine], Iterator[Any]], ModuleType]] = {
     "fused_moe": (lambda engine: moe_engine(engine).shipped(nvidia_only=False), moe_check),
     "dense_gemm": (lambda engine: gemm_engine(engine).shipped(nvidia_only=False), gemm_check),
-    "state_update": (lambda engine: state_engine(engine).shipped(), state_check),
+    "state_update": (lambda engine: state_engine(engine).shipped(nvidia_only=False), state_check),
 }
 FIELDS = (
     *("family", "card", "folder", "file", "gemm", "M", "config", "status"),

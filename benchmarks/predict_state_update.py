@@ -39,7 +39,7 @@ def main() -> None:
     engine = find_engine(args.engine)
     rows: list[dict[str, Any]] = []
     with Farm(triton=triton_for(engine)) as farm:
-        for file in state_engine(engine).shipped():
+        for file in state_engine(engine).shipped(nvidia_only=False):
             if file.key.device.startswith("NVIDIA"):
                 rows += asked(file, engine, farm)
     found = {"engine": args.engine, "summary": summary(rows), "rows": rows}

@@ -147,17 +147,24 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
         """The file that the engine's loader reads; None if there is none."""
         return first_file(self.folders(root), self.file_name(problem, device))
 
+    def entries(self, problem: P, device: Device, root: Path | None = None) -> Mapping[int, Config]:
+        """The entries that the loader reads for a problem, by `file_key`; none without a file.
+
+        Without `root`, the file is the package's.
+        """
+        path = self.find_file(root or self.package_root, problem, device)
+        if path is None:
+            return {}
+        return read_lenient(path, self.fields_of(self.read_file_name(path.name))).entries
+
     def incumbents(
         self, problem: P, device: Device, batch_size: int, root: Path | None = None
     ) -> dict[str, Config]:
         """What the engine runs: "default" without a file, and "shipped" where its loader finds an
-        entry that is not null in the file of the package, or of `root`.
+        entry that is not null.
         """
         found = {"default": self.default_config(problem, device, batch_size)}
-        path = self.find_file(root or self.package_root, problem, device)
-        if path is None:
-            return found
-        entries = read_lenient(path, self.fields_of(self.read_file_name(path.name))).entries
+        entries = self.entries(problem, device, root)
         if entries and (entry := self.pick(entries, self.file_key(problem, batch_size))):
             found["shipped"] = self.effective(problem, entry, device.target)
         return found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -72,6 +73,10 @@ class Family:
     def module(self, name: str) -> ModuleType:
         """A module of the family's package; docs/architecture.md lists them."""
         return import_module(f"{self.package}.{name}")
+
+    def optional(self, name: str) -> ModuleType | None:
+        """A module that a family may lack, such as `check`."""
+        return self.module(name) if find_spec(f"{self.package}.{name}") else None
 
     @property
     def options(self) -> tuple[Option, ...]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 from toy_family.engine import toy_engine
 from toy_family.problem import Kernel, Scale
 from tuner.devices.table import Device
+from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import Engine
 from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import Candidate, Point
 
 FILE_OPTIONS: tuple[str, ...] = ()
-EXAMPLE_NAME = "toy,device_name=NVIDIA_L40S.json"
+EXAMPLE_NAME = "columns=1024,device_name=NVIDIA_L40S.json"
 
 
 class ToyCheck(Check[CheckedEntry]):
@@ -28,7 +28,7 @@ class ToyCheck(Check[CheckedEntry]):
 
 
 def claims(name: str, engine: Engine) -> bool:
-    return name.startswith("toy,")
+    return toy_engine(engine).claims(name)
 
 
 def check_files(
@@ -38,12 +38,11 @@ def check_files(
 
 
 def _plan(path: Path, device: Device, engine: Engine) -> Plan[Scale]:
-    values = json.loads(path.read_text())
-    problem = Scale(values["columns"])
-    entries = {int(rows): Config(config) for rows, config in values["rows"].items()}
+    toys = toy_engine(engine)
+    key = toys.read_file_name(path.name)
+    problem, entries = Scale(key.columns), read_config_file(path, toys.fields_of(key)).entries
     asked = [
         Asked(Kernel.SCALE, rows, config, Candidate(Point(rows, Kernel.SCALE), config))
         for rows, config in entries.items()
     ]
-    binder = toy_engine(engine).lift(device.target.backend).binder(problem)
-    return Plan(str(path), problem, binder, asked)
+    return Plan(str(path), problem, toys.lift(device.target.backend).binder(problem), asked)
