@@ -51,10 +51,10 @@ class MoeCheck(Check[CheckedEntry]):
 
 def claims(name: str, engine: Engine) -> bool:
     """Whether a name is that of a fused-MoE config file."""
-    try:
-        key = moe_engine(engine).read_file_name(name)
-    except MalformedConfigFile:
+    layer = moe_engine(engine)
+    if not layer.claims(name):
         return False
+    key = layer.read_file_name(name)
     return bool(key.dtype or not key.block_shape)  # no engine asks for blocks of 16-bit weights
 
 
