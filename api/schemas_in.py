@@ -30,8 +30,9 @@ from api.text import (
     refusing,
 )
 from tuner.problems.dtypes import Dtype
-from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
-from tuner.problems.registry import Option, families, problem_texts
+from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict, body_field
+from tuner.problems.options import Option
+from tuner.problems.registry import families, problem_texts
 from tuner.store.api_key import parse_expiry, parse_scopes
 from tuner.store.database import utc_now
 from tuner.store.key_text import check_name
@@ -96,8 +97,8 @@ class _SubmitJob(Strict):
 
 def _family_fields() -> dict[str, Any]:
     """The families' fields of a submission, by name. The first family with a name defines it."""
-    schemas = [family.module("schema").FIELDS for family in families()]
-    return {name: field for schema in reversed(schemas) for name, field in schema.items()}
+    every = (option for family in reversed(families()) for option in family.options)
+    return {option.name: body_field(option) for option in every}
 
 
 if TYPE_CHECKING:

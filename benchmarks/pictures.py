@@ -24,10 +24,9 @@ from tuner.draw.files import picture_files
 from tuner.draw.shapes import Drawing, heading, stack
 from tuner.engines.dispatch import what_runs
 from tuner.pictures.charts import problem_charts
-from tuner.pictures.place import Place
 from tuner.pictures.rows import rows_of, summary_line
 from tuner.pictures.write import title_of
-from tuner.problems.points import Config, Point
+from tuner.problems.points import Config, Place, Point
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem, read_part
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
@@ -101,9 +100,7 @@ def drawing(report: Mapping[str, Any], titles: tuple[str, ...]) -> Drawing:
 
 
 def place_of(winner: Winner) -> Place:
-    place: Place = (
-        family_of(winner.problem).module("picture").place(winner.problem, winner.entry.point)
-    )
+    place: Place = family_of(winner.problem).place(winner.problem, winner.entry.point)
     return place
 
 

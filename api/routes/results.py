@@ -263,7 +263,7 @@ def _winner(winner: Winner) -> dict[str, Any]:
     return {
         **point.as_json(),
         **entry_json(winner.entry),
-        "least_us": family_of(problem).module("roofline").least_us(problem, point, card),
+        "least_us": family_of(problem).least_us(problem, point, card),
         "run_id": winner.run_id,
         "published_at": winner.published_at,
     }

@@ -330,6 +330,7 @@ BAD_INPUT = [
     (["tune", RECORDED, "--device", "H200", "--measure", "guess"], "gpu"),
     (["tune", RECORDED, "--device", "H200", "--measure", "predict", "--batch-sizes", "x"], "x"),
     (["tune", RECORDED, "--device", "H200", "--measure", "predict", "--gemm", "upp"], "up"),
+    (["tune", "deepseek-r1", "--device", "L40S", "--ep", "0"], "--ep must be from 1 to 4096"),
     (["tune", RECORDED, "--device", "H200", "--engine", "sglang==0.0.1"], "0.5.16"),
     (["tune", RECORDED, "--device", "H200", "--engine", "sglong"], "sglang"),
     (["check", "{odd_key}", "--device", "L40S"], "not a batch size"),

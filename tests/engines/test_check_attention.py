@@ -33,7 +33,7 @@ RELEASES = [
 )
 def test_deepseeks_extend_fits_or_does_not(version, device, shared_bytes, fits):
     report = check(f"extend_attention:{MLA}", device, version)
-    (found,) = report.kernels
+    (found,) = report.entries
     assert (found.compiled.shared_bytes, found.compiled.ok) == (shared_bytes, fits)
     assert report.fits is fits
     assert ("would crash" in report.as_text()) is not fits
@@ -42,7 +42,7 @@ def test_deepseeks_extend_fits_or_does_not(version, device, shared_bytes, fits):
 
 def test_what_does_not_fit_is_told_what_would():
     report = check(f"extend_attention:{MLA}", "L40S", "0.4.4")
-    assert report.kernels[0].fits_with == report.kernels[0].config.replace(BLOCK_N=32)
+    assert report.entries[0].fits_with == report.entries[0].config.replace(BLOCK_N=32)
     assert "1 kernel of sglang 0.4.4 on NVIDIA_L40S: 1 would crash\n" in report.as_text()
     assert "fits with BLOCK_N 32" in report.as_text()
 
@@ -57,7 +57,7 @@ def test_a_card_that_the_engines_triton_does_not_know_is_told():
 
 def test_both_of_decodes_kernels_are_checked():
     report = check(f"decode_attention:{MLA}", "L40S", "0.5.16")
-    assert [k.kernel for k in report.kernels] == [
+    assert [k.kernel for k in report.entries] == [
         "_fwd_grouped_kernel_stage1",
         "_fwd_kernel_stage2",
     ]

@@ -14,7 +14,7 @@ from gemm_cases import tile
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import MalformedConfigFile
-from tuner.families.dense_gemm.check import GemmFileCheck, check_files, check_problems, claims
+from tuner.families.dense_gemm.check import GemmCheck, check_files, check_problems, claims
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.problems.points import Config
 
@@ -27,7 +27,7 @@ GOOD = tile(16, 32, stages=5, group=1)
 
 def checked(
     folder: Path, rows: Mapping[int, Config | dict[str, Any] | None], name: str = BLOCKS
-) -> GemmFileCheck:
+) -> GemmCheck:
     path = folder / name
     path.write_text(json.dumps({str(M): row and dict(row) for M, row in rows.items()}))
     return check_files([path], L40S, ENGINE, {})
@@ -103,7 +103,7 @@ def test_a_models_gemms_are_checked_as_the_engine_runs_them() -> None:
     files = list(dict.fromkeys(entry.file for entry in found.entries))
     assert Path(files[0]).is_file()  # sglang ships one for an H200
     assert files[1] == f"{WITHOUT_FILE.spec()}: the default of sglang 0.5.23"
-    sizes = [entry.batch_size for entry in found.entries if entry.file == files[1]]
+    sizes = [entry.size for entry in found.entries if entry.file == files[1]]
     assert sizes == [1]  # one configuration for all
     assert not found.warnings
 

@@ -12,7 +12,6 @@ from tuner.compile import CompileJob, Farm, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
@@ -91,7 +90,7 @@ class TestCompanions:
         h100 = find_device("H100")
         kernels = gemm_engine(find_engine("sglang==0.5.23")).lift()
         bind = kernels.binder(BLOCKS, h100.target)
-        return KernelCompiler(farm, bind, h100, companions_of(kernels, BLOCKS, h100.target))
+        return KernelCompiler(farm, bind, h100, kernels.companions(BLOCKS, h100.target))
 
     def test_a_candidate_is_ready_when_all_its_kernels_are(self, compiler: KernelCompiler) -> None:
         split = tile(16, 64, stages=3, group=1).replace(SPLIT_K=2)

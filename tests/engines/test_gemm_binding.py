@@ -227,7 +227,7 @@ def test_every_shipped_file_is_read_as_the_loader_reads_it(real, engine):
             size: engine.effective(problem, entry, SM89) if entry else None
             for size, entry in file.entries.items()
         }
-        fields = engine.fields(file.key)
+        fields = engine.fields_of(file.key)
         ours = {m: entry_json(e, fields) if e else None for m, e in effective.items()}
         expected = {m: telling(e) if e else None for m, e in theirs.items()}
         assert list(ours.items()) == list(expected.items()), file.path.name
@@ -312,7 +312,7 @@ def test_flags_are_written_as_the_release_writes_them(newest):
     shipped = next(
         file for file in newest.shipped() if any("SWAP_AB" in e for e in file.entries.values())
     )
-    fields = newest.fields(shipped.key)
+    fields = newest.fields_of(shipped.key)
     read = read_config_file(shipped.path, fields)
     text = json.loads(config_file_text(read.entries, fields))
     assert text == json.loads(shipped.path.read_text())
@@ -322,7 +322,7 @@ def test_flags_are_written_as_the_release_writes_them(newest):
 def test_null_entries_are_written_as_null(newest):
     for file in newest.shipped():
         if file.key.block is None:
-            text = config_file_text(file.entries, newest.fields(file.key))
+            text = config_file_text(file.entries, newest.fields_of(file.key))
             assert json.loads(text) == json.loads(file.path.read_text())
 
 
@@ -339,7 +339,7 @@ def test_a_faulty_file_is_refused_by_key(newest, text, says, tmp_path):
     path.write_text(text)
     key = FileKey(512, 1024, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
     with pytest.raises(MalformedConfigFile, match=f"{path}: {says}"):
-        read_config_file(path, newest.fields(key))
+        read_config_file(path, newest.fields_of(key))
 
 
 def test_a_flag_must_be_true_or_false(newest, tmp_path):
@@ -347,7 +347,7 @@ def test_a_flag_must_be_true_or_false(newest, tmp_path):
     path.write_text(json.dumps({"1": {**TILE, "SWAP_AB": 1}}))
     key = FileKey(512, 1024, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
     with pytest.raises(MalformedConfigFile, match="'SWAP_AB' must be true or false, not 1"):
-        read_config_file(path, newest.fields(key))
+        read_config_file(path, newest.fields_of(key))
 
 
 # Names in text

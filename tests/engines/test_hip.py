@@ -24,10 +24,10 @@ from tuner.families.attention.problem import Phase
 from tuner.families.dense_gemm import tuning as gemm_tuning
 from tuner.families.dense_gemm.check import check_files as check_gemm_files
 from tuner.families.dense_gemm.engine import gemm_engine
+from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import GemmPredictor
 from tuner.families.dense_gemm.problem import Gemm as DenseGemmPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
-from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.dense_gemm.space import gemm_space
 from tuner.families.fused_moe import tuning as moe_tuning
 from tuner.families.fused_moe.check import check_files
@@ -260,7 +260,7 @@ def test_check_tells_what_fits_on_the_card(tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(json.dumps(entries))
     found = check_files([path], MI300X, ENGINE, {})
-    fits = {(e.gemm, e.batch_size): e.compiled.ok for e in found.entries}
+    fits = {(e.part, e.size): e.fits for e in found.entries}
     assert fits == {(gemm, size): size == 1 for gemm in Gemm for size in (1, 64)}
     assert "needs 98,304 bytes of shared memory, limit 65,536" in found.as_text()
     assert check_files([path], MI355X, ENGINE, {}).fits
@@ -274,10 +274,8 @@ def test_check_finds_the_shipped_entry_that_cannot_run() -> None:
         for file in moe_engine(NEWEST).shipped(nvidia_only=False)
         if file.path.name == "E=8,N=8192,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8.json"
     ]
-    bad = [
-        entry for entry in check_files([file], MI300X, NEWEST, {}).entries if not entry.compiled.ok
-    ]
-    assert {(entry.gemm, entry.batch_size) for entry in bad} == {(gemm, 256) for gemm in Gemm}
+    bad = [entry for entry in check_files([file], MI300X, NEWEST, {}).entries if not entry.fits]
+    assert {(entry.part, entry.size) for entry in bad} == {(gemm, 256) for gemm in Gemm}
     assert bad[0].compiled.shared_bytes == 147_456
 
 

@@ -27,8 +27,8 @@ from tuner.errors import BadInput, ExportRefused, MalformedConfigFile, Unsupport
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.state_update.check import check_files, check_problems, claims
 from tuner.families.state_update.engine import StateEngine, state_engine
+from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.problem import BATCH_SIZES, Update, parse_state_update
-from tuner.families.state_update.selection import StateSelection
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.results import Compiled, Entry, Environment, Status
@@ -210,7 +210,7 @@ def test_a_folder_goes_before_the_package(engine, real, tmp_path):
 
 
 def test_every_shipped_name_is_one_that_the_engine_asks_for(engine):
-    files = list(engine.shipped())
+    files = list(engine.shipped(nvidia_only=False))
     assert len(files) == len(list(engine.configs.glob("*.json")))
     for file in files:
         assert not file.oddities
@@ -333,7 +333,7 @@ def test_checks_compile_files_and_what_runs_without_one(tmp_path):
     path.write_text(json.dumps({"8": dict(CONFIG), "64": {**CONFIG, "num_warps": 4, "note": 1}}))
     found = check_files([path], L40S, engine, {})
     assert found.fits
-    assert [(entry.key, entry.config["num_warps"]) for entry in found.entries] == [(8, 2), (64, 4)]
+    assert [(entry.size, entry.config["num_warps"]) for entry in found.entries] == [(8, 2), (64, 4)]
     assert "2 entries on NVIDIA_L40S: all can run" in found.as_text()
     assert all(row["fits"] for row in found.as_json()["entries"])
     path.write_text(json.dumps({"8": {"BLOCK_SIZE_M": 8}}))

@@ -13,8 +13,8 @@ from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.dense_gemm.batch import PLACES, Batches
 from tuner.families.dense_gemm.engine import GemmEngine, gemm_engine
+from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.problem import DenseGemm, Gemm, parse_dense_gemm
-from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point

@@ -27,7 +27,7 @@ from tuner.deploy.served.measure import Speed
 from tuner.deploy.served.outputs import OutputCheck
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.devices.table import find_device
-from tuner.families.fused_moe.roofline import least_us
+from tuner.families.fused_moe.family import least_us
 from tuner.jobs.job import JobFilter
 from tuner.jobs.names import models_of
 from tuner.jobs.workers import WorkerInfo

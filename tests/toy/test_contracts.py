@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError, create_model
 
 from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
@@ -23,9 +24,10 @@ from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily
 from tuner.export.delivery import Delivery, delivery_of
 from tuner.models.serving import Resolved, Serving
-from tuner.pictures.place import Place
 from tuner.problems import registry
-from tuner.problems.points import Part, Point
+from tuner.problems.fields import Strict, body_field
+from tuner.problems.options import Whole
+from tuner.problems.points import Part, Place, Point
 from tuner.problems.registry import Family, families, family_of, parse_problem
 
 HERE = Path(__file__).parent
@@ -69,6 +71,7 @@ ENGINES = [
     "vllm==0.10.2",
     "toyengine==1.2.3",
 ]
+PLACED = ["problem", "point"]  # the parameters of what is asked of a point
 HEAVY = "torch triton sqlalchemy optuna pydantic numpy"
 
 
@@ -153,25 +156,35 @@ class TestEveryFamily:
 
     def test_options_have_one_flag_and_a_field_in_the_api(self, family: Family) -> None:
         options = [*family.shaping, *family.selecting, *family.searching]
-        assert len({option.name for option in options}) == len(options)
-        fields = family.module("schema").FIELDS
-        assert set(fields) == {option.name for option in options}
+        assert len({option.name for option in options}) == len({*options}) == len(options)
         for option in options:
             assert option.flag.startswith("--")
             assert option.help
-            annotation, field = fields[option.name]
-            assert field.description, option.name
+            assert option.kind in (str, int, bool)
+            sent = create_model("Sent", __base__=Strict, **{option.name: body_field(option)})
+            assert sent.model_fields[option.name].description
+            assert getattr(sent(), option.name) == body_field(option)[1].default
+            with pytest.raises(ValidationError):
+                sent(**{option.name: {"no": "value"}})
+
+    def test_a_whole_number_out_of_bounds_is_refused_by_flag_and_field(
+        self, family: Family
+    ) -> None:
+        for option in (one for one in family.options if isinstance(one.takes, Whole)):
+            sent = create_model("Sent", __base__=Strict, **{option.name: body_field(option)})
+            with pytest.raises(BadInput, match=f"{option.flag} must be from 1 to "):
+                option.parse(0)
+            with pytest.raises(ValidationError, match=option.name):
+                sent(**{option.name: 0})
+            assert option.parse(2) == getattr(sent(**{option.name: 2}), option.name) == 2
 
     @pytest.mark.parametrize(
         ("module", "function", "parameters"),
         [
             ("tuning", "open_run", ["request"]),
-            ("picture", "place", ["problem", "point"]),
             ("models", "reads", ["text"]),
             ("models", "resolve", ["text", "serving"]),
             ("models", "resolve_config", ["data", "name", "serving"]),
-            ("roofline", "least_us", ["problem", "point", "device"]),
-            ("roofline", "held_bytes", ["problem", "point"]),
         ],
     )
     def test_modules_have_what_their_users_call(
@@ -181,33 +194,33 @@ class TestEveryFamily:
         assert list(inspect.signature(found).parameters) == parameters
 
     def test_the_roofline_grows_with_the_size(self, family: Family) -> None:
-        least_us = family.module("roofline").least_us
+        assert list(inspect.signature(family.least_us).parameters) == [*PLACED, "device"]
         for text in EXAMPLES[family.name][0]:
             problem = parse_problem(text)
             for part in problem.parts:
                 for card in devices():
                     sizes = [Point(n, part, 1, 256) for n in (1, 2, 64, 4096)]
-                    times = [least_us(problem, point, card) for point in sizes]
+                    times = [family.least_us(problem, point, card) for point in sizes]
                     assert 0 < times[0] <= times[1] <= times[2] < times[3], (card.name, times)
 
     def test_a_launch_holds_more_with_the_size_and_the_examples_fit(self, family: Family) -> None:
-        held_bytes = family.module("roofline").held_bytes
+        assert list(inspect.signature(family.held_bytes).parameters) == PLACED
         for text in EXAMPLES[family.name][0]:
             problem = parse_problem(text)
             for part in problem.parts:
-                held = [held_bytes(problem, Point(n, part, 1, 256)) for n in (1, 64, 4096)]
+                held = [family.held_bytes(problem, Point(n, part, 1, 256)) for n in (1, 64, 4096)]
                 assert 0 < held[0] < held[1] < held[2]
                 assert held[0] < min(card.memory_bytes for card in devices())
 
     def test_every_point_has_a_place_in_the_picture(self, family: Family) -> None:
         """Two launches share a place only if one follows the other at one size."""
-        place = family.module("picture").place
+        assert list(inspect.signature(family.place).parameters) == PLACED
         for text in EXAMPLES[family.name][0]:
             problem = parse_problem(text)
             points = family.read_selection(problem, {}).points(problem)
             parts: dict[Place, list[Part]] = {}
             for point in points:
-                parts.setdefault(place(problem, point), []).append(point.part)
+                parts.setdefault(family.place(problem, point), []).append(point.part)
             for found, sharing in parts.items():
                 assert isinstance(found, Place)
                 assert found.chart
@@ -224,7 +237,9 @@ class TestEveryFamily:
         assert "\ndef open_session(problem: " in Path(spec.origin).read_text()
 
     def test_checks_take_files_or_problems(self, family: Family) -> None:
-        module = family.module("check")
+        module = family.optional("check")
+        if module is None:
+            return  # `tuner check` has nothing of such a family
         assert hasattr(module, "check_files") or hasattr(module, "check_problems")
         if hasattr(module, "check_files"):
             assert isinstance(module.FILE_OPTIONS, tuple)
@@ -233,8 +248,7 @@ class TestEveryFamily:
 
     def test_nothing_heavy_is_loaded_to_read_a_problem(self, family: Family) -> None:
         code = (
-            f"import sys, {family.package}.family as f, {family.package}.roofline,"
-            f"{family.package}.picture;"
+            f"import sys, {family.package}.family as f;"
             f"f.FAMILY.parse(sys.argv[1]); print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))"
         )
         run = subprocess.run(

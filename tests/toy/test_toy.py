@@ -82,7 +82,7 @@ def test_a_toy_is_predicted_recorded_replayed_stored_exported_and_checked(
     (file,) = exported["files"]
     assert file["problem"] == PROBLEM
     assert exported["environment"] == {"TOY_DIR": str((tmp_path / "out").resolve())}
-    assert set(json.loads(Path(tmp_path, file["path"]).read_text())["rows"]) == {"1", "16", "256"}
+    assert set(json.loads(Path(tmp_path, file["path"]).read_text())) == {"1", "16", "256"}
     assert json.loads(Path(tmp_path, file["provenance"]).read_text())["entries"]["16"]["config"]
     checked = tuner("check", file["path"], *COMMON)
     assert [one["fits"] for one in checked["entries"]] == [True, True, True]
@@ -100,6 +100,11 @@ def test_options_of_other_families_are_refused(tuner: Tuner) -> None:
     assert "--rows is for a toy" in said
     said = tuner("tune", PROBLEM, "--device", "L40S", "--measure", "predict", code=2)
     assert "toy is not tuned for sglang, only for toyengine" in said
+
+
+def test_a_check_by_model_is_refused_for_a_family_without_one(tuner: Tuner) -> None:
+    said = tuner("check", "deepseek-r1", "--toy", "--tp", "7", *COMMON, code=2)
+    assert "a toy cannot be checked by a model: give its config files" in said
 
 
 @pytest.fixture

@@ -94,10 +94,7 @@ def _launches(value: dict[str, Any], device: str, problem: str) -> Iterator[Time
 
 
 def least_us(problem: Problem, point: Point, device: str = "H200") -> float:
-    time: float = (
-        family_of(problem).module("roofline").least_us(problem, point, find_device(device))
-    )
-    return time
+    return family_of(problem).least_us(problem, point, find_device(device))
 
 
 class TestMeasuredTimes:
@@ -197,7 +194,7 @@ class TestStateUpdate:
             "cache_dtype=float32"
         )
         (part,) = problem.parts
-        least_us = family_of(problem).module("roofline").least_us
+        least_us = family_of(problem).least_us
         states = 2 * 64 * 64 * 128 * 4  # bytes, read and written
         for sequences in (1, 256):
             found = least_us(problem, Point(sequences, part), H200)

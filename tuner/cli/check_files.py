@@ -169,7 +169,7 @@ def check_files(
     from tuner.problems.registry import families
 
     ours = [family for family in families() if supports(engine.name, family.name)]
-    known = [family for family in ours if hasattr(family.module("check"), "check_files")]
+    known = [family for family in ours if hasattr(family.optional("check"), "check_files")]
     if not known:
         raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
     by_family = _by_family(paths, engine, known, named)

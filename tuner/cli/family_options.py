@@ -13,7 +13,8 @@ import typer
 
 from tuner.cli.help import OF_FAMILIES
 from tuner.cli.workload import FIELD, is_observed
-from tuner.problems.registry import Family, Option, families
+from tuner.problems.options import Option
+from tuner.problems.registry import Family, families
 
 R = TypeVar("R")
 

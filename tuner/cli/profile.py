@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tuner.devices.table import Device
+    from tuner.problems.options import Option
     from tuner.problems.records import Winner
-    from tuner.problems.registry import Option
     from tuner.profile import Profile
     from tuner.profile.estimate import Estimate
 

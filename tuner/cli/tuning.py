@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -314,7 +314,10 @@ def check(
         resolved = resolve(asked, choice)
         for note in resolved.notes:
             say(note)
-        module = resolved.family.module("check")
+        module: Any = resolved.family.optional("check")
+        if not hasattr(module, "check_problems"):
+            what = f"{resolved.family.title} cannot be checked by a model"
+            raise BadInput(f"{what}: give its config files, if {found.name} has some")
         with waiting(f"compiling what {found.name} would launch"):
             reports = [module.check_problems(resolved.problems, card, found)]
     for runs in (one for report in reports for one in getattr(report, "runs", ())):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, engine_module
+from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
@@ -53,63 +56,84 @@ class ServerAdvice(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-class Delivery(Protocol):
+class Delivery(ABC):
     """How one family's winners reach the servers of one engine version."""
 
-    @property
-    def note(self) -> str:
-        """What an operator should know about such files; empty where there is nothing."""
-        ...
+    note: str = ""  # what an operator should know about such files
+    # Whether only servers with this package's plugin ask for such files outside the engine's
+    # package.
+    by_plugin: bool = False
 
     @property
     def engine_root(self) -> Path | None:
         """The folder of the engine's package for such files; None where it has none."""
-        ...
+        return None
 
     @property
     def variable(self) -> str | None:
         """The environment variable that points servers at another root; None if there is none."""
-        ...
+        return None
 
-    @property
-    def by_plugin(self) -> bool:
-        """Whether only servers with this package's plugin ask for such files outside the engine's
-        package.
-        """
-        ...
-
+    @abstractmethod
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
         """The names of the files that servers ask for. Raises UnsupportedKernel for a problem
         that the engine has no kernel for.
         """
-        ...
 
     def ships(self, problem: Problem, device: Device) -> bool:
         """Whether the engine's package has a file for the problem on the device."""
-        ...
+        return False
 
     def obstacle(self, *, into_engine: bool) -> str:
         """Why servers could not load the files; empty where they can."""
-        ...
+        return ""
 
+    @abstractmethod
     def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[PlannedFile]:
         """The files to write under a root. Writes nothing.
 
         Raises ExportRefused where winners contradict each other, or servers could not read a file.
         """
-        ...
 
+    @abstractmethod
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         """Raises ExportRefused where servers would not find a written entry."""
-        ...
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         """The engine's own files that a root replaces: the path under a root, and the file."""
-        ...
+        return iter(())
 
     def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
         """How to start servers, where they do not find out by themselves."""
-        ...
+        return ()
+
+
+T = TypeVar("T")
+
+
+def read_back(name: str, written: Path, read: Callable[[Path], T], wanted: T) -> None:
+    """Raises ExportRefused if servers' reader reads the file `written` as other than `wanted`."""
+    try:
+        found = read(written)
+    except MalformedConfigFile as error:
+        raise ExportRefused(f"{name}: {str(error).removeprefix(f'{written}: ')}") from None
+    if found != wanted:
+        raise ExportRefused(f"{name} does not read as it was written")
+
+
+def prove_readable(file: PlannedFile, verify: Callable[[Path], None]) -> None:
+    """Verify a copy of a planned file. Raises what `verify` raises, and UnwritableOutput where no
+    temporary file can be written.
+    """
+    try:
+        with TemporaryDirectory() as folder:
+            copy = Path(folder, "file.json")
+            copy.write_text(file.text(), encoding="utf-8")
+            verify(copy)
+    except OSError as error:
+        raise UnwritableOutput(
+            f"cannot write a temporary file: {error.strerror}: make room there, or set TMPDIR"
+        ) from None
 
 
 def delivery_of(engine: Engine, family: str) -> Delivery:

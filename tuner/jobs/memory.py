@@ -14,7 +14,7 @@ def refuse_too_large(request: JobRequest) -> None:
     """Raises BadProblem if the smallest launch that a job selects needs more than the card has."""
     if not request.points:
         return  # a replay of all that its recording has
-    held_bytes = family_of(request.problem).module("roofline").held_bytes
+    held_bytes = family_of(request.problem).held_bytes
     point = min(request.points, key=lambda one: held_bytes(request.problem, one))
     needed = held_bytes(request.problem, point)
     device = find_device(request.device)

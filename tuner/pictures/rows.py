@@ -8,9 +8,8 @@ from enum import Enum
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.pictures.place import Place
 from tuner.problems.backends import title_of
-from tuner.problems.points import Problem
+from tuner.problems.points import Place, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status, is_shipped
@@ -74,9 +73,8 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
     order = {part: at for at, part in enumerate(problem.parts)}
     placed: dict[Place, list[Entry]] = {}
     for winner in sorted(winners, key=lambda w: (order[w.entry.point.part], w.entry.point)):
-        place = family.module("picture").place(problem, winner.entry.point)
+        place = family.place(problem, winner.entry.point)
         placed.setdefault(place, []).append(winner.entry)
-    least_us = family.module("roofline").least_us
     charts = list(dict.fromkeys(place.chart for place in placed))
     # A backend's time may be for all parts of a size. A place with some of them has no such time.
     every = (entry for entries in placed.values() for entry in entries)
@@ -93,7 +91,7 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
                 one.incumbent is not None and one.incumbent.status is Status.OK for one in over
             ),
             tuned_us=_sum([entry.median_us for entry in entries]),
-            roofline_us=sum(least_us(problem, entry.point, device) for entry in entries),
+            roofline_us=sum(family.least_us(problem, entry.point, device) for entry in entries),
             origin=max((origin_of(entry) for entry in entries), key=list(Origin).index),
             over=over[0].name if len({one.name for one in over}) == 1 else "",
             without_us=all(one.without_us for one in over),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,6 +43,12 @@ class SizeSelection:
     def __post_init__(self) -> None:
         if self.batch_sizes is not None:
             object.__setattr__(self, "batch_sizes", checked_sizes(self.batch_sizes))
+
+    @classmethod
+    def read(cls, problem: Problem, values: Mapping[str, Any]) -> SizeSelection:
+        """Read the field `batch_sizes`, which may be absent. Raises BadInput."""
+        sizes = values.get("batch_sizes")
+        return cls(None if sizes is None else tuple(sizes))
 
     @property
     def given(self) -> bool:

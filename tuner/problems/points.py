@@ -65,6 +65,18 @@ class Point:
         return f"{self.size} {self.part.value}"
 
 
+@dataclass(frozen=True)
+class Place:
+    """A place in a problem's picture; `Family.place` gives that of a point.
+
+    Points of one chart at one `x` are launched one after the other, and their times are added up.
+    """
+
+    chart: str  # the chart's title, e.g. "up gemm"
+    x: float  # above zero
+    x_label: str  # what the axis counts, e.g. "batch size (tokens)"
+
+
 class Config(Mapping[str, int]):
     """One launch configuration: the engine's keys with whole numbers; immutable and hashable.
 

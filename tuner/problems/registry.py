@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol
 
 from tuner.errors import BadInput, BadProblem, did_you_mean
-from tuner.problems.points import Part, Point, Problem
+from tuner.problems.options import Option
+from tuner.problems.points import Part, Place, Point, Problem
 
 _PACKAGES = [
     "tuner.families.fused_moe",
@@ -43,17 +45,6 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option that a family adds to requests."""
-
-    name: str  # the field in JSON, e.g. "batch_sizes"
-    flag: str  # of the command line, e.g. "--batch-sizes"; "--yes/--no" for a flag with two names
-    kind: type  # type of the command line's value: str, int or bool
-    help: str
-    parse: Callable[[Any], Any] = lambda value: value  # turns that value into the field's value
-
-
-@dataclass(frozen=True)
 class Family:
     """The part of a family that light processes use: its names, problem texts and requests."""
 
@@ -68,6 +59,10 @@ class Family:
     selecting: tuple[Option, ...]  # which points are tuned; read by `read_selection`
     searching: tuple[Option, ...]  # which configurations are tried
     read_selection: Callable[[Problem, Mapping[str, Any]], Selection]
+    place: Callable[[Any, Point], Place]  # where a point of a problem is drawn
+    # least_us(problem, point, device): microseconds that no launch can be faster than. No torch.
+    least_us: Callable[[Any, Point, Any], float]
+    held_bytes: Callable[[Any, Point], int]  # of the card's memory that no launch needs less than
     package: str
     # Whether entries of one environment may be combined even when different runs made them. If
     # not, only the entries that one run published belong together.
@@ -78,6 +73,10 @@ class Family:
     def module(self, name: str) -> ModuleType:
         """A module of the family's package; docs/architecture.md lists them."""
         return import_module(f"{self.package}.{name}")
+
+    def optional(self, name: str) -> ModuleType | None:
+        """A module that a family may lack, such as `check`."""
+        return self.module(name) if find_spec(f"{self.package}.{name}") else None
 
     @property
     def options(self) -> tuple[Option, ...]:

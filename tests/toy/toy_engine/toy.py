@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from toy_family.engine import ToyKey
 from toy_family.problem import Scale
 
-from toy_engine.package import ToyEngine
 from tuner.compile.candidates import Binder
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA
-from tuner.errors import ExportRefused
-from tuner.export.delivery import PlannedFile
-from tuner.export.files import PROVENANCE, provenance_row, sidecar_fields
+from tuner.engines.config_files import EntryFields, config_file_text
+from tuner.engines.engine import Engine
+from tuner.engines.file_engine import PointwiseFiles
+from tuner.errors import ExportRefused, MalformedConfigFile
+from tuner.export.delivery import Delivery, PlannedFile
+from tuner.export.files import PROVENANCE, provenance_row
+from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.kernels.binding import Binding, Constant, Integer, Pointer, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Problem
 from tuner.problems.records import Winner
-from tuner.problems.results import Status
+
+NAMES = ("BLOCK", "num_warps")  # of an entry
 
 
 @dataclass(frozen=True)
 class Kernels:
-    engine: ToyEngine
+    engine: Engine
     backend: str
 
     @cached_property
@@ -59,100 +63,73 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Support:
-    engine: ToyEngine
+class Toys(PointwiseFiles[Scale, ToyKey, Kernels]):
+    @property
+    def package_root(self) -> Path:
+        return self.engine.root
+
+    def file_name(self, problem: Scale, device: Device) -> str:
+        return f"columns={problem.columns},device_name={device.name}.json"
+
+    def read_file_name(self, name: str) -> ToyKey:
+        match = re.fullmatch(r"columns=(\d+),device_name=(\w+)\.json", name)
+        if match is None:
+            raise MalformedConfigFile(f"{name!r} is no toy's")
+        return ToyKey(int(match[1]), match[2])
+
+    def fields_of(self, key: ToyKey) -> EntryFields:
+        return EntryFields(NAMES, NAMES)
+
+    def default_config(self, problem: Scale, device: Device, batch_size: int) -> Config:
+        return Config({"BLOCK": 128, "num_warps": 4})
 
     def lift(self, backend: str = CUDA) -> Kernels:
         return Kernels(self.engine, backend)
 
-    def file_name(self, problem: Scale, device_name: str) -> str:
-        return f"toy,columns={problem.columns},device={device_name}.json"
-
-    def default_config(self) -> Config:
-        return Config({"BLOCK": 128, "num_warps": 4})
-
 
 @dataclass(frozen=True)
-class ToyFile:
-    path: Path
-    winners: Sequence[Winner]
+class ToyLayout:
+    toys: Toys
+    device: Device
+    root: Path
 
-    @property
-    def problem(self) -> Scale:
-        problem = self.winners[0].problem
+    def path(self, problem: Problem, triton: str) -> Path:
         assert isinstance(problem, Scale)
-        return problem
+        return self.root / "toys" / self.toys.file_name(problem, self.device)
 
-    @property
-    def sidecar(self) -> Path:
-        return self.path.parents[1] / PROVENANCE / "toys" / self.path.name
+    def sidecar(self, path: Path) -> Path:
+        return self.root / PROVENANCE / "toys" / path.name
 
-    @property
-    def triton(self) -> str:
-        return self.winners[0].environment.triton
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        rows = {str(w.entry.point.batch_size): provenance_row(w) for w in self.winners}
-        return {**sidecar_fields(self.path.name, self.text()), "entries": rows}
-
-    @property
-    def statuses(self) -> Mapping[int, Status]:
-        return {w.entry.point.batch_size: w.entry.status for w in self.winners}
-
-    def text(self) -> str:
-        rows = {str(w.entry.point.batch_size): dict(w.entry.config) for w in self.winners}
-        return json.dumps({"columns": self.problem.columns, "rows": rows})
-
-    def as_json(self) -> dict[str, Any]:
-        return {"rows": list(self.statuses)}
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        yield from ({"problem": self.problem.spec(), **row} for row in self.provenance["entries"])
+    def text(self, content: Content) -> str:
+        return config_file_text(content.entries, EntryFields(NAMES, NAMES))
 
 
 @dataclass(frozen=True)
-class Delivery:
-    engine: ToyEngine
+class ToyDelivery(Delivery):
+    toys: Toys
 
     note = "toys need no servers"
-    engine_root = None
     variable = "TOY_DIR"
-    by_plugin = False
 
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
         assert isinstance(problem, Scale)
-        return [Support(self.engine).file_name(problem, device.name)]
-
-    def ships(self, problem: Problem, device: Device) -> bool:
-        return False
+        return [self.toys.file_name(problem, device)]
 
     def obstacle(self, *, into_engine: bool) -> str:
         return "toys do not belong in the engine's package" if into_engine else ""
 
-    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[ToyFile]:
-        by_problem: dict[Scale, list[Winner]] = {}
-        for winner in winners:
-            assert isinstance(winner.problem, Scale)
-            by_problem.setdefault(winner.problem, []).append(winner)
-        names = {p: Support(self.engine).file_name(p, device.name) for p in by_problem}
-        return [ToyFile(root / "toys" / names[p], mine) for p, mine in by_problem.items()]
+    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
+        return plan_files(winners, ToyLayout(self.toys, device, root), provenance_row)
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         for file in files:
             if file.path.read_text() != file.text():
                 raise ExportRefused(f"{file.path} does not read as it was written")
 
-    def packaged(self) -> Iterator[tuple[Path, Path]]:
-        return iter(())
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[Any]:
-        return ()
+def open_family(engine: Engine) -> Toys:
+    return Toys(engine)
 
 
-def open_family(engine: ToyEngine) -> Support:
-    return Support(engine)
-
-
-def open_delivery(engine: ToyEngine) -> Delivery:
-    return Delivery(engine)
+def open_delivery(engine: Engine) -> ToyDelivery:
+    return ToyDelivery(Toys(engine))

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from toy_family.problem import Scale
 from tuner.compile.candidates import Binder
-from tuner.devices.target import CUDA
 from tuner.engines.engine import Engine, engine_module
-from tuner.problems.points import Config
+from tuner.engines.file_engine import FileKey, PointwiseFiles
+
+
+@dataclass(frozen=True)
+class ToyKey(FileKey):
+    columns: int
+    device: str
 
 
 class ToyKernels(Protocol):
@@ -15,12 +21,9 @@ class ToyKernels(Protocol):
     def binder(self, problem: Scale) -> Binder: ...
 
 
-class ToyEngine(Protocol):
-    def lift(self, backend: str = CUDA) -> ToyKernels: ...
-    def file_name(self, problem: Scale, device_name: str) -> str: ...
-    def default_config(self) -> Config: ...
+ToyFiles = PointwiseFiles[Scale, ToyKey, ToyKernels]
 
 
-def toy_engine(engine: Engine) -> ToyEngine:
-    found: ToyEngine = engine_module(engine.name, "toy").open_family(engine)
+def toy_engine(engine: Engine) -> ToyFiles:
+    found: ToyFiles = engine_module(engine.name, "toy").open_family(engine)
     return found

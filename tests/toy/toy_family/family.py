@@ -1,7 +1,28 @@
 from __future__ import annotations
 
 from toy_family.problem import Kernel, Scale, parse_scale, read_rows
-from tuner.problems.registry import Family, Option
+from tuner.devices.roofline import roofline_us
+from tuner.devices.table import Device
+from tuner.problems.dtypes import Dtype
+from tuner.problems.options import BATCH_SIZE, Option, Sizes
+from tuner.problems.points import Place, Point
+from tuner.problems.registry import Family
+
+
+def place(problem: Scale, point: Point) -> Place:
+    return Place("scale", point.batch_size, "rows")
+
+
+def least_us(problem: Scale, point: Point, device: Device) -> float:
+    numbers = point.batch_size * problem.columns
+    return roofline_us(
+        device, Dtype.FLOAT16, operations=numbers, cold_bytes=4.0 * numbers, warm_bytes=0.0
+    )
+
+
+def held_bytes(problem: Scale, point: Point) -> int:
+    return 4 * point.batch_size * problem.columns
+
 
 FAMILY = Family(
     name="toy",
@@ -13,9 +34,12 @@ FAMILY = Family(
     parts=Kernel,
     shaping=(),
     selecting=(
-        Option("rows", "--rows", str, "e.g. 1,16", lambda text: [int(n) for n in text.split(",")]),
+        Option("rows", "--rows", Sizes(BATCH_SIZE), "e.g. 1,16", "Rows; default: 1, 16 and 256."),
     ),
     searching=(),
     read_selection=read_rows,
+    place=place,
+    least_us=least_us,
+    held_bytes=held_bytes,
     package="toy_family",
 )

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from toy_family.engine import ToyEngine, ToyKernels, toy_engine
+from toy_family.engine import ToyFiles, ToyKernels, toy_engine
 from toy_family.problem import Kernel, Rows, Scale
 from tuner.compile.candidates import Binder
 from tuner.problems.points import Candidate, Config, Part, Point
@@ -80,12 +80,16 @@ class ToyRun(TuningRun):
         given = request.selected.given or self._recording is None
         found = request.selected.points(self._problem) if given else self._recording.points
         self.points = tuple(sorted(found))
-        name = self._engine.file_name(self._problem, request.device.name)
+        name = self._engine.file_name(self._problem, request.device)
         self.file_names: Mapping[Part, str] = {Kernel.SCALE: name}
 
     @cached_property
-    def _engine(self) -> ToyEngine:
+    def _engine(self) -> ToyFiles:
         return toy_engine(self.request.engine)
+
+    @cached_property
+    def _default(self) -> Config:
+        return self._engine.default_config(self._problem, self.request.device, 1)
 
     @cached_property
     def _kernels(self) -> ToyKernels:
@@ -106,7 +110,7 @@ class ToyRun(TuningRun):
         if self.request.source.kind is MeasureKind.GPU:
             return FixedStrategy(self._candidates())
         budget = budget_for(self.request.effort, len(self.points), len(SPACE))
-        seeds = {point: [self._engine.default_config()] for point in self.points}
+        seeds = {point: [self._default] for point in self.points}
         return Search(self._spaces, self.points, seeds, budget, self.request.seed)
 
     def _prediction(self) -> tuple[Bench, Strategy]:
@@ -117,12 +121,9 @@ class ToyRun(TuningRun):
         return [Candidate(point, config) for point in self.points for config in SPACE.configs()]
 
     def _plan(self) -> Plan:
-        default = self._engine.default_config()
-        return Plan(
-            self.points,
-            {point: {"default": default} for point in self.points},
-            FastestOfEach(self.points, default),
-        )
+        engine, device = self._engine, self.request.device
+        runs = {p: engine.incumbents(self._problem, device, p.batch_size) for p in self.points}
+        return Plan(self.points, runs, FastestOfEach(self.points, self._default))
 
 
 def open_run(request: Request) -> TuningRun:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tuner.backends.operands import Attention as Operands
 from tuner.backends.operands import Call
-from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.paged import operands_of
 from tuner.families.attention.problem import Attention, Phase, Stage

@@ -8,103 +8,76 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.compile import CompileJob, Farm
-from tuner.compile.candidates import fit
+from tuner.compile import Farm
 from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
-from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
 from tuner.families.attention.engine import (
     AttentionEngine,
-    AttentionKernels,
     Remedy,
     attention_engine,
 )
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.space import smaller_configs
+from tuner.families.check import Asked, Check, CheckedEntry, Plan, compile_plans, runs_of
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, Status
+from tuner.problems.results import Status
 from tuner.render import folded, table
 
 
 @dataclass(frozen=True)
-class CheckedKernel:
+class CheckedKernel(CheckedEntry):
     """One kernel as the engine would launch it, compiled for a device."""
 
-    problem: Attention
-    stage: Stage
-    kernel: str
-    config: Config
-    compiled: Compiled
-    fits_with: Config | None  # if it does not fit: the engine's constants made smaller
+    kernel: str = ""
+    fits_with: Config | None = None  # if it does not fit: the engine's constants made smaller
 
 
 @dataclass(frozen=True)
-class AttentionCheck:
+class AttentionCheck(Check[CheckedKernel]):
     """The results for every attention kernel of a model."""
 
-    device: Device
-    engine: str  # e.g. "sglang 0.5.16"
-    kernels: Sequence[CheckedKernel]
-    runs: Sequence[Runs] = ()  # what the engine runs for these problems
+    engine: str = ""  # e.g. "sglang 0.5.16"
     remedy: Remedy | None = None  # what helps, where an extend launch does not fit
 
-    @property
-    def fits(self) -> bool:
-        return all(kernel.compiled.ok for kernel in self.kernels)
+    columns = ("kernel", "constants", "shared")
 
-    def as_json(self) -> dict[str, Any]:
-        """The object that `tuner check --attention --json` prints."""
+    def cells(self, entry: CheckedKernel) -> tuple[object, ...]:
+        shared = entry.compiled.shared_bytes if entry.compiled else None
+        return (entry.kernel, _text(entry.config), shared)
+
+    def fields(self, entry: CheckedKernel) -> dict[str, Any]:
         return {
-            "device": self.device.name,
-            "engine": self.engine,
-            "entries": [
-                {
-                    "problem": checked.problem.spec(),
-                    "part": checked.stage.value,
-                    "kernel": checked.kernel,
-                    "config": dict(checked.config),
-                    "shared_bytes": checked.compiled.shared_bytes,
-                    "limit_bytes": self.device.shared_optin_bytes,
-                    "fits": checked.compiled.ok,
-                    "status": checked.compiled.status.value,
-                    "detail": checked.compiled.detail,
-                    "fits_with": dict(checked.fits_with) if checked.fits_with else None,
-                }
-                for checked in self.kernels
-            ],
-            "runs": [runs.as_json() for runs in self.runs],
-            "remedy": self.remedy.as_json() if self.remedy else None,
+            "problem": entry.problem.spec(),
+            "part": entry.part.value,
+            "kernel": entry.kernel,
+            "config": dict(entry.config),
         }
 
-    def as_text(self) -> str:
-        lines = []
-        for problem in dict.fromkeys(checked.problem for checked in self.kernels):
-            mine = [checked for checked in self.kernels if checked.problem == problem]
-            lines += [problem.spec(), self._table(mine)]
-            lines += [f"{one.kernel}: {why}" for one in mine if (why := _why(one))]
-            lines.append("")
-        bad = sum(not checked.compiled.ok for checked in self.kernels)
-        verdict = f"{bad} would crash" if bad else "all fit"
-        lines.append(self.device.shared_limit)
-        many = "kernel" if len(self.kernels) == 1 else "kernels"
-        lines.append(
-            f"{len(self.kernels)} {many} of {self.engine} on {self.device.name}: {verdict}"
-        )
-        lines += remedy_lines(self.remedy, self.engine) if self.remedy else ()
-        return folded("\n".join(lines))
+    def entry_json(self, entry: CheckedKernel) -> dict[str, Any]:
+        smaller = dict(entry.fits_with) if entry.fits_with else None
+        return {**super().entry_json(entry), "fits_with": smaller}
 
-    def _table(self, kernels: Sequence[CheckedKernel]) -> str:
-        rows = [
-            (
-                checked.kernel,
-                _text(checked.config),
-                checked.compiled.shared_bytes,
-                "fits" if checked.compiled.ok else "would crash",
-            )
-            for checked in kernels
-        ]
-        return table(("kernel", "constants", "shared", "verdict"), rows)
+    def as_json(self) -> dict[str, Any]:
+        remedy = self.remedy.as_json() if self.remedy else None
+        first = {"device": self.device.name, "engine": self.engine}
+        return {**first, **super().as_json(), "remedy": remedy}
+
+    def as_text(self) -> str:
+        lines = remedy_lines(self.remedy, self.engine) if self.remedy else ()
+        return folded("\n".join([*self.tables(), self.device.shared_limit, self.closing(), *lines]))
+
+    def table(self, entries: Sequence[CheckedKernel]) -> str:
+        rows = [(*self.cells(one), "fits" if one.fits else "would crash") for one in entries]
+        whys = [f"{one.kernel}: {why}" for one in entries if (why := _why(one))]
+        return "\n".join([table((*self.columns, "verdict"), rows), *whys])
+
+    def closing(self) -> str:
+        bad = sum(not entry.fits for entry in self.entries)
+        verdict = f"{bad} would crash" if bad else "all fit"
+        many = "kernel" if len(self.entries) == 1 else "kernels"
+        return f"{len(self.entries)} {many} of {self.engine} on {self.device.name}: {verdict}"
 
 
 def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
@@ -130,38 +103,46 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
     """
     attention = attention_engine(engine)
     kernels = attention.lift(device.target.backend)
-    problems = [_as_the_engine_runs(problem, attention, device) for problem in problems]
-    defaults = [
-        (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
-        for problem in problems
-        for point in (_point(problem, stage) for stage in problem.parts)
-    ]
+    run = [_as_the_engine_runs(problem, attention, device) for problem in problems]
+    plans = [_plan(problem, kernels, device) for problem in run]
     with Farm(triton=triton_for(engine)) as farm:
-        found = _compile(farm, kernels, device, defaults)
-        checked = [
-            _checked(farm, kernels, device, asked, compiled)
-            for asked, compiled in zip(defaults, found, strict=True)
+        found = compile_plans(farm, plans, device)
+        asked = [(plan.problem, one.candidate) for plan in plans for one in plan.entries]
+        entries = [
+            _checked(farm, kernels, device, problem, candidate, entry)
+            for (problem, candidate), entry in zip(asked, found, strict=True)
         ]
-        too_large = [
-            asked for asked, compiled in zip(defaults, found, strict=True) if _too_large(compiled)
-        ]
+        too_large = [one for (one, _), entry in zip(asked, found, strict=True) if _large(entry)]
         remedy = _remedy(farm, attention, device, too_large)
-    runs = engine_runs(engine.name, engine.version, problems, device)
-    return AttentionCheck(device, kernels.origin, checked, runs, remedy)
+    runs = runs_of(plans, device, engine)
+    return AttentionCheck(device, entries, runs, engine=kernels.origin, remedy=remedy)
 
 
-_Asked = tuple[Attention, Candidate]
+def _plan(
+    problem: Attention,
+    kernels: AttentionKernels,
+    device: Device,
+    candidates: Sequence[Candidate] = (),
+) -> Plan[Attention]:
+    """The problem's launches, with the engine's default constants unless candidates are given."""
+    target = device.target
+    points = [_point(problem, stage) for stage in problem.parts]
+    asked = candidates or [
+        Candidate(point, kernels.default_config(problem, point, target)) for point in points
+    ]
+    entries = [Asked(one.point.part, one.point.batch_size, one.config, one) for one in asked]
+    return Plan(problem.spec(), problem, kernels.binder(problem, target), entries)
 
 
-def _too_large(compiled: Compiled) -> bool:
-    return compiled.status is Status.OUT_OF_RESOURCES
+def _large(entry: CheckedEntry) -> bool:
+    return entry.status == Status.OUT_OF_RESOURCES.value
 
 
 def _remedy(
-    farm: Farm, attention: AttentionEngine, device: Device, too_large: Sequence[_Asked]
+    farm: Farm, attention: AttentionEngine, device: Device, too_large: Sequence[Attention]
 ) -> Remedy | None:
-    """What helps for the launches that do not fit. With its patch, all of them fit."""
-    problems = [problem for problem, _ in too_large if problem.phase is Phase.EXTEND]
+    """What helps for the problems whose launch does not fit. With its patch, all of them fit."""
+    problems = [problem for problem in too_large if problem.phase is Phase.EXTEND]
     remedy = attention.remedy(device) if problems else None
     if remedy is None or _fit_patched(farm, attention, device, remedy, problems):
         return remedy
@@ -189,42 +170,26 @@ def _fit_patched(
         patched = Path(folder, remedy.file.name)
         patched.write_bytes(remedy.patched.encode("utf-8"))
         kernels = attention.lift(device.target.backend, {Phase.EXTEND: patched})
-        points = [(problem, _point(problem, Stage.EXTEND)) for problem in problems]
-        asked = [
-            (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
-            for problem, point in points
-        ]
-        return all(compiled.ok for compiled in _compile(farm, kernels, device, asked))
+        plans = [_plan(problem, kernels, device) for problem in problems]
+        return all(entry.fits for entry in compile_plans(farm, plans, device))
 
 
 def _checked(
-    farm: Farm, kernels: AttentionKernels, device: Device, asked: _Asked, compiled: Compiled
+    farm: Farm,
+    kernels: AttentionKernels,
+    device: Device,
+    problem: Attention,
+    default: Candidate | None,
+    entry: CheckedEntry,
 ) -> CheckedKernel:
-    problem, default = asked
+    assert default is not None  # `_plan` gives each entry one
     smaller = None
-    if _too_large(compiled):
-        tries = [
-            (problem, Candidate(default.point, config))
-            for config in smaller_configs(default.config)
-        ]
-        results = zip(tries, _compile(farm, kernels, device, tries), strict=True)
-        smaller = next((less.config for (_, less), result in results if result.ok), None)
-    assert isinstance(default.point.part, Stage)  # the problem is attention
+    if _large(entry):
+        less = [Candidate(default.point, config) for config in smaller_configs(default.config)]
+        tried = compile_plans(farm, [_plan(problem, kernels, device, less)], device)
+        smaller = next((one.config for one in tried if one.fits), None)
     kernel = kernels.launch(problem, default.point, device.target).kernel
-    return CheckedKernel(problem, default.point.part, kernel, default.config, compiled, smaller)
-
-
-def _compile(
-    farm: Farm, kernels: AttentionKernels, device: Device, asked: Sequence[_Asked]
-) -> list[Compiled]:
-    """The compiled kernels, in the order of `asked`."""
-    jobs = []
-    for problem, candidate in asked:
-        binding = kernels.bind(problem, candidate.point, candidate.config, device.target)
-        jobs.append(CompileJob(kernels.lifted(problem.phase), binding.variant(), device.target))
-    farm.submit(jobs)
-    results = dict(farm.completed())
-    return [fit(results[job], device.shared_optin_bytes) for job in jobs]
+    return CheckedKernel(**vars(entry), kernel=kernel, fits_with=smaller)
 
 
 def _as_the_engine_runs(problem: Attention, engine: AttentionEngine, device: Device) -> Attention:
@@ -239,11 +204,10 @@ def _point(problem: Attention, stage: Stage) -> Point:
 
 
 def _why(checked: CheckedKernel) -> str:
-    if checked.compiled.ok:
+    if checked.fits:
         return ""
     smaller = checked.fits_with
-    cure = f"; fits with {_text(smaller, checked.config)}" if smaller else ""
-    return checked.compiled.detail + cure
+    return checked.why + (f"; fits with {_text(smaller, checked.config)}" if smaller else "")
 
 
 def _text(config: Config, beside: Config | None = None) -> str:

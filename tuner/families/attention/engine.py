@@ -1,70 +1,22 @@
-"""The interface of an engine whose attention can be tuned."""
+"""What an engine whose attention can be tuned has to give, and what it inherits."""
 
 from __future__ import annotations
 
 import difflib
 import io
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, Phase
 from tuner.families.attention.splits import with_splits
-from tuner.kernels.binding import Binding
-from tuner.kernels.launcher import Launch
-from tuner.kernels.lift import Lifted
-from tuner.problems.points import Candidate, Config, Point
-
-
-class AttentionKernels(Protocol):
-    """The attention kernels of one engine version, launched as its own launchers do.
-
-    All methods may raise UnsupportedKernel.
-    """
-
-    @property
-    def origin(self) -> str:
-        """The engine and its version, for messages."""
-        ...
-
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        ...
-
-    def lifted(self, phase: Phase) -> Lifted: ...
-
-    def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
-        """The engine's default constants at a point."""
-        ...
-
-    def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
-        """The kernel and its arguments at a point, with a config's constants."""
-        ...
-
-    def binder(
-        self, problem: Attention, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, with the room of its launch, for the compiler."""
-        ...
-
-    def grid(
-        self, problem: Attention, point: Point, config: Config, target: Target
-    ) -> tuple[int, ...]:
-        """The grid that the engine launches at a point with a config's constants, in blocks."""
-        ...
-
-    def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
-        """The engine's launch for a point's stage."""
-        ...
-
-    def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
-        """The arguments of the engine's launcher at a point, by parameter name."""
-        ...
+from tuner.problems.points import Config, Point
 
 
 @dataclass(frozen=True)
@@ -99,9 +51,13 @@ class Remedy:
         return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
 
 
-class AttentionEngine(Protocol):
+@dataclass(frozen=True)
+class AttentionEngine(ABC):
     """The attention of one engine version on disk."""
 
+    engine: Engine
+
+    @abstractmethod
     def lift(
         self, backend: str = CUDA, sources: Mapping[Phase, Path] | None = None
     ) -> AttentionKernels:
@@ -109,24 +65,23 @@ class AttentionEngine(Protocol):
 
         `sources` has files to read instead of the engine's own, such as a patched copy.
         """
-        ...
 
+    @abstractmethod
     def remedy(self, device: Device) -> Remedy | None:
         """What helps where the engine's extend launch does not fit; None where nothing is known."""
-        ...
 
+    @abstractmethod
     def file_name(self, problem: Attention, device_name: str) -> str:
         """The name of the file for a problem's tuned constants."""
-        ...
 
+    @abstractmethod
     def most_splits(self, problem: Attention, sm_count: int) -> int:
         """The most parts that the engine's own rule makes of a cache at decode."""
-        ...
 
     @property
     def takes_splits(self) -> bool:
         """Whether a running engine can be given other numbers of parts than its own."""
-        ...
+        return self.engine.loads_plugins()
 
 
 def attention_engine(engine: Engine) -> AttentionEngine:

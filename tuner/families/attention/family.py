@@ -2,9 +2,100 @@
 
 from __future__ import annotations
 
-from tuner.families.attention.problem import ATTENTION_PROBLEMS, Stage, parse_attention, same_shape
-from tuner.families.attention.selection import parse_workload_option, read_selection
-from tuner.problems.registry import Family, Option
+from tuner.devices.roofline import roofline_us
+from tuner.devices.table import Device
+from tuner.families.attention.lengths import ragged
+from tuner.families.attention.problem import (
+    ATTENTION_PROBLEMS,
+    Attention,
+    Phase,
+    Stage,
+    parse_attention,
+    same_shape,
+)
+from tuner.families.attention.selection import WORKLOAD, read_selection
+from tuner.problems.options import COUNT, DP, Option
+from tuner.problems.points import Place, Point
+from tuner.problems.registry import Family
+
+_BYTES = 2  # of a number of queries, keys, values, outputs: 16 bits
+_SPLIT_BYTES = 4  # of a number of a split's result
+
+
+def place(problem: Attention, point: Point) -> Place:
+    """Where a point is drawn: decode by sequences, the other phases by new tokens.
+
+    Decode's two kernels are one line, because the first one's splits are what the second one
+    combines.
+    """
+    cached = f"{point.cached_tokens:,} cached tokens"
+    if problem.phase is Phase.DECODE:
+        return Place(f"decode, {cached}", point.batch_size, "sequences")
+    sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
+    chart = f"{problem.phase.value}, {sequences}, {cached}"
+    return Place(chart, point.new_tokens, "new tokens (of the longest sequence)")
+
+
+def least_us(problem: Attention, point: Point, device: Device) -> float:
+    """Microseconds of one launch at least; see `roofline_us`.
+
+    All cached keys and values are read from memory. The sequences have the lengths with which the
+    point is measured (`ragged`, seed 0).
+    """
+    if point.part is Stage.REDUCE:
+        return _reduce_us(problem, point, device)
+    lengths = ragged(problem, point, 0)
+    pairs = sum(
+        _pairs(problem, new, cached)
+        for new, cached in zip(lengths.new, lengths.cached, strict=True)
+    )
+    row = problem.Lq + problem.Lv
+    latent_row = problem.Lq if problem.shares_kv else row  # a latent value is part of its key
+    rows = sum(lengths.new)
+    new_keys = 0 if problem.phase is Phase.DECODE else rows  # decode reads them from the cache
+    return roofline_us(
+        device,
+        problem.dtype,
+        operations=2.0 * pairs * problem.q_heads * row,
+        cold_bytes=float(sum(lengths.cached) * problem.kv_heads * latent_row * _BYTES),
+        warm_bytes=float((rows * problem.q_heads + new_keys * problem.kv_heads) * row * _BYTES),
+    )
+
+
+def _pairs(problem: Attention, new: int, cached: int) -> int:
+    """Pairs of a query and a key that it sees, in one sequence."""
+    if problem.phase is Phase.DECODE:
+        return cached  # the new token among them
+    if problem.phase is Phase.PREFILL:
+        return new * new
+    if not problem.window:
+        return new * cached + new * (new + 1) // 2
+    most = problem.window + 1  # a query sees itself as well
+    growing = max(0, min(new, most - cached))  # the queries that see all keys before them
+    return growing * cached + growing * (growing + 1) // 2 + (new - growing) * most
+
+
+def _reduce_us(problem: Attention, point: Point, device: Device) -> float:
+    """Decode's second kernel, for sequences in one part each: the engine may choose more."""
+    numbers = point.batch_size * problem.q_heads * problem.Lv
+    return roofline_us(
+        device,
+        problem.dtype,
+        operations=2.0 * numbers,
+        cold_bytes=0.0,
+        warm_bytes=float(numbers * (_SPLIT_BYTES + _BYTES)),
+    )
+
+
+def held_bytes(problem: Attention, point: Point) -> int:
+    """Bytes of the card's memory that one launch needs at least: queries, and the longest cache.
+
+    The other sequences may be shorter, so their caches do not count.
+    """
+    row = problem.Lq if problem.shares_kv else problem.Lq + problem.Lv
+    queries = point.batch_size * problem.q_heads * (problem.Lq + problem.Lv)
+    return (point.cached_tokens * problem.kv_heads * row + queries) * _BYTES
+
 
 FAMILY = Family(
     name="attention",
@@ -15,32 +106,37 @@ FAMILY = Family(
     parse=parse_attention,
     parts=Stage,
     shaping=(
+        DP,
         Option(
-            "dp",
-            "--dp",
-            int,
-            "Data-parallel size of attention (--enable-dp-attention); default: 1.",
+            "page_size",
+            "--page-size",
+            COUNT,
+            "Tokens a page of the KV cache; default: 1.",
+            description="Tokens per page of the KV cache.",
         ),
-        Option("page_size", "--page-size", int, "Tokens a page of the KV cache; default: 1."),
         Option(
             "kv_splits",
             "--kv-splits",
-            int,
+            COUNT,
             "Decode: most parts that a cache is split into; default: as the engine runs.",
+            description="Decode: most parts of a cache; default: as the engine runs.",
         ),
     ),
     selecting=(
         Option(
             "workload",
             "--workload",
-            str,
+            WORKLOAD,
             "chat, long-context, offline, or a TOML file of points; for any family a server's log, "
             "a trace or results of a benchmark; default: chat.",
-            parse_workload_option,
+            description="Attention only: a use by name, or its points; default: chat.",
         ),
     ),
     searching=(),
     read_selection=read_selection,
+    place=place,
+    least_us=least_us,
+    held_bytes=held_bytes,
     package="tuner.families.attention",
     alike=same_shape,
 )

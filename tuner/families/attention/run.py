@@ -9,7 +9,8 @@ from tuner.compile.candidates import Binder
 from tuner.errors import BadInput
 from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
-from tuner.families.attention.engine import AttentionKernels, attention_engine
+from tuner.families.attention.engine import attention_engine
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.problem import Attention
 from tuner.families.attention.selection import AttentionSelection

@@ -8,6 +8,12 @@ from typing import Any
 
 from tuner.families.attention.problem import Attention
 from tuner.families.attention.workloads import (
+    MAX_BATCH,
+    MAX_CACHED,
+    MAX_NEW,
+    MAX_POINTS,
+    MAX_WEIGHT,
+    USES,
     Workload,
     WorkPoint,
     default_workload,
@@ -15,6 +21,7 @@ from tuner.families.attention.workloads import (
     read_points,
     usual_workload,
 )
+from tuner.problems.options import Field, Number, Record, Whole, WordOrRecords
 from tuner.problems.points import Point, Problem
 
 
@@ -68,3 +75,26 @@ def parse_workload_option(text: str) -> str | list[dict[str, Any]]:
     """The name of a use, or the points of the TOML file at a path. Raises MalformedWorkload."""
     workload = parse_workload(text)
     return workload if isinstance(workload, str) else [asdict(at) for at in workload.points]
+
+
+_POINT = Record(
+    "WorkPointIn",
+    "One size to tune attention for.",
+    (
+        Field("batch_size", Whole(ge=1, le=MAX_BATCH)),
+        Field(
+            "new_tokens",
+            Whole(ge=1, le=MAX_NEW),
+            "Of the longest sequence; 1 means decode.",
+            default=1,
+        ),
+        Field("cached_tokens", Whole(ge=0, le=MAX_CACHED), "Average per sequence.", default=0),
+        Field(
+            "weight",
+            Number(gt=0, le=MAX_WEIGHT),
+            "Weight of this size, relative to the others.",
+            default=1.0,
+        ),
+    ),
+)
+WORKLOAD = WordOrRecords(USES, _POINT, MAX_POINTS, parse_workload_option)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from tuner.problems.points import Config
 
-NULL = "null"  # an entry that leaves its size to another kernel
-
 
 def config_cells(config: Config) -> tuple[object, ...]:
     """Blocks, group, warps, stages and further keys, as tables show them; blank for null."""
     if not config:
-        return (NULL, None, None, None, "")
+        return ("null", None, None, None, "")
     tiles = [config.get(f"BLOCK_SIZE_{axis}", "?") for axis in "MNK"]
     shown = {f"BLOCK_SIZE_{axis}" for axis in "MNK"} | {"GROUP_SIZE_M", "num_warps", "num_stages"}
     further = " ".join(f"{name}={value}" for name, value in config.items() if name not in shown)

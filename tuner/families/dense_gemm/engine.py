@@ -1,16 +1,16 @@
-"""The interface of an engine whose quantised dense GEMMs can be tuned."""
+"""What an engine whose quantised dense GEMMs can be tuned has to give, and what it inherits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from tuner.devices.table import Device
-from tuner.devices.target import CUDA, Target
-from tuner.engines.config_files import EntryFields
+from tuner.devices.target import Target
+from tuner.engines import file_engine
 from tuner.engines.engine import Engine, engine_module
+from tuner.engines.file_engine import PointwiseFiles
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
@@ -18,7 +18,7 @@ from tuner.problems.points import Candidate, Config
 
 
 @dataclass(frozen=True)
-class FileKey:
+class FileKey(file_engine.FileKey):
     """The facts in the name of an engine's config file."""
 
     N: int
@@ -28,16 +28,7 @@ class FileKey:
     block: tuple[int, int] | None  # None: per channel
 
 
-@dataclass(frozen=True)
-class ShippedFile:
-    """A config file that the engine ships."""
-
-    path: Path
-    key: FileKey
-    # In the file's order; empty if the file is unreadable. An empty Config is a null entry: there
-    # the engine runs a kernel that is not Triton's.
-    entries: Mapping[int, Config]
-    oddities: tuple[str, ...]  # faults for which a strict reading refuses the file
+ShippedFile = file_engine.ShippedFile[FileKey]
 
 
 @dataclass(frozen=True)
@@ -55,31 +46,28 @@ class GemmLaunch:
     scratch: Mapping[str, tuple[tuple[int, ...], str]]
 
 
-class GemmKernels(Protocol):
+class GemmKernels(ABC):
     """The GEMM kernels of one engine version, launched as its own launcher does.
 
     All methods may raise UnsupportedKernel.
     """
 
     @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        ...
-
-    @property
+    @abstractmethod
     def lifted(self) -> Lifted: ...
 
+    @abstractmethod
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
         """The configuration that the engine runs without a file."""
-        ...
 
+    @abstractmethod
     def choices(self, problem: DenseGemm, target: Target) -> Mapping[str, tuple[int, ...]]:
         """The values of keys that only some versions and targets have: SWAP_AB, SPLIT_K.
 
         A key that is absent here must not be in an entry: it would stop the server.
         """
-        ...
 
+    @abstractmethod
     def launches(
         self, problem: DenseGemm, batch_size: int, config: Config, target: Target
     ) -> list[GemmLaunch]:
@@ -87,74 +75,52 @@ class GemmKernels(Protocol):
 
         BLOCK_SIZE_K is changed first as the engine's loader changes it.
         """
-        ...
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the lifted source of all kernels."""
+        return self.lifted.hash
 
     def binder(
         self, problem: DenseGemm, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """The first of `launches` as a function of a candidate, for the compiler."""
-        ...
+
+        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
+            size = candidate.point.batch_size
+            first = self.launches(problem, size, candidate.config, target)[0]
+            return self.lifted, first.binding
+
+        return bound
+
+    def companions(
+        self, problem: DenseGemm, target: Target
+    ) -> Callable[[Candidate], list[tuple[Lifted, Binding]]]:
+        """All of a candidate's `launches` but the first, for the compiler: a split of K has a
+        second kernel, which adds up the parts.
+        """
+
+        def later(candidate: Candidate) -> list[tuple[Lifted, Binding]]:
+            if candidate.config.get("SPLIT_K", 1) == 1:
+                return []
+            size = candidate.point.batch_size
+            launches = self.launches(problem, size, candidate.config, target)
+            return [(self.lifted, launch.binding) for launch in launches[1:]]
+
+        return later
 
 
-class GemmEngine(Protocol):
+@dataclass(frozen=True)
+class GemmEngine(PointwiseFiles[DenseGemm, FileKey, GemmKernels]):
     """The quantised dense GEMMs of one engine version on disk.
 
-    All methods may raise UnsupportedKernel if the version's source has an unknown layout, or has
-    no kernel for a problem.
+    `effective` may raise BLOCK_SIZE_K. It leaves out keys of `GemmKernels.choices` with values that
+    do nothing (SWAP_AB=0, SPLIT_K=1).
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def package_root(self) -> Path:
-        """The folder that holds `configs/`; the engine looks nowhere else."""
-        ...
-
-    def file_name(self, problem: DenseGemm, device: Device) -> str:
-        """The name that the engine looks for in `configs/`."""
-        ...
-
-    def read_file_name(self, name: str) -> FileKey:
-        """Read a file's name. Raises MalformedConfigFile if the engine never looks for it."""
-        ...
-
-    def fields(self, key: FileKey) -> EntryFields:
-        """The fields that entries of such a file may have, for `config_files.read_config_file`."""
-        ...
-
-    def find_file(self, root: Path, problem: DenseGemm, device: Device) -> Path | None:
-        """The file that the engine's loader reads in `root`/configs; None if there is none."""
-        ...
-
-    def pick(self, entries: Mapping[int, Config], batch_size: int) -> Config:
-        """The entry that the engine runs at a batch size (M); it may be a null entry, which is an
-        empty Config. `entries` must not be empty.
-        """
-        ...
-
-    def effective(self, problem: DenseGemm, config: Config, target: Target) -> Config:
-        """An entry as the loader passes it to the kernel: BLOCK_SIZE_K may be raised. Keys of
-        `GemmKernels.choices` with values that do nothing (SWAP_AB=0, SPLIT_K=1) are left out.
-        """
-        ...
-
-    def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
-        """The files that the engine ships, sorted by path."""
-        ...
-
-    def incumbents(
-        self, problem: DenseGemm, device: Device, batch_size: int, root: Path | None = None
-    ) -> dict[str, Config]:
-        """What the engine runs: "default", and "shipped" where its loader finds an entry that is
-        not null.
-        """
-        ...
-
-    def lift(self, backend: str = CUDA) -> GemmKernels:
-        """The kernels for a backend, "cuda" or "hip"."""
-        ...
+    def default_config(self, problem: DenseGemm, device: Device, batch_size: int) -> Config:
+        kernels = self.lift(device.target.backend)
+        return kernels.default_config(problem, batch_size, device.target)
 
 
 def gemm_engine(engine: Engine) -> GemmEngine:

@@ -35,7 +35,7 @@ def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path)
     found = engine.find_file(root, problem, device)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    entries = read_config_file(found, engine.fields(engine.read_file_name(found.name))).entries
+    entries = read_config_file(found, engine.fields_of(engine.read_file_name(found.name))).entries
     for size, config in file.entries.items():
         picked = engine.effective(problem, engine.pick(entries, size), device.target)
         if picked != config:

@@ -2,10 +2,54 @@
 
 from __future__ import annotations
 
-from tuner.families.dense_gemm.problem import DENSE_GEMMS, Gemm, parse_dense_gemm, same_weights
-from tuner.families.dense_gemm.selection import read_selection
-from tuner.problems.batch_sizes import parse_batch_sizes
-from tuner.problems.registry import Family, Option
+from tuner.devices.roofline import roofline_us
+from tuner.devices.table import Device
+from tuner.families.dense_gemm.problem import (
+    BATCH_SIZES,
+    DENSE_GEMMS,
+    DenseGemm,
+    Gemm,
+    parse_dense_gemm,
+    same_weights,
+)
+from tuner.problems.batch_sizes import SizeSelection
+from tuner.problems.options import BATCHES, COUNT, DP, EP, FUSE_SHARED, Option
+from tuner.problems.points import Place, Point
+from tuner.problems.registry import Family
+
+
+class GemmSelection(SizeSelection):
+    """Batch sizes (rows of A)."""
+
+    part = Gemm.DENSE
+    default = BATCH_SIZES
+
+
+def place(problem: DenseGemm, point: Point) -> Place:
+    """Where a point is drawn: in one chart, by batch size."""
+    return Place("dense GEMM", point.batch_size, "batch size (tokens)")
+
+
+def least_us(problem: DenseGemm, point: Point, device: Device) -> float:
+    """Microseconds of one launch at least; see `roofline_us`. Scales are not counted."""
+    rows, columns, reduced = point.batch_size, problem.N, problem.K
+    read = rows * reduced * problem.dtype.activation_bits / 8
+    return roofline_us(
+        device,
+        problem.dtype,
+        operations=2.0 * rows * columns * reduced,
+        cold_bytes=columns * reduced * problem.dtype.weight_bits / 8,
+        warm_bytes=read + rows * columns * problem.out.activation_bits / 8,
+    )
+
+
+def held_bytes(problem: DenseGemm, point: Point) -> int:
+    """Bytes of the card's memory that one launch needs at least: A, B and C, without scales."""
+    rows, columns, reduced = point.batch_size, problem.N, problem.K
+    read = rows * reduced * problem.dtype.activation_bits
+    weights = columns * reduced * problem.dtype.weight_bits
+    return (read + weights + rows * columns * problem.out.activation_bits) // 8
+
 
 FAMILY = Family(
     name="dense_gemm",
@@ -16,38 +60,24 @@ FAMILY = Family(
     parse=parse_dense_gemm,
     parts=Gemm,
     shaping=(
-        Option(
-            "dp",
-            "--dp",
-            int,
-            "Data-parallel size of attention (--enable-dp-attention); default: 1.",
-        ),
+        DP,
         Option(
             "moe_dense_tp",
             "--moe-dense-tp",
-            int,
+            COUNT,
             "Tensor-parallel size of the layers without experts; default: that of --tp.",
+            description="Tensor-parallel size of the layers without experts; default: that of tp.",
         ),
         # An engine runs fused shared experts in its fused-MoE kernel, and not as dense GEMMs.
-        Option("ep", "--ep", int, "Expert-parallel size; default: 1."),
-        Option(
-            "fuse_shared",
-            "--fuse-shared/--no-fuse-shared",
-            bool,
-            "Count shared experts among the routed ones; default: as the engine does.",
-        ),
+        EP,
+        FUSE_SHARED,
     ),
-    selecting=(
-        Option(
-            "batch_sizes",
-            "--batch-sizes",
-            str,
-            "e.g. 1,2,4; default: the engine's 18. Attention takes --workload instead.",
-            parse_batch_sizes,
-        ),
-    ),
+    selecting=(BATCHES,),
     searching=(),
-    read_selection=read_selection,
+    read_selection=GemmSelection.read,
+    place=place,
+    least_us=least_us,
+    held_bytes=held_bytes,
     package="tuner.families.dense_gemm",
     alike=same_weights,
 )

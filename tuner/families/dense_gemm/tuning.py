@@ -9,12 +9,11 @@ from tuner.compile.candidates import Binder, Companions
 from tuner.errors import BadInput
 from tuner.families.dense_gemm.baselines import find_baselines
 from tuner.families.dense_gemm.cells import config_cells
-from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import GemmKernels, ShippedFile, gemm_engine
+from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import CLEAR_GAIN, GemmPredictor
 from tuner.families.dense_gemm.problem import DenseGemm, Gemm
 from tuner.families.dense_gemm.seeds import relatives, seeds_for
-from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind
@@ -90,7 +89,7 @@ class GemmRun(TuningRun):
         return self._kernels.binder(self._problem, self.request.device.target)
 
     def _companions(self) -> Companions | None:
-        return companions_of(self._kernels, self._problem, self.request.device.target)
+        return self._kernels.companions(self._problem, self.request.device.target)
 
     def _first_candidates(self) -> Sequence[Candidate]:
         if self.request.effort is Effort.EXHAUSTIVE:

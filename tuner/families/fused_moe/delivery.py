@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.devices.table import Device
-from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.export.delivery import Delivery, PlannedFile
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.export import (
     ConfigFileExport,
@@ -21,15 +21,12 @@ from tuner.problems.records import Winner
 
 
 @dataclass(frozen=True)
-class MoeDelivery:
-    """See `export.delivery.Delivery`."""
+class MoeDelivery(Delivery):
+    """Files that the engines' own loaders read."""
 
     layer: MoeEngine
     # Whether servers that are pointed at another root read no packaged file.
     replaces_packaged: bool
-
-    note = ""
-    by_plugin = False
 
     @property
     def engine_root(self) -> Path:
@@ -48,9 +45,6 @@ class MoeDelivery:
         names = self.asked(problem, device)
         return any(path.name in names for path, _ in packaged_files(self.layer))
 
-    def obstacle(self, *, into_engine: bool) -> str:
-        return ""
-
     def plan(
         self, winners: Sequence[Winner], device: Device, root: Path
     ) -> Sequence[ConfigFileExport]:
@@ -62,7 +56,4 @@ class MoeDelivery:
             verify_moe(file, self.layer, device, root)
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
-        return packaged_files(self.layer) if self.replaces_packaged else iter(())
-
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
-        return ()
+        return packaged_files(self.layer) if self.replaces_packaged else super().packaged()

@@ -1,16 +1,18 @@
-"""The interface of an engine whose fused-MoE layers can be tuned."""
+"""What an engine whose fused-MoE layers can be tuned has to give, and what it inherits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tuner.devices.table import Device
-from tuner.devices.target import CUDA, Target
-from tuner.engines.config_files import EntryFields
+from tuner.devices.target import Target
+from tuner.engines import file_engine
+from tuner.engines.config_files import EntryFields, read_lenient
 from tuner.engines.engine import Engine, engine_module
+from tuner.engines.file_engine import FileEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
@@ -19,7 +21,7 @@ from tuner.problems.points import Candidate, Config
 
 
 @dataclass(frozen=True)
-class FileKey:
+class FileKey(file_engine.FileKey):
     """The facts in the name of an engine's config file."""
 
     E: int
@@ -37,19 +39,7 @@ class FileKey:
         return self.N * 2 if self.packed and self.dtype == Dtype.INT4_W4A16.value else self.N
 
 
-@dataclass(frozen=True)
-class ShippedFile:
-    """A config file that the engine ships."""
-
-    path: Path
-    key: FileKey
-    triton: str | None  # the version in its folder's name; None without version folders
-    entries: Mapping[int, Config]  # in the file's order; empty if the file is unreadable
-    oddities: tuple[str, ...]  # faults for which a strict reading refuses the file
-
-    @property
-    def nvidia(self) -> bool:
-        return self.key.device.startswith("NVIDIA")
+ShippedFile = file_engine.ShippedFile[FileKey]
 
 
 @dataclass(frozen=True)
@@ -64,105 +54,83 @@ class Fusion:
 NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
 
 
-class MoeKernels(Protocol):
+class MoeKernels(ABC):
     """The fused-MoE kernels of one engine version."""
 
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        ...
+    lifted: Lifted
 
-    @property
-    def lifted(self) -> Lifted: ...
-
+    @abstractmethod
     def bind(
         self, problem: FusedMoe, gemm: Gemm, batch_size: int, config: Config, target: Target
     ) -> Binding:
         """The kernel that the engine launches, and its arguments. Raises UnsupportedKernel."""
-        ...
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the lifted source of all kernels."""
+        return self.lifted.hash
 
     def binder(
         self, problem: FusedMoe, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` as a function of a candidate, for the compiler."""
-        ...
+
+        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
+            point = candidate.point
+            return self.lifted, self.bind(
+                problem, gemm_of(point), point.batch_size, candidate.config, target
+            )
+
+        return bound
 
 
-def binder_of(
-    kernels: MoeKernels, problem: FusedMoe, target: Target
-) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-    """`MoeKernels.binder`, the same for all engines."""
+@dataclass(frozen=True)
+class MoeEngine(FileEngine[FileKey, MoeKernels]):
+    """The fused-MoE layer of one engine version on disk. `triton` is a version such as "3.6.0"."""
 
-    def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-        point = candidate.point
-        return kernels.lifted, kernels.bind(
-            problem, gemm_of(point), point.batch_size, candidate.config, target
-        )
-
-    return bound
-
-
-class MoeEngine(Protocol):
-    """The fused-MoE layer of one engine version on disk.
-
-    A `root` argument is `package_root`, or the folder that servers are pointed at instead; `triton`
-    is a version such as "3.6.0".
-    All methods may raise UnsupportedKernel if the version's source has an unknown layout.
-    """
+    pattern = "**/*.json"  # some versions have a folder for each Triton
 
     @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def package_root(self) -> Path:
-        """The folder of the package that holds the shipped `configs/`."""
-        ...
-
-    @property
+    @abstractmethod
     def config_dir_variable(self) -> str | None:
         """The environment variable for another root; None if the engine has none."""
-        ...
 
     @property
+    @abstractmethod
     def fields(self) -> EntryFields:
         """The fields that entries of its files may have."""
-        ...
 
+    def fields_of(self, key: FileKey) -> EntryFields:
+        return self.fields
+
+    @abstractmethod
     def config_dir(self, root: Path, triton: str) -> Path:
         """The folder for a Triton version's files."""
-        ...
 
+    @abstractmethod
     def has_down_files(self) -> bool:
         """Whether the engine reads separate files for the down gemm."""
-        ...
 
+    @abstractmethod
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
         """The name that the engine looks for; UnsupportedKernel for DOWN without down files."""
-        ...
 
-    def read_file_name(self, name: str) -> FileKey:
-        """Read a file's name. Raises MalformedConfigFile if the engine never looks for it."""
-        ...
-
+    @abstractmethod
     def find_file(
         self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
-        """The file that the engine's loader reads. Raises MalformedConfigFile if it would stop."""
-        ...
+        """The file that the engine's loader reads, for DOWN perhaps the one of UP; None if it finds
+        none. Raises MalformedConfigFile if it would stop.
+        """
 
-    def pick(self, entries: Mapping[int, Config], batch_size: int) -> Config:
-        """The entry that the engine runs at a batch size. `entries` must not be empty."""
-        ...
-
-    def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
-        """The files that the engine ships."""
-        ...
-
+    @abstractmethod
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """The configuration that the engine runs without a file. It may lack launch options."""
-        ...
+        """The heuristic's configuration, which the engine runs for both gemms without a file.
 
+        It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
+        """
+
+    @abstractmethod
     def incumbents(
         self,
         problem: FusedMoe,
@@ -171,16 +139,27 @@ class MoeEngine(Protocol):
         triton: str,
         root: Path | None = None,
     ) -> dict[str, dict[Gemm, Config]]:
-        """What the engine runs: "default", and "shipped" where its loader finds a file."""
-        ...
+        """What the engine runs: "default" without files, and "shipped" where its loader finds one
+        under `root` (by default the package).
+        """
 
     def takes_tma(self, problem: FusedMoe) -> bool:
         """Whether the down kernel is correct when it loads through TMA."""
-        ...
+        return False
 
-    def lift(self, backend: str = CUDA) -> MoeKernels:
-        """The kernels for a backend, "cuda" or "hip". Raises UnsupportedKernel."""
-        ...
+    def entry(
+        self,
+        root: Path,
+        problem: FusedMoe,
+        device: Device,
+        gemm: Gemm,
+        batch_size: int,
+        triton: str,
+    ) -> Config | None:
+        """The entry of the file that the loader reads for a gemm; None if it finds none."""
+        path = self.find_file(root, problem, device, gemm, triton)
+        entries = read_lenient(path, self.fields).entries if path else {}
+        return self.pick(entries, batch_size) if entries else None
 
 
 def moe_engine(engine: Engine) -> MoeEngine:

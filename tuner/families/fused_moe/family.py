@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
-from tuner.families.fused_moe.problem import FusedMoe, Gemm, parse_fused_moe
-from tuner.families.fused_moe.selection import parse_gemms, read_selection
-from tuner.problems.batch_sizes import parse_batch_sizes
-from tuner.problems.registry import Family, Option
-from tuner.problems.text import parse_block_shape
+from tuner.devices.roofline import roofline_us
+from tuner.devices.table import Device
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, parse_fused_moe
+from tuner.families.fused_moe.selection import GEMMS, read_selection
+from tuner.problems.options import (
+    BATCH_SIZE,
+    BATCHES,
+    COUNT,
+    EP,
+    FUSE_SHARED,
+    GROUPS,
+    SIZE,
+    Block,
+    Option,
+    Switch,
+)
+from tuner.problems.points import Place, Point
+from tuner.problems.registry import Family
+
+_OUTPUT_BYTES = 2  # of a number that a gemm writes: 16 bits
+
+
+def place(problem: FusedMoe, point: Point) -> Place:
+    """Where a point is drawn: each gemm has a chart, by batch size."""
+    return Place(f"{point.part.value} gemm", point.batch_size, "batch size (tokens)")
+
+
+def least_us(problem: FusedMoe, point: Point, device: Device) -> float:
+    """Microseconds of one launch at least; see `roofline_us`. Scales are not counted.
+
+    Only the weights of experts with a token are read. Each token goes to `top_k` experts, each
+    equally likely, so the expected number of these experts counts.
+    """
+    gemm, tokens, dtype = gemm_of(point), point.batch_size, problem.dtype
+    columns, reduced = problem.gemm_shape(gemm)
+    routed = tokens * problem.top_k
+    experts = problem.E * (1 - (1 - problem.top_k / problem.E) ** tokens)
+    rows = tokens if gemm is Gemm.UP else routed
+    return roofline_us(
+        device,
+        dtype,
+        operations=2.0 * routed * columns * reduced,
+        cold_bytes=experts * columns * reduced * dtype.weight_bits / 8,
+        warm_bytes=rows * reduced * dtype.activation_bits / 8 + routed * columns * _OUTPUT_BYTES,
+    )
+
+
+def held_bytes(problem: FusedMoe, point: Point) -> int:
+    """Bytes of the card's memory that one launch needs at least: its weights and its output."""
+    columns, reduced = problem.gemm_shape(gemm_of(point))
+    weights = problem.E * columns * reduced * problem.dtype.weight_bits // 8
+    return weights + point.batch_size * problem.top_k * columns * _OUTPUT_BYTES
+
 
 FAMILY = Family(
     name="fused_moe",
@@ -17,53 +65,54 @@ FAMILY = Family(
     parse=parse_fused_moe,
     parts=Gemm,
     shaping=(
-        Option("ep", "--ep", int, "Expert-parallel size; default: 1."),
+        EP,
         Option(
             "block_shape",
             "--block-shape",
-            str,
+            Block(GROUPS, BATCH_SIZE),
             "Quantisation block, e.g. 128x128; default: the model's.",
-            parse_block_shape,
+            description="Quantisation block (n, k); default: the model's own.",
         ),
-        Option(
-            "fuse_shared",
-            "--fuse-shared/--no-fuse-shared",
-            bool,
-            "Count shared experts among the routed ones; default: as the engine does.",
-        ),
+        FUSE_SHARED,
         Option(
             "hidden_size",
             "--hidden-size",
-            int,
+            SIZE,
             "Hidden size (K); needed only if the input lacks it.",
+            description="For a warning that lacks it.",
         ),
-        Option("top_k", "--top-k", int, "Experts of a token; needed only if the input lacks it."),
+        Option(
+            "top_k",
+            "--top-k",
+            COUNT,
+            "Experts of a token; needed only if the input lacks it.",
+            description="For a warning that lacks it.",
+        ),
     ),
     selecting=(
-        Option(
-            "batch_sizes",
-            "--batch-sizes",
-            str,
-            "e.g. 1,2,4; default: the engine's 18. Attention takes --workload instead.",
-            parse_batch_sizes,
-        ),
+        BATCHES,
         Option(
             "gemms",
             "--gemm",
-            str,
+            GEMMS,
             "up (gate and up projection), down, or both: up,down (the default).",
-            parse_gemms,
+            description="Which of a fused-MoE layer's two matrix products.",
+            default=tuple(Gemm),
         ),
     ),
     searching=(
         Option(
             "wide",
             "--wide/--grid",
-            bool,
+            Switch(),
             "Search beyond the engine's own tuning grid; default: where times are measured.",
+            description="Search beyond the engine's own grid; default: where times are measured.",
         ),
     ),
     read_selection=read_selection,
+    place=place,
+    least_us=least_us,
+    held_bytes=held_bytes,
     package="tuner.families.fused_moe",
     joins_runs=True,  # each gemm may be tuned in a separate run
 )

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tuner.errors import BadInput, did_you_mean
+from tuner.errors import BadInput
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.batch_sizes import checked_sizes
+from tuner.problems.options import Names
 from tuner.problems.points import Point, Problem
 
-_NAMES = [gemm.value for gemm in Gemm]
+GEMMS = Names(Gemm)
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,5 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> MoeSelection:
     sizes, gemms = values.get("batch_sizes"), values.get("gemms")
     return MoeSelection(
         batch_sizes=None if sizes is None else tuple(sizes),
-        gemms=tuple(Gemm) if gemms is None else _gemms(gemms),
+        gemms=tuple(Gemm) if gemms is None else GEMMS.members(gemms),
     )
-
-
-def parse_gemms(text: str) -> list[str]:
-    """Read `up`, `down` or `up,down`. Raises BadInput."""
-    return [gemm.value for gemm in _gemms(text.split(","))]
-
-
-def _gemms(names: list[str]) -> tuple[Gemm, ...]:
-    for name in names:
-        if name not in _NAMES:
-            raise BadInput(f"unknown gemm {name!r}{did_you_mean(name, _NAMES)}")
-    return tuple(gemm for gemm in Gemm if gemm.value in names)

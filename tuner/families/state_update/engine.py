@@ -1,16 +1,16 @@
-"""The interface of an engine whose Mamba-2 state update can be tuned."""
+"""What an engine whose Mamba-2 state update can be tuned has to give, and what it inherits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
-from tuner.devices.table import Device
-from tuner.devices.target import CUDA, Target
+from tuner.devices.target import Target
+from tuner.engines import file_engine
 from tuner.engines.config_files import EntryFields
 from tuner.engines.engine import Engine, engine_module
+from tuner.engines.file_engine import PointwiseFiles
 from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
@@ -18,7 +18,7 @@ from tuner.problems.points import Candidate, Config
 
 
 @dataclass(frozen=True)
-class FileKey:
+class FileKey(file_engine.FileKey):
     """The facts in the name of an engine's config file."""
 
     head_dim: int
@@ -27,14 +27,7 @@ class FileKey:
     cache_dtype: str  # float32, or float16 for both 16-bit types
 
 
-@dataclass(frozen=True)
-class ShippedFile:
-    """A config file that the engine ships."""
-
-    path: Path
-    key: FileKey
-    entries: Mapping[int, Config]  # by the file's own keys, in its order; empty if unreadable
-    oddities: tuple[str, ...]  # faults for which a strict reading refuses the file
+ShippedFile = file_engine.ShippedFile[FileKey]
 
 
 @dataclass(frozen=True)
@@ -50,86 +43,48 @@ class StateLaunch:
     grid: tuple[int, ...]
 
 
-class StateKernels(Protocol):
+class StateKernels(ABC):
     """The kernel of one engine version, launched as its own launcher does.
 
     All methods may raise UnsupportedKernel.
     """
 
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source."""
-        ...
+    lifted: Lifted
 
-    @property
-    def lifted(self) -> Lifted: ...
-
+    @abstractmethod
     def launch(
         self, problem: StateUpdate, batch_size: int, config: Config, target: Target
     ) -> StateLaunch:
         """What the engine launches for a number of sequences, with one new token each."""
-        ...
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the lifted source."""
+        return self.lifted.hash
 
     def binder(
         self, problem: StateUpdate, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`launch` as a function of a candidate, for the compiler."""
-        ...
+
+        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
+            size = candidate.point.batch_size
+            return self.lifted, self.launch(problem, size, candidate.config, target).binding
+
+        return bound
 
 
-class StateEngine(Protocol):
-    """The Mamba-2 state update of one engine version on disk.
-
-    All methods may raise UnsupportedKernel, as of a version that reads no files for it.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def configs(self) -> Path:
-        """The folder of the files that the engine ships."""
-        ...
+@dataclass(frozen=True)
+class StateEngine(PointwiseFiles[StateUpdate, FileKey, StateKernels]):
+    """The Mamba-2 state update of one engine version on disk."""
 
     @property
+    @abstractmethod
     def fields(self) -> EntryFields:
         """The fields of an entry, for `config_files.read_config_file`."""
-        ...
 
-    def file_name(self, problem: StateUpdate, device: Device) -> str:
-        """The name that the engine looks for."""
-        ...
-
-    def read_file_name(self, name: str) -> FileKey:
-        """Read a file's name. Raises MalformedConfigFile if the engine never looks for it."""
-        ...
-
-    def find_file(self, folder: Path, problem: StateUpdate, device: Device) -> Path | None:
-        """The file that the engine's loader reads if its variable names `folder`."""
-        ...
-
-    def file_key(self, problem: StateUpdate, batch_size: int) -> int:
-        """The number for which the loader picks an entry."""
-        ...
-
-    def pick(self, entries: Mapping[int, Config], problem: StateUpdate, batch_size: int) -> Config:
-        """The entry that the engine runs for a number of sequences. `entries` has some."""
-        ...
-
-    def incumbents(
-        self, problem: StateUpdate, device: Device, batch_size: int, folder: Path | None = None
-    ) -> dict[str, Config]:
-        """What the engine runs: "default", and "shipped" where its loader finds a file."""
-        ...
-
-    def shipped(self) -> Iterator[ShippedFile]:
-        """The files that the engine ships, sorted by path."""
-        ...
-
-    def lift(self, backend: str = CUDA) -> StateKernels:
-        """The kernel for a backend, "cuda" or "hip"."""
-        ...
+    def fields_of(self, key: FileKey) -> EntryFields:
+        return self.fields
 
 
 def state_engine(engine: Engine) -> StateEngine:

@@ -8,9 +8,9 @@ from functools import cached_property
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput
 from tuner.families.state_update.engine import StateEngine, StateKernels, state_engine
+from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.predict import CLEAR_GAIN, StatePredictor
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
-from tuner.families.state_update.selection import StateSelection
 from tuner.families.state_update.space import state_space
 from tuner.problems.points import Candidate, Part, Point
 from tuner.tuning.bench import Bench, SerialBench
@@ -101,7 +101,7 @@ class StateRun(TuningRun):
         """What the engine runs at its usual numbers of sequences, and at those of the request."""
         sizes = sorted({*BATCH_SIZES, *(point.batch_size for point in self.points)})
         device, problem = self.request.device, self._problem
-        keys = self._shipped_keys()
+        keys = self._engine.entries(problem, device)
         found, near = {}, set()
         for size in sizes:
             point = Point(size, Update.STATE)
@@ -110,11 +110,6 @@ class StateRun(TuningRun):
             if any(asked <= NEAR * key and key <= NEAR * asked for key in keys):
                 near.add(point)
         return Baselines(found, frozenset(near))
-
-    def _shipped_keys(self) -> list[int]:
-        """The keys of the file that the engine ships for this problem."""
-        path = self._engine.find_file(self._engine.configs, self._problem, self.request.device)
-        return [key for file in self._engine.shipped() if file.path == path for key in file.entries]
 
     def _check_request(self) -> None:
         if self.request.source.routing is not None:

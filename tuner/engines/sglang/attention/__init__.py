@@ -15,15 +15,15 @@ from tuner.engines.sglang.attention.remedy import find_remedy
 from tuner.engines.sglang.attention.serving import serving_notes
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import file_name
-from tuner.families.attention.engine import Remedy
+from tuner.families.attention.engine import AttentionEngine, Remedy
 from tuner.families.attention.problem import Attention, Phase
 
 __all__ = ["open_delivery", "open_family", "serving_notes", "takes_kv_splits"]
 
 
 @dataclass(frozen=True)
-class SGLangAttention:
-    """The `families.attention.engine.AttentionEngine` of one copy of sglang."""
+class SGLangAttention(AttentionEngine):
+    """The attention of one copy of sglang."""
 
     engine: SGLang
 
@@ -43,10 +43,6 @@ class SGLangAttention:
         return engine_kv_splits(
             latent=problem.shares_kv, engine_version=self.engine.version, sm_count=sm_count
         )
-
-    @property
-    def takes_splits(self) -> bool:
-        return self.engine.loads_plugins()
 
 
 open_family = SGLangAttention

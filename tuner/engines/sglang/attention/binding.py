@@ -7,8 +7,7 @@ neither lengths nor the batch size as numbers, so one compiled kernel serves all
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,12 +19,12 @@ from tuner.engines.sglang.package import SGLang, find_source
 from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
 from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.families.attention.splits import launched
 from tuner.kernels.binding import Binding, Constant, argument_of, bind
 from tuner.kernels.launcher import Launch, Launcher
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import Config, Point
 
 # The folders of the launchers' modules, in versions since 0.4.4.
 _FOLDERS = ("kernels/ops/attention", "srt/layers/attention/triton_ops")
@@ -42,8 +41,8 @@ KERNELS = {
 
 
 @dataclass(frozen=True)
-class SGLangAttentionKernels:
-    """The attention kernels and launchers of one version of sglang; see `AttentionKernels`."""
+class SGLangAttentionKernels(AttentionKernels):
+    """The attention kernels and launchers of one version of sglang."""
 
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
@@ -53,7 +52,6 @@ class SGLangAttentionKernels:
     _launchers: dict[tuple[Phase, Target], Launcher] = field(default_factory=dict)
 
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
-        """The engine's default constants at a point. Raises UnsupportedKernel."""
         launch = self.launch(problem, point, target)
         both = {**launch.arguments, **launch.options}
         names = [name for name in CHOICES[_stage(point)] if name in both]
@@ -62,10 +60,7 @@ class SGLangAttentionKernels:
         return Config({name: both[name] for name in names})
 
     def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
-        """The kernel and its arguments at a point, with a config's constants.
-
-        Raises UnsupportedKernel for a constant that the engine's kernel does not take.
-        """
+        """Raises UnsupportedKernel for a constant that the engine's kernel does not take."""
         launch = self.launch(problem, point, target)
         lifted = self.lifted(problem.phase)
         parameters = lifted.parameters(launch.kernel)
@@ -87,25 +82,10 @@ class SGLangAttentionKernels:
         options = {**launch.options, **{n: v for n, v in changed.items() if n in OPTIONS}}
         return bind(self.origin, launch.kernel, parameters, known, options)
 
-    def binder(
-        self, problem: Attention, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, with the room of its launch, for the compiler."""
-
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            with_room, constants = launched(problem, candidate.config)
-            binding = self.bind(with_room, candidate.point, constants, target)
-            return self.lifted(problem.phase), binding
-
-        return bound
-
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """The grid that the engine launches at a point with a config's constants, in blocks.
-
-        Raises UnsupportedKernel if the engine's grid follows an unknown rule.
-        """
+        """Raises UnsupportedKernel if the engine's grid follows an unknown rule."""
         launch = self.launch(problem, point, target)
         default = self.default_config(problem, point, target)
         stage = _stage(point)
@@ -119,7 +99,6 @@ class SGLangAttentionKernels:
         return rule(constants={**default, **config})
 
     def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
-        """The engine's launch for a point's stage. Raises UnsupportedKernel."""
         key = problem, point, target
         if key not in self._launches:
             launcher = self._launcher(problem.phase, target)
@@ -135,12 +114,6 @@ class SGLangAttentionKernels:
     def lifted(self, phase: Phase) -> Lifted:
         return self._lifted[phase]
 
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        parts = [self._lifted[phase].hash for phase in Phase]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
     @cached_property
     def _lifted(self) -> dict[Phase, Lifted]:
         engine, origin = self.engine, self.origin
@@ -154,7 +127,6 @@ class SGLangAttentionKernels:
         return read_indices(self.engine.root, self.origin)
 
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
-        """The arguments of the engine's launcher at a point, by parameter name."""
         takes = self._launcher(problem.phase, target).parameters(LAUNCHERS[problem.phase][1])
         given = launcher_arguments(problem, point, target, takes, self.indices)
         return {name: value for name, value in given.items() if name in takes}

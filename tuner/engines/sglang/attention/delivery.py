@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tuner.devices.table import Device
@@ -11,7 +12,6 @@ from tuner.engines.sglang.attention.backend import PHASE_FLAGS
 from tuner.engines.sglang.attention.export import (
     AttentionFileExport,
     plan_attention,
-    prove_readable,
     verify_attention,
 )
 from tuner.engines.sglang.attention.server_flags import (
@@ -21,7 +21,7 @@ from tuner.engines.sglang.attention.server_flags import (
 )
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE, file_name
-from tuner.export.delivery import PlannedFile
+from tuner.export.delivery import Delivery, PlannedFile, prove_readable
 from tuner.export.selection import refuse_shared_files
 from tuner.families.attention.problem import Attention
 from tuner.problems.points import Problem
@@ -29,8 +29,8 @@ from tuner.problems.records import Winner
 
 
 @dataclass(frozen=True)
-class AttentionDelivery:
-    """See `export.delivery.Delivery`."""
+class AttentionDelivery(Delivery):
+    """By the plugin alone: the constants are in the engine's code."""
 
     engine: SGLang
 
@@ -38,16 +38,12 @@ class AttentionDelivery:
         "the attention files are read only by servers that have engine-tuner installed and run the "
         f"triton backend; {' and '.join(PHASE_FLAGS.values())} choose one for each phase"
     )
-    engine_root = None
     variable = CONFIG_DIR_VARIABLE
     by_plugin = True
 
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
         assert isinstance(problem, Attention)
         return [file_name(problem, device.name)]
-
-    def ships(self, problem: Problem, device: Device) -> bool:
-        return False  # the constants are in the engine's code
 
     def obstacle(self, *, into_engine: bool) -> str:
         if not self.engine.loads_plugins():
@@ -66,15 +62,12 @@ class AttentionDelivery:
         files = with_advised_flags(plan_attention(winners, root))
         refuse_shared_files((file.path, file.problem) for file in files)
         for file in files:
-            prove_readable(file)
+            prove_readable(file, partial(verify_attention, file))
         return files
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         for file in _attention_files(files):
             verify_attention(file, file.path)
-
-    def packaged(self) -> Iterator[tuple[Path, Path]]:
-        return iter(())
 
     def advice(self, files: Sequence[PlannedFile]) -> Sequence[KvSplitsAdvice]:
         return advised_flags(_attention_files(files))

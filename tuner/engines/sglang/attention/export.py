@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tuner.engines.sglang.attention.splits_table import (
@@ -27,7 +26,8 @@ from tuner.engines.sglang.plugin.files import (
     AttentionFile,
     read_attention_file,
 )
-from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
+from tuner.errors import ExportRefused, MalformedConfigFile
+from tuner.export.delivery import read_back
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.families.attention.problem import Attention, BucketKey, bucket_of
 from tuner.families.attention.splits import constants_of
@@ -102,32 +102,12 @@ def plan_attention(winners: Sequence[Winner], root: Path) -> list[AttentionFileE
     return [_plan(list(group), root) for _, group in by_file]
 
 
-def prove_readable(export: AttentionFileExport) -> None:
-    """Raises ExportRefused if servers would read other entries than `export` holds, and
-    UnwritableOutput where no temporary file can be written.
-    """
-    try:
-        with TemporaryDirectory() as folder:
-            copy = Path(folder, "file.json")
-            copy.write_text(export.text(), encoding="utf-8")
-            verify_attention(export, copy)
-    except OSError as error:
-        raise UnwritableOutput(
-            f"cannot write a temporary file: {error.strerror}: make room there, or set TMPDIR"
-        ) from None
-
-
 def verify_attention(export: AttentionFileExport, written: Path) -> None:
     """Raises ExportRefused if the file `written` reads as other entries than `export` holds."""
     name = export.path.name
-    try:
-        found = read_attention_file(written)
-    except MalformedConfigFile as error:
-        raise ExportRefused(f"{name}: {str(error).removeprefix(f'{written}: ')}") from None
-    if found != export.file:
-        raise ExportRefused(f"{name} does not read as it was written")
-    for entry in found.entries:
-        picked = found.pick(*entry.bucket)
+    read_back(name, written, read_attention_file, export.file)
+    for entry in export.file.entries:
+        picked = export.file.pick(*entry.bucket)
         if picked != entry:
             raise ExportRefused(f"{name}: {picked} is picked where {entry} should be")
 

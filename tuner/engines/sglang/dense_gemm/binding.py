@@ -8,7 +8,7 @@ number of quantisation blocks is a multiple of 16 and for other K.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,18 +18,17 @@ from tuner.engines.config_files import REQUIRED_FIELDS, launch_config, launch_op
 from tuner.engines.sglang.dense_gemm.launchers import GemmLaunchers
 from tuner.engines.sglang.dense_gemm.sources import lift_kernels
 from tuner.errors import UnsupportedKernel, did_you_mean
-from tuner.families.dense_gemm.engine import GemmLaunch
+from tuner.families.dense_gemm.engine import GemmKernels, GemmLaunch
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.binding import (
     Argument,
-    Binding,
     Pointer,
     argument_of,
     bind,
 )
 from tuner.kernels.launcher import Followed, Launch, TensorSpec
 from tuner.kernels.lift import Lifted
-from tuner.problems.points import Candidate, Config
+from tuner.problems.points import Config
 from tuner.problems.triton import TRITON_DEFAULTS, triton_defaults
 
 OUTPUT = "c"
@@ -39,8 +38,8 @@ _OPTIONAL = {"SWAP_AB": 1, "SPLIT_K": 2}
 
 
 @dataclass(frozen=True)
-class SGLangGemmKernels:
-    """The dense GEMM kernels of one version of sglang; see `GemmKernels`."""
+class SGLangGemmKernels(GemmKernels):
+    """The dense GEMM kernels of one version of sglang."""
 
     launchers: GemmLaunchers
     backend: str = CUDA
@@ -51,10 +50,6 @@ class SGLangGemmKernels:
     @cached_property
     def lifted(self) -> Lifted:
         return lift_kernels(self.launchers.engine, self.backend)
-
-    @property
-    def hash(self) -> str:
-        return self.lifted.hash
 
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
         launch = self._followed(problem, batch_size, None, target).launches[0]
@@ -82,16 +77,6 @@ class SGLangGemmKernels:
             entry = None
         followed = self._followed(problem, batch_size, entry, target)
         return [self._launch(launch, followed, target) for launch in followed.launches]
-
-    def binder(
-        self, problem: DenseGemm, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            size = candidate.point.batch_size
-            first = self.launches(problem, size, candidate.config, target)[0]
-            return self.lifted, first.binding
-
-        return bound
 
     def _followed(
         self, problem: DenseGemm, batch_size: int, entry: Config | None, target: Target

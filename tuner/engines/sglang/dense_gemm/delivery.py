@@ -6,10 +6,10 @@ that folder, or files under another root for this package's plugin, which hooks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text
@@ -22,8 +22,8 @@ from tuner.engines.sglang.plugin.gemm_files import (
     read_gemm_file,
 )
 from tuner.engines.sglang.plugin.gemm_loaders import fields_of
-from tuner.errors import ExportRefused, MalformedConfigFile, UnsupportedKernel, UnwritableOutput
-from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.errors import ExportRefused, UnsupportedKernel
+from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
 from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, Layout, SizedFile
 from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
@@ -70,8 +70,8 @@ class PluginLayout:
 
 
 @dataclass(frozen=True)
-class GemmDelivery:
-    """See `export.delivery.Delivery`."""
+class GemmDelivery(Delivery):
+    """The two ways of dense GEMMs."""
 
     gemm: SGLangDenseGemm
 
@@ -113,7 +113,7 @@ class GemmDelivery:
         files = plan_gemm(winners, self.gemm, device, layout)
         for file in files:
             if isinstance(layout, PluginLayout):
-                _prove_readable(file)
+                prove_readable(file, partial(_verify_plugins, file))
         return files
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
@@ -123,12 +123,6 @@ class GemmDelivery:
                 verify_gemm(file, self.gemm, device, root)
             else:
                 _verify_plugins(file, file.path)
-
-    def packaged(self) -> Iterator[tuple[Path, Path]]:
-        return iter(())  # the engine goes on reading its own folder
-
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
-        return ()
 
     def _refuse_unread(self, problem: DenseGemm, device: Device) -> None:
         try:
@@ -157,27 +151,6 @@ def plugin_file(content: Content) -> GemmFile:
     )
 
 
-def _prove_readable(file: SizedFile) -> None:
-    """Raises ExportRefused if servers would read other entries than the file holds, and
-    UnwritableOutput where no temporary file can be written.
-    """
-    try:
-        with TemporaryDirectory() as folder:
-            copy = Path(folder, "file.json")
-            copy.write_text(file.text(), encoding="utf-8")
-            _verify_plugins(file, copy)
-    except OSError as error:
-        raise UnwritableOutput(
-            f"cannot write a temporary file: {error.strerror}: make room there, or set TMPDIR"
-        ) from None
-
-
 def _verify_plugins(file: SizedFile, written: Path) -> None:
     """Raises ExportRefused if the file `written` reads as other entries than `file` holds."""
-    name = file.path.name
-    try:
-        found = read_gemm_file(written)
-    except MalformedConfigFile as error:
-        raise ExportRefused(f"{name}: {str(error).removeprefix(f'{written}: ')}") from None
-    if found != plugin_file(file.content):
-        raise ExportRefused(f"{name} does not read as it was written")
+    read_back(file.path.name, written, read_gemm_file, plugin_file(file.content))

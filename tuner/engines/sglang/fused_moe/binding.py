@@ -15,7 +15,6 @@ all M with M * top_k divisible by 16 share one variant, and all others share a s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.devices.table import architecture
@@ -31,12 +30,12 @@ from tuner.engines.sglang.fused_moe.arguments import (
 )
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import UnsupportedKernel, did_you_mean
-from tuner.families.fused_moe.engine import binder_of
+from tuner.families.fused_moe.engine import MoeKernels
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Constant, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Candidate, Config
+from tuner.problems.points import Config
 from tuner.problems.triton import triton_defaults
 
 _LOCATIONS = (  # of the kernels, in versions since 0.4.4
@@ -49,14 +48,10 @@ GDC_EARLY_ROWS = 512
 
 
 @dataclass(frozen=True)
-class FusedMoeKernels:
+class FusedMoeKernels(MoeKernels):
     """The fused-MoE kernels of one engine version."""
 
     lifted: Lifted
-
-    @property
-    def hash(self) -> str:
-        return self.lifted.hash
 
     def bind(
         self,
@@ -103,12 +98,6 @@ class FusedMoeKernels:
             }
             options["launch_pdl"] = True
         return bind(self.lifted.origin, function, parameters, known, options)
-
-    def binder(
-        self, problem: FusedMoe, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, for the compiler."""
-        return binder_of(self, problem, target)
 
     def has_tma(self) -> bool:
         """Whether this release's kernel can read through TMA: 0.5.12's and later ones can."""

@@ -11,7 +11,6 @@ it is a multiple of 16 share one variant, and all others a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tuner.devices.table import architecture
@@ -21,13 +20,13 @@ from tuner.engines.vllm.functions import EngineFunctions
 from tuner.engines.vllm.fused_moe.loader_rules import SOURCE
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
-from tuner.families.fused_moe.engine import binder_of
+from tuner.families.fused_moe.engine import MoeKernels
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Integer, argument_of, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.kernels.stand_ins import Launch, TensorSpec, TritonType
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Candidate, Config
+from tuner.problems.points import Config
 from tuner.problems.triton import triton_defaults
 
 DENSE = "fused_moe_kernel"
@@ -40,16 +39,12 @@ _UNSORTED = "naive_block_assignment"
 
 
 @dataclass(frozen=True)
-class VLLMMoeKernels:
-    """The fused-MoE kernels of one version of vLLM; see `MoeKernels`."""
+class VLLMMoeKernels(MoeKernels):
+    """The fused-MoE kernels of one version of vLLM."""
 
     engine: VLLM
     lifted: Lifted
     _functions: dict[Target, EngineFunctions] = field(default_factory=dict)
-
-    @property
-    def hash(self) -> str:
-        return self.lifted.hash
 
     def bind(
         self,
@@ -88,12 +83,6 @@ class VLLMMoeKernels:
         known["EM"] = Integer(-(-launch.arguments["EM"] // 16) * 16)
         options = {**triton_defaults(target.backend), **launch.options}
         return bind(self.lifted.origin, launch.kernel, parameters, known, options)
-
-    def binder(
-        self, problem: FusedMoe, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, for the compiler."""
-        return binder_of(self, problem, target)
 
     def _functions_on(self, target: Target) -> EngineFunctions:
         return self._functions.setdefault(target, EngineFunctions(self.engine, SOURCE, target))

@@ -1,8 +1,7 @@
-"""vLLM's fused-MoE config files on disk, and how vLLM picks their entries."""
+"""vLLM's fused-MoE config files on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +14,8 @@ from tuner.engines.config_files import (
     REQUIRED_FIELDS,
     ZERO_OPTIONS,
     EntryFields,
-    nearest_entry,
-    read_lenient,
 )
+from tuner.engines.file_engine import first_file
 from tuner.engines.vllm.functions import device_functions
 from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
 from tuner.engines.vllm.fused_moe.file_names import dtype_word, parse_file_name
@@ -29,9 +27,8 @@ from tuner.engines.vllm.fused_moe.loader_rules import (
 )
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import UnsupportedKernel
-from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.engine import FileKey, MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.shipped import shipped_files
 from tuner.problems.points import Config
 
 _FIELDS = EntryFields(
@@ -42,27 +39,17 @@ _FIELDS = EntryFields(
 
 
 @dataclass(frozen=True)
-class VLLMFusedMoe:
-    """The fused-MoE layer of one copy of vLLM; see `MoeEngine` for the interface.
+class VLLMFusedMoe(MoeEngine):
+    """The fused-MoE layer of one copy of vLLM.
 
     One file and one configuration serve both gemms. All Triton versions share a file.
     """
 
     engine: VLLM
 
-    @property
-    def name(self) -> str:
-        return self.engine.name
-
-    @property
-    def version(self) -> str:
-        return self.engine.version
-
     @cached_property
     def rules(self) -> LoaderRules:
         return read_loader_rules(self.engine.root, f"{self.name} {self.version}")
-
-    # Locations of files
 
     @property
     def package_root(self) -> Path:
@@ -101,23 +88,15 @@ class VLLMFusedMoe:
     def read_file_name(self, name: str) -> FileKey:
         return parse_file_name(name)
 
-    # The engine's choices
-
     def find_file(
         self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
-        """The file that the engine's loader reads; DOWN has the one of UP."""
+        """DOWN has the file of UP."""
         name = self.file_name(problem, device, Gemm.UP)
-        folders = (self.config_dir(root, triton), self.package_root / "configs")
-        return next((folder / name for folder in folders if (folder / name).exists()), None)
-
-    def pick(self, entries: Mapping[int, Config], batch_size: int) -> Config:
-        return nearest_entry(entries, batch_size)
+        return first_file((self.config_dir(root, triton), self.configs), name)
 
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """The heuristic's configuration. It may lack num_warps and num_stages.
-
-        Raises UnsupportedKernel for quantisation groups along k: vLLM runs a compiled kernel or
+        """Raises UnsupportedKernel for quantisation groups along k: vLLM runs a compiled kernel, or
         other tiles for each gemm.
         """
         if problem.grouped:
@@ -147,24 +126,13 @@ class VLLMFusedMoe:
         triton: str,
         root: Path | None = None,
     ) -> dict[str, dict[Gemm, Config]]:
-        """What the engine runs: "default", and "shipped" where its loader finds a file."""
         default = self.default_config(problem, device, batch_size)
         found = {"default": dict.fromkeys(Gemm, default)}
-        path = self.find_file(root or self.package_root, problem, device, Gemm.UP, triton)
-        entries = read_lenient(path, self.fields).entries if path else {}
-        if entries:
-            found["shipped"] = dict.fromkeys(Gemm, self.pick(entries, batch_size))
+        folder = root or self.package_root
+        entry = self.entry(folder, problem, device, Gemm.UP, batch_size, triton)
+        if entry is not None:
+            found["shipped"] = dict.fromkeys(Gemm, entry)
         return found
-
-    # Shipped files
-
-    def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
-        """The files that the loader can find, sorted by path."""
-        found = shipped_files(self.package_root / "configs", parse_file_name, self.fields)
-        return (file for file in found if file.nvidia or not nvidia_only)
-
-    def takes_tma(self, problem: FusedMoe) -> bool:
-        return False
 
     def lift(self, backend: str = CUDA) -> VLLMMoeKernels:
         return lift_fused_moe(self.engine, backend)

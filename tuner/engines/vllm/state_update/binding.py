@@ -11,19 +11,18 @@ sequence may have a variant of its own, where heads are no multiple of 16.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tuner.devices.target import CUDA, Target
 from tuner.engines.vllm.functions import EngineFunctions
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
-from tuner.families.state_update.engine import StateLaunch
+from tuner.families.state_update.engine import StateKernels, StateLaunch
 from tuner.families.state_update.problem import StateUpdate
-from tuner.kernels.binding import Binding, argument_of, bind
+from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.kernels.stand_ins import Launch, TensorSpec
-from tuner.problems.points import Candidate, Config
+from tuner.problems.points import Config
 from tuner.problems.triton import triton_defaults
 
 SOURCE = "model_executor/layers/mamba/ops/mamba_ssm.py"
@@ -35,17 +34,13 @@ _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
-class VLLMStateKernels:
-    """The kernel of one version of vLLM; see `StateKernels`."""
+class VLLMStateKernels(StateKernels):
+    """The kernel of one version of vLLM."""
 
     engine: VLLM
     lifted: Lifted
     backend: str
     _functions: dict[tuple[Target, Config], EngineFunctions] = field(default_factory=dict)
-
-    @property
-    def hash(self) -> str:
-        return self.lifted.hash
 
     def launch(
         self, problem: StateUpdate, batch_size: int, config: Config, target: Target
@@ -63,15 +58,6 @@ class VLLMStateKernels:
         options = {**triton_defaults(target.backend), **launch.options}
         binding = bind(self.lifted.origin, launch.kernel, parameters, known, options)
         return StateLaunch(binding, launch.grid)
-
-    def binder(
-        self, problem: StateUpdate, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            size = candidate.point.batch_size
-            return self.lifted, self.launch(problem, size, candidate.config, target).binding
-
-        return bound
 
     def _followed(
         self, problem: StateUpdate, batch_size: int, config: Config, target: Target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tuner.engines.config_files import config_file_text, read_config_file
 from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.engines.vllm.state_update.files import VLLMStateUpdate
 from tuner.errors import ExportRefused, UnsupportedKernel
-from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.export.delivery import Delivery, PlannedFile
 from tuner.export.files import PROVENANCE, provenance_row
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.families.state_update.problem import StateUpdate
@@ -40,13 +40,10 @@ class FolderLayout:
 
 
 @dataclass(frozen=True)
-class StateDelivery:
-    """See `export.delivery.Delivery`."""
+class StateDelivery(Delivery):
+    """Files in vLLM's folder. Where a folder lacks a file, servers read the package's."""
 
     states: VLLMStateUpdate
-
-    by_plugin = False
-    note = ""
 
     @property
     def engine_root(self) -> Path | None:
@@ -81,15 +78,9 @@ class StateDelivery:
                 raise ExportRefused(f"wrote {file.path}, but vLLM's rules find {found}")
             entries = read_config_file(found, self.states.fields).entries
             for size, config in file.entries.items():
-                picked = self.states.pick(entries, problem, size)
+                picked = self.states.pick(entries, self.states.file_key(problem, size))
                 if picked != config:
                     raise ExportRefused(f"{found}: vLLM picks {picked} for {size} sequences")
-
-    def packaged(self) -> Iterator[tuple[Path, Path]]:
-        return iter(())  # where the folder lacks a file, servers read the package's
-
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
-        return ()
 
 
 def _update(problem: Problem) -> StateUpdate:

@@ -1,15 +1,15 @@
-"""vLLM's config files for the Mamba-2 state update, and how vLLM picks their entries."""
+"""vLLM's config files for the Mamba-2 state update on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from tuner.devices.table import Device
-from tuner.devices.target import CUDA
-from tuner.engines.config_files import ConfigFile, EntryFields, nearest_entry, read_lenient
+from tuner.devices.target import CUDA, Target
+from tuner.engines.config_files import EntryFields
 from tuner.engines.vllm.functions import EngineFunctions, device_functions
 from tuner.engines.vllm.package import VLLM
 from tuner.engines.vllm.state_update.binding import (
@@ -19,8 +19,8 @@ from tuner.engines.vllm.state_update.binding import (
     lift_state_update,
 )
 from tuner.engines.vllm.state_update.file_names import parse_file_name
-from tuner.errors import MalformedConfigFile, UnsupportedKernel
-from tuner.families.state_update.engine import FileKey, ShippedFile
+from tuner.errors import UnsupportedKernel
+from tuner.families.state_update.engine import FileKey, StateEngine
 from tuner.families.state_update.problem import StateUpdate
 from tuner.problems.points import Config
 
@@ -30,24 +30,14 @@ _CONFIGS = "configs/selective_state_update"
 
 
 @dataclass(frozen=True)
-class VLLMStateUpdate:
-    """The state update of one copy of vLLM; see `StateEngine` for the interface.
+class VLLMStateUpdate(StateEngine):
+    """The state update of one copy of vLLM.
 
     A file serves all models with the same head_dim, state size and width of states: its keys are
     sequences times the heads of a rank. All Triton versions share a file.
     """
 
     engine: VLLM
-
-    fields = FIELDS
-
-    @property
-    def name(self) -> str:
-        return self.engine.name
-
-    @property
-    def version(self) -> str:
-        return self.engine.version
 
     @cached_property
     def reads_files(self) -> bool:
@@ -62,6 +52,14 @@ class VLLMStateUpdate:
                 f"{self.name} {self.version} reads no files for the Mamba state update; vllm "
                 "0.24.0 and 0.33.0 do"
             )
+
+    @property
+    def fields(self) -> EntryFields:
+        return FIELDS
+
+    @property
+    def package_root(self) -> Path:
+        return self.configs
 
     @property
     def configs(self) -> Path:
@@ -83,30 +81,16 @@ class VLLMStateUpdate:
     def read_file_name(self, name: str) -> FileKey:
         return parse_file_name(name)
 
-    def find_file(self, folder: Path, problem: StateUpdate, device: Device) -> Path | None:
-        name = self.file_name(problem, device)
-        return next((f / name for f in (folder, self.configs) if (f / name).exists()), None)
-
-    # The engine's choices
+    def folders(self, root: Path) -> Iterable[Path]:
+        return (root, self.configs)
 
     def file_key(self, problem: StateUpdate, batch_size: int) -> int:
         return batch_size * problem.heads
 
-    def pick(self, entries: Mapping[int, Config], problem: StateUpdate, batch_size: int) -> Config:
-        return nearest_entry(entries, self.file_key(problem, batch_size))
+    def effective(self, problem: StateUpdate, config: Config, target: Target) -> Config:
+        return Config({name: config[name] for name in ENTRY})
 
-    def incumbents(
-        self, problem: StateUpdate, device: Device, batch_size: int, folder: Path | None = None
-    ) -> dict[str, Config]:
-        found = {"default": self._default(problem, device)}
-        path = self.find_file(folder or self.configs, problem, device)
-        entries = read_lenient(path, self.fields).entries if path else {}
-        if entries:
-            picked = self.pick(entries, problem, batch_size)
-            found["shipped"] = Config({name: picked[name] for name in ENTRY})
-        return found
-
-    def _default(self, problem: StateUpdate, device: Device) -> Config:
+    def default_config(self, problem: StateUpdate, device: Device, batch_size: int) -> Config:
         # MambaMixer2: is_blackwell = current_platform.is_device_capability_family(100)
         arguments = {
             "dstate": problem.state_size,
@@ -119,24 +103,5 @@ class VLLMStateUpdate:
         self.require_files()
         return device_functions(self.engine, SOURCE, device)
 
-    # Shipped files
-
-    def shipped(self) -> Iterator[ShippedFile]:
-        """The files that the loader can find, sorted by path."""
-        for path in sorted(self.configs.glob("*.json")):
-            try:
-                key = parse_file_name(path.name)
-            except MalformedConfigFile:
-                continue
-            yield _read_shipped(path, key)
-
     def lift(self, backend: str = CUDA) -> VLLMStateKernels:
         return lift_state_update(self.engine, backend)
-
-
-def _read_shipped(path: Path, key: FileKey) -> ShippedFile:
-    try:
-        file = read_lenient(path, FIELDS)
-    except MalformedConfigFile as error:
-        file = ConfigFile(path, {}, (str(error),))
-    return ShippedFile(path, key, file.entries, file.oddities)

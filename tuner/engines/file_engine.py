@@ -1,0 +1,175 @@
+"""The config files of one family in one copy of an engine: names, places, and the entries that run.
+
+A family's class derives from `FileEngine`, or from `PointwiseFiles` if each size stands alone. An
+engine's class says what differs: what a file is called, where files lie, what runs without one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from tuner.devices.table import Device
+from tuner.devices.target import CUDA, Target
+from tuner.engines.config_files import ConfigFile, EntryFields, nearest_entry, read_lenient
+from tuner.engines.engine import Engine
+from tuner.errors import MalformedConfigFile
+from tuner.problems.points import Config, Problem
+from tuner.problems.triton import folder_version
+
+
+class FileKey:
+    """The facts in the name of a config file. Each family's names have further ones."""
+
+    device: str  # as the driver names it, "_" for " "
+
+
+P = TypeVar("P", bound=Problem)
+K = TypeVar("K", bound=FileKey)
+L = TypeVar("L", covariant=True)  # the kernels
+
+
+@dataclass(frozen=True)
+class ShippedFile(Generic[K]):
+    """A config file that an engine ships."""
+
+    path: Path
+    key: K
+    triton: str | None  # the version in its folder's name; None without version folders
+    # By the file's own keys, in its order; empty if the file is unreadable. An empty Config is a
+    # null entry: there the engine runs a kernel that is not Triton's.
+    entries: Mapping[int, Config]
+    oddities: tuple[str, ...]  # faults for which a strict reading refuses the file
+
+
+@dataclass(frozen=True)
+class FileEngine(ABC, Generic[K, L]):
+    """The config files of a family in one copy of an engine, and the kernels that they are for.
+
+    A `root` argument is `package_root`, or the folder that servers are pointed at instead. All
+    methods may raise UnsupportedKernel if the version's source has an unknown layout, reads no such
+    files, or has no kernel for a problem.
+    """
+
+    engine: Engine
+
+    pattern: ClassVar[str] = "*.json"  # of the files below `configs`
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def version(self) -> str:
+        return self.engine.version
+
+    @property
+    @abstractmethod
+    def package_root(self) -> Path:
+        """The root of the files that the engine ships."""
+
+    @property
+    def configs(self) -> Path:
+        """The folder of the files that the engine ships."""
+        return self.package_root / "configs"
+
+    @abstractmethod
+    def read_file_name(self, name: str) -> K:
+        """Read a file's name. Raises MalformedConfigFile if the engine never looks for it."""
+
+    @abstractmethod
+    def fields_of(self, key: K) -> EntryFields:
+        """The fields that entries of such a file may have, for `config_files.read_config_file`."""
+
+    @abstractmethod
+    def lift(self, backend: str = CUDA) -> L:
+        """The kernels for a backend, "cuda" or "hip"."""
+
+    def pick(self, entries: Mapping[int, Config], key: int) -> Config:
+        """The entry that the engine runs at a batch size or `file_key`; it may be a null entry,
+        which is an empty Config. `entries` must not be empty.
+        """
+        return nearest_entry(entries, key)
+
+    def claims(self, name: str) -> bool:
+        """Whether a name is that of one of these files."""
+        try:
+            self.read_file_name(name)
+        except MalformedConfigFile:
+            return False
+        return True
+
+    def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile[K]]:
+        """The files that the engine ships, sorted by path. Other kernels' files are skipped."""
+        for path in sorted(self.configs.glob(self.pattern)):
+            if self.claims(path.name):
+                key = self.read_file_name(path.name)
+                if key.device.startswith("NVIDIA") or not nvidia_only:
+                    yield self._read_shipped(path, key)
+
+    def _read_shipped(self, path: Path, key: K) -> ShippedFile[K]:
+        try:
+            file = read_lenient(path, self.fields_of(key))
+        except MalformedConfigFile as error:
+            file = ConfigFile(path, {}, (str(error),))
+        triton = folder_version(path.parent.name) if path.parent != self.configs else None
+        return ShippedFile(path, key, triton, file.entries, file.oddities)
+
+
+@dataclass(frozen=True)
+class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
+    """The config files of a family whose sizes stand alone."""
+
+    @abstractmethod
+    def file_name(self, problem: P, device: Device) -> str:
+        """The name that the engine looks for."""
+
+    @abstractmethod
+    def default_config(self, problem: P, device: Device, batch_size: int) -> Config:
+        """The configuration that the engine runs without a file."""
+
+    def folders(self, root: Path) -> Iterable[Path]:
+        """Where the engine's loader looks for files, in order."""
+        return (root / "configs",)
+
+    def file_key(self, problem: P, batch_size: int) -> int:
+        """The number for which the loader picks an entry."""
+        return batch_size
+
+    def effective(self, problem: P, config: Config, target: Target) -> Config:
+        """An entry as the loader passes it to the kernel."""
+        return config
+
+    def find_file(self, root: Path, problem: P, device: Device) -> Path | None:
+        """The file that the engine's loader reads; None if there is none."""
+        return first_file(self.folders(root), self.file_name(problem, device))
+
+    def entries(self, problem: P, device: Device, root: Path | None = None) -> Mapping[int, Config]:
+        """The entries that the loader reads for a problem, by `file_key`; none without a file.
+
+        Without `root`, the file is the package's.
+        """
+        path = self.find_file(root or self.package_root, problem, device)
+        if path is None:
+            return {}
+        return read_lenient(path, self.fields_of(self.read_file_name(path.name))).entries
+
+    def incumbents(
+        self, problem: P, device: Device, batch_size: int, root: Path | None = None
+    ) -> dict[str, Config]:
+        """What the engine runs: "default" without a file, and "shipped" where its loader finds an
+        entry that is not null.
+        """
+        found = {"default": self.default_config(problem, device, batch_size)}
+        entries = self.entries(problem, device, root)
+        if entries and (entry := self.pick(entries, self.file_key(problem, batch_size))):
+            found["shipped"] = self.effective(problem, entry, device.target)
+        return found
+
+
+def first_file(folders: Iterable[Path], name: str) -> Path | None:
+    """The first of the folders' files of that name that exists."""
+    return next((folder / name for folder in folders if (folder / name).exists()), None)

@@ -1,0 +1,209 @@
+"""Check whether what an engine would launch compiles and fits on a device, for any family.
+
+A family's module `check` plans what there is to compile: the entries of config files, or what the
+engine runs for problems. It derives a class from `Check`, which says how entries are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from tuner.compile import Farm, KernelCompiler
+from tuner.compile.candidates import Binder, Companions
+from tuner.compile.environment import triton_for
+from tuner.devices.table import Device
+from tuner.engines.dispatch import Runs, engine_runs
+from tuner.engines.engine import Engine
+from tuner.problems.points import Candidate, Config, Part, Problem
+from tuner.problems.results import Compiled, Status, compiled_json
+from tuner.render import folded, verdicts
+
+NULL = "null"  # the status of an entry that leaves its size to a kernel that is not Triton's
+_NOTHING = Compiled(Status.OK)  # of such an entry
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One entry to check."""
+
+    part: Part
+    size: int  # as the file has it, e.g. a batch size
+    config: Config  # as the file has it
+    candidate: Candidate | None  # what is compiled; None: nothing is
+    refused: Compiled | None = None  # why the engine would not launch it
+    detail: str = ""
+
+
+P = TypeVar("P", bound=Problem)
+
+
+@dataclass(frozen=True)
+class Plan(Generic[P]):
+    """What there is to check of one file, or of one problem without a file."""
+
+    name: str  # the file's path, or what the engine runs without one
+    problem: P
+    binder: Binder
+    entries: Sequence[Asked]
+    companions: Companions | None = None
+    warning: str = ""  # if the file is likely to be slower than none
+
+
+@dataclass(frozen=True)
+class CheckedEntry:
+    """One entry, compiled for a device."""
+
+    file: str  # the plan's name
+    problem: Problem
+    part: Part
+    size: int
+    config: Config
+    compiled: Compiled | None  # None: the engine runs no Triton kernel here
+    detail: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.compiled is None or self.compiled.ok
+
+    @property
+    def status(self) -> str:
+        return self.compiled.status.value if self.compiled else NULL
+
+    @property
+    def verdict(self) -> str:
+        return "fits" if self.compiled and self.fits else self.status
+
+    @property
+    def why(self) -> str:
+        said = self.compiled.detail if self.compiled else ""
+        return "; ".join(filter(None, [said, self.detail]))
+
+
+E = TypeVar("E", bound=CheckedEntry)
+
+
+@dataclass(frozen=True)
+class Check(Generic[E]):
+    """The results for every entry. A family's class says its columns."""
+
+    device: Device
+    entries: Sequence[E]
+    runs: Sequence[Runs] = ()  # what the engine runs for these problems
+    warnings: Mapping[str, str] = field(default_factory=dict)  # of files
+    notes: Sequence[str] = ()  # what was assumed, and which files were not checked
+
+    columns: ClassVar[tuple[str, ...]]  # of the table, before the verdict and its details
+    by: ClassVar[str] = "M"  # the column that names an entry beside its details
+
+    def cells(self, entry: E) -> tuple[object, ...]:
+        """The entry's cells in `columns`."""
+        raise NotImplementedError
+
+    def fields(self, entry: E) -> dict[str, Any]:
+        """What names the entry in JSON."""
+        raise NotImplementedError
+
+    @property
+    def fits(self) -> bool:
+        return all(entry.fits for entry in self.entries)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `tuner check --json` prints."""
+        return {
+            "device": self.device.name,
+            "entries": [self.entry_json(entry) for entry in self.entries],
+            "runs": [runs.as_json() for runs in self.runs],
+        }
+
+    def entry_json(self, entry: E) -> dict[str, Any]:
+        """An entry in JSON."""
+        return {
+            **self.fields(entry),
+            **compiled_json(entry.compiled or _NOTHING, self.device.shared_optin_bytes),
+            "status": entry.status,
+            "detail": entry.why,
+        }
+
+    def as_text(self) -> str:
+        limit = self.device.shared_limit
+        return folded("\n".join([*self.tables(), *self.notes, limit, self.closing()]))
+
+    def tables(self) -> Iterator[str]:
+        """Each file with the table of its entries, and an empty line."""
+        by_file: dict[str, list[E]] = {}
+        for entry in self.entries:
+            by_file.setdefault(entry.file, []).append(entry)
+        for file, entries in by_file.items():
+            yield file
+            yield self.table(entries)
+            if file in self.warnings:
+                yield f"warning: {self.warnings[file]}"
+            yield ""
+
+    def table(self, entries: Sequence[E]) -> str:
+        """The table of one file's entries."""
+        rows = [(*self.cells(entry), entry.verdict, entry.why) for entry in entries]
+        return verdicts((*self.columns, "verdict", "detail"), rows, by=self.by)
+
+    def closing(self) -> str:
+        """The last line: how many entries cannot run."""
+        bad = sum(not entry.fits for entry in self.entries)
+        verdict = f"{bad} cannot run" if bad else "all can run"
+        if not self.entries:
+            verdict = "none was checked"
+        if few := len(self.warnings):
+            verdict += f"; {few} {'file is' if few == 1 else 'files are'} likely slower than none"
+        return f"{len(self.entries)} entries on {self.device.name}: {verdict}"
+
+
+C = TypeVar("C", bound=Check[CheckedEntry])
+
+
+def compile_plans(farm: Farm, plans: Sequence[Plan[Any]], device: Device) -> list[CheckedEntry]:
+    """Compile every entry for the device.
+
+    Raises UnsupportedKernel if an engine's kernel does not take an entry that is not `refused`.
+    """
+    compilers = [KernelCompiler(farm, plan.binder, device, plan.companions) for plan in plans]
+    pairs = list(zip(compilers, plans, strict=True))
+    for compiler, plan in pairs:
+        compiler.compile_ahead(_candidates(plan))  # no core waits for a file
+    return [entry for compiler, plan in pairs for entry in _compiled(compiler, plan)]
+
+
+def check_plans(
+    kind: type[C],
+    plans: Sequence[Plan[Any]],
+    device: Device,
+    engine: Engine,
+    notes: Sequence[str] = (),
+) -> C:
+    """Compile every entry with the Triton that the engine runs, and report."""
+    with Farm(triton=triton_for(engine)) as farm:
+        entries = compile_plans(farm, plans, device)
+    warnings = {plan.name: plan.warning for plan in plans if plan.warning}
+    return kind(device, entries, runs_of(plans, device, engine), warnings, notes)
+
+
+def runs_of(plans: Sequence[Plan[Any]], device: Device, engine: Engine) -> Sequence[Runs]:
+    """What the engine runs for the plans' problems."""
+    return engine_runs(engine.name, engine.version, (plan.problem for plan in plans), device)
+
+
+def _candidates(plan: Plan[Any]) -> list[Candidate]:
+    """What is compiled for a plan, each candidate once."""
+    return list(dict.fromkeys(one.candidate for one in plan.entries if one.candidate is not None))
+
+
+def _compiled(compiler: KernelCompiler, plan: Plan[Any]) -> Iterator[CheckedEntry]:
+    compiler.submit(_candidates(plan))
+    found: dict[Candidate, Compiled] = {}
+    while batch := compiler.poll(wait=True):
+        found.update(batch)
+    for one in plan.entries:
+        compiled = found[one.candidate] if one.candidate is not None else one.refused
+        yield CheckedEntry(
+            plan.name, plan.problem, one.part, one.size, one.config, compiled, one.detail
+        )

@@ -1,0 +1,209 @@
+"""Options that families add to requests.
+
+An option is declared once. The flag of the command line and its reader come from the declaration
+(`Option.kind`, `Option.parse`), and so does the field of a posted body (`fields.body_field`, which
+needs Pydantic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+from tuner.errors import BadInput, did_you_mean
+from tuner.problems.batch_sizes import parse_batch_sizes
+from tuner.problems.text import parse_block_shape
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number within bounds, which have Pydantic's names."""
+
+    ge: int
+    le: int | None = None
+    lt: int | None = None
+    kind: ClassVar[type] = int
+
+    def read(self, value: int) -> int:
+        """Raises BadInput, without the name of what is read."""
+        most = self.le if self.lt is None else self.lt - 1
+        if value < self.ge or (most is not None and value > most):
+            allowed = f"at least {self.ge}" if most is None else f"from {self.ge} to {most}"
+            raise BadInput(f"must be {allowed}, not {value}")
+        return value
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number within bounds. No flag has such a value."""
+
+    gt: float
+    le: float
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Yes or no."""
+
+    kind: ClassVar[type] = bool
+
+    def read(self, value: bool) -> bool:
+        return value
+
+
+@dataclass(frozen=True)
+class Word:
+    """One of several words; `check` raises BadInput for any other."""
+
+    words: tuple[str, ...]
+    check: Callable[[str], str]
+    kind: ClassVar[type] = str
+
+    def read(self, text: str) -> str:
+        return self.check(text)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Some members of an enumeration: "up,down" on the command line, a list of texts in a body."""
+
+    of: type[Enum]
+    kind: ClassVar[type] = str
+
+    def read(self, text: str) -> list[str]:
+        return [member.value for member in self.members(text.split(","))]
+
+    def members(self, names: list[str]) -> tuple[Any, ...]:
+        """The members of these names, in the enumeration's order. Raises BadInput."""
+        known = [member.value for member in self.of]
+        for name in names:
+            if name not in known:
+                what = self.of.__name__.lower()
+                raise BadInput(f"unknown {what} {name!r}{did_you_mean(name, known)}")
+        return tuple(member for member in self.of if member.value in names)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Batch sizes: "1,2,4" on the command line, a list of numbers in a body."""
+
+    each: Whole
+    most: int | None = None  # how many there may be
+    kind: ClassVar[type] = str
+
+    def read(self, text: str) -> list[int]:
+        return parse_batch_sizes(text)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A quantisation block: "128x128" on the command line, a list of two numbers in a body."""
+
+    rows: Whole
+    columns: Whole
+    kind: ClassVar[type] = str
+
+    def read(self, text: str) -> tuple[int, int]:
+        return parse_block_shape(text)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a `Record`."""
+
+    name: str
+    type: Whole | Number
+    description: str = ""
+    default: float | None = None  # None: it must be given
+
+
+@dataclass(frozen=True)
+class Record:
+    """An object with fields."""
+
+    name: str
+    description: str
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class WordOrRecords:
+    """One of several words or a list of records in a body. A text on the command line, which
+    `parse` reads.
+    """
+
+    words: tuple[str, ...]
+    each: Record
+    most: int  # how many records there may be
+    parse: Callable[[str], Any]
+    kind: ClassVar[type] = str
+
+    def read(self, text: str) -> Any:  # noqa: ANN401  # JSON
+        return self.parse(text)
+
+
+Type = Whole | Switch | Word | Names | Sizes | Block | WordOrRecords
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option that a family adds to requests."""
+
+    name: str  # the field in JSON, e.g. "batch_sizes"
+    flag: str  # of the command line, e.g. "--batch-sizes"; "--yes/--no" for a flag with two names
+    takes: Type
+    help: str  # of the flag
+    description: str = ""  # of the field; default: the flag's
+    default: Any = None  # of the field, a tuple for a list; None: it may be null
+
+    @property
+    def kind(self) -> type[Any]:
+        """The type of the command line's value: str, int or bool."""
+        return self.takes.kind
+
+    def parse(self, value: Any) -> Any:  # noqa: ANN401  # as Typer gives it; JSON
+        """Turn the command line's value into the field's. Raises BadInput."""
+        try:
+            return self.takes.read(value)
+        except BadInput as error:
+            if isinstance(self.takes, Whole):
+                raise BadInput(f"{self.flag} {error}") from None
+            raise
+
+
+COUNT = Whole(ge=1, le=4096)
+SIZE = Whole(ge=1, le=1 << 24)
+BATCH_SIZE = Whole(ge=1, lt=1 << 20)
+GROUPS = Whole(ge=0, lt=1 << 20)
+
+# Options of several families.
+EP = Option(
+    "ep",
+    "--ep",
+    COUNT,
+    "Expert-parallel size; default: 1.",
+    description="Expert-parallel size.",
+    default=1,
+)
+DP = Option(
+    "dp",
+    "--dp",
+    COUNT,
+    "Data-parallel size of attention (--enable-dp-attention); default: 1.",
+    description="Data-parallel size of attention; default: 1.",
+)
+FUSE_SHARED = Option(
+    "fuse_shared",
+    "--fuse-shared/--no-fuse-shared",
+    Switch(),
+    "Count shared experts among the routed ones; default: as the engine does.",
+)
+BATCHES = Option(
+    "batch_sizes",
+    "--batch-sizes",
+    Sizes(BATCH_SIZE, most=64),
+    "e.g. 1,2,4; default: the engine's 18. Attention takes --workload instead.",
+    description="Tokens per batch of a fused-MoE layer; default: the engine's sizes.",
+)
