@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tuner.jobs.ahead import is_compiled_ahead, waits_for
-from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.jobs.ahead import is_compiled_ahead
+from tuner.jobs.job import JobRequest
+from tuner.jobs.waiting import Reasons
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import utc_now
 from tuner.store.workers import WorkerStore
@@ -36,11 +37,9 @@ class Fleet:
         """Why no living worker can do a job; "" where one can."""
         return Need.of(request).unmet(self.workers(), utc_now())
 
-    def waiting(self, job: Job) -> str:
-        """Why a queued job is not being done; "" where a worker can do it, or has it."""
-        if job.state is not JobState.QUEUED:
-            return ""
-        return self.unmet(job.request) or waits_for(job)
+    def reasons(self) -> Reasons:
+        """What says of jobs why they do not go on."""
+        return Reasons(self.workers(), utc_now())
 
     def compiles_ahead(self, request: JobRequest) -> bool:
         """Whether workers without a GPU will compile for a job before it has one."""

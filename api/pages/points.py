@@ -8,6 +8,7 @@ from typing import Any
 
 from api.pages.charts import Chart, chart_of
 from tuner.problems.backends import title_of
+from tuner.problems.registry import parts
 from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain
 
 _ROOM = 4.0  # a run may find times that are shorter by this factor before its chart is drawn anew
@@ -91,6 +92,7 @@ def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
     planned = progress["incumbents"] or [
         {**one, "times_us": {}} for one in progress["best"]
     ]  # a worker of an older release plans nothing
+    planned = sorted(planned, key=_place)
     return [
         Entry(
             number,
@@ -102,6 +104,12 @@ def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
         )
         for number, one in enumerate(planned)
     ]
+
+
+def _place(point: Mapping[str, Any]) -> tuple[int, ...]:
+    """The order of winners: by size, then by part in the order of launch."""
+    sizes = [point["batch_size"], point.get("new_tokens") or 0, point.get("cached_tokens") or 0]
+    return (*sizes, [part.value for part in parts()].index(point.get("gemm") or point["part"]))
 
 
 def speedup_of(entries: Sequence[Entry]) -> float | None:

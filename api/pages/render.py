@@ -20,6 +20,8 @@ from api.pages.names import (
     model_words,
     problem_words,
     status_words,
+    step_words,
+    words_of_count,
 )
 from api.pages.places import root_of
 from api.pages.plain import plain
@@ -78,15 +80,41 @@ def as_time(value: datetime | str | None) -> datetime | None:
     return value
 
 
-def _time(value: datetime | str | None) -> Markup:
-    """A time in UTC. A script turns it into the reader's own zone."""
+def _time(value: datetime | str | None, to: str = "minutes") -> Markup:
+    """A time in UTC, to the minute or to the second. A script turns it into the reader's zone."""
     at = as_time(value)
     if at is None:
         return Markup('<span class="none">never</span>')
     at = at.astimezone(timezone.utc)
-    return Markup('<time datetime="{}">{:%Y-%m-%d %H:%M} UTC</time>').format(
-        at.isoformat().replace("+00:00", "Z"), at
-    )
+    form = "%Y-%m-%d %H:%M:%S UTC" if to == "seconds" else "%Y-%m-%d %H:%M UTC"
+    mark = Markup(" data-seconds") if to == "seconds" else ""
+    said = at.strftime(form)
+    return Markup('<time datetime="{}"{}>{}</time>').format(_iso(at), mark, said)
+
+
+def _ago(value: datetime | str | None) -> Markup:
+    """A time by its distance from now: 3 min ago. A pointer on it shows the time itself."""
+    at = as_time(value)
+    if at is None:
+        return Markup('<span class="none">never</span>')
+    at = at.astimezone(timezone.utc)
+    passed = (datetime.now(timezone.utc) - at).total_seconds()
+    said = _distance(abs(passed))
+    said = f"{said} ago" if passed >= 0 else f"in {said}"
+    title = at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" data-ago title="{}">{}</time>').format(_iso(at), title, said)
+
+
+def _distance(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, size in (("day", 86_400), ("hour", 3600), ("min", 60)):
+        if count := int(seconds // size):
+            return f"{count} {unit}{'s' if count > 1 and unit != 'min' else ''}"
+    return f"{int(seconds)} s"
+
+
+def _iso(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
 
 
 def _us(value: float | None) -> str:
@@ -164,6 +192,9 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "time": _time,
+        "ago": _ago,
+        "step": step_words,
+        "count": words_of_count,
         "us": _us,
         "bytes": _bytes,
         "number": _number,

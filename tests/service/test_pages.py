@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from html import escape, unescape
 from urllib.parse import quote
 
@@ -82,6 +82,12 @@ def fill(server: Server, url: str) -> None:
         lease = leases.claim([JobFilter(needs_gpu=True)], "test")
         assert lease
         leases.fail(lease, STEERING)
+        server.submit(seed=3, name=SCRIPT)
+        lease = leases.claim([JobFilter(needs_gpu=True)], STEERING)
+        assert lease
+        leases.store(lease).begin_run(replace(KEY, seed=3))
+        then = datetime.now(timezone.utc) - timedelta(minutes=2)
+        Leases(leases._engine, lambda: then).heartbeat(lease)  # nobody hears of its worker again
     server.submit(seed=2, urgent=True)
     newer = replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
     with Store.open(url) as store:
@@ -128,6 +134,7 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
             posted = place.endswith(
                 (
                     "/cancel",
+                    "/chosen",
                     "/retry",
                     "/drain",
                     "/resume",

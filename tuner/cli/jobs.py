@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,8 +94,14 @@ def jobs(
         order=parse_order(order),
     )
     with open_jobs(server) as queue:
-        found = queue.list(query, limit=limit)
-    show(as_json, lambda: [job.as_json() for job in found], lambda: _job_table(found, why=True))
+        found = queue.list_waiting(query, limit=limit)
+    show(
+        as_json,
+        lambda: [_as_json(job, waiting) for job, waiting in found],
+        lambda: _job_table(found, why=True),
+    )
+    if not as_json:
+        _say_what_waits(waiting for _, waiting in found)
 
 
 @command
@@ -117,9 +124,8 @@ def job(
         waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
     after = _next_step(found, server) if found.state is JobState.DONE else ""
-    text = "\n\n".join(filter(None, (_job_table([found]), error, waiting, after)))
-    more = {"waiting": waiting} if waiting else {}
-    show(as_json, lambda: {**found.as_json(), **more}, lambda: text)
+    text = "\n\n".join(filter(None, (_job_table([(found, waiting)]), error, waiting, after)))
+    show(as_json, lambda: _as_json(found, waiting), lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
 
@@ -246,8 +252,26 @@ def _event_line(event: JobEvent) -> str:
     return printable(f"{event.at:%H:%M:%S} {event.kind}" + (f": {text}" if text else ""))
 
 
-def _job_table(found: Sequence[Job], *, why: bool = False) -> str:
-    """The jobs, with `why` the reason of each that is dead or failed, if any is."""
+def _as_json(found: Job, waiting: str) -> dict[str, Any]:
+    return {**found.as_json(), **({"waiting": waiting} if waiting else {})}
+
+
+def _say_what_waits(reasons: Iterable[str]) -> None:
+    """Say each reason for which jobs do not go on once, below their list."""
+    for reason, count in Counter(filter(None, reasons)).items():
+        jobs_wait = "1 job does" if count == 1 else f"{count} jobs do"
+        say(printable(f"{jobs_wait} not go on: {reason}"))
+
+
+def _state(found: Job, waiting: str) -> str:
+    """The job's state for people: a held job that does not go on is stalled."""
+    from tuner.jobs.job import HELD
+
+    return "stalled" if waiting and found.state in HELD else found.state.value
+
+
+def _job_table(found: Sequence[tuple[Job, str]], *, why: bool = False) -> str:
+    """Jobs and why each does not go on; with `why`, the reason of each that is dead or failed."""
     from tuner.render import list_width, table
 
     headers: tuple[str, ...] = (
@@ -259,11 +283,11 @@ def _job_table(found: Sequence[Job], *, why: bool = False) -> str:
         "attempts",
         "created",
     )
-    why = why and any(job.state.value in ENDED_BADLY for job in found)
+    why = why and any(job.state.value in ENDED_BADLY for job, _ in found)
     rows = [
         (
             job.id,
-            job.state.value,
+            _state(job, waiting),
             job.request.device,
             job.request.model or job.request.problem.spec(),
             job.request.measure.partition(":")[0],
@@ -271,7 +295,7 @@ def _job_table(found: Sequence[Job], *, why: bool = False) -> str:
             f"{job.created_at:%Y-%m-%d %H:%M:%S}",
             *([_why(job)] if why else []),
         )
-        for job in found
+        for job, waiting in found
     ]
     headers = (*headers, *(["why"] if why else []))
     drop = ("attempts", "measure", "created")

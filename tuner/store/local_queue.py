@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.jobs.ahead import is_compiled_ahead, waits_for
-from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.ahead import is_compiled_ahead
+from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
+from tuner.jobs.waiting import Reasons
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import Database, utc_now
 from tuner.store.estimates import Estimates
@@ -59,10 +60,16 @@ class LocalQueue(Database):
         return self._jobs.events(job_id, after)
 
     def waiting(self, job: Job) -> str:
-        """Why a queued job is not being done; "" where a worker can do it, or has it."""
-        if job.state is not JobState.QUEUED:
-            return ""
-        return Need.of(job.request).unmet(self.workers(), utc_now()) or waits_for(job)
+        """Why a job does not go on; "" if nothing is known to hinder it."""
+        return Reasons(self.workers(), utc_now()).why(job)
+
+    def list_waiting(
+        self, query: JobQuery = ALL_JOBS, *, limit: int = 50
+    ) -> Sequence[tuple[Job, str]]:
+        """List jobs, each with the reason why it does not go on."""
+        found = self._jobs.list(query, limit=limit)
+        reasons = Reasons(self.workers(), utc_now())
+        return [(job, reasons.why(job)) for job in found]
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""
