@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from api.auth import Admin, Reader
 from api.pages.forms import Posted, asked, mistakes_in, refused_in
@@ -19,7 +19,7 @@ from api.routes.coverage import (
     list_watches,
     remove_watch,
 )
-from api.routes.nights import list_nights, run_night
+from api.routes.nights import list_nights, outcomes_of, run_night
 from api.routes.tables import list_devices, list_models
 from api.routes.workers import WorkerName, drain_workers, list_workers, resume_workers
 from api.schemas_in import ModelText, NightIn, WatchIn
@@ -56,13 +56,21 @@ def resume(
     return go(request, "workers")
 
 
+class NightPage(Page):
+    """Which nights to show: each with what came of all that it queued."""
+
+    limit: int = Field(7, ge=1, le=50)
+
+
 @router.get("/nights")
 def show_nights(
-    request: Request, wanted: Annotated[Page, Depends(asked(Page))], caller: Reader, api: ApiDep
+    request: Request,
+    wanted: Annotated[NightPage, Depends(asked(NightPage))],
+    caller: Reader,
+    api: ApiDep,
 ) -> Response:
     """What the nights planned, did and could not do."""
-    found = list_nights(wanted, caller, api)
-    return page(request, "nights", found=found, planned=None)
+    return _nights(request, wanted, caller, api, None)
 
 
 @router.post("/nights")
@@ -70,11 +78,24 @@ def do_night(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
     """Do tonight's round now, or say what it would queue."""
     if form.get("dry_run") == "true":
         planned = run_night(caller, api, NightIn(dry_run=True))
-        return page(
-            request, "nights", found=list_nights(Page(limit=50), caller, api), planned=planned
-        )
+        return _nights(request, NightPage(limit=7), caller, api, planned)
     run_night(caller, api, NightIn(force=form.get("force") == "true"))
     return go(request, "nights")
+
+
+def _nights(
+    request: Request,
+    wanted: NightPage,
+    caller: Reader,
+    api: ApiDep,
+    planned: Mapping[str, Any] | None,
+) -> Response:
+    found = list_nights(wanted, caller, api)
+    for night in found["nights"]:
+        night["outcomes"] = outcomes_of(night["summary"], api)
+    if planned is not None:
+        planned = {**planned, "outcomes": outcomes_of(planned, api)}
+    return page(request, "nights", found=found, planned=planned)
 
 
 class WatchesPage(WatchedPage):

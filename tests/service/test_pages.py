@@ -345,6 +345,18 @@ def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Vis
     assert visitor.post("/workers/nobody/drain").status == 404
 
 
+def test_a_night_shows_what_came_of_each_thing(server: Server, visitor: Visitor) -> None:
+    night = server.call("GET", "/v1/nights/last").json
+    (outcome,) = night["outcomes"]
+    assert outcome["kind"] == "missing"
+    assert outcome["job_id"] in night["summary"]["submitted"]
+    assert (outcome["gain_before"], outcome["gain_after"]) == (None, None)
+    page = visitor.open("/nights")
+    assert f'href="./jobs/{outcome["job_id"]}"' in page
+    planned = visitor.post("/nights", {"dry_run": "true"}).body.decode()
+    assert "Tonight would" in planned
+
+
 def test_errors_are_pages_for_browsers_and_problems_for_others(
     server: Server, visitor: Visitor
 ) -> None:
