@@ -7,6 +7,7 @@ from functools import lru_cache
 from tuner.jobs.names import models_of
 from tuner.models.table import presets
 from tuner.problems.registry import parse_problem
+from tuner.render import gain_text
 
 _STATUSES = {
     "ok": "measured",
@@ -63,6 +64,11 @@ def problem_words(text: str) -> str:
 def words_of_count(count: int, noun: str) -> str:
     """A number of things in words: 1 job, 2,000 jobs."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def gain_words(gain: float | None) -> str:
+    """How many times as fast, cut to two decimals as everywhere: 1.88×. "" without a gain."""
+    return "" if gain is None else gain_text(gain).replace("x", "×")
 
 
 def step_words(kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -17,6 +18,7 @@ from api.pages.cells import cells_of
 from api.pages.names import (
     device_short,
     engine_words,
+    gain_words,
     model_words,
     problem_words,
     status_words,
@@ -32,6 +34,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+_GAIN = re.compile(r"\b([0-9]+\.[0-9]+)x(?= as fast)")
 _THEMES = ("light", "dark")  # which a reader chose; without one, it is the system's
 _HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -124,6 +127,14 @@ def _us(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{2 if value < 10 else 1}f}"
 
 
+_HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
+
+
+def _kernels(text: str) -> str:
+    """Why a result is stale, with hashes of kernels in short."""
+    return _HASH.sub(lambda found: found[0][:8], text).replace("kernel_hash", "the kernels' hash")
+
+
 def _bytes(value: float | None) -> str:
     if value is None:
         return "–"
@@ -141,8 +152,9 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _speedup(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}×"
+def _reason(text: str) -> str:
+    """A reason with its gain as pages write gains: 1.164x is 1.16×."""
+    return _GAIN.sub(lambda found: gain_words(float(found[1])), text)
 
 
 def _seconds(value: float | None) -> str:
@@ -175,9 +187,12 @@ def _config(config: Mapping[str, int]) -> str:
     words = []
     if known <= set(config):
         words.append("×".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK"))
-    rest = {name: value for name, value in config.items() if not words or name not in known}
     short = {"GROUP_SIZE_M": "group", "num_warps": "warps", "num_stages": "stages"}
-    return " · ".join([*words, *(f"{short.get(n, n)} {v}" for n, v in rest.items())])
+    others = sorted(
+        name for name in config if name not in short and (not words or name not in known)
+    )
+    names = [*(name for name in short if name in config), *others]
+    return " · ".join([*words, *(f"{short.get(n, n)} {config[n]}" for n in names)])
 
 
 def _environment() -> Environment:
@@ -198,7 +213,9 @@ def _environment() -> Environment:
         "us": _us,
         "bytes": _bytes,
         "number": _number,
-        "speedup": _speedup,
+        "speedup": gain_words,
+        "reason": _reason,
+        "kernels": _kernels,
         "seconds": _seconds,
         "config": _config,
         "device": device_short,

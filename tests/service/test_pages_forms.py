@@ -172,5 +172,5 @@ class TestCompare:
         spec = quote(PROBLEM.spec())
         for left, right in (("L40S:0", "L40S:1"), ("H200:0", "L40S:1"), ("L40S", "H200")):
             page = visitor.open(f"/compare?problem={spec}&left={left}&right={right}")
-            assert page.count(" selected>") == 2 and "Ratio" in page
+            assert page.count(" selected>") == 2 and "As fast" in page
         assert visitor.send("GET", f"/compare?problem={spec}&left=L40S:9").status == 404

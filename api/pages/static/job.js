@@ -157,7 +157,7 @@ export function follow(job, showTimes) {
   function showGain(row) {
     const gain = Number(row.dataset.alone) / Number(row.dataset.best);
     if (!Number.isFinite(gain) || gain === 0) return;
-    row.cells[4].textContent = `${gain.toFixed(2)}×`;
+    row.cells[4].textContent = `${(Math.floor(gain * 100 + 1e-9) / 100).toFixed(2)}×`;
     fill(row.cells[5], Math.min(100, Math.max(0, 100 * (1 - 1 / gain))));
   }
 
