@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -37,7 +37,28 @@ _LISTS = ("models", "devices", "tp", "dtypes")
 @router.get("/workers")
 def show_workers(request: Request, caller: Reader, api: ApiDep) -> Response:
     """Who works on what."""
-    return page(request, "workers", workers=list_workers(caller, api)["workers"])
+    shown, gone = _by_server(list_workers(caller, api)["workers"])
+    held = api.jobs.with_ids({one["job_id"] for one in shown if one["job_id"]})
+    jobs = {job.id: job.as_json() for job in held.values()}
+    return page(request, "workers", shown=shown, gone=gone, jobs=jobs)
+
+
+def _by_server(
+    workers: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The workers that live, or were lost and not started again; and those that are gone.
+
+    Each start of a worker is one of the API's workers.
+    """
+    living = [one for one in workers if one["state"] not in ("stopped", "lost")]
+    servers = {(one["host"], one["name"]) for one in living}
+    lost: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for one in sorted(workers, key=lambda one: str(one["seen_at"])):
+        if (server := (one["host"], one["name"])) not in servers:
+            lost[server] = one  # the newest start tells
+    missed = [one for one in lost.values() if one["state"] == "lost"]
+    shown = [*living, *missed]
+    return shown, [one for one in workers if one not in shown]
 
 
 @router.post("/workers/{name}/drain")
