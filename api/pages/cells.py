@@ -64,9 +64,9 @@ def _cell(name: str, cell: Mapping[str, Any] | None, result: str, gap: str) -> s
 
 def _shown(cell: Mapping[str, Any]) -> str:
     """A cell between boxes."""
-    state = cell["state"].value
+    state, speedup = cell["state"].value, gain_words(cell["speedup"])
     said = f'<span class="hide">{status_words(state)}</span>'
-    return f'<td><span class="cell {state}"{_title(cell)}>{gain_words(cell["speedup"])}{said}</span></td>'
+    return f'<td><span class="cell {state}"{_title(cell)}>{speedup}{said}</span></td>'
 
 
 def _title(cell: Mapping[str, Any]) -> str:

@@ -134,7 +134,7 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
         expect(page.locator(".facts .badge")).to_have_text("queued")
         leases, lease = claim(url)
         with leases:
-            expect(page.locator(".facts .badge")).to_have_text("leased")
+            expect(page.locator(".facts .badge")).to_have_text("starting")
             store = leases.store(lease)
             run = store.begin_run(key_at("NVIDIA_H20"))
             expect(page.locator(".facts .badge")).to_have_text("running")
@@ -250,7 +250,7 @@ def test_a_page_goes_on_when_the_server_is_back(browser: Browser, url: str) -> N
             with serving(settings, port=port):
                 leases, lease = claim(url)
                 with leases:
-                    expect(tab.page.locator(".facts .badge")).to_have_text("leased", timeout=20_000)
+                    expect(tab.page.locator(".facts .badge")).to_have_text("starting", timeout=20_000)
                     expect(tab.page.locator("#offline")).to_be_hidden()
 
 
