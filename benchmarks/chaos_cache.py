@@ -34,6 +34,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tuner.compile.machine_code import machine_code_hash
+
 from tuner.compile.shared import SharedCache
 from tuner.compile.shared_results import unpack
 from tuner.jobs.ahead import compile_request

@@ -250,7 +250,9 @@ def test_a_page_goes_on_when_the_server_is_back(browser: Browser, url: str) -> N
             with serving(settings, port=port):
                 leases, lease = claim(url)
                 with leases:
-                    expect(tab.page.locator(".facts .badge")).to_have_text("starting", timeout=20_000)
+                    expect(tab.page.locator(".facts .badge")).to_have_text(
+                        "starting", timeout=20_000
+                    )
                     expect(tab.page.locator("#offline")).to_be_hidden()
 
 

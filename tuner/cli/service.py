@@ -125,7 +125,8 @@ def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
 
 def _night_text(summary: Mapping[str, Any]) -> str:
     from tuner.render import table
-    from workers.nightly import KINDS, errors_of, headline
+    from workers.night_outcomes import KINDS
+    from workers.nightly import errors_of, headline
 
     rows = [
         (kind, one["device"], one["model"], one["problem"], one["measure"], one.get("why", ""))
