@@ -34,6 +34,9 @@ from tuner.store.rows import entry_row, environment_row, run_row
 from tuner.store.tables import environments, problems, runs, winners
 from workers.settings import Settings
 
+# Two environments of a device side by side.
+COMPARED = f"/compare?problem={quote(PROBLEM.spec())}&left=L40S:0&right=L40S:1"
+OTHERS = ("/nowhere", "/?q=nothing", "/jobs?client=nobody", COMPARED)
 WIDTHS = (360, 1280, 2560)
 # What a browser itself logs of an answer that the page expects.
 EXPECTED = "Failed to load resource"
@@ -295,7 +298,7 @@ def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -
             assert found.violations_count == 0, (path, scheme, found.generate_report())
 
     with logged_in(browser, filled) as tab:
-        for path in [*all_pages(filled), "/nowhere", "/?q=nothing", "/jobs?client=nobody"]:
+        for path in [*all_pages(filled), *OTHERS]:
             look(tab.page, path)
     page = browser.new_page()
     look(page, f"{filled.url}/login?next=jobs")
@@ -306,7 +309,7 @@ def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -
 def test_no_page_is_wider_than_its_window(browser: Browser, filled: Server, load_at: int) -> None:
     """Whichever width it was loaded at, and however long its texts are."""
     long = filled.submit(seed=5, name="n" * 200)["id"]
-    texts = [f"/jobs/{long}", "/exports/H20", f"/{'x' * 190}", f"/?q={'q' * 190}"]
+    texts = [COMPARED, f"/jobs/{long}", "/exports/H20", f"/{'x' * 190}", f"/?q={'q' * 190}"]
     with logged_in(browser, filled) as tab:
         for path in [*all_pages(filled), *texts]:
             tab.page.set_viewport_size({"width": load_at, "height": 800})
