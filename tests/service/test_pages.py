@@ -113,8 +113,8 @@ def served_proof() -> ServedProof:
     words = {"driver": "580", "weights": "dummy", "before_args": "", "after_args": ""}
     about = Subject(**names, **words, files="ab" * 32, tp=1, rounds=6)
     decode = next(metric for metric in METRICS if metric.field == "decode_tok_s")
-    faster = Gain(Load(1, 8192, 256), decode, (254.0, 254.0), (433.0, 433.0), 1.7, 1.68, 1.71)
-    same = Gain(Load(1, 1024, 8), decode, (254.0, 254.0), (255.0, 253.0), 1.0, 0.99, 1.01)
+    faster = Gain(Load(1, 8192, 256), decode, (254.0,) * 6, (433.0,) * 6, 1.7, 1.68, 1.71)
+    same = Gain(Load(1, 1024, 8), decode, (254.0,) * 6, (255.0, 253.0) * 3, 1.0, 0.99, 1.01)
     return ServedProof(about, [faster, same], OutputCheck(0.0, 0.0, 0.0, 0.0, 16, 16), ())
 
 
