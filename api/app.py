@@ -27,7 +27,6 @@ from api.rates import Limiter
 from api.readiness import Readiness
 from api.routes import (
     bundles,
-    compiled,
     coverage,
     events,
     health,
@@ -56,7 +55,7 @@ if TYPE_CHECKING:  # FastAPI before 0.165 has none
 
 _PARTS = (
     *(submissions, jobs, retry, events, results, bundles, served_proofs, coverage, nights),
-    *(workers, compiled, keys, tables, health),
+    *(workers, keys, tables, health),
     *(coverage_page, result_page, several, job_pages, fleet, table_pages, exports, compare),
     *(bundle_page, key_pages, login, static),
 )

@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import docs
-from api.compiled import is_result
 from api.errors import problem_response, store_problem
 from api.known_keys import TooManyWrong
 from api.pages.places import is_open, is_page, wants_page
@@ -88,10 +87,7 @@ class Authenticate:
     async def _admit(self, scope: Scope, api: Api) -> Caller:
         caller = await self._caller(scope, api)
         standings = scope["state"].setdefault("rates", [])
-        if is_result(scope["path"]):  # a worker asks for hundreds of them for one job
-            check = (api.settings.cache_rate, "compiled", caller.name, standings)
-        else:
-            check = (api.settings.rate, "rate", caller.name, standings)
+        check = (api.settings.rate, "rate", caller.name, standings)
         if self._limiter.waits:
             await run_in_threadpool(self._limiter.check, *check)
         else:

@@ -1,6 +1,6 @@
 """Reads the bodies of requests: in time, not too large, and parsed once.
 
-They are plain JSON, on pages forms, and compile results just bytes.
+They are plain JSON, and on pages forms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from api.bounds import (
     SMALL_BYTES,
     VALUES,
 )
-from api.compiled import is_result
 from api.errors import problem_response
 from api.middleware import Refused, check_json, check_text
 from api.pages.places import is_page
@@ -35,12 +34,10 @@ from api.turns import WRITES, Turns
 
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/json"
-_BYTES = "application/octet-stream"
-_KINDS = {_FORM: "a form", _JSON: "JSON", _BYTES: "bytes"}
+_KINDS = {_FORM: "a form", _JSON: "JSON"}
 # The answer to a body that is too large, or one too many, waits for so long, and the rest of the
 # body is not read before. A client that does not stop would cost the others much time.
 UNWELCOME_S = 1.0
-RESULTS = 8  # compile results that are read at once: together they take so many largest bodies
 
 
 T = TypeVar("T")
@@ -57,7 +54,7 @@ class CheckBody:
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app = app
         self._settings = settings
-        self._turns, self._large, self._results = Turns(WRITES), Turns(1), Turns(RESULTS)
+        self._turns, self._large = Turns(WRITES), Turns(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,11 +70,6 @@ class CheckBody:
             return
         if end_turn := scope["state"].get("end_turn"):
             end_turn()  # while a slow body arrives, others are admitted
-        if is_result(scope["path"]):
-            async with self._results.take(scope, receive, send) as sender:
-                if sender:
-                    await self._pass_bytes(scope, receive, sender)
-            return
         try:
             body = await self._read_in_time(scope, receive)
         except (Refused, HTTPException) as refusal:
@@ -87,14 +79,6 @@ class CheckBody:
         async with turns.take(scope, receive, send) as sender:
             if sender:
                 await self._pass_on(body, scope, receive, sender)
-
-    async def _pass_bytes(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await self._read_in_time(scope, receive)
-        except (Refused, HTTPException) as refusal:
-            await _refuse(refusal, scope, receive, send)
-            return
-        await self._app(scope, _again(body, receive), send)
 
     async def _pass_on(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -140,8 +124,7 @@ class _Body:
 
     def add(self, chunk: bytes) -> None:
         self._size += len(chunk)
-        if self._kind != _BYTES:
-            self._values += len(chunk) - len(chunk.translate(None, BRING_VALUES))
+        self._values += len(chunk) - len(chunk.translate(None, BRING_VALUES))
         self.chunks.append(chunk)
 
     async def check(self) -> None:
@@ -153,8 +136,6 @@ class _Body:
         kind = Headers(scope=self._scope).get("content-type", "").partition(";")[0]
         if self._size and kind.strip().lower() != self._kind:
             raise Refused(415, f"send {_KINDS[self._kind]}, as Content-Type: {self._kind}")
-        if self._kind == _BYTES:
-            return  # nothing is made of them, and `RESULTS` bounds their memory
         if max(self._size, self._declared) > LARGE_BYTES and not self._counted:
             self._counted = True
             state = self._scope["state"]
@@ -176,8 +157,6 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 def _kind_of(path: str) -> str:
     """The media type of the bodies that a path takes."""
-    if is_result(path):
-        return _BYTES
     return _FORM if is_page(path) else _JSON
 
 

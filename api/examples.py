@@ -29,7 +29,6 @@ _QUEUED: dict[str, Any] = {
     "cancel_requested": False,
     "run_id": None,
     "error": "",
-    "after_id": None,
     "cost": None,
     "created_at": _POSTED,
     "updated_at": _POSTED,

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tuner.jobs.ahead import is_compiled_ahead
 from tuner.jobs.job import JobRequest
 from tuner.jobs.waiting import Reasons
 from tuner.jobs.workers import Need, WorkerStatus
@@ -40,7 +39,3 @@ class Fleet:
     def reasons(self) -> Reasons:
         """What says of jobs why they do not go on."""
         return Reasons(self.workers(), utc_now())
-
-    def compiles_ahead(self, request: JobRequest) -> bool:
-        """Whether workers without a GPU will compile for a job before it has one."""
-        return is_compiled_ahead(request, self.workers())

@@ -167,12 +167,19 @@ class Matrix:
         except Exception:  # the server would end
             log.exception("the coverage was not summed up")
 
+    def forget(self) -> None:
+        """Sum up the store again: results were withdrawn."""
+        with self._lock:
+            self._known, self._fresh_until = _Known(), 0.0
+
     def _refresh(self) -> None:
         known, watches = self._known, tuple(self._read_watches())
         watched = known.watched
         if watches != known.watches or time.monotonic() >= self._watched_until:
             watched = list(islice(_requests(watches, self._workers()), _MOST_WATCHED))
             self._watched_until = time.monotonic() + WATCHED_S
+            if self._lacks(known):
+                known = _Known()
         found, seen = self._lookups.changed_summaries(known.seen)
         if not found and watched == known.watched:
             self._known = replace(known, seen=seen, watches=watches)
@@ -182,6 +189,14 @@ class Matrix:
         stored = stored_rows(summaries.values(), self._lookups.environments(devices))
         rows = _rows(stored, watched)
         self._known = _Known(seen, summaries, watches, watched, rows)
+
+    def _lacks(self, known: _Known) -> bool:
+        """Whether another server of the store withdrew something that is known here."""
+        counted: Counter[int] = Counter()
+        for one in known.summaries.values():
+            counted[one.cursor[0]] += sum(one.points.values())
+        stored = self._lookups.winner_counts() if counted else {}
+        return any(stored.get(place, 0) < count for place, count in counted.items())
 
 
 def _requests(watches: Iterable[Watch], workers: Sequence[WorkerStatus]) -> Iterator[JobRequest]:

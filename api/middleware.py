@@ -66,6 +66,8 @@ class Observe:
                 headers["X-Request-ID"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.setdefault("Cache-Control", "private, no-store")
+                if "session" in scope["state"]:
+                    headers.add_vary_header("Cookie")
                 if is_tls(Headers(scope=scope)):
                     headers["Strict-Transport-Security"] = _ONLY_TLS
                 headers.update(rate_headers(scope["state"].get("rates", ())))

@@ -12,6 +12,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, IndivisibleShape
 from tuner.jobs.job import JobRequest
+from tuner.jobs.memory import refuse_too_large
 from tuner.jobs.targets import TuningTarget, engine_version_here, resolve_target
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.models.serving import Note, Serving
@@ -48,6 +49,8 @@ def job_request(
         model=body.name or label,
         architecture=target.architecture or body.architecture,
     )
+    with _in_field("model"):
+        refuse_too_large(request)
     notes = [note.api if isinstance(note, Note) else note for note in target.notes]
     return request, notes
 

@@ -51,21 +51,6 @@ ModelText = Annotated[
 ]
 
 
-# Fields of families in the first version. Of all later ones, a null is left out of the canonical
-# form, so that a body from before an upgrade is still equal to itself when its idempotency key is
-# sent again.
-_FIRST = (
-    "ep",
-    "block_shape",
-    "fuse_shared",
-    "hidden_size",
-    "top_k",
-    "batch_sizes",
-    "gemms",
-    "wide",
-)
-
-
 class _SubmitJob(Strict):
     """A tuning job to queue."""
 
@@ -106,13 +91,7 @@ class _SubmitJob(Strict):
 
     def canonical(self) -> bytes:
         """The body as JSON text that is equal for equal requests, whatever their spelling was."""
-        values = self.model_dump(mode="json")
-        if not self.architecture:  # bodies from before an upgrade lack it
-            del values["architecture"]
-        for option in (option for family in families() for option in family.options):
-            if option.name not in _FIRST and values.get(option.name) is None:
-                values.pop(option.name, None)
-        return json.dumps(values, sort_keys=True).encode()
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
 
 
 def _family_fields() -> dict[str, Any]:

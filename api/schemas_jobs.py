@@ -59,9 +59,6 @@ class JobOut(BaseModel):
     cancel_requested: bool
     run_id: int | None
     error: str
-    after_id: str | None = Field(
-        description="The job that compiles its kernels, while it waits for that one."
-    )
     cost: CostOut | None = Field(description="Null where it has not ended, or is not known.")
     created_at: datetime
     updated_at: datetime

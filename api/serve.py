@@ -17,7 +17,6 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import is_loopback
-from api.compiled import check_folder
 from api.connections import uvicorn_options
 from api.first_key import Door, check_keys
 from api.pages.links import VALID_S
@@ -42,9 +41,8 @@ def serve(
     """Answer requests until the process is asked to stop.
 
     On loopback, `say` gets lines for the person who started it; elsewhere they are logged. Raises
-    BadInput as `check_folder`, `listen` and `check_keys` do.
+    BadInput as `listen` and `check_keys` do.
     """
-    check_folder(settings)
     with contextlib.ExitStack() as listening:
         # Before the rest: a server that cannot listen must not make keys or take jobs.
         sockets = [listening.enter_context(one) for one in listen(host, port)]

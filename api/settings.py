@@ -43,8 +43,6 @@ class ApiSettings:
     connections_per_address: int = 100
     statement_s: int = 10  # PostgreSQL gives a statement of a request up after so many seconds
     lock_s: int = 5  # and a wait for a lock, or for a free connection to the store
-    cache_gb: int = 0  # compile results that are kept for workers; 0: none are
-    cache_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("12000/minute"))
     cache_dir: Path = field(default_factory=default_cache_dir)
 
     @property
@@ -88,8 +86,6 @@ def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
         ),
         statement_s=whole("STATEMENT_S", 1, 3600, defaults.statement_s),
         lock_s=whole("LOCK_S", 1, 3600, defaults.lock_s),
-        cache_gb=whole("CACHE_GB", 0, 100_000, defaults.cache_gb),
-        cache_rate=rate("CACHE_RATE", defaults.cache_rate),
     )
 
 

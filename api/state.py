@@ -10,7 +10,6 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.bundles import Bundles
-from api.compiled import CompiledResults
 from api.exports import Exports
 from api.fleet import Fleet
 from api.known_keys import KnownKeys
@@ -63,7 +62,6 @@ class Api:
         self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.store)
         self.bundles = Bundles(self.store)
-        self.compiled = CompiledResults.of(self.settings)
         self.streams = Streams(
             self.lookups.event_counts,
             self.jobs.events,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import anyio
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from tuner.errors import UnusableStore
+from tuner.store.jobs import JobStore
 
 log = logging.getLogger("tuner.api.waits")
 
@@ -22,16 +22,10 @@ MOST = 200  # requests that wait at once in this process; more are answered at o
 MOST_OF_ONE = 50  # of one client
 
 
-class KnowsEnded(Protocol):
-    """Where jobs are looked up, as `JobStore`."""
-
-    def ended(self, job_ids: Collection[str]) -> set[str]: ...
-
-
 class Waits:
     """Waits for jobs to end, in one event loop."""
 
-    def __init__(self, jobs: KnowsEnded) -> None:
+    def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
         self._wakes: dict[str, set[anyio.Event]] = {}  # by the id of the job that is waited for
         self._clients: Counter[str] = Counter()

@@ -17,13 +17,15 @@ import contextlib
 import http.client
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from asyncio import StreamReader, StreamWriter
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from hostile import key_of
@@ -34,7 +36,6 @@ from tuner.store.keys import Scope
 PAUSE_S = 0.1  # of the others, after each answer: fewer than the rate of a key
 SETTLES_S = 30.0  # until the memory is looked at after an attack
 AGAIN_S = 0.05  # before an attacker's next connection
-# As many as are allowed: more would meet the bound of the rates.
 TOML = ("a." * 16_000 + "b = 1", "x = " + "[" * 16_000, "[[a.b]]\n" * 4_000)
 BOMBS = (
     *(json.dumps({"cluster": text, "device": "L40S"}).encode() for text in TOML),
@@ -55,13 +56,13 @@ class Attacker:
 
     async def run(self, kind: str, seconds: float) -> None:
         count, attack = self.kinds()[kind]
-        await asyncio.gather(
-            *(self._again(attack, time.monotonic() + seconds) for _ in range(count))
-        )
+        ends_at = time.monotonic() + seconds
+        await asyncio.gather(*(self._again(attack, ends_at) for _ in range(count)))
 
     def kinds(self) -> Mapping[str, tuple[int, Attack]]:
         """How many connections each attack has at a time, and what each one does."""
         return {
+            "": (0, self._idle),
             "pipelining": (100, self._pipeline),
             "idle": (1_100, self._idle),
             "slow heads": (400, self._slow_head),
@@ -85,10 +86,16 @@ class Attacker:
                     writer.transport.abort()
             await asyncio.sleep(AGAIN_S)
 
+    async def _answer(self, reader: StreamReader) -> bytes:
+        """The head of an answer, whose status counts."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.said[head.split(b" ", 2)[1].decode()] += 1
+        return head
+
     def _head(self, method: str, path: str, more: str = "") -> bytes:
         return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self._key}{more}\r\n".encode()
 
-    async def _pipeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pipeline(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Requests without an end, whose answers are not read."""
         reader._transport.pause_reading()
         asked = self._head("GET", "/openapi.json")
@@ -97,48 +104,45 @@ class Attacker:
             await writer.drain()
             await asyncio.sleep(1.0)
 
-    async def _idle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _idle(self, reader: StreamReader, _: StreamWriter) -> None:
         await reader.read(1)
 
-    async def _slow_head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._slowly(self._head("GET", "/v1/jobs")[:-2] + b"X: ", reader, writer)
+    async def _slow_head(self, reader: StreamReader, writer: StreamWriter) -> None:
+        await _slowly(self._head("GET", "/v1/jobs")[:-2] + b"X: ", reader, writer)
 
-    async def _slow_body(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _slow_body(self, reader: StreamReader, writer: StreamWriter) -> None:
         more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
-        await self._slowly(self._head("POST", "/v1/bundles", more), reader, writer)
+        await _slowly(self._head("POST", "/v1/bundles", more), reader, writer)
 
-    async def _slowly(
-        self, start: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """A byte a second, until the server ends it."""
-        writer.write(start)
-        while not reader.at_eof():
-            writer.write(b"1")
-            await writer.drain()
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(reader.read(1 << 16), 1.0)
-
-    async def _bomb(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _bomb(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Bodies that take longer to read than to send."""
         while True:
             body = next(self._bombs)
             more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             writer.write(self._head("POST", "/v1/bundles", more) + body)
             await writer.drain()
-            head = await reader.readuntil(b"\r\n\r\n")
-            self.said[head.split(b" ", 2)[1].decode()] += 1
+            head = await self._answer(reader)
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             await reader.readexactly(int(length))
 
-    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _stream(self, reader: StreamReader, writer: StreamWriter) -> None:
         writer.write(self._head("GET", f"/v1/jobs/{self._job_id}/events"))
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.said[head.split(b" ", 2)[1].decode()] += 1
+        await self._answer(reader)
         while await reader.read(1 << 16):
             pass
 
 
-Attack = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+async def _slowly(start: bytes, reader: StreamReader, writer: StreamWriter) -> None:
+    """Send the start, and then a byte a second, until the server ends it."""
+    writer.write(start)
+    while not reader.at_eof():
+        writer.write(b"1")
+        await writer.drain()
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(reader.read(1 << 16), 1.0)
+
+
+Attack = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 
 def main() -> None:
@@ -153,7 +157,7 @@ def main() -> None:
         asyncio.run(attacker.run(kind, options.seconds))
         print(json.dumps(attacker.said))
         return
-    kinds = options.kinds.split(",") if options.kinds else list(Attacker(0, "", "").kinds())
+    kinds = options.kinds.split(",") if options.kinds else [*Attacker(0, "", "").kinds()][1:]
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(f"sqlite:///{folder}/tuner.db", kinds, options.seconds)
@@ -174,19 +178,20 @@ def measure(url: str, kinds: list[str], seconds: float) -> list[dict[str, object
         job_id = json.loads(ask(connection, "POST", "/v1/jobs", JOB, 202, other))["id"]
         connection.close()
         probe(port, other, 3.0)  # nothing is imported or connected for the first time
-        rows.append({"attack": "nothing", "key": "", **probe(port, other, seconds / 4)})
-        for kind, key in itertools.product(kinds, ("", mine)):
+        for kind, key in [("", ""), *itertools.product(kinds, ("", mine))]:
             resting = memory_mb(pid)
             command = [sys.executable, __file__, "--seconds", str(seconds)]
             command += ["--attack", str(port), key, job_id, kind]
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the highest memory counts from here
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
-                with highest_memory(pid) as highest:
-                    times = probe(port, other, seconds)
+                times = probe(port, other, seconds)
                 said, _ = attacker.communicate()
-            memory = {"MB before": resting, "highest": highest[0], "after": settled(pid, resting)}
-            row = {"attack": kind, "key": "read" if key else "none", **times, **memory}
-            rows.append(row)
-            print(row, said, file=sys.stderr)
+            memory = {"MB before": resting, "highest": memory_mb(pid, "VmHWM")}
+            memory["after"] = settled(pid, resting)
+            named = {"attack": kind or "nothing", "key": "read" if key else "none"}
+            load = round(os.getloadavg()[0], 1)
+            rows.append({**named, "load": load, **times, **memory})
+            print(rows[-1], said, file=sys.stderr)
     return rows
 
 
@@ -219,29 +224,12 @@ def probe(port: int, key: str, seconds: float) -> dict[str, float]:
         thread.start()
     for thread in threads:
         thread.join()
-    return {
-        f"{what} {name}": value
-        for what, found in times.items()
-        for name, value in {**quantiles(found), "failed": failed[what]}.items()
-    }
-
-
-@contextlib.contextmanager
-def highest_memory(pid: int) -> Iterator[list[float]]:
-    """The highest memory of a process in the block, once it has ended."""
-    highest, ended = [memory_mb(pid)], threading.Event()
-
-    def look() -> None:
-        while not ended.wait(0.1):
-            highest[0] = max(highest[0], memory_mb(pid))
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        yield highest
-    finally:
-        ended.set()
-        looking.join()
+    row: dict[str, float] = {}
+    for what, found in times.items():
+        made = quantiles(found)
+        row |= {f"{what} {name}": made[f"{name}_ms"] for name in ("p50", "p99", "max")}
+        row[f"{what} failed"] = failed[what]
+    return row
 
 
 def settled(pid: int, resting: float) -> float:
@@ -252,14 +240,10 @@ def settled(pid: int, resting: float) -> float:
     return memory_mb(pid)
 
 
-def memory_mb(pid: int) -> float:
-    """The resident memory of a process."""
-    (line,) = (
-        line
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        if line.startswith("VmRSS:")
-    )
-    return round(int(line.split()[1]) / 1024, 1)
+def memory_mb(pid: int, which: str = "VmRSS") -> float:
+    """The resident memory of a process: now, or the highest one."""
+    said = Path(f"/proc/{pid}/status").read_text()
+    return round(int(said.partition(f"{which}:")[2].split()[0]) / 1024, 1)
 
 
 if __name__ == "__main__":

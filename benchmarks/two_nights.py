@@ -105,7 +105,7 @@ def night(case: Case, path: Path, seed: int, previous: Choices) -> list[Entry]:
     search = Search(case.spaces, list(case.at), case.seeds, case.budget, seed, case.at, case.model)
     bench = NoisyRecording(case, seed)
     plan = plan_of(case, path, previous)
-    return tune(plan, search, bench, bench, lambda trial: None, racer=bench)
+    return tune(plan, search, bench, bench.trials(), bench.add, lambda trial: None, racer=bench)
 
 
 def compared(case: Case, first: Choices, second: Choices) -> dict[str, object]:

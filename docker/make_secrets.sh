@@ -36,7 +36,6 @@ make_all() {
     keep postgres_password "$(random)"
     keep redis_password "$(random)"
     keep admin_key "tuner_$(random)"
-    keep shared_cache_key "$(random)"
     keep database_url "postgresql://tuner:$(cat "$folder/postgres_password")@postgres/tuner"
     keep broker_url "redis://:$(cat "$folder/redis_password")@redis:6379/0"
     echo "made in $folder/: the key for the API is in $folder/admin_key"

@@ -755,6 +755,83 @@ CASES = (
         ("sglang_watchdog",),
         ("300 s",),
     ),
+    Case(
+        "triton-lang/triton#8096",
+        "subprocess.CalledProcessError: Command '['/v/triton/bin/ptxas', '-lineinfo', "
+        "'-v', '--gpu-name=sm_110a', '/tmp/tmp1.ptx', '-o', '/tmp/tmp1.ptx.o']' returned non-zero "
+        "exit status 255.",
+        ("ptxas_failed",),
+        ("sm_110a", "TRITON_PTXAS_PATH"),
+    ),
+    Case(
+        "vllm-project/vllm#15511",
+        core("RuntimeError: Internal Triton PTX codegen error")
+        + "\n"
+        + core("`ptxas` stderr:")
+        + "\n"
+        + core(
+            "ptxas /tmp/tmp1.ptx, line 601; error   : Modifier '.evict_last' cannot be combined "
+            "with modifier '.cg'"
+        ),
+        ("ptxas_line",),
+        ("'.evict_last' cannot be combined", "in this release of Triton"),
+        ("not in this text",),
+    ),
+    Case(
+        "vllm-project/vllm#41477",
+        "`ptxas error: Feature '.tile::scatter4' not supported on .target 'sm_121a'`",
+        ("ptxas_feature",),
+        ("sm_121a does not have", "another backend"),
+        ("TRITON_PTXAS_PATH",),
+    ),
+    Case(
+        "triton-lang/triton#10327",
+        "fused_moe.py:574:24: error: operand #0 does not dominate this use\n"
+        "RuntimeError: PassManager::run failed",
+        ("triton_dominance",),
+        ("RemoveLayoutConversions", "passes over"),
+    ),
+    Case(
+        "pytorch/pytorch#180908",
+        core("RuntimeError: PassManager::run failed"),
+        ("triton_pass",),
+        ("release of Triton",),
+    ),
+    Case(
+        "sgl-project/sglang#4857",
+        "[Node-A]:[PID]:[Thread] [0] NCCL WARN NET/IB : Got completion from peer [PRIVATE_IP] with "
+        "error 12, opcode 0, len 0, vendor err 129 (Recv)",
+        ("rdma_completion",),
+        ("Status 12 is a timeout",),
+    ),
+    Case(
+        "sgl-project/sglang#4978",
+        "DEV     PORT    INDEX   GID         IPv4            VER     DEV\n"
+        "---     ----    -----   ---         ------------    ---     ---\n"
+        "mlx5_0  1       3       0000:ffff   10.63.65.208    v2      xgbe0",
+        ("gid_table",),
+        ("VER v2", "NCCL_IB_GID_INDEX"),
+    ),
+    Case(
+        "sgl-project/sglang#33273",
+        "Using default MoE kernel config. Performance might be sub-optimal!\n    Config file not "
+        "found at .../E=512,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,"
+        "block_shape=[128, 128].json",
+        ("moe_config_missing",),
+        ("fused_moe:E=512,N=128,K=2048,top_k=10", "fused_moe:E=512,N=128,K=4096,top_k=10"),
+    ),
+    Case(
+        "sgl-project/sglang#21752",
+        sglang(
+            "Using MoE kernel config with down_moe=False. Performance might be sub-optimal! "
+            + NOT_FOUND.format(
+                f"{SGLANG_MOE}/triton_3_5_1/E=256,N=512,device_name=NVIDIA_B200_down"
+            )
+            + f".json{CREATE}"
+        ),
+        ("moe_down_config_missing",),
+        ("kimi-linear-48b-a3b at tp=2", "K=2304,top_k=8", "before sglang 0.5.11"),
+    ),
 )
 
 # Messages that the table does not have: nothing may be said of them.

@@ -4,12 +4,14 @@ TunerError                      the root: catch this to catch them all
 ├── BadInput                    the caller can fix it; exit code 2
 │   ├── OptionsRefused
 │   ├── UnknownKey
+│   ├── LastAdmin
 │   ├── UnknownDevice
 │   ├── UnknownModel
 │   ├── UnknownEngine
 │   ├── UnsupportedFamily
 │   ├── BadProblem
-│   │   └── IndivisibleShape
+│   │   ├── IndivisibleShape
+│   │   └── SeveralModels
 │   ├── MalformedCheckpoint
 │   ├── MalformedConfigFile
 │   ├── MalformedRecording
@@ -124,6 +126,10 @@ class UnknownKey(BadInput):
     """No valid key has that name."""
 
 
+class LastAdmin(BadInput):
+    """Nobody could administer the service without this key."""
+
+
 class UnknownDevice(BadInput):
     """The device table has no such GPU."""
 
@@ -146,6 +152,19 @@ class BadProblem(BadInput):
 
 class IndivisibleShape(BadProblem):
     """The tensor- or expert-parallel size does not divide the model."""
+
+
+class SeveralModels(BadProblem):
+    """The name of a config file fits several models.
+
+    `problems` has the spec of each problem that the file may be for, with the models that have it.
+    """
+
+    def __init__(
+        self, message: str, problems: Mapping[str, str], *, cli: str = "", api: str = ""
+    ) -> None:
+        super().__init__(message, cli=cli, api=api)
+        self.problems = problems
 
 
 class MalformedCheckpoint(BadInput):

@@ -73,8 +73,7 @@ def _count(lease: Lease, result: AttemptResult, times: JobTimes | None) -> None:
 def _count_cost(request: JobRequest, cost: Cost) -> None:
     GPU_SECONDS.labels(request.device, "busy").inc(cost.gpu_s - cost.gpu_idle_s)
     GPU_SECONDS.labels(request.device, "idle").inc(cost.gpu_idle_s)
-    purpose = "compile" if request.compiles else "tune"
-    CPU_SECONDS.labels(request.device, purpose).inc(cost.cpu_s)
+    CPU_SECONDS.labels(request.device).inc(cost.cpu_s)
 
 
 def _times(figures: Figures, lease: Lease) -> JobTimes | None:

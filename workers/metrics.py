@@ -51,8 +51,8 @@ GPU_SECONDS = Counter(
 )
 CPU_SECONDS = Counter(
     "tuner_job_cpu_seconds",
-    "CPU seconds of jobs that are done; purpose: compile, or tune, for the device.",
-    ("device", "purpose"),
+    "CPU seconds of jobs that are done.",
+    ("device",),
 )
 ATTEMPTS = Counter("tuner_attempts", "Attempts at jobs, by how they ended.", ("device", "outcome"))
 LOST_LEASES = Counter(

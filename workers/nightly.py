@@ -9,7 +9,6 @@ from datetime import date, timedelta
 from typing import Any
 
 from tuner.errors import TunerError
-from tuner.jobs.ahead import is_compiled_ahead
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import Need, WorkerStatus
@@ -198,8 +197,6 @@ def _submit(
             continue
         for request, answer in zip(planned, answers, strict=True):
             job_ids[request.key] = answer.job.id
-            if answer.ahead is not None:
-                announcer.announce(answer.ahead)
             if answer.created:
                 announcer.announce(answer.job)
             (submitted if answer.created else waiting).append(answer.job.id)
@@ -207,8 +204,7 @@ def _submit(
 
 
 def _submission(request: JobRequest, workers: Sequence[WorkerStatus]) -> Submission:
-    unmet = Need.of(request).unmet(workers, utc_now())
-    return Submission(request, unmet=unmet, ahead=is_compiled_ahead(request, workers))
+    return Submission(request, unmet=Need.of(request).unmet(workers, utc_now()))
 
 
 def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:

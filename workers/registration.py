@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from tuner.compile.shared import open_shared_cache
 from tuner.engines.engine import engine_names, find_engine
 from tuner.engines.locate import find_packages
 from tuner.engines.versions import version_order
-from tuner.jobs.workers import SHARED_CACHE, WorkerInfo, WorkerState
+from tuner.jobs.workers import WorkerInfo, WorkerState
 from tuner.store.workers import WorkerStore
 from workers.gpus import LocalGpu
 
@@ -96,9 +95,7 @@ class Registration:
 
 
 def _packages() -> dict[str, str]:
-    found = {name: version for name in _PACKAGES if (version := _version(name))}
-    cache = open_shared_cache()
-    return found if cache is None else {**found, SHARED_CACHE: cache.identity}
+    return {name: version for name in _PACKAGES if (version := _version(name))}
 
 
 def _version(package: str) -> str:

@@ -34,11 +34,10 @@ from tuner.store import Leases
 from tuner.tuning.request import Source
 from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
-from workers.ahead import compile_for_others
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
 from workers.tracing import continued, flush_spans, span, start_tracing
-from workers.trial_spans import SpannedTrials
+from workers.trial_spans import TrialSpans
 
 # These errors are about the request, and would be the same on every attempt. `do_job` handles two
 # kinds of BadInput before: another worker may have the engine, and the store may come back.
@@ -84,10 +83,8 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
             span("run", _about(lease.request)),
             open_run(_session_request(lease.request, settings)) as session,
         ):
-            if lease.request.compiles:
-                compile_for_others(session, leases.ahead(lease))
-            else:
-                session.run(SpannedTrials(leases.store(lease)), progress=lambda trial: None)
+            spans = TrialSpans()
+            session.run(leases.store(lease), progress=spans, watcher=spans)
     except StaleLease:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:

@@ -11,9 +11,12 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.otel import OtelSpans
 
 log = logging.getLogger("tuner.tracing")
 
@@ -25,35 +28,7 @@ _passed: ContextVar[str] = ContextVar("traceparent", default="")
 Attributes = Mapping[str, str | int | float | bool]
 
 
-class Spans(Protocol):
-    """What makes spans."""
-
-    def current(self) -> str:
-        """The traceparent of the current span; "" outside of all spans."""
-        ...
-
-    def span(
-        self, name: str, parent: str, kind: str, attributes: Attributes
-    ) -> AbstractContextManager[None]:
-        """Make a span current. An exception that leaves the block is recorded as its error."""
-        ...
-
-    def add(
-        self, name: str, parent: str, times_ns: tuple[int, int], attributes: Attributes
-    ) -> None:
-        """Add a span that has ended; the times are its start and its end."""
-        ...
-
-    def describe(self, attributes: Attributes, error: str) -> None:
-        """Give the current span attributes and, unless it is empty, an error."""
-        ...
-
-    def flush(self) -> None:
-        """Send what has ended, in bounded time."""
-        ...
-
-
-_spans: Spans | None = None
+_spans: OtelSpans | None = None
 
 
 def start_tracing(service: str) -> None:

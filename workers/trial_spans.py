@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from time import time_ns
 
-from tuner.problems.points import Problem
-from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
-from tuner.problems.results import Entry, Environment, Totals, Trial
-from tuner.tuning.journal import RunStore
+from tuner.problems.points import Candidate
+from tuner.problems.results import Trial
+from tuner.tuning.tune import Unwatched
 from workers.tracing import add_span
 
 
-class SpannedTrials:
-    """A run's store that makes a span of each batch of trials, from the batch before to its end."""
+class TrialSpans(Unwatched):
+    """Makes a span of each batch of trials, from the batch before to its end.
 
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
+    It hears of each trial once that is stored, and of the next question after each batch.
+    """
+
+    def __init__(self) -> None:
+        self._since_ns, self._count = time_ns(), 0
+
+    def __call__(self, trial: Trial) -> None:
+        self._count += 1
+
+    def step(self, text: str) -> None:
+        """Begin the first batch once the run has begun, and the others after a step."""
         self._since_ns = time_ns()
 
-    def begin_run(self, key: RunKey) -> Run:
-        """Begin the run, and the first batch."""
-        run = self._store.begin_run(key)
-        self._since_ns = time_ns()
-        return run
-
-    def expect(self, run: Run, outlook: Outlook) -> None:
-        """Tell who follows the run what it will try."""
-        self._store.expect(run, outlook)
-
-    def trials(self, run: Run) -> Sequence[Trial]:
-        """The run's trials."""
-        return self._store.trials(run)
-
-    def add_trials(self, run: Run, new: Iterable[Trial]) -> None:
-        """Store a batch, and make a span of it."""
-        batch = list(new)
-        self._store.add_trials(run, batch)
+    def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
+        """End a batch."""
         now = time_ns()
-        if batch:
-            add_span("trials", self._since_ns, now, {"tuner.trials": len(batch)})
-        self._since_ns = now
-
-    def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
-        """Publish the entries, and close the run."""
-        self._store.finish_run(run, entries, totals)
-
-    def winners_in(self, problem: Problem, environment: Environment) -> Sequence[Winner]:
-        """What is published for a problem in an environment."""
-        return self._store.winners_in(problem, environment)
-
-    def stop_run(self, run: Run, state: RunState, reason: str = "") -> None:
-        """Mark the run as stopped."""
-        self._store.stop_run(run, state, reason)
+        if self._count:
+            add_span("trials", self._since_ns, now, {"tuner.trials": self._count})
+        self._since_ns, self._count = now, 0

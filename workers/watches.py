@@ -30,6 +30,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.jobs.job import JobRequest
+from tuner.jobs.memory import refuse_too_large
 from tuner.jobs.targets import engine_version_here, reader_of, refuse_options, resolve_target
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.models.serving import Serving
@@ -114,7 +115,7 @@ class Watch:
         (problem,) = target.problems
         sizes = {"batch_sizes": self.batch_sizes} if self.batch_sizes else {}
         refuse_options(target.family, sizes)
-        return JobRequest(
+        request = JobRequest(
             problem=problem,
             device=device,
             engine=self.engine,
@@ -124,6 +125,8 @@ class Watch:
             model=model,
             architecture=target.architecture,
         )
+        refuse_too_large(request)
+        return request
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field, ValidationError
 
 from api.auth import Admin, Reader
-from api.pages.forms import Posted, asked, mistakes_in, refused_in
+from api.pages.forms import Posted, ask_first, asked, mistakes_in, refused_in
 from api.pages.render import go, page
 from api.routes.coverage import (
     WatchId,
@@ -158,6 +158,8 @@ def remove(
     watch_id: WatchId, request: Request, form: Posted, caller: Admin, api: ApiDep
 ) -> Response:
     """Stop keeping its models tuned."""
+    if asking := ask_first(request, form, "watches"):
+        return asking
     remove_watch(watch_id, caller, api)
     return go(request, "watches")
 

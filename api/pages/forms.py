@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_origin
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from api.auth import caller_in
 from api.mistakes import mistakes_of
+from api.pages.render import page
 from api.pages.sessions import is_proof, is_same_origin
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, UnknownDevice
@@ -72,6 +73,14 @@ def refused_in(error: BadInput, field: str) -> dict[str, str]:
     """What an error says, by the field of the form: the one that it names, or else `field`."""
     named = error.by_field or {field: error}
     return {name: one.in_page_words() for name, one in named.items()}
+
+
+def ask_first(request: Request, form: Mapping[str, str], back: str) -> Response | None:
+    """The page that asks "sure?" before something ends, where no script has asked."""
+    if not (what := form.get("ask")):
+        return None
+    fields = {name: value for name, value in form.items() if name != "ask"}
+    return page(request, "sure", what=what, fields=fields, back=back)
 
 
 def full_name(device: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Reader, Submitter
-from api.pages.forms import Posted, asked, full_name, mistakes_in, refused_in
+from api.pages.forms import Posted, ask_first, asked, full_name, mistakes_in, refused_in
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import as_time, go, page
 from api.pages.steps import steps_of
@@ -158,6 +158,8 @@ def cancel(
     job_id: JobId, request: Request, form: Posted, caller: Submitter, api: ApiDep
 ) -> Response:
     """Withdraw from a job, or end it for all of its clients."""
+    if asking := ask_first(request, form, f"jobs/{job_id}"):
+        return asking
     cancel_job(job_id, Response(), caller, api, everyone=form.get("everyone") == "true")
     return go(request, f"jobs/{job_id}")
 

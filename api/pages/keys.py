@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from api.auth import Admin
-from api.pages.forms import Posted, mistakes_in, refused_in
+from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
 from api.routes.keys import KeyName, add_key, list_keys, revoke_key, rotate_key
 from api.schemas_in import KeyIn
@@ -42,12 +42,16 @@ def replace_key(
     name: KeyName, request: Request, form: Posted, caller: Admin, api: ApiDep
 ) -> Response:
     """Give a key a new secret and show it once."""
+    if asking := ask_first(request, form, "keys"):
+        return asking
     return _keys(request, caller, api, made=rotate_key(name, Response(), caller, api))
 
 
 @router.post("/{name}/revoke")
 def end_key(name: KeyName, request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
     """Revoke a key."""
+    if asking := ask_first(request, form, "keys"):
+        return asking
     revoke_key(name, caller, api)
     return go(request, "keys")
 

@@ -89,10 +89,7 @@ def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[Entry]:
 def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
     """The points of a run that goes on: the best time of each, beside the incumbents' times."""
     best = {one["point"]: one for one in progress["best"]}
-    planned = progress["incumbents"] or [
-        {**one, "times_us": {}} for one in progress["best"]
-    ]  # a worker of an older release plans nothing
-    planned = sorted(planned, key=_place)
+    planned = sorted(progress["incumbents"], key=_place)
     return [
         Entry(
             number,

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import Field
+from pydantic import Field, ValidationError
 from starlette.responses import Response
 
-from api.auth import Caller, Reader
-from api.pages.forms import asked
+from api.auth import Admin, Caller, Reader
+from api.pages.forms import Posted, ask_first, asked, mistakes_in
 from api.pages.points import Entry, charts_of, entries_of, over_of, speedup_of
-from api.pages.render import page
+from api.pages.render import go, page
 from api.pages.trial_map import map_of
 from api.paging import cursor_at
-from api.routes.results import get_result, list_run_trials
+from api.routes.results import get_result, list_run_trials, withdraw_result
 from api.schemas_query import Page, ResultOf
 from api.state import Api, ApiDep
 from tuner.devices.table import find_device
+from tuner.errors import BadInput
 
 router = APIRouter(include_in_schema=False)
 
@@ -69,6 +71,19 @@ def show_result(
         limit_bytes=find_device(result["device"]).shared_optin_bytes,
         predicted=any(one.winner["status"] == "predicted" for one in entries),
     )
+
+
+@router.post("/results/withdraw")
+def withdraw(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Withdraw a result that nobody wants."""
+    body = {name: form.get(name, "") for name in ("problem", "device", "engine")}
+    if asking := ask_first(request, form, "results?" + urlencode(body)):
+        return asking
+    try:
+        withdraw_result(ResultOf.model_validate(body), caller, api)
+    except ValidationError as error:
+        raise BadInput("; ".join(mistakes_in(error, body).values())) from None
+    return go(request, "")
 
 
 def _entry(entries: Sequence[Entry], number: int | None) -> Entry | None:

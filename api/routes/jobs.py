@@ -84,9 +84,9 @@ def cancel_job(
 ) -> dict[str, Any]:
     """Withdraw from a job. It ends with its last client; its trials stay."""
     job = api.jobs.get(job_id)
-    mine = caller.name in job.waits_for
+    mine = caller.name in job.clients
     if caller.scope < Scope.ADMIN and (everyone or not mine):
-        names = ", ".join(job.waits_for)
+        names = ", ".join(job.clients)
         text = f"only a key of scope admin may end the job for {names}"
         raise HTTPException(403, text)
     job = api.jobs.cancel(job_id, caller.name if mine and not everyone else None)

@@ -41,7 +41,7 @@ def rotate_key(name: KeyName, answer: Response, caller: Admin, api: ApiDep) -> d
     return _new(name, api.keys.rotate(name), answer, api)
 
 
-@router.delete("/{name}", status_code=204, responses=responses(404))
+@router.delete("/{name}", status_code=204, responses=responses(404, 409))
 def revoke_key(name: KeyName, caller: Admin, api: ApiDep) -> None:
     """Revoke a key: it is refused within two seconds, for good. The last of scope admin stays."""
     api.keys.revoke(name)

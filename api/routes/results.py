@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi import Path as InPath
 from starlette.exceptions import HTTPException
 
-from api.auth import Reader
+from api.auth import Admin, Reader
 from api.errors import responses
 from api.exports import Archive, Wanted, is_named
 from api.mistakes import said_of
@@ -34,6 +34,7 @@ from workers.coverage import newest_environments, why_stale
 from workers.watch_status import WatchState
 
 log = logging.getLogger("tuner.api")
+audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
 
 router = APIRouter(prefix="/v1", tags=["results"])
 
@@ -115,6 +116,18 @@ def get_result(wanted: Annotated[ResultOf, Query()], caller: Reader, api: ApiDep
         "engine": wanted.engine,
         "environments": _histories(found, api),
     }
+
+
+@router.delete("/results", status_code=204, responses=responses(404))
+def withdraw_result(wanted: Annotated[ResultOf, Query()], caller: Admin, api: ApiDep) -> None:
+    """Withdraw what is published for a problem on a device. What was tried stays."""
+    problem, device = parse_problem(wanted.problem), find_device(wanted.device).name
+    count = api.results.withdraw(problem, device, wanted.engine)
+    if not count:
+        raise HTTPException(404, f"nothing is published for this problem on {device}")
+    extra = {"client": caller.name, "problem": problem.spec(), "device": device}
+    audit.info("withdrew %d entries", count, extra={**extra, "engine": wanted.engine})
+    api.matrix.forget()
 
 
 def _histories(found: Sequence[Winner], api: Api) -> list[dict[str, Any]]:

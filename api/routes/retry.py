@@ -29,7 +29,7 @@ def retry_job(job_id: JobId, request: Request, caller: Submitter, api: ApiDep) -
     state = request.scope["state"]
     state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
     job = api.jobs.get(job_id)
-    if caller.scope < Scope.ADMIN and caller.name not in (job.client, *job.waits_for):
+    if caller.scope < Scope.ADMIN and caller.name not in (job.client, *job.clients):
         text = f"job {job_id} was posted by {job.client}: they or a key of scope admin may retry it"
         raise HTTPException(403, text)
     job = api.jobs.retry(job_id, caller.name)

@@ -67,7 +67,7 @@ def submit_job(
     unmet = api.fleet.unmet(wanted)
     with span("submit", {"tuner.device": wanted.device}, "producer"):
         (answer,) = api.jobs.submit_all(
-            [Submission(wanted, _priority(body), unmet, api.fleet.compiles_ahead(wanted))],
+            [Submission(wanted, _priority(body), unmet)],
             client=caller.name,
             idempotency_key=idempotency_key,
             body_hash=hashlib.sha256(body.canonical()).hexdigest(),
@@ -119,8 +119,7 @@ def submit_jobs(
             continue
         try:
             asked, said = job_request(one, settings, workers)
-            unmet, ahead = api.fleet.unmet(asked), api.fleet.compiles_ahead(asked)
-            wanted.append(Submission(asked, _priority(one), unmet, ahead))
+            wanted.append(Submission(asked, _priority(one), api.fleet.unmet(asked)))
             notes.append(said)
             items.append({"problem": None})
         except BadInput as error:
@@ -163,8 +162,6 @@ def _announce(answers: Sequence[Submitted], api: Api) -> None:
         api.metrics.submitted.labels(answer.job.request.device, str(answer.created).lower()).inc()
         request = answer.job.request
         queue = request.device, request.needs_gpu, answer.job.priority
-        if answer.ahead is not None:
-            api.announcer.announce(answer.ahead)
         if answer.created and queue not in woken:
             woken.add(queue)
             api.announcer.announce(answer.job)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from tuner.compile import Farm, KernelCompiler
@@ -36,7 +37,6 @@ from tuner.problems.records import RunKey
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Environment, MeasureKind, Trial
 from tuner.store import Store
-from tuner.tuning.journal import RunJournal
 from tuner.tuning.tune import FixedStrategy, Plan, tune
 
 PROBLEM = parse_problem("fused_moe:E=8,N=128,K=256,top_k=2,dtype=bfloat16")
@@ -168,7 +168,15 @@ def main() -> None:
                 limits=Limits(request_s=3.0, replacements=count),
             )
             strategy = FixedStrategy([*bad, *good])
-            entries = tune(plan, strategy, bench, RunJournal(store, run), trials.append, bench)
+            entries = tune(
+                plan,
+                strategy,
+                bench,
+                store.trials(run),
+                partial(store.add_trials, run),
+                trials.append,
+                bench,
+            )
             store.finish_run(run, entries, bench.totals)
             bench.close()
         report = export_device(store, device, engine, Path(folder) / "out", allow_predicted=False)

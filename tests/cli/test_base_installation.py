@@ -32,8 +32,8 @@ for line in json.loads(sys.argv[1]):
 print(json.dumps(said))
 """
 EXTRAS = (
-    *("celery", "cryptography", "fastapi", "fsspec", "jinja2", "kombu", "limits", "opentelemetry"),
-    *("PIL", "prometheus_client", "psycopg", "pynvml", "s3fs", "torch", "triton", "uvicorn"),
+    *("celery", "cryptography", "fastapi", "jinja2", "kombu", "limits", "opentelemetry"),
+    *("PIL", "prometheus_client", "psycopg", "pynvml", "torch", "triton", "uvicorn"),
 )
 LONG = ("docker", "tuner preflight")  # a pipe; it looks at this machine
 MORE = (

@@ -1,17 +1,15 @@
-"""Loads kernels as a GPU's process does, without a GPU, and says what Triton made of each.
+"""Loads kernels as a GPU's process does, without a GPU, and says the parameters of each.
 
-`python load_kernels.py (load|compile)` reads JSON jobs from stdin. With `load`, it refuses to
-compile.
+It reads JSON jobs from stdin, and refuses to compile.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 
 from triton.compiler import ASTSource
 
-from tuner.compile.kernel import cache_files, compile_kernel
+from tuner.compile.kernel import compile_kernel
 from tuner.devices.target import Target
 
 
@@ -21,18 +19,8 @@ def refuse(*_args, **_kwargs):
 
 def described(job):
     kernel = compile_kernel(Path(job["source"]), job["variant"], Target(**job["target"]))
-    return {
-        "name": kernel.name,
-        "hash": kernel.hash,
-        "metadata": json.loads(json.dumps(kernel.metadata._asdict(), default=str)),
-        "packed": str(kernel.packed_metadata),
-        "signature": list(kernel.src.signature.items()),
-        "constants": [[str(place), str(value)] for place, value in kernel.src.constants.items()],
-        "binary": hashlib.sha256(kernel.kernel).hexdigest(),
-        "files": sorted(Path(path).name for path in cache_files(kernel)),
-    }
+    return {"signature": list(kernel.src.signature.items())}
 
 
-if sys.argv[1] == "load":
-    ASTSource.make_ir = refuse
+ASTSource.make_ir = refuse
 json.dump([described(job) for job in json.load(sys.stdin)], sys.stdout)

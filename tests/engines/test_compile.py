@@ -26,9 +26,8 @@ from typer.testing import CliRunner
 from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.candidates import fit
+from tuner.compile.environment import TritonRelease, file_hash, triton_build
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
-from tuner.compile.shared import SharedCache
-from tuner.compile.shared_results import share_results
 from tuner.devices.table import find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import find_engine
@@ -487,9 +486,9 @@ def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
 def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
     wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
     with Farm(1, cache_dir=tmp_path) as farm:
-        settings = [farm.env.get(name) for name in PTXAS_SETTINGS]
+        settings = [file_hash(farm.env.get(name)) for name in PTXAS_SETTINGS]
         for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
-            parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton.version]
+            parts = [wanted.lifted.hash, wanted.variant.as_json(), word, triton_build(farm.triton)]
             text = json.dumps([*parts, settings, compile_code()], sort_keys=True)
             key = hashlib.sha256(text.encode()).hexdigest()
             assert farm.key(CompileJob(wanted.lifted, wanted.variant, target)) == key
@@ -530,26 +529,56 @@ def test_all_that_a_compile_process_runs_of_this_program_is_in_the_key(tmp_path)
     assert len(hashes) == len(ran) + 1
 
 
-def test_the_code_of_this_program_changes_both_keys(tmp_path, monkeypatch, kernels):
+def test_the_code_of_this_program_changes_the_key(tmp_path, monkeypatch, kernels):
     wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
-    shared = SharedCache(str(tmp_path / "shared"), "k" * 32)
     keys = set()
     for code in ("one", "other"):
         monkeypatch.setattr("tuner.compile.farm.compile_code", lambda code=code: code)
-        monkeypatch.setattr("tuner.compile.shared_results.compile_code", lambda code=code: code)
-        with Farm(1, cache_dir=tmp_path, shared=shared) as farm:
-            others = share_results(shared, farm.triton, farm.env)
+        with Farm(1, cache_dir=tmp_path) as farm:
             keys.add(farm.key(wanted))
-            keys.add(others.key(wanted.lifted, wanted.variant, wanted.target))
-    assert len(keys) == 4
+    assert len(keys) == 2
 
 
-def test_two_farms_share_a_folder(tmp_path):
-    jobs = [tiny(number) for number in (2, 3)]
+def test_two_farms_that_share_a_folder_compile_each_kernel_once(tmp_path):
+    jobs = [tiny(number) for number in (2, 3, 4)]
     with Farm(1, 240, tmp_path) as one, Farm(1, 240, tmp_path) as two:
         one.submit(jobs)
         two.submit(jobs)
-        assert dict(one.completed()).keys() == dict(two.completed()).keys() == set(jobs)
+        first, second = dict(one.completed()), dict(two.completed())
+        assert one.compiled + two.compiled == len(jobs)
+        assert one.cached + two.cached == len(jobs)
+    assert first.keys() == second.keys() == set(jobs)
+    assert all(result.ok for result in (*first.values(), *second.values()))
+
+
+def test_a_kernel_is_compiled_by_whoever_holds_its_claim(tmp_path):
+    one, two = ResultCache(tmp_path), ResultCache(tmp_path)
+    key, other = "a" * 64, "b" * 64
+    with one.claim(key) as mine, two.claim(key) as theirs, two.claim(other) as another:
+        assert (mine, theirs, another) == (True, False, True)
+    with two.claim(key) as mine:
+        assert mine
+
+
+def test_without_locks_a_kernel_may_be_compiled_twice(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("tuner.compile.results.fcntl.fcntl", refuse)
+    with ResultCache(tmp_path).claim("a" * 64) as mine:
+        assert mine
+
+
+def test_two_builds_of_one_triton_have_two_keys(tmp_path):
+    builds = []
+    for name in ("one", "other"):
+        info = tmp_path / name / "triton-3.6.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.6.0\n")
+        (info / "RECORD").write_text(f"triton/compiler.py,sha256={name},1\n")
+        builds.append(triton_build(TritonRelease("3.6.0", tmp_path / name)))
+    assert len(set(builds)) == 2
+    assert triton_build(TritonRelease("3.6.0", tmp_path)) == "3.6.0"
 
 
 def test_the_users_triton_settings_and_cache_stay_out(monkeypatch, tmp_path):

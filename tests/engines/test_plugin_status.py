@@ -105,7 +105,7 @@ def put_gemm(root, spec=FP8, **changes):
 
 
 def run(*args):
-    return CliRunner().invoke(app, ["attention", "status", *map(str, args)])
+    return CliRunner().invoke(app, ["status", *map(str, args)])
 
 
 def test_a_phase_without_a_file_is_named_beside_one_that_has_one(root):

@@ -12,8 +12,6 @@ from tiers import only
 
 from tuner.compile import CompileJob, Farm
 from tuner.compile.environment import TritonRelease, triton_for
-from tuner.compile.shared import SharedCache
-from tuner.compile.shared_results import SharedResult, unpack
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
@@ -30,7 +28,7 @@ from tuner.families.state_update.problem import parse_state_update
 from tuner.measure.gpu import child_env
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Status
+from tuner.problems.results import Status
 
 TILE = config(64, 128, 128, 4, 3)
 INSTALLED = "3.6.0"
@@ -139,10 +137,10 @@ OTHER_CODE = ("3.1.0", "3.2.0", "3.3.1", INSTALLED, "3.8.0")
     only([one for one in RELEASES if one[0] in OTHER_CODE], RELEASES),
 )
 def test_a_kernel_of_each_family_compiles_with_each_triton(tmp_path, version, engines, figures):
-    """In processes of its own; and another host finds its machine code in a shared cache."""
+    """In processes of its own; and other processes find the result in the folder."""
     jobs = dict(zip(FAMILIES, one_of_each_family(*engines), strict=True))
-    triton, shared = release(version), SharedCache(str(tmp_path / "shared"), "k" * 32)
-    with Farm(1, 240, tmp_path / "here", triton=triton, shared=shared) as farm:
+    triton = release(version)
+    with Farm(1, 240, tmp_path, triton=triton) as farm:
         farm.submit(jobs.values())
         found = dict(farm.completed())
     results = {family: found[job] for family, job in jobs.items()}
@@ -151,25 +149,11 @@ def test_a_kernel_of_each_family_compiles_with_each_triton(tmp_path, version, en
     numbers = {family: (one.shared_bytes, one.n_regs) for family, one in results.items()}
     assert numbers == dict(zip(FAMILIES, figures, strict=True))
 
-    with Farm(1, 240, tmp_path / "there", triton=triton, shared=shared) as other:
+    with Farm(1, 240, tmp_path, triton=triton) as other:
         other.submit(jobs.values())
         again = dict(other.completed())
-        assert (other.compiled, other.shared) == (0, len(jobs))
+        assert (other.compiled, other.cached) == (0, len(jobs))
     assert again == {job: replace(one, cached=True) for job, one in found.items()}
-    folder = f"triton_{version.replace('.', '_')}"
-    here, there = (
-        sorted(path.read_bytes() for path in (tmp_path / host / folder).rglob("*.cubin"))
-        for host in ("here", "there")
-    )
-    assert len(here) == len(jobs)
-    assert here == there
-
-
-def test_a_folder_that_triton_3_2_names_with_a_dash_first_is_shared_too():
-    """Its names are base64, in which a name of each 64 begins so."""
-    compiled = Compiled(Status.OK)
-    result = SharedResult(compiled, "-I3r-J--O4kx", {"kernel.json": b"{}"})
-    assert unpack(result.pack()).folder == "-I3r-J--O4kx"
 
 
 def test_results_of_two_tritons_have_two_keys_in_the_cache(tmp_path, job):

@@ -1,4 +1,4 @@
-"""A run whose kernels another host has compiled: it compiles nothing, and launches the same."""
+"""A process of a GPU finds each kernel that the compile processes compiled, and compiles none."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from tiers import only
 
 from tuner.compile import CompileJob, Farm
 from tuner.compile.environment import TritonRelease, triton_for
-from tuner.compile.shared import SharedCache
-from tuner.compile.shared_results import triton_build
 from tuner.engines.engine import find_engine
 from tuner.measure.gpu import child_env
 from tuner.problems.points import Problem
@@ -28,7 +26,6 @@ from tuner.tuning.request import Source
 from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
 
-KEY = "k" * 32
 # Engines that run three releases of Triton, with two ways to take a kernel's constants.
 SOME, OLDER = ("sglang==0.5.16", (INT8, EXTEND, CHOSEN, BLOCKS)), ("sglang==0.4.4", (BLOCKS,))
 ENGINES = [
@@ -64,18 +61,18 @@ def compile_all(farm: Farm, jobs: Sequence[CompileJob]) -> list[Compiled]:
     return [results[job] for job in jobs]
 
 
-def loaded(farm: Farm, jobs: Sequence[CompileJob], how: str, sources: Farm) -> list[dict[str, Any]]:
-    """What a process of a GPU makes of the kernels, with the cache of a farm."""
+def loaded(farm: Farm, jobs: Sequence[CompileJob]) -> list[dict[str, Any]]:
+    """What a process of a GPU finds of the kernels, with the cache of a farm."""
     asked = [
         {
-            "source": str(job.lifted.write(sources.lifted_dir)),
+            "source": str(job.lifted.write(farm.lifted_dir)),
             "variant": job.variant.as_json(),
             "target": asdict(job.target),
         }
         for job in jobs
     ]
     done = subprocess.run(
-        [sys.executable, str(LOADER), how],
+        [sys.executable, str(LOADER)],
         input=json.dumps(asked),
         env=child_env(farm, ""),
         capture_output=True,
@@ -87,98 +84,28 @@ def loaded(farm: Farm, jobs: Sequence[CompileJob], how: str, sources: Farm) -> l
     return found
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> SharedCache:
-    return SharedCache(str(tmp_path / "shared"), KEY)
-
-
 @pytest.mark.parametrize(("engine", "problems"), only([SOME, OLDER], ENGINES))
 def test_a_gpus_process_loads_every_familys_kernels(
-    engine: str, problems: Sequence[Problem], cache: SharedCache, tmp_path: Path
+    engine: str, problems: Sequence[Problem], tmp_path: Path
 ) -> None:
-    triton = release(engine)
     jobs = [job for problem in problems for job in jobs_of(problem, engine)]
     assert jobs
     if EXTEND in problems:  # Triton names files by kernels: some names begin with "_"
         assert {job.variant.function[0] == "_" for job in jobs} == {True, False}
-    with Farm(2, 240, tmp_path / "cpu", triton=triton, shared=cache) as cpu:
-        made = compile_all(cpu, jobs)
+    with Farm(2, 240, tmp_path, triton=release(engine)) as farm:
+        made = compile_all(farm, jobs)
         assert all(result.ok for result in made), [result.detail for result in made]
-    with Farm(2, 240, tmp_path / "gpu", triton=triton, shared=cache) as gpu:
-        found = compile_all(gpu, jobs)
-        assert gpu.compiled == 0
-        assert gpu.cached == len(jobs)
-        assert gpu.compile_s == 0
-        here = loaded(gpu, jobs, "load", gpu)
-    with Farm(1, 240, tmp_path / "own", triton=triton) as own:
-        tritons = loaded(own, jobs, "compile", cpu)  # binaries name the source's folder
-    for job, one, by_cpu, mine, its in zip(jobs, found, made, here, tritons, strict=True):
+        found = loaded(farm, jobs)
+    for job, one in zip(jobs, found, strict=True):
         name = job.variant.function
-        assert one == Compiled(**{**asdict(by_cpu), "cached": True}), name
-        assert mine == its, name
         order = [parameter.name for parameter in job.lifted.parameters(name)]
-        signature = [parameter for parameter, _ in mine["signature"]]
+        signature = [parameter for parameter, _ in one["signature"]]
         assert signature == [parameter for parameter in order if parameter in signature], name
 
 
-def test_a_flipped_byte_means_one_more_compile_and_a_good_object(
-    cache: SharedCache, tmp_path: Path
-) -> None:
-    (job,) = jobs_of(BLOCKS, "sglang==0.5.16")[:1]
-    with Farm(1, 240, tmp_path / "cpu", shared=cache) as cpu:
-        (made,) = compile_all(cpu, [job])
-    (path,) = (path for path in (tmp_path / "shared").rglob("*") if path.is_file())
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with Farm(1, 240, tmp_path / "gpu", shared=cache) as gpu:
-        (found,) = compile_all(gpu, [job])
-        assert (gpu.compiled, gpu.cached) == (1, 0)
-        assert found == made
-    with Farm(1, 240, tmp_path / "next", shared=cache) as other:
-        compile_all(other, [job])
-        assert (other.compiled, other.cached) == (0, 1)
-
-
-def test_a_host_that_knows_its_results_still_publishes_them(
-    cache: SharedCache, tmp_path: Path
-) -> None:
-    jobs = jobs_of(BLOCKS, "sglang==0.5.16")
-    with Farm(1, 240, tmp_path / "cpu") as alone:
-        compile_all(alone, jobs)
-    with Farm(1, 240, tmp_path / "cpu", shared=cache, publish=True) as cpu:
-        compile_all(cpu, jobs)
-    with Farm(1, 240, tmp_path / "gpu", shared=cache) as gpu:
-        compile_all(gpu, jobs)
-        assert gpu.compiled == 0
-
-
-def test_failed_compiles_are_shared_too(cache: SharedCache, tmp_path: Path) -> None:
-    (job, *_) = jobs_of(BLOCKS, "sglang==0.5.16")
-    broken = CompileJob(job.lifted, job.variant, type(job.target)("cuda", 1, 32))
-    with Farm(1, 240, tmp_path / "cpu", shared=cache) as cpu:
-        (made,) = compile_all(cpu, [broken])
-        assert not made.ok
-    with Farm(1, 240, tmp_path / "gpu", shared=cache) as gpu:
-        (found,) = compile_all(gpu, [broken])
-        assert gpu.compiled == 0
-        assert found.detail == made.detail
-
-
-def test_each_triton_and_each_ptxas_has_its_own_results(tmp_path: Path) -> None:
-    installed, other = release("sglang==0.5.16"), release("sglang==0.4.4")
-    assert triton_build(installed)
-    assert triton_build(other)
-    assert triton_build(installed) != triton_build(other)
-    unlisted = tmp_path / "triton-3.6.0"
-    (unlisted / "triton").mkdir(parents=True)
-    assert triton_build(TritonRelease("3.6.0", unlisted)) == ""
-
-
-def test_compile_processes_do_not_see_the_caches_keys(
+def test_compile_processes_do_not_see_a_servers_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNER_SHARED_CACHE_KEY", KEY)
-    monkeypatch.setenv("TUNER_API_KEY", KEY)
+    monkeypatch.setenv("TUNER_API_KEY", "secret")
     with Farm(1, cache_dir=tmp_path) as farm:
-        assert KEY not in child_env(farm, "0").values()
+        assert "secret" not in child_env(farm, "0").values()

@@ -19,12 +19,16 @@ def log(text: str) -> None:
 
 
 def run(at: int, seed: int, parent: ParentPipes) -> None:
+    meeting = Path(os.environ["LOG"]).with_name("meeting")
     if seed == WAITS:
         try:
+            meeting.write_text("a FIFO: it takes this once somebody reads")
             signal.pause()
         except KeyboardInterrupt:
             log(f"{at} interrupted")
             os._exit(1)
+    if seed in (DIES, FAILS):
+        meeting.read_text()  # once the other process waits
     if seed == DIES:
         os._exit(7)
     if seed == FAILS:
@@ -34,6 +38,7 @@ def run(at: int, seed: int, parent: ParentPipes) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as `tuner.cli.one_gpu` does
     parent, opened = ParentPipes(), []
     parent.send({"ready": True})
     while True:

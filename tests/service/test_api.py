@@ -98,16 +98,21 @@ class TestSubmit:
             "Using default MoE kernel config. Config file not found at "
             "/x/E=8,N=1792,device_name=NVIDIA_L40S.json"
         )
-        given = [(problem, {}), (config, {"tp": 8}), (warning, {"hidden_size": 4096, "top_k": 2})]
+        given = [
+            *((problem, {}), (config, {"tp": 8}), ("mixtral-8x7b", {"tp": 8})),
+            (warning, {"hidden_size": 4096, "top_k": 2}),
+        ]
         jobs = [
             server.call("POST", "/v1/jobs", {"model": model, "device": "L40S", **more})
             for model, more in given
         ]
-        assert [job.status for job in jobs] == [202] * 3
+        assert [job.status for job in jobs] == [202] * 4
         assert jobs[0].json["request"]["problem"] == problem
         mixtral = "fused_moe:E=8,N=1792,K=4096,top_k=2,dtype=bfloat16"
-        assert [job.json["request"]["problem"] for job in jobs[1:]] == [mixtral] * 2
+        assert [job.json["request"]["problem"] for job in jobs[1:]] == [mixtral] * 3
         assert jobs[2].json["id"] == jobs[1].json["id"]  # one problem, one job
+        # A line names no model, so what runs without this program is judged by the GPU alone.
+        assert jobs[3].json["id"] != jobs[1].json["id"]
 
     def test_the_same_key_and_body_is_the_same_job(self, server: Server) -> None:
         headers = {"Idempotency-Key": "a-1"}
@@ -166,6 +171,13 @@ class TestSubmit:
             ({"tp": 3}, "the nearest that works is tp="),
             ({"tp": "8"}, "tp: should be a number"),
             ({"tp": True}, "tp: should be a number"),
+            (
+                {
+                    **{"tp": 1, "dtype": None},
+                    "model": "fused_moe:E=999999999,N=999999999,K=128,top_k=1,dtype=bfloat16",
+                },
+                "GiB, and the card has 48 GiB",
+            ),
             ({"seed": 1 << 53}, "seed: Input should be less than"),
             ({"seed": int("9" * 300)}, "seed: "),
             ({"batch_sizes": []}, "batch_sizes: List should have at least 1 item"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from api_server import JOB, NEVER, Server, serving
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from visitor import FORM
 
 import api.app
@@ -87,15 +90,29 @@ FORM_BOMBS = {
         f"model: {name}": urlencode({**JOB, "model": text, "proof": proof_of(None)}).encode()
         for name, text in TEXTS.items()
     },
+    **{
+        f"{field}: {name}": urlencode({**JOB, field: text, "proof": proof_of(None)}).encode()
+        for field in ("problem", "server_args", "models")
+        for name, text in TEXTS.items()
+    },
 }
 QUERIES = {
     "many parameters": "&".join(f"device=d{n}" for n in range(QUERY_FIELDS + 1)),
     "a long one": "q=" + "a" * QUERY_BYTES,
-    **{
-        f"{name}: {kind}": f"{name}={quote(text)}"
-        for name in ("q", "problem", "server_args")
-        for kind, text in TEXTS.items()
-    },
+}
+# Headers that something here reads, and where.
+HEADERS = {
+    "Accept": "/jobs",
+    "Accept-Encoding": "/static/0/pages.css",
+    "Authorization": "/v1/jobs",
+    "Cookie": "/jobs",
+    "Host": "/jobs",
+    "If-None-Match": "/v1/exports/L40S.tar",
+    "Last-Event-ID": f"/v1/jobs/{NEVER}/events",
+    "Origin": "/v1/jobs",
+    "X-Forwarded-Proto": "/jobs",
+    "X-Request-ID": "/v1/jobs",
+    "traceparent": "/v1/jobs",
 }
 
 
@@ -132,16 +149,46 @@ def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def filled(template: str) -> str:
+    """The address of a route, with a value for each of its parts."""
+    values = {"{job_id}": NEVER, "{run_id}": "1", "{device}": "L40S", "{digest}": "0" * 64}
+    for name, value in values.items():
+        template = template.replace(name, value)
+    return template.replace("{", "").replace("}", "")
+
+
+def api_routes() -> Iterator[APIRoute]:
+    for part in api.app._PARTS:  # noqa: SLF001
+        yield from (route for route in part.router.routes if isinstance(route, APIRoute))
+
+
+def templates() -> Iterator[tuple[str, str]]:
+    """The method and the path of each route."""
+    for route in api_routes():
+        for method in sorted(route.methods):
+            yield method, route.path
+
+
 def routes() -> Iterator[tuple[str, str]]:
     """The method and an address of each route."""
-    values = {"{job_id}": NEVER, "{run_id}": "1", "{device}": "L40S", "{key}": "0" * 64}
-    for part in api.app._PARTS:  # noqa: SLF001
-        for route in part.router.routes:
-            path = getattr(route, "path", "")
-            for name, value in values.items():
-                path = path.replace(name, value)
-            for method in sorted(getattr(route, "methods", None) or ()):
-                yield method, path.replace("{", "").replace("}", "")
+    for method, template in templates():
+        yield method, filled(template)
+
+
+def get_routes() -> Iterator[tuple[APIRoute, str]]:
+    """The routes that change nothing, and an address of each; but those of event streams."""
+    for route in api_routes():
+        if "GET" in route.methods and not route.path.endswith("/events"):
+            yield route, filled(route.path)
+
+
+def query_names(dependant: Dependant) -> set[str]:
+    """The parameters of a query that a route reads."""
+    found: set[str] = set()
+    for one in dependant.query_params:
+        fields = getattr(one.field_info.annotation, "model_fields", None)
+        found |= {one.alias} if fields is None else {f.alias or name for name, f in fields.items()}
+    return found.union(*map(query_names, dependant.dependencies))
 
 
 def test_no_route_falls_or_parses_in_the_event_loop(
@@ -163,15 +210,78 @@ def test_no_route_falls_or_parses_in_the_event_loop(
 
 
 def test_no_query_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
-    for method, path in routes():
-        if method == "GET" and not path.endswith("/events"):
-            for name, query in QUERIES.items():
-                with subtests.test(path=path, query=name):
-                    answer = server.call("GET", f"{path}?{query}")
-                    assert answer.status < 500, answer.body
+    names: set[str] = set()
+    for route, path in get_routes():
+        names |= query_names(route.dependant)
+        given = {name: quote(text) for name, text in TEXTS.items()}
+        found = {
+            f"{name}={kind}": f"{name}={text}"
+            for name in query_names(route.dependant)
+            for kind, text in given.items()
+        }
+        for name, query in {**found, **QUERIES}.items():
+            with subtests.test(path=path, query=name):
+                answer = server.call("GET", f"{path}?{query}")
+                assert answer.status < 500, answer.body
+    assert {"q", "problem", "server_args", "model", "after"} <= names
     for name in ("many parameters", "a long one"):
         said = server.call("GET", f"/v1/jobs?{QUERIES[name]}").problem(422)
         assert said == f"a query has at most {QUERY_BYTES} bytes and {QUERY_FIELDS} parameters"
+
+
+def test_no_path_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
+    for method, template in templates():
+        for hole in re.findall(r"{(\w+)(?::\w+)?}", template):
+            for name, text in TEXTS.items():
+                path = filled(template.replace(f"{{{hole}", "{x").replace("{x}", quote(text, "")))
+                with subtests.test(method=method, template=template, hole=hole, text=name):
+                    body = b"" if method == "GET" else b"{}"
+                    answer = server.call(method, path, body or None)
+                    assert answer.status < 500, answer.body
+
+
+def test_no_header_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
+    texts = {**{name: text for name, text in TEXTS.items() if name != "nul"}, "half": "é;q=,="}
+    for header, path in HEADERS.items():
+        for name, text in texts.items():
+            with subtests.test(header=header, text=name):
+                answer = server.call("GET", path, headers={header: text})
+                assert answer.status < 500, answer.body
+    for name, text in texts.items():
+        with subtests.test(header="Idempotency-Key", text=name):
+            answer = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": text})
+            assert answer.status < 500, answer.body
+
+
+def test_no_field_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
+    """Each field of each JSON body, with each text: alone, in a list and as a key; and no text."""
+    paths = server.app.openapi()["paths"]
+    sent = 0
+    for path, said in paths.items():
+        for method in said.keys() & {"post", "put", "patch", "delete"}:
+            content = said[method].get("requestBody", {}).get("content", {}).get("application/json")
+            if content is None:
+                continue
+            for field, value in odd_fields(server.app.openapi(), content["schema"]):
+                body = {**JOB, "cluster": EXAMPLE_CLUSTER, "name": "n", field: value}
+                with subtests.test(path=path, field=field, value=f"{value!r:.60}"):
+                    answer = server.call(method.upper(), filled(path), body)
+                    assert answer.status < 500, answer.body
+                    sent += 1
+    assert sent > 500
+
+
+def odd_fields(document: Any, schema: Any) -> Iterator[tuple[str, object]]:
+    """The fields of a body, each with odd values."""
+    while "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    for field in schema["properties"]:
+        for text in TEXTS.values():
+            yield field, text
+            yield field, [text] * 3
+            yield field, {text: text}
+        for value in (None, True, -1, 1 << 70, 1e300, [], {}, [[[]]]):
+            yield field, value
 
 
 @pytest.mark.parametrize("path", ["/v1/bundles", "/bundles"])

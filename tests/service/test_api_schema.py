@@ -149,10 +149,8 @@ def test_schemathesis_finds_nothing(
         Settings(store_url),
         rate=(),
         submit_rate=(),
-        cache_rate=(),
         stream_s=1,
         wait_s=0,
-        cache_gb=1,
         cache_dir=tmp_path,
     )
     with serving(settings) as server:

@@ -170,7 +170,7 @@ def test_secrets_are_made_once_and_are_the_owners(secrets: Path) -> None:
     subprocess.run(["sh", ROOT / "docker" / "make_secrets.sh", secrets], check=True)
     assert before == {path: path.read_text() for path in secrets.iterdir()}
     assert secrets.stat().st_mode & 0o777 == 0o700
-    assert len(set(before.values())) == 6
+    assert len(set(before.values())) == 5
     assert len(before[secrets / "admin_key"]) > 64
 
 

@@ -82,7 +82,6 @@ class TestAdding:
             ("admin#1", Scope.READ, None, "letters, digits"),
             ("local", Scope.READ, None, "the service's own"),
             ("nightly", Scope.READ, None, "the service's own"),
-            ("compile-ahead", Scope.READ, None, "the service's own"),
         ]:
             with pytest.raises(BadInput, match=says):
                 keys.add(name, scope, given)

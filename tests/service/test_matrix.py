@@ -157,6 +157,24 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
     assert problems(family="attention") == problems(state=CellState.STALE) == []
 
 
+@both_databases
+def test_what_another_server_withdraws_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix, "WATCHED_S", 0.0)
+    publish(store, OLD, entry(0, 10.0, 20.0), entry(1, 10.0, 20.0))
+    publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
+    found = Matrix(Lookups.sharing(store), list, list)
+    assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
+    results = ResultStore.sharing(store)
+    assert results.withdraw(PROBLEM, "NVIDIA_L40S", "vllm") == 0
+    assert results.withdraw(PROBLEM, "NVIDIA_L40S", "sglang") == 2
+    assert devices_of(found.rows()) == ["NVIDIA_H200"]
+    assert results.winners_at(PROBLEM, "NVIDIA_L40S", "sglang") == []
+    publish(store, OLD, entry(0, 10.0, 20.0), seed=3)
+    assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
+
+
 def test_rows_with_nothing_on_a_device_are_found(store: Store) -> None:
     publish(store, OLD, entry(0, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))

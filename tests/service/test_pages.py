@@ -143,6 +143,7 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
                     "/revoke",
                     "/logout",
                     "/several",
+                    "/withdraw",
                 )
             )
             if link in seen or posted or place.endswith("/events"):
@@ -234,59 +235,6 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         refused = visitor.post("/jobs", {**fields, **wrong})
         assert (refused.status, said in refused.body.decode()) == (422, True), (wrong, refused.body)
         assert b'value="mixtral' in refused.body  # what was filled in stays
-
-
-def test_gaps_are_queued_together_and_each_has_an_answer(server: Server, visitor: Visitor) -> None:
-    html = visitor.open("/?device=H20&state=nothing&tick=true")
-    boxes = re.findall(r'type="checkbox" name="([^"]+)" value="true" [^>]* checked', html)
-    assert boxes == [f"NVIDIA_H20 sglang {PROBLEM.spec()}"] and "Queue 1 jobs" not in html
-    wrong = f"NVIDIA_H20 sglang {PROBLEM.spec().replace('K=7168', 'K=7')}"
-    back = "device=H20&state=nothing"
-    fields = dict.fromkeys((*boxes, wrong.replace("NVIDIA_H20", "H21")), "true")
-    answer = visitor.post("/jobs/several", {**fields, "measure": "predict", "back": back})
-    page = unescape(answer.body.decode())
-    assert answer.status == 200, page
-    assert "1 job is queued" in page and "1 of 2 could not be queued" in page
-    assert "unknown device 'H21'" in page and f"?{back}" in page
-    job = server.call("GET", "/v1/jobs?limit=1").json["jobs"][0]
-    assert (job["request"]["device"], job["request"]["measure"]) == ("NVIDIA_H20", "predict")
-    assert job["request"]["model"] == "deepseek-r1 int8_w8a8 TP 32"
-    again = unescape(visitor.post("/jobs/several", {**fields, "measure": "predict"}).body.decode())
-    assert "was there already, queued" in again
-    assert server.call("POST", f"/v1/jobs/{job['id']}/cancel").status == 200
-
-
-def test_boxes_that_cannot_be_queued_are_refused_in_words(visitor: Visitor) -> None:
-    many = {f"L40S sglang fused_moe:E={number}": "true" for number in range(101)}
-    for fields, said in (
-        ({}, "no box is ticked"),
-        ({"L40S sglang fused_moe:E=": "true"}, "E"),
-        ({"L40S sglang no-problem-at-all": "true"}, "no-problem-at-all"),
-        (many, "101 boxes are ticked: at most 100"),
-        ({f"L40S sglang {PROBLEM.spec()}": "true", "measure": "magic"}, "unknown way"),
-    ):
-        answer = visitor.post("/jobs/several", fields)
-        assert (answer.status, said in unescape(answer.body.decode())) == (422, True), fields
-    assert visitor.post("/watches/several", {}).status == 422
-
-
-def test_gaps_are_watched_together(server: Server, visitor: Visitor) -> None:
-    fields = {f"NVIDIA_H20 sglang {PROBLEM.spec()}": "true", "measure": "predict"}
-    assert visitor.post("/watches/several", fields).status == 303
-    watch = server.call("GET", "/v1/watches").json["watches"][-1]
-    assert watch["watch"]["models"] == [PROBLEM.spec()]
-    assert (watch["watch"]["devices"], watch["watch"]["measure"]) == (["NVIDIA_H20"], "predict")
-    assert visitor.post(f"/watches/{watch['id']}/remove").status == 303
-
-
-def test_an_empty_list_leads_on(visitor: Visitor) -> None:
-    html = visitor.open("/?device=NVIDIA_A100-SXM4-80GB")
-    assert "Nothing is stored on A100-SXM4-80GB" in html
-    assert "/jobs/new?device=NVIDIA_A100" in html and "state=nothing" in html
-    known = visitor.open("/?q=glm-4.5")
-    assert "Nothing is stored for glm-4.5" in known and "jobs/new?model=glm-4.5" in known
-    filled_in = visitor.open("/watches?models=glm-4.5&devices=L40S")
-    assert ">glm-4.5</textarea>" in filled_in and 'value="L40S"' in filled_in
 
 
 def test_a_form_takes_any_name_of_a_device(visitor: Visitor) -> None:

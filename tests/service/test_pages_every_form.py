@@ -188,6 +188,11 @@ def new_secret(page: Page, server: Server) -> None:
     server.call("POST", "/v1/keys", {"name": "turning"})
     press_twice(page, "/keys", "form[action$='/turning/rotate'] button", danger=True)
     expect(page.locator("#secret")).to_have_value(re.compile("^tuner_"))
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    page.reload()  # shows the keys, and does not make another secret
+    expect(page.locator("#secret")).to_have_count(0)
+    expect(page).to_have_url(re.compile("/keys$"))
 
 
 def revoke(page: Page, server: Server) -> None:
@@ -211,6 +216,18 @@ def bundle(page: Page, server: Server) -> None:
     with page.expect_download() as download:
         page.get_by_role("button", name="Download one-node").click()
     assert download.value.suggested_filename == "one-node-NVIDIA_L40S.tar.gz"
+
+
+def withdraw(page: Page, server: Server) -> None:
+    url = server.app.state.api.settings.service.database_url
+    with Store.open(url) as store:
+        place = replace(ENVIRONMENT, device="NVIDIA_A10")
+        store.finish_run(store.begin_run(replace(KEY, environment=place)), [ENTRY], Totals())
+    path = RESULT.replace("L40S", "A10")
+    press_twice(page, path, "form[action$='/withdraw'] button", danger=True)
+    expect(page.locator("h1")).to_have_text("Coverage")
+    page.goto(path)
+    expect(page.locator("h1")).to_have_text("There is nothing here")
 
 
 def log_in_and_out(page: Page, server: Server) -> None:
@@ -283,6 +300,7 @@ CASES: dict[str, Callable[[Page, Server], None]] = {
     "post /keys/*/rotate": new_secret,
     "post /keys/*/revoke": revoke,
     "post /bundles": bundle,
+    "post /results/withdraw": withdraw,
     "post /login": log_in_and_out,
     "post /logout": log_in_and_out,
     "get /": coverage,
@@ -290,6 +308,7 @@ CASES: dict[str, Callable[[Page, Server], None]] = {
     "get /compare": comparisons,
     "get /exports/*": export,
 }
+VERBS = {name.rpartition("/")[2] for name in CASES}
 # Menus alone, in which nothing can be wrong.
 MENUS = {"get /results"}
 _FORMS = """() => [...document.querySelectorAll("form")].flatMap((form) => [
@@ -303,8 +322,7 @@ def forms_of(page: Page) -> set[str]:
     found = set()
     for method, address in page.evaluate(_FORMS):
         first, *rest = urlsplit(address).path.strip("/").split("/")
-        fixed = ("several", "cancel", "retry", "drain", "resume", "remove", "rotate", "revoke")
-        parts = [first, *(one if one in fixed else "*" for one in rest)]
+        parts = [first, *(one if one in VERBS else "*" for one in rest)]
         found.add(f"{method or 'post'} /{'/'.join(parts)}")
     return found
 

@@ -98,10 +98,23 @@ class TestKeys:
         assert visitor.post("/keys/gone/revoke").status == 404
 
     def test_the_last_admin_stays(self, server: Server, visitor: Visitor) -> None:
-        refused = server.call("DELETE", "/v1/keys/me").problem(422)
+        refused = server.call("DELETE", "/v1/keys/me").problem(409)
         assert "make another first" in refused and "--force" not in refused
         answer = visitor.post("/keys/me/revoke")
-        assert answer.status == 422 and b"make another first" in answer.body
+        assert answer.status == 409 and b"make another first" in answer.body
+
+    def test_what_ends_something_is_asked_about_without_scripts(
+        self, server: Server, visitor: Visitor
+    ) -> None:
+        server.call("POST", "/v1/keys", {"name": "asked"})
+        html = visitor.open("/keys")
+        (what,) = re.findall(r'name="ask" value="(Revoke asked)"', html)
+        answer = visitor.post("/keys/asked/revoke", {"ask": what})
+        assert answer.status == 200 and b"Revoke asked?" in answer.body
+        assert b'name="ask"' not in answer.body  # sent again from there, it is done
+        states = {k["name"]: k["state"] for k in server.call("GET", "/v1/keys").json["keys"]}
+        assert states["asked"] == "valid"
+        assert visitor.post("/keys/asked/revoke").status == 303
 
     def test_only_admins_see_and_change_keys(self, server: Server) -> None:
         key = server.call("POST", "/v1/keys", {"name": "reader", "scope": "submit"}).json["key"]

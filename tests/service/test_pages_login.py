@@ -246,7 +246,7 @@ class TestForms:
         self, server: Server, visitor: Visitor
     ) -> None:
         posts = [filled(path) for method, path in ROUTES if method == "POST"]
-        assert len(posts) == 16
+        assert len(posts) == 17
         proof = visitor.proof()
         for path in posts:
             if path != "/login":
@@ -285,7 +285,10 @@ class TestForms:
         headers = {"Content_Type": "application/json"}
         answer = visitor.send("POST", "/v1/jobs", b"{}", **headers)
         assert "a session is for pages" in answer.problem(401)
-        assert visitor.send("GET", "/v1/jobs").json == {"jobs": [], "next": None}
+        read = visitor.send("GET", "/v1/jobs")
+        assert read.json == {"jobs": [], "next": None}
+        assert read.headers["cache-control"] == "private, no-store"
+        assert "cookie" in read.headers["vary"].lower()
 
     def test_pages_take_forms_alone(self, server: Server, visitor: Visitor) -> None:
         answer = visitor.send("POST", "/jobs", b"{}", Content_Type="application/json")

@@ -31,6 +31,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[st
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    os.mkfifo(tmp_path / "meeting")
     monkeypatch.setattr(side_by_side, "MODULE", "stand_in_gpu")
     return lambda: lines(tmp_path / "log")
 

@@ -36,7 +36,6 @@ from tuner.store import Store
 from tuner.store.connect import connect
 from tuner.store.lookups import Lookups, trial_cursor
 from tuner.store.results import ResultStore
-from tuner.tuning.journal import RunJournal
 
 UP, DOWN = POINTS
 ATTENTION = Attention(Phase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
@@ -132,12 +131,6 @@ class TestTrials:
         with pytest.raises((UnusableStore, OverflowError)):
             store.add_trials(run, [trial(0), too_large])
         assert store.trials(run) == []
-
-    def test_the_journal_of_a_run_keeps_its_trials(self, store: Store) -> None:
-        journal = RunJournal(store, store.begin_run(KEY))
-        journal.add([])
-        journal.add([trial(0)])
-        assert journal.trials() == [trial(0)]
 
     def test_threads_share_a_store(self, store: Store) -> None:
         run = store.begin_run(KEY)

@@ -171,6 +171,7 @@ class TestEveryFamily:
             ("models", "resolve", ["text", "serving"]),
             ("models", "resolve_config", ["data", "name", "serving"]),
             ("roofline", "least_us", ["problem", "point", "device"]),
+            ("roofline", "held_bytes", ["problem", "point"]),
         ],
     )
     def test_modules_have_what_their_users_call(
@@ -188,6 +189,15 @@ class TestEveryFamily:
                     sizes = [Point(n, part, 1, 256) for n in (1, 2, 64, 4096)]
                     times = [least_us(problem, point, card) for point in sizes]
                     assert 0 < times[0] <= times[1] <= times[2] < times[3], (card.name, times)
+
+    def test_a_launch_holds_more_with_the_size_and_the_examples_fit(self, family: Family) -> None:
+        held_bytes = family.module("roofline").held_bytes
+        for text in EXAMPLES[family.name][0]:
+            problem = parse_problem(text)
+            for part in problem.parts:
+                held = [held_bytes(problem, Point(n, part, 1, 256)) for n in (1, 64, 4096)]
+                assert 0 < held[0] < held[1] < held[2]
+                assert held[0] < min(card.memory_bytes for card in devices())
 
     def test_every_point_has_a_place_in_the_picture(self, family: Family) -> None:
         """Two launches share a place only if one follows the other at one size."""

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from tuner.errors import BadInput
+from tuner.errors import BadInput, BadProblem
 from tuner.families.attention.problem import Stage
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest, read_request
+from tuner.jobs.memory import refuse_too_large
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 
@@ -37,6 +38,31 @@ OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
 )
 def test_a_request_comes_back_from_json(request_: JobRequest) -> None:
     assert read_request(request_.as_json()) == request_
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "fused_moe:E=999999999,N=999999999,K=999999999,top_k=1,dtype=bfloat16",
+            "GiB, and the card has 48 GiB",
+        ),
+        ("block_gemm:N=1048576,K=1048576,dtype=fp8_w8a8,block=128x128", "needs 1,024"),
+        ("decode_attention:q_heads=1048576,kv_heads=1048576,Lq=1024,Lv=1024,dtype=float16", "GiB"),
+    ],
+)
+def test_a_problem_of_which_no_launch_fits_into_the_card_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadProblem, match="does not fit on NVIDIA_L40S: its smallest launch") as no:
+        refuse_too_large(JobRequest(parse_problem(text), "L40S"))
+    assert said in str(no.value)
+
+
+def test_what_fits_in_part_is_not_refused() -> None:
+    """The largest points may be too large for a card; the others are tuned all the same."""
+    for request in (LAYER, DECODE, replace(DECODE, device="L4"), replace(LAYER, device="L4")):
+        refuse_too_large(request)
+    large = replace(LAYER, selection=MoeSelection((1, 1 << 19), (Gemm.DOWN,)))
+    refuse_too_large(large)
 
 
 def test_a_stored_layer_s_request_keeps_its_key() -> None:

@@ -78,6 +78,10 @@ FACTS = [
     ("[2025-03-07 09:25:33 TP4] x\n(Worker_TP7 pid=1) y", {"ranks": "8"}),
     ("error: out of memory, try --tp 8 or --model-name", {}),
     ("vllm serve $MODEL --tensor-parallel-size ${TP}", {"engine": "vllm"}),
+    ("GPUS=4\nexport MODEL_PATH=\"/m/GLM-4.5-Air-FP8\"\npython -m sglang.launch_server --model-path $MODEL_PATH --tp-size $GPUS\n", {"engine": "sglang", "model": "/m/GLM-4.5-Air-FP8", "tp": "4"}),
+    ("vllm serve ${MODEL} --tensor-parallel-size $TP\n...\nTP=2\nMODEL=a/B-7B  # from the hub\n", {"engine": "vllm", "model": "a/B-7B", "tp": "2"}),
+    ("- **GPUs:** 2× NVIDIA Quadro RTX 6000 (Turing)\n- **vLLM:** 0.26.0 (image)\n- **Parallelism:** tensor-parallel-size 2, no NVLink\n", {"engine": "vllm", "version": "0.26.0", "device": "Quadro RTX 6000", "tp": "2"}),
+    ("- GPU: NVIDIA **GB10 (DGX Spark)**, tensor parallel 1\n", {"device": "GB10", "tp": "1"}),
 ]  # fmt: skip
 
 

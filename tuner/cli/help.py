@@ -144,7 +144,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "keys revoke": ("tuner keys revoke alice",),
     "migrate": ("tuner migrate",),
     "attention": ("tuner status --device H200",),
-    "attention status": ("tuner status --device H200",),
 }
 
 # What the engines call our options. The words of an option's help name them.

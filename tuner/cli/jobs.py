@@ -149,7 +149,7 @@ def cancel(
     elif found.cancel_requested:
         typer.echo(f"{found.id} is {found.state.value}: its worker was asked to stop")
     else:
-        others = ", ".join(found.waits_for)
+        others = ", ".join(found.clients)
         typer.echo(f"{found.id} goes on for {others}; --everyone ends it for all")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ from tuner.tuning.run import TuningRun, open_run
 
 
 def main() -> None:
+    # A shell's background jobs, and all they start, ignore Ctrl-C until they are told otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parent = ParentPipes()
     parent.send({"ready": True})
     message = parent.receive()

@@ -1,4 +1,4 @@
-"""The command about the files that servers would load, with its older name."""
+"""The command about the files that servers would load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.app import app, command, guarded, refuse_foreign, show
+from tuner.cli.app import command, refuse_foreign, show
 from tuner.cli.options import EngineSpec, Json
 
 Folder = Annotated[
@@ -18,14 +18,6 @@ Folder = Annotated[
     ),
 ]
 DeviceHere = Annotated[str, typer.Option(help="The GPU, e.g. H200; default: this machine's GPU.")]
-
-attention = typer.Typer(name="attention", no_args_is_help=True)
-app.add_typer(attention)
-
-
-@attention.callback()
-def _group() -> None:
-    """Inspect tuned files on a server; use `tuner status`."""
 
 
 @command
@@ -39,22 +31,6 @@ def status(
 
     Exit 1 if a kind of files is there and it would load none of them.
     """
-    _show_status(folder, device, engine, as_json)
-
-
-@attention.command(name="status")
-@guarded
-def attention_status(
-    folder: Folder = None,
-    device: DeviceHere = "",
-    engine: EngineSpec = "sglang",
-    as_json: Json = False,
-) -> None:
-    """The older name of `tuner status`."""
-    _show_status(folder, device, engine, as_json)
-
-
-def _show_status(folder: Path | None, device: str, engine: str, as_json: bool) -> None:
     refuse_foreign("workers")
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine

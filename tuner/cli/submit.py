@@ -56,6 +56,7 @@ def submit(
     from tuner.devices.table import find_device
     from tuner.engines.engine import parse_spec
     from tuner.jobs.job import JobRequest, Priority
+    from tuner.jobs.memory import refuse_too_large
     from tuner.tuning.request import parse_effort
 
     with open_jobs(server) as queue:
@@ -79,6 +80,8 @@ def submit(
             for found in targets
             for problem in found.problems
         ]
+        for request in requests:
+            refuse_too_large(request)
         for note in [note for found in targets for note in found.notes]:
             say(note)
         priority = Priority.URGENT if urgent else Priority.NORMAL

@@ -64,7 +64,6 @@ class _Counts(NamedTuple):
 
     compiled: int
     cached: int
-    shared: int
     compile_s: float
 
 
@@ -128,19 +127,13 @@ class KernelCompiler:
         return self._farm.cached - (self._before or self._counts).cached
 
     @property
-    def shared_count(self) -> int | None:
-        """Kernels that came from the shared cache; None without one."""
-        shared = self._farm.shared - (self._before or self._counts).shared
-        return shared if self._farm.shares else None
-
-    @property
     def compile_s(self) -> float:
         return self._farm.compile_s - (self._before or self._counts).compile_s
 
     @property
     def _counts(self) -> _Counts:
         farm = self._farm
-        return _Counts(farm.compiled, farm.cached, farm.shared, farm.compile_s)
+        return _Counts(farm.compiled, farm.cached, farm.compile_s)
 
 
 def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:

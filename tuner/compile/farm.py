@@ -10,19 +10,19 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.compile.environment import (
     TritonRelease,
+    file_hash,
     installed_triton,
+    triton_build,
     worker_env,
 )
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
-from tuner.compile.shared import SharedCache
-from tuner.compile.shared_results import share_results
 from tuner.devices.target import Target
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
@@ -32,6 +32,7 @@ from tuner.problems.triton import PTXAS_SETTINGS
 
 _NOW, _SOON, _LATER = 0, 1, 2  # ranks of jobs
 _KEPT = (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)  # they would end so again
+_CLAIM_AGAIN_S = 0.02  # to wait before a kernel is asked for again that another process compiles
 START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with other workers
 
 
@@ -62,21 +63,14 @@ class Farm:
         spare_cores: int = 0,
         beside: int = 1,
         triton: TritonRelease | None = None,
-        shared: SharedCache | None = None,
-        publish: bool = False,
     ) -> None:
-        """`shared` is asked before a kernel is compiled, and given what was compiled. With
-        `publish`, all results end there, also the ones that this host knows already.
-        """
         folder = cache_dir or default_cache_dir()
         with contextlib.suppress(OSError):  # a cache only saves time
-            folder.mkdir(
-                mode=0o700, parents=True, exist_ok=True
-            )  # kernels that others must not swap
+            # Others must not exchange kernels. A folder that is there keeps its mode.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.triton = triton or TritonRelease(installed_triton())
         self.compiled = 0  # finished compiles, including failures
         self.cached = 0  # jobs answered without compiling
-        self.shared = 0  # kernels that came from the shared cache
         self.compile_s = 0.0  # summed over the processes
         cores = len(os.sched_getaffinity(0))
         self.processes = processes or max(1, min(cores, 2 * cores // beside) - spare_cores)
@@ -85,8 +79,6 @@ class Farm:
         self.lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
         self.env = worker_env(folder, self.triton)
-        self._shared = share_results(shared, self.triton, self.env)
-        self._publish = publish and self._shared is not None
         # (rank, number, key and job): lower ranks first, and None ends a thread.
         self._jobs: queue.PriorityQueue[tuple[int, int, tuple[str, CompileJob] | None]]
         self._jobs = queue.PriorityQueue()
@@ -110,7 +102,7 @@ class Farm:
         assert not self._closed, "the farm is closed"
         for job in jobs:
             key = self.key(job)
-            known = self._known(key)
+            known = self._cache.get(key)
             if known is not None:
                 self.cached += 1
                 self._ready.append((job, known))
@@ -129,13 +121,10 @@ class Farm:
         assert not self._closed, "the farm is closed"
         for job in jobs:
             key = self.key(job)
-            if key not in self._waiting and self._known(key) is None:
+            if key not in self._waiting and self._cache.get(key) is None:
                 self._waiting[key] = []
                 self._put(key, job, _LATER)
         self._start_threads()
-
-    def _known(self, key: str) -> Compiled | None:
-        return None if self._publish else self._cache.get(key)
 
     def _put(self, key: str, job: CompileJob, rank: int, *, ahead: bool = False) -> None:
         """Queue a job. `ahead`: it was queued to come last; if a thread has begun it, this does
@@ -169,11 +158,6 @@ class Farm:
             yield from batch
 
     @property
-    def shares(self) -> bool:
-        """Whether there is a shared cache."""
-        return self._shared is not None
-
-    @property
     def failed(self) -> bool:
         """Whether nothing more can be compiled."""
         return self._failure is not None
@@ -202,7 +186,7 @@ class Farm:
 
     def key(self, job: CompileJob) -> str:
         """The hash of everything that decides a result."""
-        triton = self.triton.version, [self.env.get(name) for name in PTXAS_SETTINGS]
+        triton = triton_build(self.triton), [file_hash(self.env.get(n)) for n in PTXAS_SETTINGS]
         parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, *triton, compile_code()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -212,7 +196,6 @@ class Farm:
             raise answer
         key, compiled, seconds = answer
         self.compiled += not compiled.cached
-        self.shared += compiled.cached
         self.compile_s += seconds
         jobs = self._waiting.pop(key)
         again = [compiled.cached or at > 0 for at, _ in enumerate(jobs)]
@@ -234,38 +217,29 @@ class Farm:
         try:
             while (item := self._next()) is not None and not self._closed:
                 key, job = item
-                shared = self._from_others(key, job)
-                if shared is not None:
-                    self._done.put((key, shared, 0.0))
-                    continue
-                worker = self._idle_worker() or self._start_worker()
-                compiled, seconds, files = self._compile(worker, job)
-                if worker.ended:
-                    self._stop_worker(worker)
-                else:
-                    self._idle.append(worker)
-                    if compiled.status in _KEPT:
-                        self._keep(key, job, compiled, files)
-                self._done.put((key, compiled, seconds))
+                with self._cache.claim(key) as mine:
+                    if mine:
+                        self._done.put((key, *self._answer(key, job)))
+                if not mine:
+                    time.sleep(_CLAIM_AGAIN_S)
+                    self._put(key, job, _SOON)
         except Exception as error:  # any error: otherwise `poll` would wait for ever
             self._done.put(error)
 
-    def _from_others(self, key: str, job: CompileJob) -> Compiled | None:
-        """What another host compiled, with its machine code in Triton's cache here."""
-        if self._shared is None:
-            return None
-        try:
-            found = self._shared.get(job.lifted, job.variant, job.target)
-        except OSError as error:
-            raise self._unusable(str(error)) from None
-        if found is not None:
-            self._cache.put(key, found)
-        return found
-
-    def _keep(self, key: str, job: CompileJob, compiled: Compiled, files: Sequence[str]) -> None:
-        self._cache.put(key, compiled)
-        if self._shared is not None:
-            self._shared.put(job.lifted, job.variant, job.target, compiled, files)
+    def _answer(self, key: str, job: CompileJob) -> tuple[Compiled, float]:
+        """The result, and the seconds that it took here."""
+        known = self._cache.get(key)  # another process may have compiled it since it was queued
+        if known is not None:
+            return known, 0.0
+        worker = self._idle_worker() or self._start_worker()
+        compiled, seconds = self._compile(worker, job)
+        if worker.ended:
+            self._stop_worker(worker)
+        else:
+            self._idle.append(worker)
+            if compiled.status in _KEPT:
+                self._cache.put(key, compiled)
+        return compiled, seconds
 
     def _next(self) -> tuple[str, CompileJob] | None:
         """The next job that no thread has begun; None at the end."""
@@ -307,10 +281,8 @@ class Farm:
         with self._lock:
             self._workers.discard(worker)
 
-    def _compile(
-        self, worker: ChildProcess, job: CompileJob
-    ) -> tuple[Compiled, float, Sequence[str]]:
-        """The result, the seconds that it took, and its files in Triton's cache."""
+    def _compile(self, worker: ChildProcess, job: CompileJob) -> tuple[Compiled, float]:
+        """The result, and the seconds that it took."""
         source = self._source(job)
         target = asdict(job.target)
         request = {"source": str(source), "variant": job.variant.as_json(), "target": target}
@@ -320,15 +292,15 @@ class Farm:
         except TimeoutError:
             worker.end()
             detail = f"more than {self._timeout_s:g} s"
-            return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start, ()
+            return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start
         except ChildDied as death:
-            return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start, ()
+            return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start
         if "unusable" in answer:
             raise self._unusable(answer["unusable"])
         if "broken" in answer:
             raise self._broken(answer["broken"])
-        seconds, files = answer.pop("seconds"), answer.pop("files", ())
-        return Compiled(**{**answer, "status": Status(answer["status"])}), seconds, files
+        seconds = answer.pop("seconds")
+        return Compiled(**{**answer, "status": Status(answer["status"])}), seconds
 
     def _source(self, job: CompileJob) -> Path:
         try:

@@ -12,7 +12,6 @@ import triton.language as tl
 from packaging.version import Version
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime.cache import get_cache_manager
 
 from tuner.devices.target import Target
 from tuner.kernels.lift import load_lifted
@@ -44,15 +43,6 @@ def compile_source(source: ASTSource, options: dict[str, Any], target: Target) -
     """Call Triton's compiler, which may take the kernel from its cache."""
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
     return triton.compile(source, target=gpu, options=options)
-
-
-def cache_files(kernel: CompiledKernel) -> list[str]:
-    """Return the paths of a kernel's files in Triton's cache.
-
-    `metadata_group` would tell them too, but Triton 3.1 to 3.4 do not keep it.
-    """
-    group = get_cache_manager(kernel.hash).get_group(f"{kernel.src.name[:150]}.json")
-    return list((group or {}).values())
 
 
 def launch(

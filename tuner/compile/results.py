@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import struct
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -42,7 +45,8 @@ def compile_code(folder: Path = Path(__file__).parent) -> str:
 
 
 class ResultCache:
-    """One small JSON file per result; several processes may use the folder at once.
+    """One small JSON file per result; several processes, also of several hosts that have the folder
+    at the same path, may use it at once.
 
     Callers keep only results that would come out the same again: no timeouts, no dead workers.
     """
@@ -69,6 +73,26 @@ class ResultCache:
                 whole = Path(scratch, path.name)
                 whole.write_text(text)
                 whole.replace(path)
+
+    @contextlib.contextmanager
+    def claim(self, key: str) -> Iterator[bool]:
+        """Whether the caller is to compile for a key now; False while somebody else does.
+
+        The lock is one byte of a file, and ends with the process that holds it. Where a file
+        system has no locks, a kernel may be compiled twice.
+        """
+        wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, int(key[:15], 16), 1, 0)
+        with contextlib.ExitStack() as stack:
+            mine = True
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                file = os.open(self._folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
+                stack.callback(os.close, file)
+                try:
+                    fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
+                except (BlockingIOError, PermissionError):
+                    mine = False
+            yield mine
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"

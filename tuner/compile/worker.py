@@ -16,7 +16,7 @@ import triton
 
 from tuner.childprocess import ParentPipes
 from tuner.compile import cubin, hsaco, ptxas
-from tuner.compile.kernel import cache_files, compile_source, read_kernel
+from tuner.compile.kernel import compile_source, read_kernel
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
 
@@ -71,11 +71,10 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
         "n_regs": n_regs,
         "n_spills": n_spills,
     }
-    found["files"] = cache_files(kernel)
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     if columns > TENSOR_MEMORY_COLUMNS:
         detail = f"needs {columns} columns of tensor memory, limit {TENSOR_MEMORY_COLUMNS}"
-        return {**found, "files": [], "status": Status.OUT_OF_RESOURCES.value, "detail": detail}
+        return {**found, "status": Status.OUT_OF_RESOURCES.value, "detail": detail}
     return {**found, "status": Status.OK.value}
 
 

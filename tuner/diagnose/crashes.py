@@ -205,7 +205,7 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     """
     engine = context.engine_name()
     if lacks := context.missing(engine, model=True):
-        return [f"`tuner tune` makes files that fit. {lacks}"]
+        return [f"If it is one of them, `tuner tune` makes files that fit. {lacks}"]
     model = context.preset() if own else ""
     options = f"--tp {context.tp} {context.options(engine)}"
     whose = context.model if own else "the very checkpoint that is served"

@@ -13,13 +13,14 @@ from tuner.diagnose.findings import Finding, Findings
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
-from tuner.errors import BadInput
+from tuner.errors import BadInput, SeveralModels
 from tuner.jobs.targets import reader_of
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.registry import Family
 
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _MOST_RANKS = 1 << 16
+_MOST_MODELS = 9  # that one file's name fits, and that are told each with its command
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,8 @@ def _without_problem(missing: MissingFile, context: Context) -> list[str]:
     )
     if lacks := context.missing(missing.engine, device):
         return [*steps, f"{sure}. {lacks}"]
+    if isinstance(missing.error, SeveralModels) and len(missing.error.problems) <= _MOST_MODELS:
+        return [*_older(missing.engine, context), *_of_several(missing.error, options)]
     if not with_tp:
         words = " ".join(word for word in (flag, options) if word)
         return [
@@ -154,6 +157,31 @@ def _without_problem(missing: MissingFile, context: Context) -> list[str]:
     ]
 
 
+def _older(engine: str, context: Context) -> list[str]:
+    """The sentence about a path that only old releases have, if the text tells no version."""
+    before = context.facts.get("before")
+    if not before or context.version(engine):
+        return []
+    return [
+        f"The path is of a release before {engine} {before}, and newer ones look for another "
+        f"name: give the server's version too, --engine {engine}==VERSION, to each command. "
+        f"`pip show {engine}` says it."
+    ]
+
+
+def _of_several(error: SeveralModels, options: str) -> list[str]:
+    """The commands for each problem that the file may be for."""
+    steps = ["The file's name fits several models. Take the command of the one that is served:"]
+    for spec, models in error.problems.items():
+        steps += [f"{models}:", f"$ tuner tune {shlex.quote(spec)} {options}"]
+    return [
+        *steps,
+        "For another model, give `tuner tune` its config.json, which lies in the checkpoint's "
+        "folder, and --tp of the server's command. Then:",
+        f"$ tuner export {options}",
+    ]
+
+
 def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequence[str]:
     steps = []
     device = context.device(resolved.device_name or "")
@@ -165,12 +193,8 @@ def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequen
         ]
     if lacks := context.missing(missing.engine, device):
         return [lacks]
-    if resolved.older_than and not context.version(missing.engine):
-        steps.append(
-            f"The path is of a release before {missing.engine} {resolved.older_than}, and newer "
-            f"ones look for another name: give the server's version too, as in "
-            f"--engine {missing.engine}==0.4.6, to both commands."
-        )
+    if resolved.older_than:
+        steps += _older(missing.engine, context)
     options = context.options(missing.engine, device)
     if resolved.assumed:
         tp = f"--tp {context.tp}" if context.tp else "--tp of the server's command"

@@ -223,7 +223,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def _read_submitted(values: Mapping[str, Any]) -> Submitted:
-    estimated = values.get("estimated_gpu_s")  # a server before schema 0009 has none
+    estimated = values["estimated_gpu_s"]
     return Submitted(_read_job(values), bool(values["created"]), estimated_gpu_s=estimated)
 
 
@@ -288,6 +288,5 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         updated_at=times["updated_at"],
         started_at=times.get("started_at"),
         finished_at=times.get("finished_at"),
-        after_id=values.get("after_id"),  # a server before schema 0009 has neither
-        cost=Cost(**cost) if (cost := values.get("cost")) else None,
+        cost=Cost(**cost) if (cost := values["cost"]) else None,
     )

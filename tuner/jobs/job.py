@@ -27,7 +27,6 @@ from tuner.tuning.run_request import Request
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
 MAX_ATTEMPTS = 5
-COMPILE = "compile"  # the measure of a job that compiles for another one and times nothing
 FRESH = timedelta(days=1)  # a job done within this answers an equal request
 
 
@@ -68,7 +67,7 @@ class JobRequest:
     problem: Problem
     device: str  # takes any spelling, and keeps the device table's
     engine: str = "sglang"  # or sglang==VERSION
-    measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker; or COMPILE
+    measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker
     selection: Selection | None = None  # which points; None: all that the family tunes
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
@@ -78,8 +77,7 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
-        if not self.compiles:
-            parse_source(self.measure)
+        parse_source(self.measure)
         if self.selection is None:
             everything = family_of(self.problem).read_selection(self.problem, {})
             object.__setattr__(self, "selection", everything)
@@ -103,14 +101,9 @@ class JobRequest:
         return self.measure == MeasureKind.GPU.value
 
     @property
-    def compiles(self) -> bool:
-        """Whether it only compiles what a job that measures will ask for."""
-        return self.measure == COMPILE
-
-    @property
     def source(self) -> Source:
-        """The source of the times, or of the ones that it compiles for."""
-        return parse_source(MeasureKind.GPU.value if self.compiles else self.measure)
+        """The source of the times."""
+        return parse_source(self.measure)
 
     @property
     def key(self) -> str:
@@ -207,13 +200,7 @@ class Job:
     updated_at: datetime
     started_at: datetime | None  # when a worker first had it
     finished_at: datetime | None
-    after_id: str | None = None  # the job that compiles its kernels, while it waits for that
     cost: Cost | None = None  # of the attempt that ended it; None: not known
-
-    @property
-    def waits_for(self) -> tuple[str, ...]:
-        """The clients that wait for it, also where a program before schema 0006 posted it."""
-        return self.clients or (self.client,)
 
     def as_json(self) -> dict[str, Any]:
         """The job as the API and `tuner job --json` show it."""
@@ -223,12 +210,11 @@ class Job:
             "priority": self.priority.name.lower(),
             "request": self.request.as_json(),
             "client": self.client,
-            "clients": list(self.waits_for),
+            "clients": list(self.clients),
             "attempts": self.attempts,
             "cancel_requested": self.cancel_requested,
             "run_id": self.run_id,
             "error": self.error,
-            "after_id": self.after_id,
             "cost": self.cost and self.cost.as_json(),
             **{
                 name: iso(getattr(self, name))
@@ -263,7 +249,6 @@ class Submitted:
     job: Job
     created: bool  # False: an earlier job is the answer
     replayed: bool = False  # the same idempotency key and body were sent before
-    ahead: Job | None = None  # the new job that compiles for it
     estimated_gpu_s: float | None = None  # None: it needs no GPU, or nothing is known
 
 
@@ -288,7 +273,6 @@ class JobFilter:
     needs_gpu: bool
     devices: tuple[str, ...] | None = None  # None: all devices
     engines: tuple[str, ...] | None = None  # sglang==0.5.16, sglang (any version); None: all
-    compiles: bool = False  # whether it compiles for other jobs, too
 
 
 def new_job_id() -> str:

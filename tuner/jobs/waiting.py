@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from tuner.jobs.ahead import waits_for
 from tuner.jobs.job import HEARTBEAT, HELD, LEASE, Job, JobState, iso
 from tuner.jobs.workers import Need, WorkerStatus
 
@@ -63,7 +62,7 @@ class Reasons:
             return stalled.why
         if job.state is not JobState.QUEUED:
             return ""
-        if unmet := self.unmet(Need.of(job.request)) or waits_for(job):
+        if unmet := self.unmet(Need.of(job.request)):
             return unmet
         if job.available_at > self._now:
             after = f" after: {job.error}" if job.error else ""

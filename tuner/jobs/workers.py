@@ -11,7 +11,6 @@ from typing import Any
 from tuner.engines.versions import version_order
 from tuner.jobs.job import JobFilter, JobRequest, iso, read_time
 
-SHARED_CACHE = "shared-cache"  # among a worker's packages: the identity of its shared cache
 BEAT = timedelta(seconds=10)
 ALIVE = timedelta(seconds=45)  # a worker that was seen within this is alive
 FORGET_AFTER = timedelta(days=14)  # since it was last seen
@@ -36,8 +35,7 @@ class WorkerInfo:
     device: str  # the GPU's name in the device table; "" without one
     devices: tuple[str, ...] | None  # whose predictions and replays it does; None: all
     engines: tuple[str, ...]  # sglang==0.5.16, ...: the preferred version of an engine first
-    # name -> version: triton, torch, engine-tuner; and SHARED_CACHE where it has one
-    packages: Mapping[str, str]
+    packages: Mapping[str, str]  # name -> version: triton, torch, engine-tuner
 
     def filters(self) -> list[JobFilter]:
         """The jobs that it takes: the ones that measure on its GPU first, then all others."""
@@ -45,8 +43,7 @@ class WorkerInfo:
         engines = (*self.engines, *sorted(names))
         others = JobFilter(needs_gpu=False, devices=self.devices, engines=engines)
         if not self.gpu:
-            # A GPU must not wait for its worker to compile for another one.
-            return [replace(others, compiles=SHARED_CACHE in self.packages)]
+            return [others]
         return [JobFilter(needs_gpu=True, devices=(self.device,), engines=engines), others]
 
     def preferred(self) -> Mapping[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from tuner.compile import Farm
 from tuner.compile.environment import TritonRelease
-from tuner.compile.shared import open_shared_cache
 from tuner.measure.gpu_worker import CHILD_MODULE, GpuWorker, Limits
 from tuner.problems.points import Config, Point, Problem
 
@@ -18,16 +17,11 @@ from tuner.problems.points import Config, Point, Problem
 class Workbench:
     """Use it in a `with`, or call `close`. One run at a time may use it."""
 
-    def __init__(
-        self, child: str = CHILD_MODULE, *, beside: int = 1, publish: bool = False
-    ) -> None:
+    def __init__(self, child: str = CHILD_MODULE, *, beside: int = 1) -> None:
         """`child` is the program of a GPU's child; it follows the protocol of `CHILD_MODULE`.
         `beside`: how many workbenches work on this machine side by side.
-
-        `publish`: all compile results are to end in the shared cache, see `Farm`.
         """
         self._child, self._beside = child, beside
-        self._publish = publish
         # What earlier runs of the command chose: first tries for problems that are like theirs.
         self.chosen: list[tuple[Problem, Mapping[Point, Config]]] = []
         self._farm: Farm | None = None
@@ -42,8 +36,6 @@ class Workbench:
                 spare_cores=spare_cores,
                 beside=self._beside,
                 triton=triton,
-                shared=open_shared_cache(),
-                publish=self._publish,
             )
         return farm
 

@@ -20,7 +20,6 @@ from sqlalchemy import (
 )
 
 from tuner.jobs.job import JobFilter, Priority
-from tuner.store.ahead import waits_no_more
 from tuner.store.database import insert_into
 from tuner.store.job_tables import IS_QUEUED, client_turns, jobs
 
@@ -68,8 +67,7 @@ def age(connection: Connection, now: datetime) -> int:
 
 def due(now: datetime) -> ColumnElement[bool]:
     """Whether a queued job may be claimed now."""
-    available = or_(jobs.c.available_at <= now, jobs.c.available_at > now + LONGEST_DELAY)
-    return and_(available, waits_no_more(now))
+    return or_(jobs.c.available_at <= now, jobs.c.available_at > now + LONGEST_DELAY)
 
 
 def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -> list[str]:
@@ -112,11 +110,8 @@ def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> S
         .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
         .limit(1)
     )
-    if not wanted.compiles:
-        query = query.where(~jobs.c.compiles)
     if wanted.devices is not None:
         query = query.where(jobs.c.device.in_(wanted.devices))
     if wanted.engines is not None:
-        # Programs before schema 0006 store no engine, so who claims such a job looks for it.
-        query = query.where(jobs.c.engine.in_([*wanted.engines, ""]))
+        query = query.where(jobs.c.engine.in_(wanted.engines))
     return query

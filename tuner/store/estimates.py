@@ -66,7 +66,7 @@ class Estimates(Database):
         with self._read() as connection:
             found = connection.execute(query).all()
         taken = [
-            max(0.0, (totals["extra"].get("gpu_s") or totals["wall_s"]) - START_S) / len(tuned)
+            max(0.0, totals["extra"]["gpu_s"] - START_S) / len(tuned)
             for tuned, totals in found
             if tuned and totals
         ]

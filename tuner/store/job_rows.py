@@ -26,7 +26,6 @@ def new_job_row(
         "engine": request.engine,
         "model": request.model,
         "needs_gpu": request.needs_gpu,
-        "compiles": request.compiles,
         "priority": int(priority),
         "state": JobState.QUEUED.value,
         "client": client,
@@ -48,7 +47,7 @@ def new_job_row(
 
 COST = (jobs.c.gpu_s, jobs.c.gpu_idle_s, jobs.c.cpu_s)  # in the order of a Cost's fields
 _LATER = (
-    *("lease_expires_at", "run_id", "started_at", "finished_at", "after_id"),
+    *("lease_expires_at", "run_id", "started_at", "finished_at"),
     *(column.name for column in COST),
 )
 

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    false,
     text,
 )
 
@@ -54,17 +53,12 @@ jobs = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
-    # sglang==0.5.16; sglang where nobody knew a version when the job was posted; "" on jobs of
-    # programs before 0006.
+    # sglang==0.5.16; sglang where nobody knew a version when the job was posted.
     Column("engine", Text, nullable=False, server_default=""),
-    # Who waits for it; [] on jobs of programs before 0006: then it is `client` alone.
-    Column("clients", JSON, nullable=False, server_default="[]"),
+    Column("clients", JSON, nullable=False, server_default="[]"),  # who waits for it
     Column("trial_count", Integer, nullable=False, server_default="0"),  # stored in this attempt
     Column("trace", Text, nullable=False, server_default=""),  # the submission's W3C traceparent
     Column("started_at", UtcDateTime),  # the first claim
-    # Whether it only compiles, for workers without a GPU.
-    Column("compiles", Boolean, nullable=False, server_default=false()),
-    Column("after_id", String(26)),  # the job that compiles for this one, while it waits for it
     Column("gpu_s", Double),  # what the attempt that ended it cost; None: not known
     Column("gpu_idle_s", Double),
     Column("cpu_s", Double),
@@ -98,8 +92,6 @@ Index(
     postgresql_where=IS_QUEUED,
 )
 Index("ix_jobs_announced", jobs.c.announced_at, sqlite_where=IS_QUEUED, postgresql_where=IS_QUEUED)
-_WAITS = text("after_id IS NOT NULL")
-Index("ix_jobs_after", jobs.c.after_id, sqlite_where=_WAITS, postgresql_where=_WAITS)
 Index("ix_jobs_lease", jobs.c.state, jobs.c.lease_expires_at)
 Index("ix_jobs_request_key", jobs.c.request_key, jobs.c.finished_at)
 Index(

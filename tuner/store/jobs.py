@@ -20,7 +20,6 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.listing import ALL_JOBS, JobQuery
-from tuner.store.ahead import precede
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_pages import select_page
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
@@ -86,7 +85,7 @@ class JobStore(Database):
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
                 _, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
-                return precede(connection, wanted, answers, self._clock, fresh, trace)
+                return answers
             if found := _earlier_answer(connection, client, idempotency_key, body_hash):
                 return [Submitted(job, created=False, replayed=True) for job in found]
             now, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
@@ -100,7 +99,7 @@ class JobStore(Database):
                 "created_at": now,
             }
             connection.execute(insert(idempotency_keys), row)
-            return precede(connection, wanted, answers, self._clock, fresh, trace)
+            return answers
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""
@@ -133,11 +132,11 @@ class JobStore(Database):
         """
         with self._write() as connection:
             job, now = get_job(connection, job_id, lock=True), time_of(connection, self._clock)
-            others = [] if client is None else [one for one in job.waits_for if one != client]
+            others = [] if client is None else [one for one in job.clients if one != client]
             if job.state.finished or job.cancel_requested:
                 return job
             if others:
-                if client in job.waits_for:
+                if client in job.clients:
                     data = {"client": client, "remaining": len(others)}
                     append_event(connection, job_id, now, "withdrawn", data, clients=others)
             elif job.state is JobState.QUEUED or _abandoned(job, now):

@@ -12,8 +12,7 @@ MIN_LENGTH = 32  # characters of a key that was made elsewhere
 # Clients of the service's own, whose names no key may have.
 LOCAL = "local"  # who uses the store itself, or the key that `tuner serve` made
 NIGHTLY = "nightly"  # the night
-AHEAD = "compile-ahead"  # compile work for other jobs, which uses no client's quota or turn
-RESERVED = (LOCAL, NIGHTLY, AHEAD)
+RESERVED = (LOCAL, NIGHTLY)
 
 
 def new_token() -> str:

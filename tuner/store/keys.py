@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from tuner.errors import BadInput, UnknownKey, UnusableStore, did_you_mean
+from tuner.errors import BadInput, LastAdmin, UnknownKey, UnusableStore, did_you_mean
 from tuner.store.api_key import ApiKey, KeyState, Scope, read_key, scope_names
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys
@@ -182,7 +182,7 @@ class KeyStore(Database):
             if name not in names:
                 raise UnknownKey(f"no valid key is named {name!r}{did_you_mean(name, names)}")
             if not last_too and self._admins(connection) == [name]:
-                raise BadInput(_last_admin(name), cli=", or add --force")
+                raise LastAdmin(_last_admin(name), cli=", or add --force")
             mine = update(api_keys).where(api_keys.c.name == name, _UNREVOKED)
             connection.execute(mine.values(revoked_at=self._clock()))
 

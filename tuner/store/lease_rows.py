@@ -37,9 +37,7 @@ def claimed(
 ) -> dict[str, Any]:
     """What a claim changes in a job's row."""
     request = dict(row["request"])
-    engine = preferred.get(request.get("engine", "")) or row["engine"]
-    if engine:
-        request["engine"] = engine
+    request["engine"] = engine = preferred.get(row["engine"], row["engine"])
     return {
         "owner": owner,
         "fence": row["fence"] + 1,

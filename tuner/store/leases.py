@@ -10,7 +10,6 @@ from sqlalchemy import Engine, select
 
 from tuner.jobs.job import LEASE, Job, JobFilter, JobState, Lease, read_request
 from tuner.jobs.limits import Exceeded, Held, Phase
-from tuner.store.ahead import AheadStore
 from tuner.store.claims import age, due, next_queued, take_turn
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible, update_job
@@ -175,10 +174,6 @@ class Leases(Database):
                 return None
             update_job(connection, row["id"], announced_at=now)
             return read_if_possible(row)
-
-    def ahead(self, lease: Lease) -> AheadStore:
-        """What the worker of compile work writes. It shares this object's connections."""
-        return AheadStore(self._engine, lease, self._clock)
 
     def store(self, lease: Lease) -> LeasedStore:
         """The store for that job's worker. It shares this object's connections."""

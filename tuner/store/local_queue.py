@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.jobs.ahead import is_compiled_ahead
 from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.jobs.waiting import Reasons
@@ -27,12 +26,7 @@ class LocalQueue(Database):
         """Queue jobs, or find the ones that answer the requests: all or none."""
         workers = self.workers()
         wanted = [
-            Submission(
-                request,
-                priority,
-                Need.of(request).unmet(workers, utc_now()),
-                is_compiled_ahead(request, workers),
-            )
+            Submission(request, priority, Need.of(request).unmet(workers, utc_now()))
             for request in requests
         ]
         estimates = Estimates.sharing(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.records import Winner
@@ -17,7 +17,10 @@ from tuner.store.tables import POINT_COLUMNS, environments, problems, trials, wi
 
 
 class ResultStore(Database):
-    """Reads results. Methods are single transactions; a failing database raises UnusableStore."""
+    """Reads results, and withdraws them.
+
+    Methods are single transactions; a failing database raises UnusableStore.
+    """
 
     def winners_at(self, problem: Problem, device: str, engine: str) -> Sequence[Winner]:
         """The winners of all environments, for a problem on a device with an engine."""
@@ -29,6 +32,23 @@ class ResultStore(Database):
         query = query.order_by(winners.c.environment_id, *by_point(), winners.c.status)
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
+
+    def withdraw(self, problem: Problem, device: str, engine: str) -> int:
+        """Delete the winners that `winners_at` answers; returns how many there were.
+
+        Runs and trials stay: they say what was tried.
+        """
+        mine = select(problems.c.id).where(problems.c.spec == problem.spec())
+        places = select(environments.c.id).where(
+            environments.c.device == device, environments.c.engine == engine
+        )
+        with self._write() as connection:
+            done = connection.execute(
+                delete(winners).where(
+                    winners.c.problem_id.in_(mine), winners.c.environment_id.in_(places)
+                )
+            )
+            return done.rowcount
 
     def trial_counts(self, run_id: int) -> dict[Status, int]:
         """The number of a run's trials by their status."""

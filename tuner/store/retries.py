@@ -45,7 +45,7 @@ def retry_job(connection: Connection, job_id: str, client: str, now: datetime) -
 
 def _clients(job: Job, client: str) -> list[str]:
     """Who waits for the job now. Nobody waits any more for one that was cancelled."""
-    waiting = [] if job.state is JobState.CANCELLED else list(job.waits_for)
+    waiting = [] if job.state is JobState.CANCELLED else list(job.clients)
     return waiting if client in waiting else [*waiting, client]
 
 

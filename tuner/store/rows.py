@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from tuner.problems.points import TRITON, Candidate, Config, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import Run, RunKey, RunState, Winner, point_row
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import (
@@ -192,5 +192,5 @@ def _read_incumbent(row: Mapping[str, Any]) -> Incumbent:
         status=Status(row["status"]),
         median_us=row["median_us"],
         shared_bytes=row["shared_bytes"],
-        backend=row.get("backend", TRITON),  # the rows of older versions have none
+        backend=row["backend"],
     )

@@ -15,7 +15,7 @@ from tuner.store.tables import VERSION_TABLE
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0016"
+HEAD = "0017"
 _VERSION = table(VERSION_TABLE, column("version_num"))
 
 # `migrations` is beside the package, in a checkout as in site-packages. It is found by its path:

@@ -36,7 +36,6 @@ class Submission:
     request: JobRequest
     priority: Priority = Priority.NORMAL
     unmet: str = ""  # why no living worker can do it
-    ahead: bool = False  # workers without a GPU will compile its kernels: they are to do so first
 
 
 def find_or_add(
@@ -170,8 +169,8 @@ def _first_events(wanted: Submission, row: Mapping[str, Any]) -> Iterator[dict[s
 def _join(connection: Connection, job: Job, client: str, priority: Priority, now: datetime) -> Job:
     """Answer a client with a job that is there already."""
     changes: dict[str, Any] = {}
-    if not job.state.finished and client not in job.waits_for:
-        changes["clients"] = [*job.waits_for, client]
+    if not job.state.finished and client not in job.clients:
+        changes["clients"] = [*job.clients, client]
     if job.state is JobState.QUEUED and priority < job.priority:
         changes["priority"] = int(priority)
     if not changes:

@@ -51,9 +51,6 @@ def work_line(totals: Sequence[Totals]) -> str:
     """What one or several runs compiled and timed together. Problems may share kernels."""
     cached = sum(one.extra.get("kernels_cached", 0) for one in totals)
     known = f" and {cached:.0f} from the cache" if cached else ""
-    shared = [one.extra["kernels_shared"] for one in totals if "kernels_shared" in one.extra]
-    if shared:  # 0 tells whoever set up a shared cache that it does not help
-        known += f" ({sum(shared):.0f} from the shared one)"
     return (
         f"{sum(one.configs_compiled for one in totals)} kernels compiled{known}, "
         f"{sum(one.measurements for one in totals)} times taken, "

@@ -1,9 +1,8 @@
-"""Keep the trials of a run in a store."""
+"""What a run needs of a store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.problems.points import Problem
@@ -31,17 +30,3 @@ class RunStore(Protocol):
         """Everything published for a problem in an environment."""
 
     def stop_run(self, run: Run, state: RunState, reason: str = "") -> None: ...
-
-
-@dataclass(frozen=True)
-class RunJournal:
-    """The trials of one run, kept in a store."""
-
-    store: RunStore
-    run: Run
-
-    def trials(self) -> Sequence[Trial]:
-        return self.store.trials(self.run)
-
-    def add(self, trials: Sequence[Trial]) -> None:
-        self.store.add_trials(self.run, trials)

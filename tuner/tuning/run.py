@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from tuner.engines.dispatch import Runs, of_class, what_runs
@@ -20,10 +20,9 @@ from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import family_of
 from tuner.problems.results import Compiled, Entry, MeasureKind, Status, Totals, Trial
 from tuner.tuning import gains
-from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.costs import Meter
-from tuner.tuning.journal import RunJournal, RunStore
+from tuner.tuning.journal import RunStore
 from tuner.tuning.processes import RunProcesses
 from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.run_request import Request
@@ -94,15 +93,6 @@ class TuningRun(RunProcesses):
             found |= ready
         return [(name, one, found[one]) for one, name in named.items()]
 
-    def ahead(self, report: Callable[[Ahead], None]) -> Totals:
-        """Compile what `run` will probably ask for. It measures and stores nothing."""
-        meter, bench = Meter(), self._predicting()
-        searches = (self._search() for _ in range(PASSES))
-        totals = compile_ahead(self._plan(), searches, bench, report)
-        self._count_cached(totals)
-        meter.count(totals)
-        return totals
-
     def run(
         self,
         store: RunStore,
@@ -128,14 +118,13 @@ class TuningRun(RunProcesses):
         self._look_up(store)
         bench, strategy = self._bench_and_strategy()
         run = store.begin_run(self._run_key())
-        journal = RunJournal(store, run)
         racer = bench if isinstance(bench, GpuBench) else None
         try:
             watcher.step("")
             plan = self._with_backends(self._plan())
             store.expect(run, self._outlook(plan))
-            asked = plan, strategy, bench, journal, progress
-            entries = tune(*asked, racer, watcher, self._tell)
+            kept = store.trials(run), partial(store.add_trials, run)
+            entries = tune(plan, strategy, bench, *kept, progress, racer, watcher, self._tell)
             watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
@@ -151,7 +140,7 @@ class TuningRun(RunProcesses):
             store.stop_run(run, RunState.FAILED, str(error))
             raise
         if record is not None:
-            tried = [one for one in journal.trials() if one.candidate.backend == TRITON]
+            tried = [one for one in store.trials(run) if one.candidate.backend == TRITON]
             self._record(record, tried, add_to_record)
         return self._report(entries, bench.totals)
 
@@ -194,8 +183,6 @@ class TuningRun(RunProcesses):
     def _count_cached(self, totals: Totals) -> None:
         if "_compiler" in self.__dict__:  # a replay compiles nothing
             totals.extra["kernels_cached"] = self._compiler.cached_count
-            if (shared := self._compiler.shared_count) is not None:
-                totals.extra["kernels_shared"] = shared
 
     def _record(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
         try:

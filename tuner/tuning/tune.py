@@ -1,6 +1,6 @@
 """The tuning loop: ask for candidates, try the new ones, keep every trial, choose.
 
-The strategy, the bench, the journal and the chooser are passed in. To resume a run, the same
+The strategy, the bench, the store and the chooser are passed in. To resume a run, the same
 search runs again and stored trials answer first. So nothing is measured twice, and where times
 repeat exactly, the winners are the same.
 """
@@ -64,7 +64,7 @@ class Watcher(Protocol):
         """These candidates will be tried, and no others."""
 
     def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
-        """The next candidates to try, and answers that the journal had."""
+        """The next candidates to try, and answers that the store had."""
 
 
 class Unwatched:
@@ -95,14 +95,6 @@ class Racer(Protocol):
 
     def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
         """The measurement of each candidate; one that could not be timed is left out."""
-
-
-class Journal(Protocol):
-    """Keeps a run's trials. They are stored durably when `add` returns."""
-
-    def trials(self) -> Sequence[Trial]: ...
-
-    def add(self, trials: Sequence[Trial]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -141,7 +133,8 @@ def tune(
     plan: Plan,
     strategy: Strategy,
     bench: Bench,
-    journal: Journal,
+    stored: Sequence[Trial],
+    store: Callable[[Sequence[Trial]], None],
     progress: Progress,
     racer: Racer | None = None,
     watcher: Watcher | None = None,
@@ -149,16 +142,17 @@ def tune(
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
+    `stored` are the trials that the run has already; `store` keeps further ones durably.
     With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
     `tell` adds to the entries what the trials of other backends say; only Triton's are chosen.
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
     watcher = watcher or Unwatched()
-    trials = {trial.candidate: trial for trial in journal.trials()}
+    trials = {trial.candidate: trial for trial in stored}
     if isinstance(strategy, FixedStrategy):
         watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
-    explore(plan, strategy, bench, _keeper(trials, journal, progress), trials, watcher)
+    explore(plan, strategy, bench, _keeper(trials, store, progress), trials, watcher)
     requested = set(plan.requested)
     everything = [trial for trial in trials.values() if trial.candidate.backend == TRITON]
     others = [trial for trial in trials.values() if trial.candidate.backend != TRITON]
@@ -254,10 +248,10 @@ def explore(
 
 
 def _keeper(
-    trials: dict[Candidate, Trial], journal: Journal, progress: Progress
+    trials: dict[Candidate, Trial], store: Callable[[Sequence[Trial]], None], progress: Progress
 ) -> Callable[[list[Trial]], None]:
     def keep(finished: list[Trial]) -> None:
-        journal.add(finished)
+        store(finished)
         for trial in finished:
             trials[trial.candidate] = trial
             progress(trial)

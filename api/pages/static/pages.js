@@ -55,7 +55,11 @@ function followFilters(within) {
 function confirmDangers() {
   document.addEventListener("submit", (event) => {
     const button = event.submitter;
-    if (!button?.classList.contains("danger") || button.dataset.sure) return;
+    if (!button?.matches(".danger, .asks")) return;
+    if (button.dataset.sure) {
+      button.form.elements.ask?.remove(); // or the server would ask as well
+      return;
+    }
     event.preventDefault();
     const text = button.textContent;
     button.dataset.sure = "yes";
@@ -65,6 +69,29 @@ function confirmDangers() {
       button.textContent = text;
     }, 4000);
   });
+}
+
+/** A button copies a secret; one that cannot be copied is selected at least. */
+function offerCopies() {
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    const field = document.getElementById(button.dataset.copy);
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      field.select();
+      try {
+        await navigator.clipboard.writeText(field.value); // on HTTPS and loopback
+      } catch {
+        if (!document.execCommand("copy")) return;
+      }
+      button.textContent = "Copied";
+    });
+  }
+}
+
+/** A page that answers a form gets the address of a page, so that loading it again sends nothing. */
+function forgetForms() {
+  const page = document.querySelector("[data-at]");
+  if (page) history.replaceState(null, "", page.dataset.at);
 }
 
 /** The button below ticked boxes says how many jobs it queues. */
@@ -109,6 +136,8 @@ followFilters(document);
 refreshList();
 confirmDangers();
 countBoxes();
+offerCopies();
+forgetForms();
 
 const job = document.querySelector("#job[data-events]");
 if (job) {

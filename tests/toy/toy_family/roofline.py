@@ -12,3 +12,7 @@ def least_us(problem: Scale, point: Point, device: Device) -> float:
     return roofline_us(
         device, Dtype.FLOAT16, operations=numbers, cold_bytes=4.0 * numbers, warm_bytes=0.0
     )
+
+
+def held_bytes(problem: Scale, point: Point) -> int:
+    return 4 * point.batch_size * problem.columns

@@ -108,7 +108,7 @@ installed; that moves no package of the engine's. {where}
 Check it with `{check}`.
 `docker.sh` and `bare.sh` do, and warn. Without the plugin a server runs all the same, with the
 engine's own launch constants. Where it is installed,
-`tuner attention status --dir {configs} --device {device}` says what a server would use, and why.
+`tuner status --dir {configs} --device {device}` says what a server would use, and why.
 
 The files count only in servers on the Triton attention backend, and not with
 `--enable-deterministic-inference`: they choose by the size of the batch. `--attention-backend`

@@ -30,6 +30,9 @@ _LONGEST = 80  # lines of a command
 _VARIABLE = re.compile(r"\b((?:VLLM|SGLANG|SGL|NCCL|TRITON)_[A-Z0-9_]+)=[\"']?([^\s\"'\\]+)")
 _BACKEND = re.compile(r"(--[\w-]*backend)(?:=|[\"',\s]+(?:-\s+)?[\"']?)([\w-]+)")
 _RANK = re.compile(rb"TP(\d{1,3})\b")
+# A shell's variable that is set in a line of its own, as scripts of launch commands do.
+_SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
+_USED = re.compile(r"\$\{?(\w+)\}?")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
 
 
@@ -56,6 +59,8 @@ class Facts:
     _command: int = 0  # lines of a command that may follow
     _continued: bool = False  # by a backslash
     _waits: str = ""  # the fact whose flag ended the line before
+    _variables: dict[str, str] = field(default_factory=dict)  # of a shell, by their names
+    _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: the variable, where
 
     def get(self, name: str) -> str:
         """The value of a fact; "" if nothing says it."""
@@ -70,6 +75,7 @@ class Facts:
         self, lines: Sequence[bytes], squeezed: Sequence[bytes], name: str, first: int
     ) -> None:
         """Read lines in their order; `squeezed` are the lines without blanks."""
+        self._set_variables(lines)
         joined, starts = b"".join(squeezed), list(accumulate(map(len, squeezed), initial=0))
         hits: dict[int, list[_Form]] = {}
         for form in _forms():
@@ -89,6 +95,15 @@ class Facts:
             for form in hits[at]:
                 self._match(form, texts, where)
         self._see_ranks(lines, name, first)
+
+    def _set_variables(self, lines: Sequence[bytes]) -> None:
+        """Keep what a script sets, and give facts that waited for it their values."""
+        for name, value in _SET.findall(b"\n".join(lines)):
+            self._variables.setdefault(name.decode(), value.decode("utf-8", errors="replace"))
+        for fact, (variable, where) in list(self._unset.items()):
+            if variable in self._variables:
+                del self._unset[fact]
+                self.add(fact, self._variables[variable], where)
 
     def _see_ranks(self, lines: Sequence[bytes], name: str, first: int) -> None:
         """The number of tensor-parallel ranks that lines show; there may be more."""
@@ -140,8 +155,16 @@ class Facts:
             self._append("server_args", f"{name}={value}", where)
 
     def add(self, name: str, value: str | None, where: str) -> None:
-        """Keep a value, if it is one: not empty, no variable of a shell or of a template."""
+        """Keep a value, if it is one: not empty, no hole of a template.
+
+        A shell's variable stands for what the text sets it to, before or after.
+        """
         value = (value or "").strip().rstrip(".")
+        if used := _USED.fullmatch(value):
+            if used[1] not in self._variables:
+                self._unset.setdefault(name, (used[1], where))
+                return
+            value = self._variables[used[1]]
         if not value or value[0] in "$<{-" or (name in _NUMBERS and not value.isdecimal()):
             return
         self.known.setdefault(name, Fact(value, where))

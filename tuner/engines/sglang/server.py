@@ -74,9 +74,7 @@ class SGLangServer:
         return f"--prefill-attention-backend {prefill} --decode-attention-backend {decode}"
 
 
-def open_server() -> SGLangServer:
-    """See `tuner.engines.server.server_of`."""
-    return SGLangServer()
+open_server = SGLangServer
 
 
 def _body(prompt: Sequence[int], tokens: int) -> dict[str, Any]:

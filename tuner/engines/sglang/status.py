@@ -28,7 +28,7 @@ class ServerStatus:
         return not no_plugins(self.attention.engine) and self.attention.ok and self.gemm.ok
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner attention status`, whose variable, root, trouble and flags are
+        """The fields of `tuner status`, whose variable, root, trouble and flags are
         attention's, with the files of both families.
         """
         attention, gemm = self.attention.as_json(), self.gemm

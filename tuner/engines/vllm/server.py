@@ -79,9 +79,7 @@ class VLLMServer:
         return f"{_BACKEND_FLAG} {decode}, or {prefill} where prompts count more"
 
 
-def open_server() -> VLLMServer:
-    """See `tuner.engines.server.server_of`."""
-    return VLLMServer()
+open_server = VLLMServer
 
 
 def _has_profiler_flag(launch: Launch) -> bool:

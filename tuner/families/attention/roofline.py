@@ -61,3 +61,13 @@ def _reduce_us(problem: Attention, point: Point, device: Device) -> float:
         cold_bytes=0.0,
         warm_bytes=float(numbers * (_SPLIT_BYTES + _BYTES)),
     )
+
+
+def held_bytes(problem: Attention, point: Point) -> int:
+    """Bytes of the card's memory that one launch needs at least: queries, and the longest cache.
+
+    The other sequences may be shorter, so their caches do not count.
+    """
+    row = problem.Lq if problem.shares_kv else problem.Lq + problem.Lv
+    queries = point.batch_size * problem.q_heads * (problem.Lq + problem.Lv)
+    return (point.cached_tokens * problem.kv_heads * row + queries) * _BYTES

@@ -19,3 +19,11 @@ def least_us(problem: DenseGemm, point: Point, device: Device) -> float:
         cold_bytes=columns * reduced * problem.dtype.weight_bits / 8,
         warm_bytes=read + rows * columns * problem.out.activation_bits / 8,
     )
+
+
+def held_bytes(problem: DenseGemm, point: Point) -> int:
+    """Bytes of the card's memory that one launch needs at least: A, B and C, without scales."""
+    rows, columns, reduced = point.batch_size, problem.N, problem.K
+    read = rows * reduced * problem.dtype.activation_bits
+    weights = columns * reduced * problem.dtype.weight_bits
+    return (read + weights + rows * columns * problem.out.activation_bits) // 8

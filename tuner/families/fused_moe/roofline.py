@@ -28,3 +28,10 @@ def least_us(problem: FusedMoe, point: Point, device: Device) -> float:
         cold_bytes=experts * columns * reduced * dtype.weight_bits / 8,
         warm_bytes=rows * reduced * dtype.activation_bits / 8 + routed * columns * _OUTPUT_BYTES,
     )
+
+
+def held_bytes(problem: FusedMoe, point: Point) -> int:
+    """Bytes of the card's memory that one launch needs at least: its weights and its output."""
+    columns, reduced = problem.gemm_shape(gemm_of(point))
+    weights = problem.E * columns * reduced * problem.dtype.weight_bits // 8
+    return weights + point.batch_size * problem.top_k * columns * _OUTPUT_BYTES

@@ -317,5 +317,4 @@ def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
     return [config for some in kept.values() for config in some[:PREDICT_PER_BLOCK]]
 
 
-def open_run(request: Request) -> TuningRun:
-    return MoeRun(request)
+open_run = MoeRun

@@ -6,11 +6,11 @@ presets that divide into the same E and N.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.versions import Release, release_of
-from tuner.errors import BadProblem
+from tuner.errors import BadProblem, SeveralModels
 from tuner.families.fused_moe.file_names import NAME
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
@@ -129,53 +129,69 @@ def _divisions(model: Model, missing: MissingFile, fusions: Fusions) -> list[Mat
     return found
 
 
-def choose(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[int, int, str, str]:
-    """(K, top_k, their origin, the presets that they are assumed from).
+def choose(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[FusedMoe, str, str]:
+    """The problem, the origin of its K and top_k, and the presets that they are assumed from.
 
-    A given hidden size or top_k excludes other presets. Raises BadProblem, which names
-    the matching presets, if they disagree or none matches.
+    A given hidden size or top_k excludes other presets. Raises SeveralModels, which has the
+    problems of the matching presets, if they disagree, and BadProblem if none matches.
     """
     hidden_size, top_k = serving.options.get("hidden_size"), serving.options.get("top_k")
     if hidden_size and top_k:
-        return hidden_size, top_k, "hidden size and top_k as given", ""
-    found = [
-        match
-        for match in matches(missing, fusions, serving)
-        if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k)
-    ]
-    shapes = sorted({(match.model.hidden, match.top_k) for match in found})
-    if len(shapes) == 1:
-        names = " and ".join(f"{m.model.name} at tp={m.tp}" for m in found)
+        problem = _problem(missing, serving, hidden_size, top_k)
+        return problem, "hidden size and top_k as given", ""
+    found: dict[FusedMoe, list[Match]] = {}
+    for match in matches(missing, fusions, serving):
+        if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k):
+            problem = _problem(missing, serving, match.model.hidden, match.top_k)
+            found.setdefault(problem, []).append(match)
+    if len(found) == 1:
+        (problem,) = found
+        names = _names(found[problem])
         assumed = "" if serving.model or hidden_size or top_k else names
-        origin = f"hidden size {shapes[0][0]} and top_k {shapes[0][1]} as in {names}"
+        origin = f"hidden size {problem.K} and top_k {problem.top_k} as in {names}"
         if assumed:
             origin += ", if it is that model; for another one, tune its config.json instead"
-        return *shapes[0], origin, assumed
-    these = "; ".join(f"{m.model.name} ({m.model.hidden}, {m.top_k})" for m in found)
-    these = these or "no preset matches"
-    raise BadProblem(
-        f"{missing.file_name} names neither the hidden size nor top_k",
-        cli=f": add --hidden-size and --top-k ({these})",
-        api=f": add hidden_size and top_k ({these})",
+        return problem, origin, assumed
+    message = f"{missing.file_name} names neither the hidden size nor top_k"
+    these = "; ".join(
+        f"{match.model.name} ({problem.K}, {problem.top_k})"
+        for problem, its in found.items()
+        for match in its
+    )
+    cli = f": add --hidden-size and --top-k ({these or 'no preset matches'})"
+    api = f": add hidden_size and top_k ({these or 'no preset matches'})"
+    if not found:
+        raise BadProblem(message, cli=cli, api=api)
+    several = {problem.spec(): _names(its) for problem, its in found.items()}
+    raise SeveralModels(message, several, cli=cli, api=api)
+
+
+def _names(found: Sequence[Match]) -> str:
+    return " or ".join(
+        f"{match.model.name} at tp={match.tp}" + (f", ep={match.ep}" if match.ep > 1 else "")
+        for match in found
+    )
+
+
+def _problem(missing: MissingFile, serving: Serving, K: int, top_k: int) -> FusedMoe:
+    block_shape = serving.options.get("block_shape")
+    return FusedMoe(
+        E=missing.E,
+        N=missing.N,
+        K=K,
+        top_k=top_k,
+        dtype=missing.dtype or serving.dtype or Dtype.BFLOAT16,
+        block_shape=missing.block_shape or block_shape,
+        per_channel_quant=missing.per_channel_quant and not block_shape,
     )
 
 
 def resolve_missing(missing: MissingFile, serving: Serving, fusions: Fusions) -> Resolved:
     """The problem that a file is for. Raises BadProblem."""
-    dtype, options = serving.dtype, serving.options
+    dtype = serving.dtype
     if dtype and missing.dtype and dtype is not missing.dtype:
         raise BadProblem(f"{missing.file_name} is of {missing.dtype.value}, not {dtype.value}")
-    block_shape = options.get("block_shape")
-    K, top_k, origin, assumed = choose(missing, fusions, serving)
-    problem = FusedMoe(
-        E=missing.E,
-        N=missing.N,
-        K=K,
-        top_k=top_k,
-        dtype=missing.dtype or dtype or Dtype.BFLOAT16,
-        block_shape=missing.block_shape or block_shape,
-        per_channel_quant=missing.per_channel_quant and not block_shape,
-    )
+    problem, origin, assumed = choose(missing, fusions, serving)
     notes = [origin]
     if missing.per_channel_quant and "per_channel_quant" not in missing.file_name:
         notes.append("int8_w8a8 without blocks is quantised per channel")

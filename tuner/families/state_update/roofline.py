@@ -25,3 +25,8 @@ def least_us(problem: StateUpdate, point: Point, device: Device) -> float:
         cold_bytes=2.0 * sequences * problem.state_bytes,
         warm_bytes=float(sequences * vectors * _BYTES),
     )
+
+
+def held_bytes(problem: StateUpdate, point: Point) -> int:
+    """Bytes of the card's memory that one launch needs at least: the states."""
+    return point.batch_size * problem.state_bytes

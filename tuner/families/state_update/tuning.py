@@ -123,5 +123,4 @@ class StateRun(TuningRun):
             raise BadInput("a state update has one space to search: leave --wide and --grid out")
 
 
-def open_run(request: Request) -> TuningRun:
-    return StateRun(request)
+open_run = StateRun

@@ -49,10 +49,7 @@ class SGLangAttention:
         return self.engine.loads_plugins()
 
 
-def open_family(engine: SGLang) -> SGLangAttention:
-    return SGLangAttention(engine)
+open_family = SGLangAttention
 
 
-def open_delivery(engine: SGLang) -> AttentionDelivery:
-    """How attention's winners reach the servers of one copy of sglang."""
-    return AttentionDelivery(engine)
+open_delivery = AttentionDelivery

@@ -19,9 +19,7 @@ __all__ = [
 ]
 
 
-def open_family(engine: SGLang) -> SGLangDenseGemm:
-    """The `families.dense_gemm.engine.GemmEngine` of one copy of sglang."""
-    return SGLangDenseGemm(engine)
+open_family = SGLangDenseGemm
 
 
 def open_delivery(engine: SGLang) -> GemmDelivery:

@@ -23,9 +23,7 @@ __all__ = [
 ]
 
 
-def open_family(engine: SGLang) -> SGLangFusedMoe:
-    """The `families.fused_moe.engine.MoeEngine` of one copy of sglang."""
-    return SGLangFusedMoe(engine)
+open_family = SGLangFusedMoe
 
 
 def open_delivery(engine: SGLang) -> MoeDelivery:

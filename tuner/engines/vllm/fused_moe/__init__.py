@@ -23,9 +23,7 @@ __all__ = [
 ]
 
 
-def open_family(engine: VLLM) -> VLLMFusedMoe:
-    """The `families.fused_moe.engine.MoeEngine` of one copy of vLLM."""
-    return VLLMFusedMoe(engine)
+open_family = VLLMFusedMoe
 
 
 def open_delivery(engine: VLLM) -> MoeDelivery:

@@ -11,9 +11,7 @@ from tuner.engines.vllm.state_update.serving import cache_dtype
 __all__ = ["cache_dtype", "find_file_name", "open_delivery", "open_family"]
 
 
-def open_family(engine: VLLM) -> VLLMStateUpdate:
-    """The `families.state_update.engine.StateEngine` of one copy of vLLM."""
-    return VLLMStateUpdate(engine)
+open_family = VLLMStateUpdate
 
 
 def open_delivery(engine: VLLM) -> StateDelivery:

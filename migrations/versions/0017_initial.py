@@ -3,12 +3,11 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0016"
+revision = "0017"
 down_revision = None
 
 QUEUED = sa.text("state = 'queued'")
 COALESCIBLE = sa.text("state IN ('queued', 'leased', 'running') AND NOT cancel_requested")
-WAITS = sa.text("after_id IS NOT NULL")
 
 
 def upgrade() -> None:
@@ -184,16 +183,11 @@ def upgrade() -> None:
         sa.Column("trial_count", sa.Integer(), server_default="0", nullable=False),
         sa.Column("trace", sa.Text(), server_default="", nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True)),
-        sa.Column("compiles", sa.Boolean(), server_default=sa.false(), nullable=False),
-        sa.Column("after_id", sa.String(length=26)),
         sa.Column("gpu_s", sa.Double()),
         sa.Column("gpu_idle_s", sa.Double()),
         sa.Column("cpu_s", sa.Double()),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_jobs_run_id_runs")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
-    )
-    op.create_index(
-        "ix_jobs_after", "jobs", ["after_id"], sqlite_where=WAITS, postgresql_where=WAITS
     )
     op.create_index(
         "ix_jobs_announced", "jobs", ["announced_at"], sqlite_where=QUEUED, postgresql_where=QUEUED
