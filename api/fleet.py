@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.jobs.job import JobRequest
+from tuner.jobs.waiting import Reasons
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import utc_now
 from tuner.store.workers import WorkerStore
@@ -35,8 +36,6 @@ class Fleet:
         """Why no living worker can do a job; "" where one can."""
         return Need.of(request).unmet(self.workers(), utc_now())
 
-    def waiting(self, job: Job) -> str:
-        """Why a queued job is not being done; "" where a worker can do it, or has it."""
-        if job.state is not JobState.QUEUED:
-            return ""
-        return self.unmet(job.request)
+    def reasons(self) -> Reasons:
+        """What says of jobs why they do not go on."""
+        return Reasons(self.workers(), utc_now())

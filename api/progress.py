@@ -32,7 +32,8 @@ def progress_of(job: Job, api: Api) -> dict[str, Any]:
         return {"trials": {}, "best": [], "incumbents": [], **dict.fromkeys(_UNKNOWN)}
     counts, best = api.results.trial_counts(job.run_id), api.results.best_trials(job.run_id)
     planned = api.jobs.latest_events(job.id, 1, PLANNED)
-    pace = pace_of(api.jobs.latest_events(job.id, _EVENTS))
+    stalled = api.fleet.reasons().stalled(job)
+    pace = None if stalled else pace_of(api.jobs.latest_events(job.id, _EVENTS))
     to_try = planned[0].data["to_try"] if planned else None
     left_s = None
     if pace and pace.tried and to_try is not None and not job.state.finished:

@@ -35,6 +35,17 @@ class CostOut(BaseModel):
     cpu_s: float = Field(description="Of compile processes, and of the one that searches.")
 
 
+class StalledOut(BaseModel):
+    """What is known of a job whose worker sends no heartbeats. The job's state stays as it is."""
+
+    worker: str = Field(description="The name of the worker that has the job.")
+    heartbeat_at: datetime = Field(description="The last heartbeat.")
+    last_step_at: datetime = Field(description="The job's newest event, most often its trials.")
+    lease_ends_at: datetime
+    another: bool = Field(description="Whether another living worker can take the job then.")
+    why: str = Field(description="All of it in words.")
+
+
 class JobOut(BaseModel):
     """A job and its state."""
 
@@ -54,7 +65,11 @@ class JobOut(BaseModel):
     started_at: datetime | None = Field(description="When a worker first had it.")
     finished_at: datetime | None
     waiting: str = Field(
-        "", description="Why it stays queued: no living worker can do it. Not in lists."
+        "",
+        description="Why it does not go on: no living worker can do it, or its worker is silent.",
+    )
+    stalled: StalledOut | None = Field(
+        None, description="Set while its worker sends no heartbeats, for 25 s or more."
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from tuner.jobs.job import JobState
 from tuner.store.api_key import KeyState
 
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
@@ -71,6 +72,23 @@ class QueuedOut(BaseModel):
     engine: str
     measure: str
     why: str = Field("", description="Empty for one that is measured again after a while.")
+    gain_before: float | None = Field(
+        None, description="The mean gain of its results before the night; null without any."
+    )
+    job_id: str | None = Field(
+        None, description="Its job, also one that waited before; null in a dry run."
+    )
+
+
+class OutcomeOut(QueuedOut):
+    """A thing that a night queued, and what came of it."""
+
+    kind: Literal["missing", "stale", "revalidated"]
+    state: JobState | None = Field(description="The job's present state; null without a job.")
+    error: str = Field(description="Why the job failed, is dead, or was last given back.")
+    gain_after: float | None = Field(
+        description="The mean gain of what the job's problem has where it ran, once it is done."
+    )
 
 
 class NotDoneOut(BaseModel):
@@ -109,6 +127,9 @@ class NightOut(BaseModel):
     summary: SummaryOut | None = Field(description="Null: it was not finished.")
     started_at: datetime
     finished_at: datetime | None
+    outcomes: list[OutcomeOut] = Field(
+        [], description="What it queued and what came of it, failures first. Not in lists."
+    )
 
 
 class NightsOut(BaseModel):

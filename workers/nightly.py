@@ -16,15 +16,16 @@ from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.key_text import NIGHTLY
 from tuner.store.lookups import Lookups
+from tuner.store.results import ResultStore
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
+from workers.night_outcomes import KINDS, gain_now
 from workers.queue import Announcer, Announces
 from workers.settings import Settings
 from workers.watch_status import WatchState, WatchStatus, watch_statuses
 from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
 
 SCHEDULE = "nightly"
-KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
 AT_ONCE = 100  # jobs of one transaction
 NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they are to run again
 
@@ -36,25 +37,34 @@ class NightPlan:
     watched: Sequence[WatchStatus]
     revalidate: Sequence[JobRequest]
     errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
+    gains: Mapping[str, float | None]  # before the round, by the key of the request
     unmet: Sequence[str] = ()  # why no living worker will do some of its jobs
 
     def requests(self) -> list[JobRequest]:
         new = [one.request for one in self.watched if one.standing is not WatchState.TUNED]
         return [*new, *self.revalidate]
 
-    def summary(self) -> dict[str, Any]:
-        """The plan as JSON. `submitted` and `waiting` are added when the jobs are posted."""
+    def summary(self, job_ids: Mapping[str, str]) -> dict[str, Any]:
+        """The plan as JSON. `submitted` and `waiting` are added when the jobs are posted.
+
+        `job_ids` are the ids of posted jobs by their request's key.
+        """
+
+        def named(request: JobRequest) -> dict[str, Any]:
+            posted = {"job_id": job_ids[request.key]} if request.key in job_ids else {}
+            return {**_named(request), "gain_before": self.gains.get(request.key), **posted}
+
         return {
             "watched": len(self.watched),
             **{
                 standing.value: [
-                    {**_named(one.request), "why": one.why}
+                    {**named(one.request), "why": one.why}
                     for one in self.watched
                     if one.standing is standing
                 ]
                 for standing in (WatchState.MISSING, WatchState.STALE)
             },
-            "revalidated": [_named(request) for request in self.revalidate],
+            "revalidated": [named(request) for request in self.revalidate],
             "errors": [{"what": what, "why": why} for what, why in self.errors],
             "unmet": list(self.unmet),
         }
@@ -89,11 +99,13 @@ def do_round(
     if not watch_list.watches:
         return _dated({"skipped": "nothing is watched: add a watch first"}, day)
     if dry_run:
-        return _dated(plan(watch_list, store, day).summary(), day)
+        return _dated(plan(watch_list, store, day).summary({}), day)
     if not nights.begin(SCHEDULE, day, again=force):
         return _dated({"skipped": _why_not(nights, day)}, day)
     todo = plan(watch_list, store, day)
-    summary = _dated({**todo.summary(), **_submit(todo, store, announcer)}, day)
+    job_ids: dict[str, str] = {}
+    posted = _submit(todo, store, announcer, job_ids)
+    summary = _dated({**todo.summary(job_ids), **posted}, day)
     nights.finish(SCHEDULE, day, summary)
     return summary
 
@@ -145,7 +157,11 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
         if one.standing is WatchState.ERROR
     ]
     judged = [one for one in judged if one.standing is not WatchState.ERROR]
-    made = NightPlan(judged, _oldest(judged, watch_list.revalidate, day), errors)
+    again = _oldest(judged, watch_list.revalidate, day)
+    results = ResultStore.sharing(store)
+    todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
+    gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
+    made = NightPlan(judged, again, errors, gains)
     needs = [Need.of(_pinned(request, workers)) for request in made.requests()]
     unmet = {why for need in needs if (why := need.unmet(workers, utc_now()))}
     return replace(made, unmet=sorted(unmet))
@@ -165,7 +181,10 @@ def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobReq
     return [replace(request, seed=day.toordinal()) for request in oldest]
 
 
-def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, Any]:
+def _submit(
+    todo: NightPlan, store: Store, announcer: Announces, job_ids: dict[str, str]
+) -> dict[str, Any]:
+    """Post the jobs, and put their ids into `job_ids`, by the keys of the plan's requests."""
     jobs = JobStore.sharing(store)
     workers = WorkerStore.sharing(store).list()
     submitted: list[str] = []
@@ -173,14 +192,16 @@ def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, An
     errors: list[dict[str, str]] = []
     requests = todo.requests()
     for at in range(0, len(requests), AT_ONCE):
-        some = [_pinned(one, workers) for one in requests[at : at + AT_ONCE]]
+        planned = requests[at : at + AT_ONCE]
+        some = [_pinned(one, workers) for one in planned]
         wanted = [_submission(one, workers) for one in some]
         try:
             answers = jobs.submit_all(wanted, client=NIGHTLY, fresh=NOT_FRESH)
         except TunerError as error:
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue
-        for answer in answers:
+        for request, answer in zip(planned, answers, strict=True):
+            job_ids[request.key] = answer.job.id
             if answer.created:
                 announcer.announce(answer.job)
             (submitted if answer.created else waiting).append(answer.job.id)

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from api.pages.names import device_short, status_words
+from api.pages.names import device_short, gain_words, status_words
 from api.pages.plain import plain
 from tuner.tuning.gains import WITHOUT_US
 
@@ -57,23 +57,19 @@ def _cell(name: str, cell: Mapping[str, Any] | None, result: str, gap: str) -> s
     if state == "missing":
         said = 'aria-label="missing: queue a job"'
         return f'<td><a class="cell missing" href="{gap}{device}"{title} {said}></a></td>'
-    speedup = _speedup(cell)
+    speedup = gain_words(cell["speedup"])
     said = f'aria-label="{speedup} {status_words(state)}"'
     return f'<td><a class="cell {state}" href="{result}{device}"{title} {said}>{speedup}</a></td>'
 
 
 def _shown(cell: Mapping[str, Any]) -> str:
     """A cell between boxes."""
-    state = cell["state"].value
+    state, speedup = cell["state"].value, gain_words(cell["speedup"])
     said = f'<span class="hide">{status_words(state)}</span>'
-    return f'<td><span class="cell {state}"{_title(cell)}>{_speedup(cell)}{said}</span></td>'
+    return f'<td><span class="cell {state}"{_title(cell)}>{speedup}{said}</span></td>'
 
 
 def _title(cell: Mapping[str, Any]) -> str:
     over = f"over {cell['over']}" if cell["over"] not in (None, WITHOUT_US) else ""
     told = "; ".join(filter(None, (str(plain(cell["why"])), over)))
     return f' title="{escape(told)}"' if told else ""
-
-
-def _speedup(cell: Mapping[str, Any]) -> str:
-    return "" if cell["speedup"] is None else f"{cell['speedup']:.2f}×"

@@ -22,6 +22,7 @@ from api.schemas_query import ResultOf
 from api.state import Api, ApiDep
 from api.text import EngineName, Name
 from tuner.problems.fields import Strict
+from tuner.tuning.gains import NOISE, mean_gain
 
 router = APIRouter(include_in_schema=False)
 
@@ -49,9 +50,32 @@ class Side:
     entries: Mapping[tuple[str, str], Entry]  # by part and size; where two count, the better one
 
     @property
-    def name(self) -> str:
+    def version(self) -> str:
         place = self.history["environment"]
-        return f"{device_short(self.device)}, {place['engine']} {place['engine_version']}"
+        return f"{place['engine']} {place['engine_version']}"
+
+    @property
+    def name(self) -> str:
+        """What differs most often comes first."""
+        return f"{self.version}, {device_short(self.device)}"
+
+    @property
+    def details(self) -> str:
+        """What else tells the results of a version on a device apart."""
+        place = self.history["environment"]
+        driver = f"driver {place['driver']}" if place["driver"] else "predicted"
+        return f"Triton {place['triton']}, {driver}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the first result compares with the second: times of a size are sums over its parts."""
+
+    first: str
+    second: str
+    ratio: float  # how many times as fast the first is: the geometric mean over sizes
+    slower: int  # sizes where the first is slower by more than noise
+    sizes: int
 
 
 @router.get("/compare")
@@ -83,6 +107,8 @@ def show_comparison(
         left=left,
         right=right,
         pairs=[(*key, left.entries[key], right.entries[key]) for key in both],
+        names=_told_apart(left, right),
+        verdict=_verdict(left, right),
         charts=_charts(left, right),
     )
 
@@ -126,17 +152,48 @@ def _side(wanted: Sides, key: str, caller: Caller, api: Api) -> tuple[Side, list
     return sides[int(number or 0)], sides
 
 
+def _told_apart(left: Side, right: Side) -> tuple[str, str]:
+    """The shortest names that tell two results apart."""
+    if left.device != right.device and left.version != right.version:
+        return left.name, right.name
+    if left.device != right.device:
+        return device_short(left.device), device_short(right.device)
+    if left.version != right.version:
+        return left.version, right.version
+    return "the first", "the second"
+
+
+def _verdict(left: Side, right: Side) -> Verdict | None:
+    """How two results compare; None without a size at which all parts of both have a time."""
+    ratios = []
+    for size in dict.fromkeys(size for _, size in left.entries):
+        some = [_times_at(side, size) for side in (left, right)]
+        if all(some) and some[0].keys() == some[1].keys():
+            ratios.append(sum(some[1].values()) / sum(some[0].values()))
+    mean = mean_gain(ratios)
+    if mean is None:
+        return None
+    slower = sum(ratio < 1 - NOISE for ratio in ratios)
+    return Verdict(*_told_apart(left, right), mean, slower, len(ratios))
+
+
+def _times_at(side: Side, size: str) -> dict[str, float]:
+    """The time of each part of a size; empty unless all of them have one."""
+    found = {part: e.winner["median_us"] for (part, at), e in side.entries.items() if at == size}
+    return found if all(found.values()) else {}
+
+
 def _charts(left: Side, right: Side) -> list[Chart]:
     parts = dict.fromkeys(part for part, _ in (*left.entries, *right.entries))
-    charts = []
+    names, charts = _told_apart(left, right), []
     for part in parts:
         series = {
-            (side.name, kind): {
+            (name, kind): {
                 size: entry.winner["median_us"]
                 for (its_part, size), entry in side.entries.items()
                 if its_part == part and entry.winner["median_us"]
             }
-            for side, kind in ((left, "tuned"), (right, "other"))
+            for side, name, kind in ((left, names[0], "tuned"), (right, names[1], "other"))
         }
         if chart := chart_of(part, series):
             charts.append(chart)

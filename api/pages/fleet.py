@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from api.auth import Admin, Reader
 from api.pages.forms import Posted, ask_first, asked, mistakes_in, refused_in
@@ -19,7 +19,7 @@ from api.routes.coverage import (
     list_watches,
     remove_watch,
 )
-from api.routes.nights import list_nights, run_night
+from api.routes.nights import list_nights, outcomes_of, run_night
 from api.routes.tables import list_devices, list_models
 from api.routes.workers import WorkerName, drain_workers, list_workers, resume_workers
 from api.schemas_in import ModelText, NightIn, WatchIn
@@ -37,7 +37,28 @@ _LISTS = ("models", "devices", "tp", "dtypes")
 @router.get("/workers")
 def show_workers(request: Request, caller: Reader, api: ApiDep) -> Response:
     """Who works on what."""
-    return page(request, "workers", workers=list_workers(caller, api)["workers"])
+    shown, gone = _by_server(list_workers(caller, api)["workers"])
+    held = api.jobs.with_ids({one["job_id"] for one in shown if one["job_id"]})
+    jobs = {job.id: job.as_json() for job in held.values()}
+    return page(request, "workers", shown=shown, gone=gone, jobs=jobs)
+
+
+def _by_server(
+    workers: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The workers that live, or were lost and not started again; and those that are gone.
+
+    Each start of a worker is one of the API's workers.
+    """
+    living = [one for one in workers if one["state"] not in ("stopped", "lost")]
+    servers = {(one["host"], one["name"]) for one in living}
+    lost: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for one in sorted(workers, key=lambda one: str(one["seen_at"])):
+        if (server := (one["host"], one["name"])) not in servers:
+            lost[server] = one  # the newest start tells
+    missed = [one for one in lost.values() if one["state"] == "lost"]
+    shown = [*living, *missed]
+    return shown, [one for one in workers if one not in shown]
 
 
 @router.post("/workers/{name}/drain")
@@ -56,13 +77,21 @@ def resume(
     return go(request, "workers")
 
 
+class NightPage(Page):
+    """Which nights to show: each with what came of all that it queued."""
+
+    limit: int = Field(7, ge=1, le=50)
+
+
 @router.get("/nights")
 def show_nights(
-    request: Request, wanted: Annotated[Page, Depends(asked(Page))], caller: Reader, api: ApiDep
+    request: Request,
+    wanted: Annotated[NightPage, Depends(asked(NightPage))],
+    caller: Reader,
+    api: ApiDep,
 ) -> Response:
     """What the nights planned, did and could not do."""
-    found = list_nights(wanted, caller, api)
-    return page(request, "nights", found=found, planned=None)
+    return _nights(request, wanted, caller, api, None)
 
 
 @router.post("/nights")
@@ -70,11 +99,24 @@ def do_night(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
     """Do tonight's round now, or say what it would queue."""
     if form.get("dry_run") == "true":
         planned = run_night(caller, api, NightIn(dry_run=True))
-        return page(
-            request, "nights", found=list_nights(Page(limit=50), caller, api), planned=planned
-        )
+        return _nights(request, NightPage(limit=7), caller, api, planned)
     run_night(caller, api, NightIn(force=form.get("force") == "true"))
     return go(request, "nights")
+
+
+def _nights(
+    request: Request,
+    wanted: NightPage,
+    caller: Reader,
+    api: ApiDep,
+    planned: Mapping[str, Any] | None,
+) -> Response:
+    found = list_nights(wanted, caller, api)
+    for night in found["nights"]:
+        night["outcomes"] = outcomes_of(night["summary"], api)
+    if planned is not None:
+        planned = {**planned, "outcomes": outcomes_of(planned, api)}
+    return page(request, "nights", found=found, planned=planned)
 
 
 class WatchesPage(WatchedPage):

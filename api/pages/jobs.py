@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Reader, Submitter
+from api.auth import Caller, Reader, Submitter
 from api.pages.forms import Posted, ask_first, asked, full_name, mistakes_in, refused_in
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
-from api.pages.render import go, page
+from api.pages.render import as_time, go, page
+from api.pages.steps import steps_of
 from api.routes.jobs import cancel_job, get_job, list_jobs
 from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.retry import retry_job
@@ -24,8 +27,8 @@ from api.schemas_in import SubmitJob
 from api.schemas_query import JobPage, Page
 from api.state import ApiDep
 from api.text import JobId
-from tuner.errors import BadInput
-from tuner.jobs.job import JobState
+from tuner.errors import BadInput, NotRetriable
+from tuner.jobs.job import MAX_ATTEMPTS, JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import Status
 from tuner.store.api_key import Scope
@@ -36,7 +39,6 @@ router = APIRouter(prefix="/jobs", include_in_schema=False)
 MOST_EVENTS = 1000  # of a job's page; further ones arrive as they happen
 MOST_FAILURES = 3  # reasons that a page names
 _SOME_TRIALS = Page(limit=200)  # that it looks at for them
-MOST_TRIALS = 12  # steps of trials that a page lists
 _NUMBERS = ("tp", "ep", "seed")
 _WHOLE = re.compile(r"[0-9]{1,15}")
 
@@ -51,7 +53,34 @@ def show_jobs(
     """The jobs, the newest first."""
     found = list_jobs(wanted, caller, api)
     devices = [one["name"] for one in list_devices(caller)["devices"]]
-    return page(request, "jobs", found=found, wanted=wanted, states=list(JobState), devices=devices)
+    for job in found["jobs"]:
+        job |= {"mine": _owns(caller, job), "took_s": _took_s(job)}
+    return page(
+        request,
+        "jobs",
+        found=found,
+        wanted=wanted,
+        counts=api.jobs.counts(),
+        states=list(JobState),
+        devices=devices,
+    )
+
+
+@router.post("/chosen")
+def change_chosen(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
+    """Cancel or retry the jobs that are ticked. Those that it does not fit are passed over."""
+    for job_id in filter(None, form.get("job", "").split(",")):
+        job = api.jobs.get(job_id).as_json()
+        if not _owns(caller, job):
+            continue
+        if form.get("do") == "cancel":
+            everyone = _for_everyone(caller, job)
+            cancel_job(job_id, Response(), caller, api, everyone=everyone)
+        elif form.get("do") == "retry" and _may_retry(job):
+            with contextlib.suppress(NotRetriable):  # somebody was faster
+                retry_job(job_id, request, caller, api)
+    query = f"?{request.url.query}" if request.url.query else ""
+    return go(request, f"jobs{query}")
 
 
 @router.get("/new")
@@ -90,14 +119,21 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
     timed = [one for one in mine if one.winner["median_us"] is not None]
     untuned = len({one.size for one in mine} - {one.size for one in timed})
     state, so_far = JobState(job["state"]), entries_so_far(progress)
-    owns = caller.scope >= Scope.ADMIN or caller.name in (job["client"], *job["clients"])
+    owns = _owns(caller, job)
+    last_trials = api.jobs.latest_events(job_id, 1, "trials")
+    lease_ends_at = as_time((job.get("stalled") or {}).get("lease_ends_at"))
     return page(
         request,
         "job",
         job=job,
         problem=job["request"]["problem"],
         seen=events[-1]["seq"] if events else 0,
-        steps=_newest_first(events),
+        steps=steps_of(events),
+        last_trials=last_trials[0].at if last_trials else None,
+        ended=bool(lease_ends_at and lease_ends_at <= _now()),
+        measured=job["request"]["measure"] == "gpu",
+        predicted=any(one.winner["status"] == "predicted" for one in timed),
+        most_attempts=MAX_ATTEMPTS,
         progress=progress,
         so_far=so_far,
         statuses=[(one.value, progress["trials"].get(one.value, 0)) for one in Status],
@@ -111,10 +147,9 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
         speedup=speedup_of(timed),
         over=over_of(timed),
         finished=state.finished,
-        may_cancel=not state.finished and owns and caller.scope >= Scope.SUBMIT,
-        may_retry=state in (JobState.FAILED, JobState.DEAD, JobState.CANCELLED)
-        and owns
-        and caller.scope >= Scope.SUBMIT,
+        may_cancel=not state.finished and owns,
+        may_retry=owns and _may_retry(job),
+        for_everyone=_for_everyone(caller, job),
     )
 
 
@@ -171,12 +206,31 @@ def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
     return body
 
 
-def _newest_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A job's steps without its older trials, of which there are hundreds."""
-    trials = [event["seq"] for event in events if event["kind"] == "trials"]
-    first = trials[-MOST_TRIALS:][0] if trials else 0
-    shown = (e for e in events[::-1] if e["kind"] != "trials" or e["seq"] >= first)
-    return list(shown)
+def _owns(caller: Caller, job: Mapping[str, Any]) -> bool:
+    """Whether the caller may cancel and retry a job."""
+    if caller.scope < Scope.SUBMIT:
+        return False
+    return caller.scope >= Scope.ADMIN or caller.name in (job["client"], *job["clients"])
+
+
+def _for_everyone(caller: Caller, job: Mapping[str, Any]) -> bool:
+    """Whether a cancel of the caller ends the job for others too: only an admin may do that."""
+    alone = job["clients"] == [caller.name]
+    return caller.scope >= Scope.ADMIN and not alone
+
+
+def _may_retry(job: Mapping[str, Any]) -> bool:
+    return JobState(job["state"]) in (JobState.FAILED, JobState.DEAD, JobState.CANCELLED)
+
+
+def _took_s(job: Mapping[str, Any]) -> float | None:
+    """Seconds since a worker first had a job, until it ended or until now."""
+    began, ended = as_time(job["started_at"]), as_time(job["finished_at"])
+    return None if began is None else ((ended or _now()) - began).total_seconds()
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 def _failures(trials: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:

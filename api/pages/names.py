@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from tuner.jobs.names import models_of
+from tuner.models.table import presets
+from tuner.problems.registry import parse_problem
+from tuner.render import gain_text
+
 _STATUSES = {
     "ok": "measured",
     "incumbent": "the engine's own",
@@ -14,6 +21,20 @@ _STATUSES = {
     "untuned": "the engine's own",
     "set_aside": "set aside",
     "nothing": "nothing here",
+    "leased": "starting",
+    "dead": "given up",
+}
+# The kinds of a job's events, as its page calls them; other kinds are their own words.
+_STEPS = {
+    "submitted": "posted",
+    "waiting": "waits",
+    "leased": "taken by a worker",
+    "running": "began to try",
+    "planned": "planned",
+    "requeued": "given back",
+    "refused": "refused by a worker",
+    "retried": "queued again",
+    "cancel_requested": "asked to stop",
 }
 _FIELDS = {"top_k": "top", "per_channel_quant": "per channel"}
 
@@ -40,9 +61,33 @@ def problem_words(text: str) -> str:
     return " · ".join([kind.replace("_", " "), *words])
 
 
+def words_of_count(count: int, noun: str) -> str:
+    """A number of things in words: 1 job, 2,000 jobs."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def gain_words(gain: float | None) -> str:
+    """How many times as fast, cut to two decimals as everywhere: 1.88×. "" without a gain."""
+    return "" if gain is None else gain_text(gain).replace("x", "×")
+
+
+def step_words(kind: str) -> str:
+    """The kind of a job's event in words."""
+    return _STEPS.get(kind, kind.replace("_", " "))
+
+
+@lru_cache(maxsize=4096)
 def model_words(model: str, problem: str) -> str:
-    """The name of what is tuned: a model's, or the problem's own if no model was named."""
-    return problem_words(problem) if not model or model == problem else model
+    """The name of what is tuned: a model's, or the problem's own if no model was named.
+
+    A model of the table has the tensor-parallel sizes that lead to the problem: deepseek-r1 TP 8.
+    """
+    if not model or model == problem:
+        return problem_words(problem)
+    if " " in model or model not in {preset.name for preset in presets()}:
+        return model
+    found = models_of(parse_problem(problem))
+    return next((name for name in found if name.startswith(f"{model} TP ")), model)
 
 
 def _field_words(field: str) -> str:

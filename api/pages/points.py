@@ -8,6 +8,7 @@ from typing import Any
 
 from api.pages.charts import Chart, chart_of
 from tuner.problems.backends import title_of
+from tuner.problems.registry import parts
 from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain
 
 _ROOM = 4.0  # a run may find times that are shorter by this factor before its chart is drawn anew
@@ -88,6 +89,7 @@ def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[Entry]:
 def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
     """The points of a run that goes on: the best time of each, beside the incumbents' times."""
     best = {one["point"]: one for one in progress["best"]}
+    planned = sorted(progress["incumbents"], key=_place)
     return [
         Entry(
             number,
@@ -97,8 +99,14 @@ def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
                 "incumbents": {name: {"median_us": us} for name, us in one["times_us"].items()},
             },
         )
-        for number, one in enumerate(progress["incumbents"])
+        for number, one in enumerate(planned)
     ]
+
+
+def _place(point: Mapping[str, Any]) -> tuple[int, ...]:
+    """The order of winners: by size, then by part in the order of launch."""
+    sizes = [point["batch_size"], point.get("new_tokens") or 0, point.get("cached_tokens") or 0]
+    return (*sizes, [part.value for part in parts()].index(point.get("gemm") or point["part"]))
 
 
 def speedup_of(entries: Sequence[Entry]) -> float | None:

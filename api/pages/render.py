@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -17,9 +18,12 @@ from api.pages.cells import cells_of
 from api.pages.names import (
     device_short,
     engine_words,
+    gain_words,
     model_words,
     problem_words,
     status_words,
+    step_words,
+    words_of_count,
 )
 from api.pages.places import root_of
 from api.pages.plain import plain
@@ -30,6 +34,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+_GAIN = re.compile(r"\b([0-9]+\.[0-9]+)x(?= as fast)")
 _THEMES = ("light", "dark")  # which a reader chose; without one, it is the system's
 _HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -78,15 +83,41 @@ def as_time(value: datetime | str | None) -> datetime | None:
     return value
 
 
-def _time(value: datetime | str | None) -> Markup:
-    """A time in UTC. A script turns it into the reader's own zone."""
+def _time(value: datetime | str | None, to: str = "minutes") -> Markup:
+    """A time in UTC, to the minute or to the second. A script turns it into the reader's zone."""
     at = as_time(value)
     if at is None:
         return Markup('<span class="none">never</span>')
     at = at.astimezone(timezone.utc)
-    return Markup('<time datetime="{}">{:%Y-%m-%d %H:%M} UTC</time>').format(
-        at.isoformat().replace("+00:00", "Z"), at
-    )
+    form = "%Y-%m-%d %H:%M:%S UTC" if to == "seconds" else "%Y-%m-%d %H:%M UTC"
+    mark = Markup(" data-seconds") if to == "seconds" else ""
+    said = at.strftime(form)
+    return Markup('<time datetime="{}"{}>{}</time>').format(_iso(at), mark, said)
+
+
+def _ago(value: datetime | str | None) -> Markup:
+    """A time by its distance from now: 3 min ago. A pointer on it shows the time itself."""
+    at = as_time(value)
+    if at is None:
+        return Markup('<span class="none">never</span>')
+    at = at.astimezone(timezone.utc)
+    passed = (datetime.now(timezone.utc) - at).total_seconds()
+    said = _distance(abs(passed))
+    said = f"{said} ago" if passed >= 0 else f"in {said}"
+    title = at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" data-ago title="{}">{}</time>').format(_iso(at), title, said)
+
+
+def _distance(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, size in (("day", 86_400), ("hour", 3600), ("min", 60)):
+        if count := int(seconds // size):
+            return f"{count} {unit}{'s' if count > 1 and unit != 'min' else ''}"
+    return f"{int(seconds)} s"
+
+
+def _iso(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
 
 
 def _us(value: float | None) -> str:
@@ -94,6 +125,14 @@ def _us(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{2 if value < 10 else 1}f}"
+
+
+_HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
+
+
+def _kernels(text: str) -> str:
+    """Why a result is stale, with hashes of kernels in short."""
+    return _HASH.sub(lambda found: found[0][:8], text).replace("kernel_hash", "the kernels' hash")
 
 
 def _bytes(value: float | None) -> str:
@@ -113,8 +152,9 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _speedup(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}×"
+def _reason(text: str) -> str:
+    """A reason with its gain as pages write gains: 1.164x is 1.16×."""
+    return _GAIN.sub(lambda found: gain_words(float(found[1])), text)
 
 
 def _seconds(value: float | None) -> str:
@@ -147,9 +187,12 @@ def _config(config: Mapping[str, int]) -> str:
     words = []
     if known <= set(config):
         words.append("×".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK"))
-    rest = {name: value for name, value in config.items() if not words or name not in known}
     short = {"GROUP_SIZE_M": "group", "num_warps": "warps", "num_stages": "stages"}
-    return " · ".join([*words, *(f"{short.get(n, n)} {v}" for n, v in rest.items())])
+    others = sorted(
+        name for name in config if name not in short and (not words or name not in known)
+    )
+    names = [*(name for name in short if name in config), *others]
+    return " · ".join([*words, *(f"{short.get(n, n)} {config[n]}" for n in names)])
 
 
 def _environment() -> Environment:
@@ -164,10 +207,15 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "time": _time,
+        "ago": _ago,
+        "step": step_words,
+        "count": words_of_count,
         "us": _us,
         "bytes": _bytes,
         "number": _number,
-        "speedup": _speedup,
+        "speedup": gain_words,
+        "reason": _reason,
+        "kernels": _kernels,
         "seconds": _seconds,
         "config": _config,
         "device": device_short,

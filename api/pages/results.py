@@ -14,7 +14,7 @@ from api.auth import Admin, Caller, Reader
 from api.pages.forms import Posted, ask_first, asked, mistakes_in
 from api.pages.points import Entry, charts_of, entries_of, over_of, speedup_of
 from api.pages.render import go, page
-from api.pages.trial_map import TrialMap, map_of
+from api.pages.trial_map import map_of
 from api.paging import cursor_at
 from api.routes.results import get_result, list_run_trials, withdraw_result
 from api.schemas_query import Page, ResultOf
@@ -52,6 +52,7 @@ def show_result(
     measured = [one for one in entries if one.winner["status"] == "ok"]
     timed = measured or [one for one in entries if one.winner["median_us"] is not None]
     about = _entry(entries, wanted.point)
+    tried = _trials(about, caller, api) if about else []
     return page(
         request,
         "result",
@@ -65,7 +66,8 @@ def show_result(
         measured=bool(measured),
         history=[(one, speedup_of(entries_of(one["winners"]))) for one in histories],
         about=about,
-        trials=_trials(about, wanted, caller, api) if about else None,
+        trials=map_of(tried, wanted.across, wanted.down) if about else None,
+        tried=len(tried),
         limit_bytes=find_device(result["device"]).shared_optin_bytes,
         predicted=any(one.winner["status"] == "predicted" for one in entries),
     )
@@ -91,7 +93,8 @@ def _entry(entries: Sequence[Entry], number: int | None) -> Entry | None:
     return max(entries, key=lambda one: one.speedup or 0.0, default=None)
 
 
-def _trials(about: Entry, wanted: ResultPage, caller: Caller, api: Api) -> TrialMap | None:
+def _trials(about: Entry, caller: Caller, api: Api) -> list[Mapping[str, Any]]:
+    """The stored trials at the point of an entry."""
     point = about.winner
     place = [
         about.part,
@@ -104,8 +107,7 @@ def _trials(about: Entry, wanted: ResultPage, caller: Caller, api: Api) -> Trial
     found = list_run_trials(
         point["run_id"], Page(after=cursor_at(place), limit=MOST_TRIALS), caller, api
     )
-    mine = [trial for trial in found["trials"] if _is_at(trial, point)]
-    return map_of(mine, wanted.across, wanted.down)
+    return [trial for trial in found["trials"] if _is_at(trial, point)]
 
 
 def _is_at(trial: Mapping[str, Any], point: Mapping[str, Any]) -> bool:

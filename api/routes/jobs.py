@@ -16,7 +16,6 @@ from api.schemas_jobs import JobOut, JobsOut
 from api.schemas_query import JobPage
 from api.state import ApiDep
 from api.text import JobId
-from tuner.jobs.job import JobState
 from tuner.store.keys import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -41,7 +40,8 @@ def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) ->
     query = page.query()
     found = api.jobs.list(query, after=read_job_cursor(page.after, query), limit=page.limit + 1)
     jobs, cursor = page_of(found, page.limit, job_position(query))
-    return {"jobs": [job.as_json() for job in jobs], "next": cursor}
+    reasons = api.fleet.reasons()
+    return {"jobs": [{**job.as_json(), **reasons.as_json(job)} for job in jobs], "next": cursor}
 
 
 @router.get(
@@ -63,9 +63,10 @@ async def get_job(
         await api.waits.until_ended(job_id, request, caller.name, seconds)
         state["waited_s"] = time.monotonic() - began
         job = await run_in_threadpool(api.jobs.get, job_id)
-    if job.state is not JobState.QUEUED:
+    if job.state.finished:
         return job.as_json()
-    return {**job.as_json(), "waiting": await run_in_threadpool(api.fleet.unmet, job.request)}
+    reasons = await run_in_threadpool(api.fleet.reasons)
+    return {**job.as_json(), **reasons.as_json(job)}
 
 
 @router.post(

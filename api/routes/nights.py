@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,7 +16,8 @@ from api.paging import page_of, read_cursor, read_date_and_id
 from api.schemas_in import NightIn
 from api.schemas_out import NightOut, NightsOut, SummaryOut
 from api.schemas_query import Page
-from api.state import ApiDep
+from api.state import Api, ApiDep
+from workers.night_outcomes import outcomes
 from workers.nightly import do_round
 
 router = APIRouter(prefix="/v1/nights", tags=["coverage"], route_class=JsonRoute)
@@ -50,4 +52,9 @@ def get_last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
     night = api.nights.last()
     if night is None:
         raise HTTPException(404, "there was no night yet")
-    return asdict(night)
+    return {**asdict(night), "outcomes": outcomes_of(night.summary, api)}
+
+
+def outcomes_of(summary: Mapping[str, Any] | None, api: Api) -> list[dict[str, Any]]:
+    """What came of the things that a night queued."""
+    return [one.as_json() for one in outcomes(summary or {}, api.store)]

@@ -168,7 +168,7 @@ def _announce(answers: Sequence[Submitted], api: Api) -> None:
 
 
 def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]:
-    waiting = api.fleet.waiting(answer.job)
+    waiting = api.fleet.reasons().why(answer.job)
     return {
         **answer.job.as_json(),
         "created": answer.created,

@@ -19,18 +19,27 @@ from tuner.errors import BadInput
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.selection import MoeSelection
-from tuner.jobs.job import JobRequest, JobState
+from tuner.jobs.job import JobFilter, JobRequest, JobState
 from tuner.jobs.listing import JobQuery
 from tuner.jobs.targets import _engine_version_here
 from tuner.problems.points import Config, Point
 from tuner.problems.records import RunKey
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
-from tuner.store import JobStore, NightStore, Store
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Status,
+    Totals,
+)
+from tuner.store import JobStore, Leases, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP
 from workers.coverage import stored_rows, watched_rows
+from workers.night_outcomes import outcomes
 from workers.nightly import SCHEDULE, errors_of, headline, plan, run_nightly, watch_list_of
 from workers.settings import Settings
 from workers.watch_status import WatchState, _kernels, watch_statuses
@@ -86,11 +95,14 @@ def tuned(
     environment: Environment = ENVIRONMENT,
     sizes: tuple[int, ...] = (1, 2),
     status: Status = Status.OK,
+    gain: float | None = None,
+    seed: int = 0,
 ) -> None:
     points = tuple(Point(size, gemm) for size in sizes for gemm in Gemm)
-    key = RunKey(problem, environment, MeasureKind.GPU, "standard", 0, points, "sglang")
+    key = RunKey(problem, environment, MeasureKind.GPU, "standard", seed, points, "sglang")
     config, compiled = Config({"BLOCK_SIZE_M": 16}), Compiled(Status.OK)
-    entries = [Entry(point, config, status, 9.0, compiled, {}, "") for point in points]
+    own = {"default": Incumbent(config, status, 9.0 * gain)} if gain else {}
+    entries = [Entry(point, config, status, 9.0, compiled, own, "") for point in points]
     store.finish_run(store.begin_run(key), entries, Totals())
 
 
@@ -317,6 +329,28 @@ class TestRound:
         next_night = run_nightly(settings, today=DAY + timedelta(days=1))
         missing = [job.id for job in queued if job.request.problem == PROBLEMS[1]]
         assert next_night["waiting"] == missing  # still queued: not queued again
+
+    def test_what_came_of_a_night_is_told_by_job(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0], gain=1.5)
+        summary = run_nightly(settings, today=DAY)
+        again, missing = (summary[kind][0] for kind in ("revalidated", "missing"))
+        assert (again["gain_before"], missing["gain_before"]) == (pytest.approx(1.5), None)
+        assert {again["job_id"], missing["job_id"]} == set(summary["submitted"])
+        assert [one.job and one.job.state for one in outcomes(summary, store)] == [
+            JobState.QUEUED
+        ] * 2
+        leases = Leases.sharing(store)
+        while lease := leases.claim([JobFilter(needs_gpu=True)], "w-1"):
+            if lease.job_id == missing["job_id"]:
+                leases.fail(lease, "nothing fits")
+                continue
+            tuned(leases.store(lease), PROBLEMS[0], gain=1.8, seed=DAY.toordinal())
+        failed, done = outcomes(summary, store)  # failures come first
+        assert (failed.kind, failed.job and failed.job.error) == ("missing", "nothing fits")
+        assert (failed.gain_after, done.kind) == (None, "revalidated")
+        assert done.job and done.job.state is JobState.DONE
+        assert done.gain_after == pytest.approx(1.8)
+        assert outcomes({"skipped": "nothing is watched"}, store) == []
 
     def test_two_beats_at_once_queue_each_job_once(self, settings: Settings, store: Store) -> None:
         with ThreadPoolExecutor(3) as pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from html import escape, unescape
 from urllib.parse import quote
 
@@ -83,6 +83,12 @@ def fill(server: Server, url: str) -> None:
         lease = leases.claim([JobFilter(needs_gpu=True)], "test")
         assert lease
         leases.fail(lease, STEERING)
+        server.submit(seed=3, name=SCRIPT)
+        lease = leases.claim([JobFilter(needs_gpu=True)], STEERING)
+        assert lease
+        leases.store(lease).begin_run(replace(KEY, seed=3))
+        then = datetime.now(timezone.utc) - timedelta(minutes=2)
+        Leases(leases._engine, lambda: then).heartbeat(lease)  # nobody hears of its worker again
     server.submit(seed=2, urgent=True)
     newer = replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
     with Store.open(url) as store:
@@ -133,6 +139,7 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
             posted = place.endswith(
                 (
                     "/cancel",
+                    "/chosen",
                     "/retry",
                     "/drain",
                     "/resume",
@@ -289,6 +296,18 @@ def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Vis
     server.app.state.api.workers.beat(WORKER)  # its last beat may be a minute ago by now
     assert visitor.post("/workers/w-1/resume").status == 303
     assert visitor.post("/workers/nobody/drain").status == 404
+
+
+def test_a_night_shows_what_came_of_each_thing(server: Server, visitor: Visitor) -> None:
+    night = server.call("GET", "/v1/nights/last").json
+    (outcome,) = night["outcomes"]
+    assert outcome["kind"] == "missing"
+    assert outcome["job_id"] in night["summary"]["submitted"]
+    assert (outcome["gain_before"], outcome["gain_after"]) == (None, None)
+    page = visitor.open("/nights")
+    assert f'href="./jobs/{outcome["job_id"]}"' in page
+    planned = visitor.post("/nights", {"dry_run": "true"}).body.decode()
+    assert "Tonight would" in planned
 
 
 def test_errors_are_pages_for_browsers_and_problems_for_others(

@@ -34,6 +34,9 @@ from tuner.store.rows import entry_row, environment_row, run_row
 from tuner.store.tables import environments, problems, runs, winners
 from workers.settings import Settings
 
+# Two environments of a device side by side.
+COMPARED = f"/compare?problem={quote(PROBLEM.spec())}&left=L40S:0&right=L40S:1"
+OTHERS = ("/nowhere", "/?q=nothing", "/jobs?client=nobody", COMPARED)
 WIDTHS = (360, 1280, 2560)
 # What a browser itself logs of an answer that the page expects.
 EXPECTED = "Failed to load resource"
@@ -134,7 +137,7 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
         expect(page.locator(".facts .badge")).to_have_text("queued")
         leases, lease = claim(url)
         with leases:
-            expect(page.locator(".facts .badge")).to_have_text("leased")
+            expect(page.locator(".facts .badge")).to_have_text("starting")
             store = leases.store(lease)
             run = store.begin_run(key_at("NVIDIA_H20"))
             expect(page.locator(".facts .badge")).to_have_text("running")
@@ -146,14 +149,14 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
             store.add_trials(run, batch(1))
             expect(page.locator("#tried")).to_have_text("100")
             expect(row.nth(0)).to_contain_text("1down101.5199.5")
-            expect(row.nth(0)).to_contain_text("1.97×")
+            expect(row.nth(0)).to_contain_text("1.96×")
             expect(row).to_have_count(2)  # and the point that nobody planned
             expect(page.locator("[data-status=ok] b")).to_have_text("100")
             store.add_trials(run, batch(2))
             expect(page.locator("#tried")).to_have_text("200")
             expect(page.locator("[data-status=ok] b")).to_have_text("200")
             page.reload()
-            expect(row.nth(0)).to_contain_text("1.97×")
+            expect(row.nth(0)).to_contain_text("1.96×")
             store.finish_run(run, [ENTRY], Totals(measurements=200, wall_s=2.0))
         expect(page.locator(".facts .badge").first).to_have_text("done")
         expect(page).to_have_title("done: " + page.locator("h1").inner_text() + " · engine-tuner")
@@ -250,7 +253,9 @@ def test_a_page_goes_on_when_the_server_is_back(browser: Browser, url: str) -> N
             with serving(settings, port=port):
                 leases, lease = claim(url)
                 with leases:
-                    expect(tab.page.locator(".facts .badge")).to_have_text("leased", timeout=20_000)
+                    expect(tab.page.locator(".facts .badge")).to_have_text(
+                        "starting", timeout=20_000
+                    )
                     expect(tab.page.locator("#offline")).to_be_hidden()
 
 
@@ -293,7 +298,7 @@ def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -
             assert found.violations_count == 0, (path, scheme, found.generate_report())
 
     with logged_in(browser, filled) as tab:
-        for path in [*all_pages(filled), "/nowhere", "/?q=nothing", "/jobs?client=nobody"]:
+        for path in [*all_pages(filled), *OTHERS]:
             look(tab.page, path)
     page = browser.new_page()
     look(page, f"{filled.url}/login?next=jobs")
@@ -304,7 +309,7 @@ def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -
 def test_no_page_is_wider_than_its_window(browser: Browser, filled: Server, load_at: int) -> None:
     """Whichever width it was loaded at, and however long its texts are."""
     long = filled.submit(seed=5, name="n" * 200)["id"]
-    texts = [f"/jobs/{long}", "/exports/H20", f"/{'x' * 190}", f"/?q={'q' * 190}"]
+    texts = [COMPARED, f"/jobs/{long}", "/exports/H20", f"/{'x' * 190}", f"/?q={'q' * 190}"]
     with logged_in(browser, filled) as tab:
         for path in [*all_pages(filled), *texts]:
             tab.page.set_viewport_size({"width": load_at, "height": 800})

@@ -16,6 +16,7 @@ from store_writer import ENVIRONMENT, KEY, PROBLEM
 from test_pages import STEERING, filled_server
 from visitor import Visitor
 
+from api.pages.names import problem_words
 from api.schemas_in import EXAMPLE_CLUSTER
 from tuner.problems.results import Totals
 from tuner.store import Store
@@ -185,5 +186,11 @@ class TestCompare:
         spec = quote(PROBLEM.spec())
         for left, right in (("L40S:0", "L40S:1"), ("H200:0", "L40S:1"), ("L40S", "H200")):
             page = visitor.open(f"/compare?problem={spec}&left={left}&right={right}")
-            assert page.count(" selected>") == 2 and "Ratio" in page
+            assert page.count(" selected>") == 2 and "As fast" in page
+        page = visitor.open(f"/compare?problem={spec}&left=L40S:0&right=L40S:1")
+        assert re.search(
+            r"<strong>sglang 0[^<]*</strong> is <strong>1.00×</strong> as fast as", page
+        )
+        assert "slower at none of 1 size." in page
+        assert problem_words(PROBLEM.spec()) in html
         assert visitor.send("GET", f"/compare?problem={spec}&left=L40S:9").status == 404

@@ -219,6 +219,8 @@ class TestApi:
             assert server.call("POST", "/v1/nights", {"forse": True}).status == 422
             last = server.call("GET", "/v1/nights/last").json
             assert last["summary"] == night.json
+            (outcome,) = last.pop("outcomes")  # lists have none
+            assert (outcome["kind"], outcome["job_id"]) == ("missing", woken[0])
             assert server.call("GET", "/v1/nights").json == {"nights": [last], "next": None}
 
     def test_nights_come_in_pages(self, server: Server) -> None:

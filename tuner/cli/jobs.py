@@ -84,9 +84,8 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from tuner.devices.table import find_device
-    from tuner.jobs.job import JobState, parse_state
+    from tuner.jobs.job import parse_state
     from tuner.jobs.listing import JobQuery, parse_order
-    from tuner.jobs.workers import why_waiting
 
     query = JobQuery(
         device=find_device(device).name if device else None,
@@ -98,12 +97,12 @@ def jobs(
         order=parse_order(order),
     )
     with open_jobs(server) as queue:
-        found = queue.list(query, limit=limit)
-        queued = [job for job in found if job.state is JobState.QUEUED]
-        workers = queue.workers() if queued else []
-    now = datetime.now(timezone.utc)
-    waiting = {job.id: why_waiting(job, workers, now) for job in queued}
-    show(as_json, lambda: [job.as_json() for job in found], lambda: _list_text(found, waiting))
+        found = queue.list_waiting(query, limit=limit)
+    show(
+        as_json,
+        lambda: [_as_json(job, waiting) for job, waiting in found],
+        lambda: _list_text(found),
+    )
 
 
 @command
@@ -126,9 +125,8 @@ def job(
         waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
     after = _next_step(found, server) if found.state is JobState.DONE else ""
-    text = "\n\n".join(filter(None, (_job_table([found]), error, waiting, after)))
-    more = {"waiting": waiting} if waiting else {}
-    show(as_json, lambda: {**found.as_json(), **more}, lambda: text)
+    text = "\n\n".join(filter(None, (_job_table([(found, waiting)]), error, waiting, after)))
+    show(as_json, lambda: _as_json(found, waiting), lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
 
@@ -255,19 +253,23 @@ def _event_line(event: JobEvent) -> str:
     return printable(f"{event.at:%H:%M:%S} {event.kind}" + (f": {text}" if text else ""))
 
 
-def _list_text(found: Sequence[Job], waiting: Mapping[str, str]) -> str:
+def _as_json(found: Job, waiting: str) -> dict[str, Any]:
+    return {**found.as_json(), **({"waiting": waiting} if waiting else {})}
+
+
+def _list_text(found: Sequence[tuple[Job, str]]) -> str:
     """The jobs, and why some of them wait or ended badly: in a pipe in a column, so that a job is
     one line; on a terminal, which a column more would not fit, below the table.
     """
     from tuner.render import folded, list_width
 
-    whys = {job.id: why for job in found if (why := _why(job, waiting))}
+    whys = {job.id: why for job, waiting in found if (why := _why(job, waiting))}
     if not whys or list_width() is not None:
         return _job_table(found, whys)
     lines: dict[str, list[str]] = {}
-    for job in found:
+    for job, waiting in found:
         if job.id in whys:
-            lines.setdefault(f"{job.state.value}: {whys[job.id]}", []).append(job.id)
+            lines.setdefault(f"{_state(job, waiting)}: {whys[job.id]}", []).append(job.id)
     told = [f"{line} ({_ids(ids)})" for line, ids in lines.items()]
     return folded("\n".join([_job_table(found), "", *map(printable, told)]))
 
@@ -276,8 +278,15 @@ def _ids(ids: Sequence[str]) -> str:
     return ids[0] if len(ids) == 1 else f"{len(ids)} jobs, the first {ids[0]}"
 
 
-def _job_table(found: Sequence[Job], whys: Mapping[str, str] | None = None) -> str:
-    """The jobs; with `whys`, by id, also a column of reasons."""
+def _state(found: Job, waiting: str) -> str:
+    """The job's state for people: a held job that does not go on is stalled."""
+    from tuner.jobs.job import HELD
+
+    return "stalled" if waiting and found.state in HELD else found.state.value
+
+
+def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None = None) -> str:
+    """The jobs, each with why it does not go on; with `whys`, by id, also a column of reasons."""
     from tuner.jobs.workers import ago
     from tuner.render import list_width, table
 
@@ -287,7 +296,7 @@ def _job_table(found: Sequence[Job], whys: Mapping[str, str] | None = None) -> s
     rows = [
         (
             job.id,
-            job.state.value,
+            _state(job, waiting),
             job.request.device,
             _name(job.request),
             job.request.measure.partition(":")[0],
@@ -295,7 +304,7 @@ def _job_table(found: Sequence[Job], whys: Mapping[str, str] | None = None) -> s
             ago(now - job.created_at),
             *([whys.get(job.id, "")] if whys else []),
         )
-        for job in found
+        for job, waiting in found
     ]
     drop, whole = ("attempts", "measure"), ("job", "device", "age")
     return table(headers, rows, drop=drop, width=list_width(), whole=whole)
@@ -312,8 +321,8 @@ def _name(request: JobRequest) -> str:
     return f"{with_sizes(request.model, request.problem)} {of}"
 
 
-def _why(job: Job, waiting: Mapping[str, str]) -> str:
+def _why(job: Job, waiting: str) -> str:
     """Why a job waits or ended without a result, in short: `tuner job ID` says it in full."""
     ended = job.error if job.state.value in ENDED_BADLY else ""
-    text = ended or waiting.get(job.id, "")
+    text = ended or waiting
     return text if len(text) <= WHY else text[: WHY - 3] + "..."

@@ -108,7 +108,8 @@ def _last(watching: Watching) -> Mapping[str, Any]:
 
 def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
     from tuner.render import table
-    from workers.nightly import KINDS, errors_of
+    from workers.night_outcomes import KINDS
+    from workers.nightly import errors_of
 
     def row(night: Mapping[str, Any]) -> tuple[object, ...]:
         summary = night["summary"]
@@ -123,7 +124,8 @@ def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:
-    from workers.nightly import KINDS, errors_of, headline
+    from workers.night_outcomes import KINDS
+    from workers.nightly import errors_of, headline
 
     found = [
         (kind, one["problem"], _detail(one)) for kind in KINDS for one in summary.get(kind, ())

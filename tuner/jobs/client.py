@@ -86,10 +86,16 @@ class RemoteQueue:
 
     def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]:
         """List at most `limit` jobs, which is 1 to 1000."""
+        return [job for job, _ in self.list_waiting(query, limit=limit)]
+
+    def list_waiting(
+        self, query: JobQuery = ALL_JOBS, *, limit: int = 50
+    ) -> Sequence[tuple[Job, str]]:
+        """List jobs as `list`, each with the reason why it does not go on."""
         wanted = {**query.parameters(), "limit": str(limit)}
         answer = self._ask("GET", f"/v1/jobs?{urllib.parse.urlencode(wanted, doseq=True)}")
         with self._expecting_this_version():
-            return [_read_job(values) for values in answer["jobs"]]
+            return [(_read_job(one), str(one.get("waiting", ""))) for one in answer["jobs"]]
 
     def cancel(self, job_id: str, *, everyone: bool = False) -> Job:
         """Withdraw from the job, or end it for everyone. Raises UnknownJob."""
@@ -99,8 +105,8 @@ class RemoteQueue:
             return _read_job(answer)
 
     def waiting(self, job: Job) -> str:
-        """Why a queued job is not being done; "" where a worker can do it, or has it."""
-        if job.state is not JobState.QUEUED:
+        """Why a job does not go on; "" if nothing is known to hinder it."""
+        if job.state.finished:
             return ""
         return str(self._ask("GET", _job_path(job.id)).get("waiting", ""))
 

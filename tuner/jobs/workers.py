@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from tuner.engines.versions import version_order
-from tuner.jobs.job import Job, JobFilter, JobRequest, JobState, iso, read_time
+from tuner.jobs.job import JobFilter, JobRequest, iso, read_time
 
 BEAT = timedelta(seconds=10)
 ALIVE = timedelta(seconds=45)  # a worker that was seen within this is alive
@@ -209,11 +209,6 @@ class Need:
         if living:
             return f"{text} takes jobs: {living[0].info.name} is drained"
         return f"{text} is alive; last seen {ago(now - max(one.seen_at for one in able))} ago"
-
-
-def why_waiting(job: Job, workers: Sequence[WorkerStatus], now: datetime) -> str:
-    """Why a queued job is not being done; "" where a worker can do it, or has it."""
-    return Need.of(job.request).unmet(workers, now) if job.state is JobState.QUEUED else ""
 
 
 def _parts(engine: str) -> tuple[str, str | None]:

@@ -106,6 +106,12 @@ class JobStore(Database):
         with self._read() as connection:
             return get_job(connection, job_id)
 
+    def with_ids(self, job_ids: Collection[str]) -> dict[str, Job]:
+        """The jobs with these ids, by id. An id that no job has is left out."""
+        query = select(jobs).where(jobs.c.id.in_(job_ids))
+        with self._read() as connection:
+            return {row["id"]: read_job(row) for row in connection.execute(query).mappings()}
+
     def list(
         self,
         query: JobQuery = ALL_JOBS,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
-from tuner.jobs.workers import Need, WorkerStatus, why_waiting
+from tuner.jobs.waiting import Reasons
+from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import Database, utc_now
 from tuner.store.estimates import Estimates
 from tuner.store.jobs import JobStore
@@ -53,8 +54,16 @@ class LocalQueue(Database):
         return self._jobs.events(job_id, after)
 
     def waiting(self, job: Job) -> str:
-        """Why a queued job is not being done; "" where a worker can do it, or has it."""
-        return why_waiting(job, self.workers(), utc_now())
+        """Why a job does not go on; "" if nothing is known to hinder it."""
+        return Reasons(self.workers(), utc_now()).why(job)
+
+    def list_waiting(
+        self, query: JobQuery = ALL_JOBS, *, limit: int = 50
+    ) -> Sequence[tuple[Job, str]]:
+        """List jobs, each with the reason why it does not go on."""
+        found = self._jobs.list(query, limit=limit)
+        reasons = Reasons(self.workers(), utc_now())
+        return [(job, reasons.why(job)) for job in found]
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""

@@ -1,6 +1,6 @@
 // A job as it happens: trials update the numbers in place, other steps load the page's content anew.
 
-const MOST_STEPS = 60;
+const QUIET_MS = 20_000; // without a step for so long, the page asks the server anew
 const RETRY_MS = 2000;
 const REDRAW_MS = 2000; // a chart whose axes change comes from the server, at most so often
 const LEAST_MS = 2000; // before that, a pace says nothing
@@ -42,6 +42,17 @@ export function follow(job, showTimes) {
   let timedSince = 0;
 
   // A browser has six connections for a host, and a hidden tab needs none of them.
+  let quiet = setTimeout(reloadIfQuiet, QUIET_MS);
+  function reloadIfQuiet() {
+    if (!job.isConnected) return;
+    if (document.hidden || source.readyState !== EventSource.OPEN) {
+      quiet = setTimeout(reloadIfQuiet, QUIET_MS);
+      return;
+    }
+    source.close();
+    reload();
+  }
+
   const pause = () => {
     if (document.hidden) {
       source.close();
@@ -61,7 +72,9 @@ export function follow(job, showTimes) {
   for (const kind of STEPS) {
     source.addEventListener(kind, (event) => {
       const step = JSON.parse(event.data);
+      clearTimeout(quiet);
       if (step.kind === "trials") {
+        quiet = setTimeout(reloadIfQuiet, QUIET_MS);
         showTrials(step);
         return;
       }
@@ -144,7 +157,7 @@ export function follow(job, showTimes) {
   function showGain(row) {
     const gain = Number(row.dataset.alone) / Number(row.dataset.best);
     if (!Number.isFinite(gain) || gain === 0) return;
-    row.cells[4].textContent = `${gain.toFixed(2)}×`;
+    row.cells[4].textContent = `${(Math.floor(gain * 100 + 1e-9) / 100).toFixed(2)}×`;
     fill(row.cells[5], Math.min(100, Math.max(0, 100 * (1 - 1 / gain))));
   }
 
@@ -200,13 +213,18 @@ export function follow(job, showTimes) {
 
   function addStep(step) {
     const list = document.getElementById("events");
-    const time = element("time", `${step.at.slice(0, 16).replace("T", " ")} UTC`);
+    const time = element("time", `${step.at.slice(0, 19).replace("T", " ")} UTC`);
     time.dateTime = step.at;
+    time.dataset.seconds = "";
+    // Trials that follow each other are one step, as the server lists them.
+    const newest = list.firstElementChild;
+    const before = newest?.classList.contains("trials") ? Number(newest.dataset.tried) : null;
     const item = element("li", "", step.kind);
-    const said = `${step.data.tried} tried`;
+    item.dataset.tried = (before ?? 0) + step.data.tried;
+    const said = `${digits.format(item.dataset.tried)} tried`;
     item.append(element("span", step.kind, "kind"), " ", time, element("span", said, "data"));
-    list.prepend(item);
-    while (list.children.length > MOST_STEPS) list.lastElementChild.remove();
+    if (before === null) list.prepend(item);
+    else newest.replaceWith(item);
     showTimes(item);
   }
 

@@ -1,15 +1,25 @@
 // What pages do beyond reading: the reader's time zone, the theme, filters, and a job as it happens.
 
 const YEAR_S = 31_536_000;
-let zone; // made where a page has a time: a browser takes 10 ms for it
+let zones; // made where a page has a time: a browser takes 10 ms for it
 
 /** Shows the times below an element in the reader's zone; a pointer on one shows UTC. */
 function showTimes(within) {
-  for (const time of within.querySelectorAll("time:not([title])")) {
-    time.title = time.textContent;
-    zone ??= new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
-    time.textContent = zone.format(new Date(time.dateTime));
+  for (const time of within.querySelectorAll("time:not([data-shown])")) {
+    zones ??= ["short", "medium"].map(
+      (timeStyle) => new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle }),
+    );
+    const [minutes, seconds] = zones;
+    const at = new Date(time.dateTime);
+    time.dataset.shown = "";
+    if ("ago" in time.dataset) {
+      time.title = `${seconds.format(at)} (${time.title})`;
+    } else {
+      time.title = time.textContent;
+      time.textContent = ("seconds" in time.dataset ? seconds : minutes).format(at);
+    }
   }
+  if (zones) document.getElementById("zone").textContent = zones[0].resolvedOptions().timeZone;
 }
 
 function offerThemes() {
@@ -33,8 +43,8 @@ function offerThemes() {
 }
 
 /** A list changes as soon as a filter does. */
-function followFilters() {
-  for (const form of document.querySelectorAll("form.filters")) {
+function followFilters(within) {
+  for (const form of within.querySelectorAll("form.filters")) {
     form.addEventListener("change", (event) => {
       if (event.target instanceof HTMLSelectElement) form.requestSubmit();
     });
@@ -98,11 +108,32 @@ function countBoxes() {
   }
 }
 
+const REFRESH_MS = 10_000;
+
+/** A list that changes by itself comes anew while somebody looks at it and has ticked nothing. */
+function refreshList() {
+  const list = document.querySelector("[data-refresh]");
+  if (!list) return;
+  setInterval(async () => {
+    const busy = list.querySelector("input:checked, :focus, button[data-sure]");
+    if (document.hidden || busy) return;
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+    if (!answer?.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const next = fresh.querySelector("[data-refresh]");
+    if (!next || list.querySelector("input:checked, :focus")) return;
+    list.replaceChildren(...document.adoptNode(next).childNodes);
+    showTimes(list);
+    followFilters(list);
+  }, REFRESH_MS);
+}
+
 showTimes(document);
 // A narrow window shows a part of the list of pages: the one with this page.
 document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 offerThemes();
-followFilters();
+followFilters(document);
+refreshList();
 confirmDangers();
 countBoxes();
 offerCopies();

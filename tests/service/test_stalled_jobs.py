@@ -1,0 +1,130 @@
+"""A job whose worker died, and a job that nobody can do, say so wherever jobs are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from api_server import Server, serving
+from store_writer import KEY, batch
+from visitor import Visitor
+
+from api.fleet import Fleet
+from api.settings import ApiSettings
+from tuner.jobs.client import RemoteQueue
+from tuner.jobs.job import JobFilter
+from tuner.jobs.workers import WorkerInfo
+from tuner.store import Leases, Store
+from tuner.store.keys import Scope
+from tuner.store.local_queue import LocalQueue
+from tuner.store.workers import WorkerStore
+from workers.settings import Settings
+
+WORKER = WorkerInfo("w-1", "gpu0@host", "host", "GPU-1", "NVIDIA_L40S", (), ("sglang==0.5.16",), {})
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'tuner.db'}"
+
+
+@pytest.fixture
+def server(url: str) -> Iterator[Server]:
+    with serving(ApiSettings(Settings(url))) as running:
+        running.key = running.app.state.api.keys.add("me", Scope.ADMIN)
+        yield running
+
+
+def begin(server: Server, url: str, ago: timedelta) -> None:
+    """A worker takes a job and stores trials, and does nothing more."""
+    then = datetime.now(timezone.utc) - ago
+    with Store.open(url) as store:
+        WorkerStore(store._engine, lambda: then).beat(WORKER)
+        leases = Leases.sharing(store)
+        lease = leases.claim([JobFilter(needs_gpu=True)], WORKER.id)
+        assert lease
+        leased = leases.store(lease)
+        leased.add_trials(leased.begin_run(KEY), batch(0))
+        Leases(store._engine, lambda: then).heartbeat(lease)  # its last one
+    server.app.state.api.fleet = Fleet(server.app.state.api.workers)
+
+
+def test_a_job_of_a_silent_worker_is_stalled_everywhere(server: Server, url: str) -> None:
+    job_id = server.submit(engine="sglang==0.5.16")["id"]
+    begin(server, url, timedelta(seconds=35))
+    job = server.call("GET", f"/v1/jobs/{job_id}").json
+    assert job["state"] == "running"  # what is stored: its worker may come back
+    stalled = job["stalled"]
+    assert stalled["worker"] == "gpu0@host"
+    heartbeat, ends = (
+        datetime.fromisoformat(stalled[name].replace("Z", "+00:00"))
+        for name in ("heartbeat_at", "lease_ends_at")
+    )
+    assert ends - heartbeat == timedelta(seconds=45)
+    assert stalled["another"] is False
+    assert f"gpu0@host has sent no heartbeat since {heartbeat:%H:%M:%S} UTC" in stalled["why"]
+    assert f"its lease ends at {ends:%H:%M:%S} UTC, and no other living" in stalled["why"]
+    (listed,) = server.call("GET", "/v1/jobs").json["jobs"]
+    assert (listed["stalled"], listed["waiting"]) == (stalled, stalled["why"])
+    progress = server.call("GET", f"/v1/jobs/{job_id}/progress").json
+    assert progress["left_s"] is progress["tried_a_minute"] is None
+    with LocalQueue.open(url) as local:
+        for queue in (local, RemoteQueue(server.url, server.key)):
+            assert [why for _, why in queue.list_waiting()] == [stalled["why"]]
+            assert queue.waiting(queue.get(job_id)) == stalled["why"]
+    visitor = Visitor(replace(server, key=None))
+    visitor.log_in(server.key or "")
+    page = visitor.open(f"/jobs/{job_id}")
+    assert 'class="badge stalled"' in page
+    assert "Its worker gpu0@host sends no heartbeats" in page
+    assert 'id="left"' not in page
+    assert "tried, " not in page.partition('id="rate"')[2].partition("</small>")[0]
+    assert 'class="badge stalled"' in visitor.open("/jobs")
+
+
+def test_another_worker_takes_it_when_the_lease_ends(server: Server, url: str) -> None:
+    job_id = server.submit(engine="sglang==0.5.16")["id"]
+    begin(server, url, timedelta(minutes=5))
+    other = WorkerInfo(**{**vars(WORKER), "id": "w-2", "name": "gpu1@host", "gpu": "GPU-2"})
+    server.app.state.api.workers.beat(other)
+    server.app.state.api.fleet = Fleet(server.app.state.api.workers)
+    stalled = server.call("GET", f"/v1/jobs/{job_id}").json["stalled"]
+    assert stalled["another"]
+    assert stalled["why"].endswith("another worker takes the job soon")
+
+
+def test_a_job_with_heartbeats_is_not_stalled(server: Server, url: str) -> None:
+    job_id = server.submit(engine="sglang==0.5.16")["id"]
+    begin(server, url, timedelta(seconds=20))
+    job = server.call("GET", f"/v1/jobs/{job_id}").json
+    assert (job["stalled"], job["waiting"]) == (None, "")
+
+
+def test_the_list_says_why_a_job_waits(server: Server, url: str) -> None:
+    server.submit(engine="sglang==0.5.16")
+    why = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
+    (listed,) = server.call("GET", "/v1/jobs").json["jobs"]
+    assert (listed["waiting"], listed["stalled"]) == (why, None)
+    visitor = Visitor(replace(server, key=None))
+    visitor.log_in(server.key or "")
+    assert why in visitor.open("/jobs")
+    with LocalQueue.open(url) as queue:
+        assert [reason for _, reason in queue.list_waiting()] == [why]
+
+
+def test_chosen_jobs_are_cancelled_and_tried_again_together(server: Server) -> None:
+    ids = [server.submit(seed=seed)["id"] for seed in range(3)]
+    visitor = Visitor(replace(server, key=None))
+    visitor.log_in(server.key or "")
+
+    def change(what: str) -> list[str]:
+        answer = visitor.post("/jobs/chosen?state=queued", {"do": what, "job": ",".join(ids[:2])})
+        assert (answer.status, answer.headers["location"]) == (303, "../jobs?state=queued")
+        return [server.call("GET", f"/v1/jobs/{one}").json["state"] for one in ids]
+
+    assert change("cancel") == ["cancelled", "cancelled", "queued"]
+    assert change("cancel") == ["cancelled", "cancelled", "queued"]
+    assert change("retry") == ["queued"] * 3
