@@ -23,7 +23,7 @@ JOB = Job(
     "0" * 26, REQUEST, Priority.NORMAL, JobState.QUEUED, "local", ("local",), 0, "", None, False,
     None, "", NOW, NOW, NOW, None, None,
 )  # fmt: skip
-ITEM = {"job": {**JOB.as_json(), "created": True}, "problem": None}
+ITEM = {"job": {**JOB.as_json(), "created": True, "estimated_gpu_s": None}, "problem": None}
 ACCEPTED = (200, {"jobs": [ITEM]})
 IN_USE = (409, {"type": "urn:x:idempotency-key-in-use", "detail": "being worked on"})
 AWAY = (503, {"type": "about:blank", "detail": "the store does not answer"})
