@@ -11,7 +11,10 @@ TEST_ENGINES := $(foreach v,0.4.3.post2 0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGIN
 # other code, and the newest that an engine pins. `make test-all` has each minor release. Not all have
 # a wheel for each Python.
 TEST_TRITONS := $(foreach v,3.1.0 3.2.0 3.3.1 3.8.0,$(ENGINES)/triton-$(v))
-MORE_TRITONS := $(foreach v,3.4.0 3.5.1 3.7.0 3.9.0,$(ENGINES)/triton-$(v))
+MORE_TRITONS := $(foreach v,3.4.0 3.5.1 3.7.0 3.7.1 3.9.0,$(ENGINES)/triton-$(v))
+# With those, a release of each engine for each minor release of Triton that engines pin.
+MORE_ENGINES := $(foreach v,0.4.6.post5 0.4.7 0.5.8 0.5.19,$(ENGINES)/sglang-$(v)) \
+  $(foreach v,0.8.5 0.10.1.1 0.29.0,$(ENGINES)/vllm-$(v))
 
 .PHONY: install demo docs check lint types imports browser proxy test test-all locks audit chaos mixed-fleet clean
 
@@ -75,7 +78,7 @@ test: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) browser
 	$(BIN)/python -m pytest -m 'not gpu and not slow'
 
 # Every release, kernel, database and walk: each night, and before a release.
-test-all: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) $(MORE_TRITONS) browser proxy
+test-all: install $(VENV)/.installed-dev $(TEST_ENGINES) $(MORE_ENGINES) $(TEST_TRITONS) $(MORE_TRITONS) browser proxy
 	$(BIN)/python -m pytest -m 'not gpu'
 
 # The packages of the Docker images, by version and hash. What uv and pip-audit need is apart from
