@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.devices.here import device_or_here
+from tuner.devices.here import card_to_check_or_here, device_or_here
 from tuner.errors import UnknownDevice
 
 TUNE = ("tune", "deepseek-r1", "--tp", "3")
@@ -67,3 +68,23 @@ def test_tune_uses_it(smi: Path) -> None:
     done = CliRunner().invoke(app, [*TUNE, "--measure", "bla"])
     assert done.exit_code == 2
     assert "--device" not in done.output
+
+
+def test_an_unknown_gpu_here_is_checked_by_its_compute_capability(
+    smi: Path, tmp_path: Path, compile_cache
+) -> None:
+    smi.write_text(
+        "#!/bin/sh\ncase $1 in *compute_cap*) echo 12.0;; *) echo NVIDIA New Card;; esac\n"
+    )
+    smi.chmod(0o755)
+    assert card_to_check_or_here("").name == "sm_120"
+    file = tmp_path / "E=8,N=256,device_name=NVIDIA_New_Card.json"
+    tile = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+    file.write_text(json.dumps({"1": {**tile, "num_warps": 4, "num_stages": 3}}))
+    words = ["check", str(file), "--engine", "sglang==0.5.16"]
+    unknown = CliRunner().invoke(app, words)
+    assert unknown.exit_code == 2 and "as in --device sm_120" in unknown.stderr
+    done = CliRunner().invoke(app, [*words, "--device", "sm_120"])
+    assert done.exit_code == 0, done.output
+    assert "sm_120 has 101,376 bytes of shared memory a block" in done.stdout
+    assert "there are files for NVIDIA_New_Card" in done.stderr

@@ -51,3 +51,22 @@ def test_a_gpu_that_is_too_old_is_told_so() -> None:
     said = " ".join(answer.fix)
     assert "Tesla_T4 (sm_75) is too old" in said
     assert "how to add a GPU" not in said
+
+
+def test_an_unknown_gpu_of_a_known_capability_can_be_checked(subtests) -> None:
+    for said in (
+        "NVIDIA New Card, 12.0",
+        "UserWarning: NVIDIA New Card with CUDA capability sm_120 is not compatible",
+        "GPU 0: NVIDIA New Card (UUID: GPU-0)\n"
+        "  CUDA Capability Major/Minor version number:    12.0",
+    ):
+        with subtests.test(said):
+            (answer,) = diagnose_text(f"{said}\n{MISSING.format('NVIDIA_New_Card')}").answers
+            steps = " ".join(answer.fix)
+            assert "`tuner check` of config files takes --device sm_120" in steps
+            assert not [step for step in answer.fix if step.startswith("$ ")]
+
+
+def test_a_gpu_that_stands_for_another_names_it() -> None:
+    (answer,) = diagnose_text(MISSING.format("NVIDIA_RTX_PRO_6000D")).answers
+    assert "name the RTX PRO 6000, for which kernels compile the same" in " ".join(answer.fix)

@@ -8,7 +8,7 @@ import pytest
 from cases import FP8
 
 from tuner.devices.occupancy import Footprint, blocks_per_sm
-from tuner.devices.table import Device, architecture, devices, find_device
+from tuner.devices.table import Device, architecture, card_to_check, devices, find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.sglang.fused_moe.arguments import takes_tma
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
@@ -273,6 +273,8 @@ def test_spelling_is_lenient(text, name):
         ("AMD_Instinct_MI308X", "AMD publishes no figures: name the MI300X"),
         ("Radeon 8060S", "is a gfx1151"),
         ("MI335X", "did you mean 'MI3"),
+        ("NVIDIA RTX PRO 6000D", "no tensor rates: name the RTX PRO 6000, for which kernels"),
+        ("NVIDIA Thor", "is an sm_110, for which Triton 3.7 and later compile"),
         ("", "`tuner devices` lists"),
     ],
 )
@@ -280,6 +282,25 @@ def test_unknown_devices_are_refused(text, words):
     with pytest.raises(UnknownDevice, match=re.escape(words)) as caught:
         find_device(text)
     assert "\n" not in str(caught.value)
+
+
+def test_a_compute_capability_is_enough_to_check_files(subtests):
+    for text, name in (("sm_120", "sm_120"), ("12.0", "sm_120"), ("89", "sm_89"), ("9.0", "sm_90")):
+        with subtests.test(text):
+            card = card_to_check(text)
+            assert card.name == name
+            assert card.target.name == name
+            assert card.shared_optin_bytes == architecture(card.target).shared_optin_bytes
+    assert card_to_check("L40S") == find_device("L40S")
+    with pytest.raises(
+        UnknownDevice, match=r"capability 11\.0: the known ones are sm_80"
+    ):
+        card_to_check("sm_110")
+    with pytest.raises(UnknownDevice, match="as in --device sm_120: `nvidia-smi"):
+        card_to_check("RTX PRO 4500")
+    with pytest.raises(UnknownDevice) as caught:
+        card_to_check("Tesla T4")
+    assert "--device sm_" not in str(caught.value)
 
 
 def test_peaks_are_of_the_type_that_the_tensor_cores_run():

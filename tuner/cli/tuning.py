@@ -254,7 +254,7 @@ def check(
     Exit 1 if an entry cannot run on the device.
     """
     from tuner.cli.diagnose import write_remedy
-    from tuner.devices.here import device_or_here
+    from tuner.devices.here import card_to_check_or_here, device_or_here
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
 
@@ -263,7 +263,8 @@ def check(
     paths = files_to_check(targets) if choice.family is None else []
     if not device and paths:
         device = device_of_files(paths)
-    card, found = device_or_here(device), find_engine(engine or engine_of_files(paths))
+    card = card_to_check_or_here(device) if paths else device_or_here(device)
+    found = find_engine(engine or engine_of_files(paths))
     if choice.family is None:
         say_other_device(paths, card)
         with waiting("compiling the files' entries"):

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import subprocess
 
-from tuner.devices.table import Device, find_device
+from tuner.devices.table import Device, card_to_check, find_device
 from tuner.errors import UnknownDevice
 
-_QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+_QUERY = "nvidia-smi --query-gpu={} --format=csv,noheader"
 _LIMIT_S = 20  # a driver that wakes up takes seconds
+
+
+def card_to_check_or_here(name: str) -> Device:
+    """Like `device_or_here`, for config files: a compute capability suffices (`card_to_check`)."""
+    if name:
+        return card_to_check(name)
+    try:
+        return device_or_here("")
+    except UnknownDevice:
+        found = set(_asked_here("compute_cap"))
+        if len(found) != 1:
+            raise
+    return card_to_check(found.pop())
 
 
 def device_or_here(name: str) -> Device:
@@ -18,7 +31,7 @@ def device_or_here(name: str) -> Device:
     """
     if name:
         return find_device(name)
-    names = sorted(set(_names_here()))
+    names = sorted(set(_asked_here("name")))
     if len(names) == 1:
         return find_device(names[0])
     if names:
@@ -29,10 +42,11 @@ def device_or_here(name: str) -> Device:
     )
 
 
-def _names_here() -> list[str]:
+def _asked_here(field: str) -> list[str]:
+    """What nvidia-smi says of each GPU; nothing without an answer."""
     try:
         done = subprocess.run(  # noqa: S603 (the driver's own program)
-            _QUERY, capture_output=True, text=True, timeout=_LIMIT_S
+            _QUERY.format(field).split(), capture_output=True, text=True, timeout=_LIMIT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

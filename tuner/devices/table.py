@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,11 @@ from tuner.problems.dtypes import Dtype
 from tuner.toml_table import shipped_toml
 
 OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
+_CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)")
+_BY_CAPABILITY = (
+    "; config files can be checked for a compute capability too, as in --device sm_120: "
+    "`nvidia-smi --query-gpu=compute_cap --format=csv` prints it"
+)
 _LISTED = {
     "cli": "; `tuner devices` lists the known ones",
     "api": "; GET /v1/devices lists the known ones",
@@ -158,6 +163,31 @@ def find_device(text: str) -> Device:
     if near := did_you_mean(text, spellings):
         raise UnknownDevice(f"unknown device {text!r}{near}")
     raise UnknownDevice(f"unknown device {text!r}", **_LISTED)
+
+
+def card_to_check(text: str) -> Device:
+    """The GPU of that name, or of that compute capability (sm_120, 12.0), as far as it decides
+    whether kernels compile and fit: the other figures are those of some card of the capability.
+
+    Raises UnknownDevice.
+    """
+    try:
+        return find_device(text)
+    except UnknownDevice as error:
+        match = _CAPABILITY.fullmatch(text.strip())
+        if match is None:
+            if "too old" not in str(error):
+                error.add(cli=_BY_CAPABILITY, api="")
+            raise
+    arch = int(match[1] + match[2])
+    for card in devices():
+        if card.target.is_sm(arch):
+            return replace(card, name=f"sm_{arch}", aliases=())
+    known = sorted({card.target.arch for card in devices() if isinstance(card.target.arch, int)})
+    raise UnknownDevice(
+        f"no known card has compute capability {match[1]}.{match[2]}: the known ones are "
+        f"{', '.join(f'sm_{one}' for one in known)}"
+    )
 
 
 def architecture(target: Target) -> Architecture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.devices.table import Device, find_device
+from tuner.devices.table import Device, card_to_check, find_device
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.logs.facts import Facts
 from tuner.errors import BadInput, UnknownDevice, UnknownEngine, UnknownModel
@@ -91,8 +91,8 @@ class Served:
         """A sentence on the facts that a command still needs; "" if none is missing."""
         lacks = []
         if not (device or self.device()):
-            shown = self.facts.get("device") or self.facts.get("capability")
-            known = f" ({_unknown(shown)})" if shown else ""
+            shown, capability = self.facts.get("device"), self.facts.get("capability")
+            known = f" ({_unknown(shown, capability)})" if shown or capability else ""
             lacks.append(f"--device, the GPU as nvidia-smi -L names it{known}")
         if model and not self.model:
             lacks.append("the model, by its name or its config.json")
@@ -103,14 +103,22 @@ class Served:
         return f"The text does not say, and the command needs: {'; '.join(lacks)}." if lacks else ""
 
 
-def _unknown(shown: str) -> str:
-    """Why commands cannot take a GPU that the text shows, by its name or its capability."""
+def _unknown(shown: str, capability: str) -> str:
+    """Why commands cannot take a GPU that the text shows, and what they can take."""
+    add = "docs/operations.md says how to add a GPU"
     try:
         find_device(shown)
     except UnknownDevice as error:
-        if "too old" in str(error):
-            return str(error)
-    return f"the text shows {shown}: docs/operations.md says how to add a GPU"
+        if shown and not str(error).startswith("unknown device"):
+            return str(error)  # it says what to name instead
+    try:
+        same = card_to_check(capability)
+    except UnknownDevice:
+        return f"the text shows {shown or capability}: {add}"
+    return (
+        f"the text shows {shown or 'a GPU'} of compute capability {capability}: `tuner check` of "
+        f"config files takes --device {same.name}, and {add}"
+    )
 
 
 def card_name(device: Device) -> str:
