@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_sglang import VERSIONS, package
 
+from tuner.engines.dispatch_table import dispatch_table
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
-from tuner.engines.sglang.attention.serving import REFUSED
 from tuner.errors import BadProblem
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 from tuner.models.attention_json import WINDOWED
+from tuner.problems.registry import parse_problem
 
 CAP = "_mla_decode_kv_splits_cap"
 
@@ -141,6 +142,9 @@ class TestWindows:
 @pytest.mark.parametrize("version", ("0.5.2", "0.5.12", "0.5.16", "0.5.23"))
 def test_the_classes_that_a_release_refuses_to_run_with_triton(version):
     """Each refusal is an assertion in a branch that names its classes."""
+    table = dispatch_table("sglang")
+    problem = parse_problem("decode_attention:q_heads=8,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16")
+    known = {name for one in table.refusals for name in one.classes}
     refused = set()
     for file in [sources(version) / "server_args.py", *sources(version).glob("arg_groups/*.py")]:
         for node in ast.walk(parsed(file)):
@@ -149,5 +153,7 @@ def test_the_classes_that_a_release_refuses_to_run_with_triton(version):
                 text = ast.unparse(inner)
                 if isinstance(inner, ast.Assert) and "support triton attention backend" in text:
                     named = ast.unparse(node.test) if isinstance(node, ast.If) else text
-                    refused |= {name for name in REFUSED if f"'{name}'" in named or name in text}
-    assert refused == {name for name, releases in REFUSED.items() if version in releases}
+                    refused |= {name for name in known if f"'{name}'" in named or name in text}
+    assert refused == {
+        name for name in known if any(one.holds(version, problem, name) for one in table.refusals)
+    }

@@ -55,26 +55,6 @@ def test_cited_lines_hold_what_refusals_quote():
         assert one.text in lines(version, path)[int(number) - 1], source
 
 
-def test_releases_that_refuse_a_class_say_so_in_their_source():
-    """Each release that is here either has the assertion, or is none of those that refuse."""
-    said = {
-        version: "".join(
-            path.read_text(encoding="utf-8")
-            for path in [
-                *(package(version) / "srt").glob("server_args.py"),
-                *(package(version) / "srt/arg_groups").rglob("*.py"),
-            ]
-        )
-        for version in VERSIONS
-    }
-    problem = parse_problem("decode_attention:q_heads=8,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16")
-    for one in TABLE.refusals:
-        for version in VERSIONS:
-            refused = any(one.holds(version, problem, name) for name in one.classes)
-            assert (version in one.sources) is refused
-            assert not refused or one.text in said[version]
-
-
 # Functions of the engine, run with stand-ins that say which card and packages there are.
 
 

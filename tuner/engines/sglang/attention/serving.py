@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.engines.dispatch_table import dispatch_table
 from tuner.models.attention import AttentionShape, HasAttention
 
 _SPARSE = (
@@ -13,13 +14,6 @@ _NOTES = {
     "GlmMoeDsaForCausalLM": _SPARSE,
     "Grok1ForCausalLM": "{} may scale logits by position as well (attn_temperature_len), "
     "which is not timed",
-}
-# By model class, the releases whose server arguments refuse the triton attention backend. Only
-# 0.5.2, 0.5.12, 0.5.16 and 0.5.23 were examined.
-REFUSED = {
-    "NemotronHForCausalLM": ("0.5.12", "0.5.16"),
-    "Lfm2ForCausalLM": ("0.5.12", "0.5.16", "0.5.23"),
-    "Lfm2MoeForCausalLM": ("0.5.23",),
 }
 
 
@@ -44,9 +38,12 @@ def serving_notes(model: HasAttention, shape: AttentionShape, tp: int) -> list[s
             )
     if note := _NOTES.get(model.architecture):
         notes.append(note.format(model.architecture))
-    if releases := REFUSED.get(model.architecture):
-        notes.append(
-            f"sglang {', '.join(releases)} cannot run {model.architecture} with its triton "
-            "attention backend"
-        )
+    table = dispatch_table("sglang")
+    for one in table.refusals if table else ():
+        if model.architecture in one.classes:
+            releases = f"{one.since} {f'to {one.until}' if one.until else 'and later'}"
+            notes.append(
+                f"sglang {releases} cannot run {model.architecture} with its triton attention "
+                "backend"
+            )
     return notes
