@@ -149,3 +149,10 @@ def test_a_model_without_a_preset_needs_its_config_json(tmp_path: Path) -> None:
     found = proof(tmp_path, start, VERSION, "| 0 NVIDIA L40S    On |", PLUGIN)
     assert found.steps()[0] == "copy the config.json of /models/our-own to this folder"
     assert "tune config.json --attention --tp 32" in found.as_dict()["commands"][0]
+
+
+def test_a_release_of_which_only_an_end_is_known_is_asked_for(tmp_path: Path) -> None:
+    old = MISSING.replace(FOLDER, "/opt/sglang/srt/layers/moe/fused_moe_triton/configs")
+    found = proof(tmp_path, START, old)
+    assert found.as_dict()["commands"] == []
+    assert "before sglang 0.4.7, and newer ones look for other files" in found.steps()[0]

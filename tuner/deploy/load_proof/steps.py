@@ -19,7 +19,7 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
     server = Served(Hints(), facts)
     name, commands = server.engine_name(), []
     if missing := list(logs):
-        if lacks := server.missing(name):
+        if lacks := server.missing(name) or _old(server, name):
             yield f"missing files: {lacks}"
         else:
             commands += [f"tune {shlex.quote(str(log))} {server.options(name)}" for log in missing]
@@ -35,6 +35,17 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
     yield from (f"$ tuner {command}" for command in commands)
     if commands:
         yield f"$ tuner export {server.options(name)}"
+
+
+def _old(server: Served, name: str) -> str:
+    """A sentence where only "before a release" is known: newer ones look for other files."""
+    before = server.facts.get("before")
+    if not before or server.version(name):
+        return ""
+    return (
+        f"The paths are of a release before {name} {before}, and newer ones look for other files: "
+        "the command needs the release, which the text does not say."
+    )
 
 
 def other_server(facts: Facts, made_for: Mapping[str, str]) -> Iterator[str]:
