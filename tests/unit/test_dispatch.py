@@ -312,6 +312,17 @@ def test_a_release_that_was_not_read_follows_the_one_before_it():
     assert what_runs("sglang", "of mine", problem_of(FP8), find_device("L40S"), {}) is None
 
 
+def test_a_release_between_two_that_differ_is_not_judged_by_the_earlier_one_alone():
+    """sglang 0.4.6 runs DeepGEMM here, as 0.5.2 does; the rules of 0.4.4 say Triton."""
+    block = "block_gemm:N=576,K=7168,dtype=fp8_w8a8,block=128x128"
+    between = asked("0.4.6.post1", "H800", block)
+    assert "(by the rules of 0.4.4; 0.5.2 runs DeepGEMM if " in between.line()
+    assert "no release between was read" in between.line()
+    assert between.without_us(()) is None and between.without_us(("deep_gemm",)) is None
+    assert asked("0.4.4", "H800", block).without_us(()) is not None
+    assert not asked("0.4.3.post2", "H800", block).doubt  # older than all that were read
+
+
 def test_the_json_has_the_line_and_its_sources():
     runs = asked("0.5.16", "H200", FP8).as_json()
     assert runs["line"].startswith("sglang 0.5.16 on NVIDIA_H200 runs DeepGEMM")

@@ -22,6 +22,7 @@ from tuner.engines.dispatch_table import (
     dispatch_table,
 )
 from tuner.engines.engine import engine_package
+from tuner.engines.versions import release_of
 from tuner.errors import BadInput, BadProblem
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
@@ -81,6 +82,7 @@ class Runs:
     notes: Sequence[str]
     problems: Sequence[str]  # the texts of the problems that it holds for
     subject: str = "here"  # "for extend_attention", where others have another answer
+    doubt: str = ""  # what the next release that was read runs, if the version lies between
 
     @property
     def always_triton(self) -> bool:
@@ -91,6 +93,8 @@ class Runs:
 
         `installed` names the backends that the server's environment has; None: nobody knows.
         """
+        if self.doubt:
+            return None
         for kernel in self.kernels:
             holds = kernel.holds(installed)
             if holds is None:
@@ -111,6 +115,8 @@ class Runs:
         runs = f"{first.name} {self.subject}{first.words}"
         runs += "".join(f", else {other.name}{other.words}" for other in others)
         rules = "" if self.version == self.release else f" (by the rules of {self.release})"
+        if self.doubt:
+            rules = f" (by the rules of {self.release}; {self.doubt}, and no release between was read)"
         engine = f"{self.engine} {self.version}".strip()
         return f"{engine} on {self.device} runs {runs}{rules}"
 
@@ -180,6 +186,7 @@ def what_runs(
         engine=engine,
         version=version,
         release=release,
+        doubt=_doubt(table, release, version, problem, device, given),
         device=device.name,
         kernels=_merged(kernels),
         to_triton={name: v for name, v in wanted.items() if named.get(name, "") != v},
@@ -190,6 +197,31 @@ def what_runs(
         ],
         problems=(problem.spec(),),
     )
+
+
+def _doubt(
+    table: DispatchTable,
+    release: str,
+    version: str,
+    problem: Problem,
+    device: Device,
+    given: Mapping[str, str],
+) -> str:
+    """What the release read after a version runs, if it is another kernel; "" if it is the same."""
+    following = table.releases[table.releases.index(release) + 1 :][:1]
+    if not (version and following) or release_of(version) <= release_of(release):
+        return ""
+    (later,) = following
+    named = {**table.defaults, **given}
+
+    def kernels(release: str) -> list[Kernel]:
+        rules = _found(table, release, problem, device, given)
+        return _merged([_kernel(table, rule, release, named, given) for rule in rules])
+
+    after = kernels(later)
+    if not after or [k.backend for k in after] == [k.backend for k in kernels(release)]:
+        return ""
+    return f"{later} runs {', else '.join(f'{k.name}{k.words}' for k in after)}"
 
 
 def engine_runs(

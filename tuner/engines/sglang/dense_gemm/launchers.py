@@ -41,6 +41,8 @@ from tuner.problems.triton import TRITON_DEFAULTS
 _NEUTRAL = {"SWAP_AB": 0, "SPLIT_K": 1}
 _ELEMENTS = {Dtype.BFLOAT16: Element("bf16"), Dtype.FLOAT16: Element("fp16")}
 _ANY_TARGET = cuda_target(9, 0)
+# Where these are true (0.4.5 to 0.4.6), the launcher calls DeepGEMM in place of its own kernel.
+_DEEP_GEMM = ("_enable_jit_deepgemm", "_ENABLE_JIT_DEEPGEMM")
 
 
 def without_neutral(config: Config) -> Config:
@@ -110,7 +112,9 @@ class GemmLaunchers:
         loader = loader_of(problem)
         assert loader is not None  # there is one for all problems with blocks
         entries = None if config is None else {batch_size: entry_json(config, BLOCK_FIELDS)}
-        return launcher.follow(function, operands, {loader.function: lambda *sizes: entries})
+        instead: dict[str, object] = {loader.function: lambda *sizes: entries}
+        instead |= {name: False for name in _DEEP_GEMM if launcher.has(name)}
+        return launcher.follow(function, operands, instead)
 
     def takes_entries(self, problem: DenseGemm) -> bool:
         """Whether the launcher takes a configuration from a file."""
