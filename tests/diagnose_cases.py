@@ -832,6 +832,56 @@ CASES = (
         ("moe_down_config_missing",),
         ("kimi-linear-48b-a3b at tp=2", "K=2304,top_k=8", "before sglang 0.5.11"),
     ),
+    Case(
+        "NVIDIA/nccl#1788",
+        "node004:27907:27907 [1] transport/nvls.cc:254 NCCL WARN Cuda failure 401 'the operation "
+        "cannot be performed in the present state'",
+        ("nvls",),
+        ("NCCL_NVLS_ENABLE=0", "Fabric Manager"),
+    ),
+    Case(
+        "pytorch/pytorch#177472",
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, unhandled cuda error "
+        "(run with NCCL_DEBUG=INFO for details), NCCL version 2.29.3\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401",
+        ("nvls",),
+        ("NCCL_NVLS_ENABLE=0",),
+        ("does not stand in this text",),
+    ),
+    Case(
+        "pytorch/pytorch#177472",
+        "RuntimeError: NCCL error in: NCCLUtils.cpp:93, unhandled system error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.29.3\n"
+        "ncclSystemError: System call (e.g. socket, malloc) failed.\nLast error:\n"
+        "socketPollConnect 10.0.0.2 failed: no route",
+        ("nccl_last_error",),
+        ("socketPollConnect 10.0.0.2",),
+        ("does not stand in this text",),
+    ),
+    Case(
+        "sgl-project/sglang#4205",
+        "Exception: Capture cuda graph failed: "
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection cl",
+        ("graph_capture_peer",),
+        ("other rank's log",),
+        ("--disable-cuda-graph", "A kernel failed"),
+    ),
+    Case(
+        "vllm-project/vllm#25022",
+        "RuntimeError: ('Quantization scheme is not supported for ', 'the current GPU. Min "
+        "capability: 80. ', 'Current capability: 75.')",
+        ("quantization_unsupported",),
+        ("0.15.1 and later for 75",),
+    ),
+    Case(
+        "inclusionAI/humming#69",
+        "server_args=ServerArgs(model_path='/m/x', tp_size=16)\nValueError: Weight "
+        "output_partition_size = 2112 is not divisible by weight quantization block_n = 128.",
+        ("block_shape",),
+        ("--tp 8",),
+        ("expert parallelism",),
+    ),
 )
 
 # Messages that the table does not have: nothing may be said of them.

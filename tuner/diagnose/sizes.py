@@ -6,27 +6,28 @@ from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Finding
 
-_OTHERWISE = (
-    "expert parallelism, which divides experts instead of weights; or a checkpoint with a scale "
-    "for each channel instead of blocks."
-)
+_CHANNELS = "a checkpoint with a scale for each channel instead of blocks."
+_EXPERTS = "expert parallelism, which divides experts instead of weights; or "
+_LINEAR = "Weight "  # a linear layer's message begins so; expert parallelism does not divide it
 
 
 def block_shape(finding: Finding, context: Context) -> Added:
     """The largest tensor-parallel size below the server's whose shares are whole blocks."""
     size, block, tp = _number(finding, "size"), _number(finding, "block"), context.tp
+    linear = finding.form.text.startswith(_LINEAR)
+    otherwise = _CHANNELS if linear else _EXPERTS + _CHANNELS
     if not tp or not block:
         smaller = f"Use a smaller --tp, so that each rank holds a multiple of {block}; or"
-        return Added((), (f"{smaller} {_OTHERWISE}",))
+        return Added((), (f"{smaller} {otherwise}",))
     whole = size * tp
     fits = [n for n in range(1, tp) if tp % n == 0 and whole % (n * block) == 0]
     if not fits:
         none = f"The whole weight has {whole:,}, and no smaller size divides it into whole blocks."
-        return Added((none,), (f"Use {_OTHERWISE}",))
+        return Added((none,), (f"Use {otherwise}",))
     tp = fits[-1]
     return Added(
         (f"The whole weight has {whole:,}: {tp} ranks hold {whole // tp:,} each.",),
-        (f"Use --tp {tp}, with pipeline or data parallelism for the other GPUs; or {_OTHERWISE}",),
+        (f"Use --tp {tp}, with pipeline or data parallelism for the other GPUs; or {otherwise}",),
         {"tp": tp},
     )
 

@@ -116,7 +116,9 @@ class Runs:
         runs += "".join(f", else {other.name}{other.words}" for other in others)
         rules = "" if self.version == self.release else f" (by the rules of {self.release})"
         if self.doubt:
-            rules = f" (by the rules of {self.release}; {self.doubt}, and no release between was read)"
+            rules = (
+                f" (by the rules of {self.release}; {self.doubt}, and no release between was read)"
+            )
         engine = f"{self.engine} {self.version}".strip()
         return f"{engine} on {self.device} runs {runs}{rules}"
 
@@ -171,6 +173,7 @@ def what_runs(
     except BadProblem:
         return None
     given = {name: _SWITCH.get(value.lower(), value) for name, value in flags.items()}
+    given = table.with_new_names(given)
     found = _found(table, release, problem, device, given)
     if not found:
         return None

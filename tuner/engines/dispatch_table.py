@@ -108,6 +108,17 @@ class DispatchTable:
     # By problem, the flags that choose for it alone, by the flags that choose for several.
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refusals: Sequence[Refusal] = ()
+    old_variables: Mapping[str, str] = field(default_factory=dict)  # new prefixes by old ones
+
+    def with_new_names(self, flags: Mapping[str, str]) -> dict[str, str]:
+        """The flags, and each variable of an old name under its new name too."""
+        renamed = {
+            new + name.removeprefix(old): value
+            for name, value in flags.items()
+            for old, new in self.old_variables.items()
+            if name.startswith(old)
+        }
+        return {**renamed, **flags}
 
     def release(self, version: str) -> str:
         """The newest of the releases that is not newer than a version, or the oldest.
@@ -142,6 +153,7 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
         rules=[_rule(row) for row in values["row"]],
         backends=values.get("backends", {}),
         alone=values.get("alone", {}),
+        old_variables=values.get("old_variables", {}),
         refusals=[Refusal(**row) for row in values.get("refuses", ())],
     )
 

@@ -91,7 +91,8 @@ def misplaced(node: Node, links: Links) -> list[tuple[Card, Switch, Switch]]:
 def movable(node: Node, links: Links) -> Card:
     """The devices for collectives that are not on the management link's card."""
     fixed = card_of(node, links.device) if links.device else ()
-    return tuple(d for d in links.compute if d not in fixed)
+    # The topology names devices too, if nothing else of them was captured.
+    return tuple(d for d in links.compute or node.topology.nics if d not in fixed)
 
 
 def _surplus(

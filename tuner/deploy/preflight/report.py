@@ -20,7 +20,7 @@ from tuner.deploy.preflight.check_rdma import check_rdma
 from tuner.deploy.preflight.check_topology import check_topology, far_devices, misplaced
 from tuner.deploy.preflight.check_weights import check_equal_weights, check_weights
 from tuner.deploy.preflight.expected import Expected
-from tuner.deploy.preflight.facts import Finding, Node, Severity, natural
+from tuner.deploy.preflight.facts import Finding, Node, Severity
 from tuner.deploy.preflight.links import (
     Links,
     common_gid_index,
@@ -40,6 +40,7 @@ class NodeReport:
     name: str
     links: Links
     environment: dict[str, str]  # proposed variables, where the capture is sufficient
+    topology_nics: tuple[str, ...] = ()  # the RDMA devices that `nvidia-smi topo -m` names
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,12 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
     findings += check_equal_weights(nodes)
     gid_index = common_gid_index(linked)
     reports = tuple(
-        NodeReport(node.name, links, _propose(node, links, gid_index, expected))
+        NodeReport(
+            node.name,
+            links,
+            _propose(node, links, gid_index, expected),
+            tuple(node.topology.nics),
+        )
         for node, links in linked
     )
     return PreflightReport(reports, tuple(_unique(findings)))
@@ -161,6 +167,19 @@ def _propose(
     return proposed
 
 
+def _collectives(node: NodeReport) -> str:
+    """How many RDMA devices a node can use, as far as they were captured."""
+    compute, named = node.links.compute, node.topology_nics
+    if compute:
+        return f"{len(node.links.usable)} of {len(compute)} RDMA devices usable"
+    if named:
+        return (
+            f"the topology names {len(named)} RDMA devices; whether they are up is not known: "
+            "capture ibdev2netdev too"
+        )
+    return "no RDMA device was captured"
+
+
 def render(report: PreflightReport) -> str:
     """The report as text for a terminal, without colours."""
     lines: list[str] = []
@@ -169,9 +188,7 @@ def render(report: PreflightReport) -> str:
         device = f" ({links.device})" if links.device else ""
         lines.append(f"node {node.name}")
         lines.append(f"  management  {links.interface or 'unknown'}{device}: {links.reason}")
-        used = sorted(links.usable, key=natural)
-        usable = f"{len(used)} of {len(links.compute)} RDMA devices usable"
-        lines.append(f"  collectives {usable if links.compute else 'no RDMA device was captured'}")
+        lines.append(f"  collectives {_collectives(node)}")
         lines += [f"  export {name}={value}" for name, value in node.environment.items()]
     for finding in report.findings:
         lines.append("")
