@@ -38,7 +38,7 @@ def enter(frame, event, arg):
     code = frame.f_code
     if event == "call" and code.co_filename not in seen and code.co_flags & OF_A_FUNCTION:
         seen.add(code.co_filename)
-        if code.co_filename.startswith({root!r}):
+        if code.co_filename.startswith({folders!r}):
             with open({out!r} + f"/{{os.getpid()}}", "a") as file:
                 file.write(code.co_filename + "\\n")
 
@@ -65,12 +65,14 @@ def lines(folders: tuple[str, ...]) -> int:
 
 def entered(action: Any) -> set[Path]:  # noqa: ANN401
     """The project's files that an action enters, in all of its processes."""
+    # The checkout may hold an environment with libraries, which do not count.
+    folders = tuple(str(ROOT / name) + os.sep for name in RINGS["product"])
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         (home / "hook").mkdir()
         (home / "seen").mkdir()
         (home / "hook/sitecustomize.py").write_text(
-            HOOK.format(root=str(ROOT) + os.sep, out=str(home / "seen"))
+            HOOK.format(folders=folders, out=str(home / "seen"))
         )
         environ = {
             **os.environ,
