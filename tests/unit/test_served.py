@@ -30,7 +30,7 @@ from tuner.deploy.served.prove import fits_twice
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.deploy.served.request import _name, _visible
 from tuner.devices.table import find_device
-from tuner.engines.server import Answer, Launch, flag_value, server_of
+from tuner.engines.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
@@ -295,7 +295,7 @@ def test_the_store_says_the_flags_of_the_server_with_the_files():
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_flags_of_a_user_come_last(engine: str):
-    launch = Launch(
+    launch = ServerLaunch(
         "0.24.0", "/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42, traces=Path("/t")
     )
     words = server_of(engine).command(launch)

@@ -98,7 +98,7 @@ class TritonType:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """One launch of a kernel."""
 
     kernel: str
@@ -187,7 +187,7 @@ class Kernel:
     def __init__(
         self,
         function: Callable[..., object],
-        record: Callable[[Launch], None],
+        record: Callable[[KernelLaunch], None],
         heuristics: Mapping[str, Callable[[Mapping[str, Any]], object]] = MappingProxyType({}),
     ) -> None:
         self._name = function.__name__
@@ -208,12 +208,12 @@ class Kernel:
             }
             arguments |= {name: follow(arguments) for name, follow in self._heuristics.items()}
             blocks = grid({**arguments, **options}) if callable(grid) else grid
-            self._record(Launch(self._name, arguments, tuple(blocks), options))
+            self._record(KernelLaunch(self._name, arguments, tuple(blocks), options))
 
         return launch
 
 
-def stand_in_triton(record: Callable[[Launch], None]) -> Namespace:
+def stand_in_triton(record: Callable[[KernelLaunch], None]) -> Namespace:
     def jit(function: Callable[..., object] | None = None, **options: object) -> object:
         return Kernel(function, record) if function else lambda f: Kernel(f, record)
 

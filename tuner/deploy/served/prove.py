@@ -18,7 +18,7 @@ from tuner.deploy.served.process import RunningServer, free_ports
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.config_variables import all_config_variables, config_variables
-from tuner.engines.server import Launch, Server
+from tuner.engines.server import Server, ServerLaunch
 from tuner.errors import NotEnoughMemory
 
 SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
@@ -46,9 +46,9 @@ class Plan:
     load_timeout_s: float = 600.0
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-    def launch(self, side: str, port: int, memory: float | None) -> Launch:
+    def launch(self, side: str, port: int, memory: float | None) -> ServerLaunch:
         traces = self.traces(side) if self.profiles else None
-        return Launch(
+        return ServerLaunch(
             self.subject.engine_version,
             self.model,
             port,

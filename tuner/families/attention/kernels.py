@@ -11,7 +11,7 @@ from tuner.devices.target import Target
 from tuner.families.attention.problem import Attention, Phase
 from tuner.families.attention.splits import launched
 from tuner.kernels.binding import Binding
-from tuner.kernels.launcher import Launch
+from tuner.kernels.launcher import KernelLaunch
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate, Config, Point
 
@@ -42,7 +42,7 @@ class AttentionKernels(ABC):
         """The grid that the engine launches at a point with a config's constants, in blocks."""
 
     @abstractmethod
-    def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
+    def launch(self, problem: Attention, point: Point, target: Target) -> KernelLaunch:
         """The engine's launch for a point's stage."""
 
     @abstractmethod

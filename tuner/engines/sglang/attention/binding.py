@@ -22,7 +22,7 @@ from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.binding import Binding, Constant, argument_of, bind
-from tuner.kernels.launcher import Launch, Launcher
+from tuner.kernels.launcher import KernelLaunch, Launcher
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Config, Point
 
@@ -48,7 +48,7 @@ class SGLangAttentionKernels(AttentionKernels):
     origin: str  # e.g. "sglang 0.5.16"; for messages
     backend: str = CUDA
     sources: Mapping[Phase, Path] = field(default_factory=dict)  # instead of the engine's files
-    _launches: dict[tuple[Attention, Point, Target], Launch] = field(default_factory=dict)
+    _launches: dict[tuple[Attention, Point, Target], KernelLaunch] = field(default_factory=dict)
     _launchers: dict[tuple[Phase, Target], Launcher] = field(default_factory=dict)
 
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
@@ -98,7 +98,7 @@ class SGLangAttentionKernels(AttentionKernels):
             raise UnsupportedKernel(f"{self.origin}: {launch.kernel} has an unknown grid")
         return rule(constants={**default, **config})
 
-    def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
+    def launch(self, problem: Attention, point: Point, target: Target) -> KernelLaunch:
         key = problem, point, target
         if key not in self._launches:
             launcher = self._launcher(problem.phase, target)
