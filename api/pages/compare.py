@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
-from api.matrix import Row, Wanted
+from api.matrix import CoverageRow, Wanted
 from api.pages.charts import Chart, chart_of
 from api.pages.forms import asked
 from api.pages.names import device_short
@@ -124,12 +124,12 @@ def _second(left: Side, mine: Sequence[Side]) -> str:
     return next((side.key for side in mine if side.key != left.key), left.key)
 
 
-def _stored(row: Row) -> list[str]:
+def _stored(row: CoverageRow) -> list[str]:
     """The devices with a result in a row."""
     return [name for name, cell in row.cells.items() if cell["newest"]]
 
 
-def _offers(rows: Sequence[Row]) -> list[tuple[Row, list[str]]]:
+def _offers(rows: Sequence[CoverageRow]) -> list[tuple[CoverageRow, list[str]]]:
     return [(row, sorted(_stored(row))) for row in rows[:_MOST]]
 
 

@@ -13,7 +13,7 @@ from databases import both_databases
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
 
 from api import matrix
-from api.matrix import CellState, Matrix, MatrixOrder, Row, Wanted, counts_of, devices_of
+from api.matrix import CellState, CoverageRow, Matrix, MatrixOrder, Wanted, counts_of, devices_of
 from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
 from tuner.store import Store
 from tuner.store.database import utc_now
@@ -49,7 +49,7 @@ def entry(point: int, time: float | None, alone: float, status: Status = Status.
     )
 
 
-def cell(rows: Iterable[Row]) -> dict[str, object]:
+def cell(rows: Iterable[CoverageRow]) -> dict[str, object]:
     (row,) = rows
     return dict(row.cells["NVIDIA_L40S"])
 

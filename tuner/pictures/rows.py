@@ -27,7 +27,7 @@ class Origin(str, Enum):
 
 
 @dataclass(frozen=True)
-class Row:
+class PictureRow:
     """One place of a problem's picture. Times are microseconds; None: nobody knows it."""
 
     place: Place
@@ -67,7 +67,7 @@ class Row:
         }
 
 
-def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list[Row]:
+def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list[PictureRow]:
     """The rows of one problem's winners, by chart and then by x."""
     family = family_of(problem)
     order = {part: at for at, part in enumerate(problem.parts)}
@@ -80,10 +80,10 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
     every = (entry for entries in placed.values() for entry in entries)
     whole = {entry.point.size for entry in every if reference(entry).median_us == 0}
 
-    def row(place: Place, entries: Sequence[Entry]) -> Row:
+    def row(place: Place, entries: Sequence[Entry]) -> PictureRow:
         over = [reference(entry) for entry in entries]
         apart = entries[0].point.size in whole and len(entries) < len(problem.parts)
-        return Row(
+        return PictureRow(
             place=place,
             size=entries[0].point.size,
             engine_us=None if apart else _sum([one.median_us for one in over]),
@@ -123,7 +123,7 @@ def _sum(times: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(times) else None
 
 
-def over_title(rows: Sequence[Row]) -> str:
+def over_title(rows: Sequence[PictureRow]) -> str:
     """What the gains of some rows are over, in few words."""
     names = {row.over for row in rows}
     (name,) = names if len(names) == 1 else ("",)
