@@ -48,7 +48,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Origin:
+class MessageSource:
     """Where a form stands in a program's source."""
 
     program: str  # sglang, vLLM, NCCL, torch, Triton, Ray ...
@@ -69,7 +69,7 @@ class Form:
     """One format string."""
 
     text: str
-    origins: Sequence[Origin]
+    origins: Sequence[MessageSource]
 
     @property
     def anchor(self) -> bytes:
@@ -132,7 +132,7 @@ def _message(row: Mapping[str, Any]) -> Message:
 
 
 def _form(row: Mapping[str, Any]) -> Form:
-    return Form(row["text"], tuple(Origin(*origin) for origin in row.get("in", ())))
+    return Form(row["text"], tuple(MessageSource(*origin) for origin in row.get("in", ())))
 
 
 def _literals(text: str) -> list[str]:
