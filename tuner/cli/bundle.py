@@ -13,7 +13,7 @@ from tuner.cli import complete
 from tuner.cli.app import app, guarded, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json, ModelName, ProblemSpecs
-from tuner.cli.targets import Asked, problems_to_ship
+from tuner.cli.targets import TargetOptions, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -177,7 +177,9 @@ def _winners(
         if not found:
             _refuse_other_versions(store, device, engine, tune)
     parallel = cluster.parallel
-    asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
+    asked = (
+        TargetOptions(model, device, engine.name, engine.version, parallel.tp) if model else None
+    )
     chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
     return select(found, chosen) if chosen else found, proofs
 

@@ -23,7 +23,7 @@ from tuner.cli.options import (
     Target,
     Tp,
 )
-from tuner.cli.targets import Asked, selection_of, targets_of
+from tuner.cli.targets import TargetOptions, selection_of, targets_of
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from typing import Any
@@ -63,7 +63,7 @@ def submit(
         card = find_device(device)
         pinned = _pinned(queue, card, engine, measure)
         name, version = parse_spec(pinned)
-        targets = targets_of(Asked(target, card, name, version, tp, dtype), choice, every)
+        targets = targets_of(TargetOptions(target, card, name, version, tp, dtype), choice, every)
         requests = [
             JobRequest(
                 problem=problem,

@@ -25,7 +25,7 @@ _NOTHING = Compiled(Status.OK)  # of such an entry
 
 
 @dataclass(frozen=True)
-class Asked:
+class EntryToCheck:
     """One entry to check."""
 
     part: Part
@@ -46,7 +46,7 @@ class Plan(Generic[P]):
     name: str  # the file's path, or what the engine runs without one
     problem: P
     binder: Binder
-    entries: Sequence[Asked]
+    entries: Sequence[EntryToCheck]
     companions: Companions | None = None
     warning: str = ""  # if the file is likely to be slower than none
 

@@ -20,7 +20,7 @@ from tuner.families.attention.engine import (
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.space import smaller_configs
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, compile_plans, runs_of
+from tuner.families.check import Check, CheckedEntry, EntryToCheck, Plan, compile_plans, runs_of
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
 from tuner.render import folded, table
@@ -130,7 +130,7 @@ def _plan(
     asked = candidates or [
         Candidate(point, kernels.default_config(problem, point, target)) for point in points
     ]
-    entries = [Asked(one.point.part, one.point.batch_size, one.config, one) for one in asked]
+    entries = [EntryToCheck(one.point.part, one.point.batch_size, one.config, one) for one in asked]
     return Plan(problem.spec(), problem, kernels.binder(problem, target), entries)
 
 

@@ -11,7 +11,7 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
+from tuner.families.check import Check, CheckedEntry, EntryToCheck, Plan, check_plans
 from tuner.families.dense_gemm.cells import config_cells
 from tuner.families.dense_gemm.engine import GemmEngine, GemmKernels, gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
@@ -139,16 +139,16 @@ def _asked(
     gemm: GemmEngine,
     kernels: GemmKernels,
     device: Device,
-) -> Asked:
+) -> EntryToCheck:
     if not config:
-        return Asked(Gemm.DENSE, size, config, None, detail="the engine runs CUTLASS here")
+        return EntryToCheck(Gemm.DENSE, size, config, None, detail="the engine runs CUTLASS here")
     try:
         kernels.launches(problem, size, config, device.target)
     except UnsupportedKernel as error:
         refused = Compiled(Status.COMPILE_ERROR, detail=f"{error}: it stops the server")
-        return Asked(Gemm.DENSE, size, config, None, refused)
+        return EntryToCheck(Gemm.DENSE, size, config, None, refused)
     depth = config["BLOCK_SIZE_K"]
     loaded = gemm.effective(problem, config, device.target)["BLOCK_SIZE_K"]
     detail = f"the engine raises BLOCK_SIZE_K to {loaded}" if loaded != depth else ""
     candidate = Candidate(Point(size, Gemm.DENSE), config)
-    return Asked(Gemm.DENSE, size, config, candidate, detail=detail)
+    return EntryToCheck(Gemm.DENSE, size, config, candidate, detail=detail)

@@ -11,7 +11,7 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.engine import Engine
 from tuner.errors import BadProblem, UnsupportedKernel
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
+from tuner.families.check import Check, CheckedEntry, EntryToCheck, Plan, check_plans
 from tuner.families.fused_moe.engine import FileKey, MoeEngine, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Constant
@@ -94,7 +94,7 @@ def _plan_of_file(
             gemms.append(Gemm.DOWN)
     full = {size: launch_config(entries[size], backend) for size in sorted(entries)}
     asked = [
-        Asked(gemm, size, config, Candidate(Point(size, gemm), config))
+        EntryToCheck(gemm, size, config, Candidate(Point(size, gemm), config))
         for gemm in gemms
         for size, config in full.items()
     ]
@@ -128,9 +128,11 @@ def _checkable(
     return notes, found
 
 
-def _bound(plan: Plan[FusedMoe]) -> tuple[list[tuple[Asked, Binding]], list[UnsupportedKernel]]:
+def _bound(
+    plan: Plan[FusedMoe],
+) -> tuple[list[tuple[EntryToCheck, Binding]], list[UnsupportedKernel]]:
     """The entries as the engine's launcher binds them, and why it refuses the others."""
-    bound: list[tuple[Asked, Binding]] = []
+    bound: list[tuple[EntryToCheck, Binding]] = []
     refused: list[UnsupportedKernel] = []
     for asked in plan.entries:
         assert asked.candidate is not None  # `_plan_of_file` gives each entry one

@@ -10,7 +10,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.engine import Engine
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
+from tuner.families.check import Check, CheckedEntry, EntryToCheck, Plan, check_plans
 from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
 from tuner.problems.points import Candidate, Config, Point
@@ -103,7 +103,7 @@ def _plan(
     """All numbers of sequences share a configuration's kernel."""
     binder = states.lift(device.target.backend).binder(problem, device.target)
     asked = [
-        Asked(Update.STATE, key, config, Candidate(Point(1, Update.STATE), config))
+        EntryToCheck(Update.STATE, key, config, Candidate(Point(1, Update.STATE), config))
         for key, config in entries.items()
     ]
     return Plan(name, problem, binder, asked)
