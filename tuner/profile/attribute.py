@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from tuner.profile.families import ATTENTION, family_of, phase_told_by
 from tuner.profile.profile import FamilyTime, Phase, Step
-from tuner.profile.steps import Mark, Marks
+from tuner.profile.steps import Marks, TracedStep
 from tuner.profile.timeline import Timeline
 
 # A longer gap is no part of a step: the server had no request. Microseconds.
 IDLE_US = 100_000.0
 
-Size = tuple[Phase, int, int]  # of a step: `Mark.size`
+Size = tuple[Phase, int, int]  # of a step: `TracedStep.size`
 _Key = TypeVar("_Key")
 
 _UNKNOWN = Phase.UNKNOWN
@@ -123,7 +123,7 @@ def _add_gap(us: float, phase: Phase, totals: Totals) -> None:
     totals.gap_us[phase] = totals.gap_us.get(phase, 0.0) + us
 
 
-def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], Sequence[int]]:
+def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[TracedStep], Sequence[int]]:
     """All marks, and for each kernel the position of the one that it belongs to, or -1.
 
     What a launch's mark says is exact. A mark that is drawn on the GPU counts where launches are
@@ -152,7 +152,7 @@ def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], S
 def _add_steps(
     timeline: Timeline,
     order: Sequence[int],
-    marks: Sequence[Mark],
+    marks: Sequence[TracedStep],
     at: Sequence[int],
     totals: Totals,
 ) -> None:
