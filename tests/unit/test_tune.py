@@ -13,7 +13,7 @@ from tuner.families.fused_moe.finalists import FINAL_BLOCKS, FINALISTS, finalist
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Totals, Trial
-from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, Plan, tune
+from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, RunPlan, tune
 
 SIZES = (8, 16)
 POINTS = [Point(size, gemm) for size in SIZES for gemm in Gemm]
@@ -101,10 +101,10 @@ class MemoryRacer:
         return {one: ok(us) for one, us in times.items() if us is not None}
 
 
-def plan(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> Plan:
+def plan(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> RunPlan:
     incumbents = {point: {"default": DEFAULT} for point in POINTS}
     sizes = {point.batch_size for point in requested}
-    return Plan(requested, incumbents, MoeChooser(incumbents, Policy(noise), sizes))
+    return RunPlan(requested, incumbents, MoeChooser(incumbents, Policy(noise), sizes))
 
 
 def waves() -> list[list[Candidate]]:

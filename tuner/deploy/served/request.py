@@ -17,7 +17,7 @@ from tuner.deploy.served.flags import Advised, advised_for
 from tuner.deploy.served.gpus import Gpu, read_gpus
 from tuner.deploy.served.loads import parse_loads
 from tuner.deploy.served.process import free_ports
-from tuner.deploy.served.prove import Plan, fits_twice
+from tuner.deploy.served.prove import ProofPlan, fits_twice
 from tuner.deploy.served.report import Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE
 from tuner.devices.table import Device, find_device
@@ -64,7 +64,7 @@ class Request:
 
 
 @contextmanager
-def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
+def plan_of(request: Request, store: WinnerStore) -> Iterator[ProofPlan]:
     """The plan; a dummy model's folder exists for as long as it does.
 
     The server without the files is started with the user's flags alone. The other one also gets
@@ -105,7 +105,7 @@ def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
         folder = _made(request.folder)
         shares = server.memory_shares
         in_turn = request.in_turn or not fits_twice(gpus, weights_bytes, request.tp, shares)
-        yield Plan(
+        yield ProofPlan(
             subject,
             server,
             model,

@@ -20,7 +20,14 @@ from tuner.families.attention.engine import (
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.space import smaller_configs
-from tuner.families.check import Check, CheckedEntry, EntryToCheck, Plan, compile_plans, runs_of
+from tuner.families.check import (
+    Check,
+    CheckedEntry,
+    CheckPlan,
+    EntryToCheck,
+    compile_plans,
+    runs_of,
+)
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
 from tuner.render import folded, table
@@ -123,7 +130,7 @@ def _plan(
     kernels: AttentionKernels,
     device: Device,
     candidates: Sequence[Candidate] = (),
-) -> Plan[Attention]:
+) -> CheckPlan[Attention]:
     """The problem's launches, with the engine's default constants unless candidates are given."""
     target = device.target
     points = [_point(problem, stage) for stage in problem.parts]
@@ -131,7 +138,7 @@ def _plan(
         Candidate(point, kernels.default_config(problem, point, target)) for point in points
     ]
     entries = [EntryToCheck(one.point.part, one.point.batch_size, one.config, one) for one in asked]
-    return Plan(problem.spec(), problem, kernels.binder(problem, target), entries)
+    return CheckPlan(problem.spec(), problem, kernels.binder(problem, target), entries)
 
 
 def _large(entry: CheckedEntry) -> bool:

@@ -26,7 +26,7 @@ from tuner.tuning.run import TuningRun
 from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 # Kernels compiled for a prediction, without the variants for M = 1 and odd M.
 PREDICT_KERNELS = {Effort.QUICK: 20, Effort.STANDARD: 40, Effort.EXHAUSTIVE: 1000}
@@ -163,7 +163,7 @@ class GemmRun(TuningRun):
         everything = Budget(size, kernels=size * len(self.points), seeds=size)
         return BUDGETS.get(self.request.effort, everything)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RunPlan:
         kind, previous = self.request.source.kind, self._previous
         return pointwise_plan(self.points, self._baselines, kind, CLEAR_GAIN, previous)
 

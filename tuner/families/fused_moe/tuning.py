@@ -30,7 +30,7 @@ from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search, sample_of
 from tuner.tuning.space import Space
 from tuner.tuning.track import Model
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 # Kernels compiled for a prediction; each takes one core about 0.4 s.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
@@ -223,9 +223,9 @@ class MoeRun(TuningRun):
         size = max(len(space) for space in self._spaces.values())
         return budget_for(self.request.effort, len(self.points), size)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RunPlan:
         policy = policy_for(self.request.source.kind, self._one_config)
-        return Plan(
+        return RunPlan(
             requested=self.points,
             incumbents=self._baselines,
             chooser=MoeChooser(

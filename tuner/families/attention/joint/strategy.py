@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tuner.families.attention.joint.plans import Plan, Sizes, Times
+from tuner.families.attention.joint.plans import JointPlan, Sizes, Times
 from tuner.families.attention.problem import Stage
 from tuner.families.attention.splits import constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
@@ -42,7 +42,7 @@ class JointStrategy:
         self._sizes = {one.representative: one for one in sizes}
         self._results: dict[Candidate, Measurement] = {}
         self._first: list[Candidate] = []  # of step 1
-        self._kept: dict[Point, Plan] = {}  # after step 1, by representative
+        self._kept: dict[Point, JointPlan] = {}  # after step 1, by representative
         self._waiting: dict[Candidate, list[Candidate]] = {}  # a proposal's candidates
 
     def ask(self) -> list[Candidate]:
@@ -70,14 +70,14 @@ class JointStrategy:
                 for splits, room in self._pairs[first]:
                     yield Candidate(point, with_splits(constants_of(own), splits, room))
 
-    def _best(self, sizes: Sizes) -> Plan:
+    def _best(self, sizes: Sizes) -> JointPlan:
         """The best of step 1. Where the engine's own constants cannot run, the most splits."""
         plans = Times(sizes, self._timed(self._first), self._own).plans()
         if plans:
             return plans[0]
         most = [self._pairs[point][-1] for point in sizes.stage_1.points]
         splits = tuple(n for n, _ in most)
-        return Plan(math.inf, most[0][1], splits, self._own_constants(sizes), ())
+        return JointPlan(math.inf, most[0][1], splits, self._own_constants(sizes), ())
 
     def _timed(self, candidates: Iterable[Candidate]) -> dict[Candidate, float]:
         times = ((c, self._results[c].median_us) for c in candidates)

@@ -24,7 +24,7 @@ from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.request import Effort
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 
 class JointRun(AttentionRun):
@@ -114,8 +114,8 @@ class JointRun(AttentionRun):
             return [config for config in configs if worth_compiling(config)]
         return list(configs)
 
-    def _plan(self) -> Plan:
-        return Plan(
+    def _plan(self) -> RunPlan:
+        return RunPlan(
             requested=self.points,
             incumbents={point: {"default": config} for point, config in self._defaults.items()},
             chooser=JointChooser(
