@@ -21,7 +21,7 @@ from tuner.families.attention.inputs import Inputs, compared, make_inputs, outpu
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.paged import operands_of
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import KV_SPLITS, parts_of
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import Reference
@@ -111,7 +111,7 @@ class AttentionBatches:
     @cached_property
     def library_edges(self) -> AttentionBatch:
         """The edge cases that servers have: sequences with something to do."""
-        edges, decode = EDGES[self._problem.phase], self._problem.phase is Phase.DECODE
+        edges, decode = EDGES[self._problem.phase], self._problem.phase is AttentionPhase.DECODE
         pairs = zip(edges.new, edges.cached, strict=True)
         kept = [(new, cached) for new, cached in pairs if new and (cached or not decode)]
         new, cached = zip(*kept, strict=True)
@@ -144,7 +144,7 @@ class AttentionBatches:
             row = problem.kv_heads * (problem.Lq + problem.Lv) * 2
             queries = rows * problem.q_heads * (problem.Lq + problem.Lv) * 2
             splits = 0
-            if problem.phase is Phase.DECODE:
+            if problem.phase is AttentionPhase.DECODE:
                 splits = point.batch_size * problem.q_heads * self._room * problem.Lv * 4
             keys = (point.cached_tokens + point.new_tokens) * problem.kv_heads * problem.Lq * 8
             return int(slots * row + rows * row + queries + splits + 4 * keys)

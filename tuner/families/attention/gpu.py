@@ -19,7 +19,7 @@ from tuner.families.attention.batch import (
     check_library,
 )
 from tuner.families.attention.engine import attention_engine, engine_config
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import BOTH, MOST, launched
 from tuner.measure.library import backend_of, chains_of, measured
 from tuner.measure.messages import measurement_fields, read_point
@@ -143,7 +143,7 @@ class AttentionOnGpu:
 
     def _fill(self, point: Point, config: Config) -> None:
         """Run decode's first stage, because the second reads its results."""
-        if self._problem.phase is Phase.DECODE:
+        if self._problem.phase is AttentionPhase.DECODE:
             decode = replace(point, part=Stage.DECODE)
             self._checked(decode, self._companion(decode, config))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.devices.target import Target
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.families.attention.splits import launched
 from tuner.kernels.binding import Binding
 from tuner.kernels.launcher import KernelLaunch
@@ -25,7 +25,7 @@ class AttentionKernels(ABC):
     origin: str  # the engine and its version, for messages
 
     @abstractmethod
-    def lifted(self, phase: Phase) -> Lifted: ...
+    def lifted(self, phase: AttentionPhase) -> Lifted: ...
 
     @abstractmethod
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
@@ -52,7 +52,7 @@ class AttentionKernels(ABC):
     @property
     def hash(self) -> str:
         """The sha256 of the lifted source of all kernels."""
-        parts = [self.lifted(phase).hash for phase in Phase]
+        parts = [self.lifted(phase).hash for phase in AttentionPhase]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def binder(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tuner.families.state_update.engine import StateLaunch
 from tuner.families.state_update.inputs import (
-    Layer,
-    Step,
+    LayerWeights,
+    StepTensors,
     make_layer,
     make_states,
     make_step,
@@ -40,15 +40,15 @@ class StateUpdateBatch:
     """The tensors of one number of sequences: inputs for each launch of a graph."""
 
     problem: StateUpdate
-    layer: Layer
+    layer: LayerWeights
     states: Tensor
-    steps: list[Step]
+    steps: list[StepTensors]
 
     def chains(self, launches: list[StateLaunch], kernels: list[BoundKernel]) -> list[Chain]:
         """The kernel with the tensors of each launch of a graph."""
         return [self._chain(launches[0], kernels[0], step) for step in self.steps]
 
-    def _chain(self, launch: StateLaunch, kernel: BoundKernel, step: Step) -> Chain:
+    def _chain(self, launch: StateLaunch, kernel: BoundKernel, step: StepTensors) -> Chain:
         tensors = operands(self.problem, self.layer, step, self.states)
         return [(kernel, launch_values(launch.binding, tensors))]
 
@@ -60,7 +60,7 @@ class StateUpdateBatch:
             copy = step.clone()
             order = torch.randperm(len(copy.indices), generator=generator)
             steps.append(
-                Step(copy.projected, copy.indices[order.to(copy.indices.device)], copy.out)
+                StepTensors(copy.projected, copy.indices[order.to(copy.indices.device)], copy.out)
             )
         return StateUpdateBatch(self.problem, self.layer, self.states, steps)
 
@@ -149,7 +149,7 @@ class StateUpdateBatches:
         return {}
 
     @cached_property
-    def _layer(self) -> Layer:
+    def _layer(self) -> LayerWeights:
         return make_layer(self._problem, device="cuda", seed=self._seed)
 
     def _make(self, batch_size: int) -> StateUpdateBatch:
