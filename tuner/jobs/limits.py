@@ -21,7 +21,7 @@ class AttemptPhase(str, Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class AttemptLimits:
     """Seconds until a held job is taken back."""
 
     lease_s: float = LEASE.total_seconds()  # without a renewal
@@ -40,7 +40,7 @@ class Limits:
         }
         return by_phase[phase]
 
-    def later(self, by_s: float) -> Limits:
+    def later(self, by_s: float) -> AttemptLimits:
         """The same limits, with more time for each phase."""
         return replace(
             self,
@@ -98,13 +98,13 @@ class Stopwatch:
         same = (held.phase, held.trial_count) == (before.phase, before.trial_count)
         self._in_phase_s = self._in_phase_s + elapsed_s if same else 0.0
 
-    def lapsed(self, limits: Limits) -> Exceeded | None:
+    def lapsed(self, limits: AttemptLimits) -> Exceeded | None:
         """Whether the lease was not renewed for too long."""
         if self._since_renewal_s <= limits.lease_s:
             return None
         return Exceeded(f"the lease of {self._held.owner} expired")
 
-    def overdue(self, limits: Limits) -> Exceeded | None:
+    def overdue(self, limits: AttemptLimits) -> Exceeded | None:
         """Whether the job made no progress for too long, or goes on for too long."""
         phase = self._held.phase
         if self._in_phase_s > limits.of(phase):
