@@ -12,7 +12,7 @@ from tuner.engines.config_files import fields_on, launch_config, read_config_fil
 from tuner.engines.engine import Engine
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
-from tuner.families.fused_moe.engine import FileKey, MoeEngine, moe_engine
+from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Constant
 from tuner.problems.dtypes import Dtype, parse_dtype
@@ -173,7 +173,7 @@ def _changed(plans: Sequence[CheckPlan[FusedMoe]], engine: Engine) -> list[str]:
     ]
 
 
-def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
+def _problem(key: MoeFileKey, hidden_size: int, top_k: int) -> FusedMoe:
     dtype = parse_dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
     block = key.block_shape
     if block is None and dtype is Dtype.INT4_W4A16:
