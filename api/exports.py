@@ -16,7 +16,7 @@ from typing import TypeVar
 import anyio
 from starlette.concurrency import run_in_threadpool
 
-from tuner.deploy.bundle.archive import File, plain_tar
+from tuner.deploy.bundle.archive import BundleFile, plain_tar
 from tuner.devices.table import Device
 from tuner.engines.dispatch import options_text, server_settings
 from tuner.engines.engine import Engine, find_engine
@@ -201,7 +201,9 @@ def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | Expo
             # The engine's packaged files are added without copying them into the folder.
             files = {path.as_posix(): file for path, file in packaged_files(engine)}
             files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
-            data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})
+            data = plain_tar(
+                name, {path: BundleFile(file.read_bytes()) for path, file in files.items()}
+            )
     except ExportRefused as refusal:
         return refusal
     except OSError as error:
