@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from tuner.diagnose.findings import Finding, Findings, Frame
+from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.table import Form, Message, Table
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 
@@ -103,7 +103,7 @@ class _Scan:
         line = " ".join(" ".join(texts).split())[:_SHOWN]
         frames = self._frames(first)
         where = f"{self.name}:{self._first + first}"
-        found = Finding(message, form, values, line, where, frames)
+        found = LogFinding(message, form, values, line, where, frames)
         self.findings.add(found, "".join(rank_of(text)))
         return set(range(first, last + 1))
 
