@@ -27,7 +27,7 @@ from tuner.engines.sglang.dense_gemm.file_names import format_file_name
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, gemm_engine
-from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm, parse_dense_gemm
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart, parse_dense_gemm
 from tuner.kernels.binding import Constant, Integer, Pointer, TypeConstant
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
@@ -155,7 +155,7 @@ def test_both_kernels_of_a_split_share_its_scratch(newest):
     assert second.binding.arguments["Parts"] == Pointer("fp32", "scratch1")
     assert second.binding.arguments["Out"] == Pointer("bf16", "c")
     bound = newest.lift().binder(FP8, SM90)
-    lifted, binding = bound(Candidate(Point(5, Gemm.DENSE), TILE.replace(SPLIT_K=4)))
+    lifted, binding = bound(Candidate(Point(5, DensePart.DENSE), TILE.replace(SPLIT_K=4)))
     assert binding == first.binding
     assert {first.binding.function, second.binding.function} <= lifted.functions.keys()
 

@@ -14,7 +14,7 @@ from tuner.engines.engine import find_engine
 from tuner.families.dense_gemm.batch import PLACES, GemmBatches
 from tuner.families.dense_gemm.engine import GemmEngine, gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
-from tuner.families.dense_gemm.problem import DenseGemm, Gemm, parse_dense_gemm
+from tuner.families.dense_gemm.problem import DenseGemm, DensePart, parse_dense_gemm
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
@@ -40,7 +40,7 @@ SAMPLED = 4  # configurations of each size, beside the engine's own
 
 
 def point(M: int) -> Point:
-    return Point(M, Gemm.DENSE)
+    return Point(M, DensePart.DENSE)
 
 
 def sampled(problem: DenseGemm, engine: GemmEngine, M: int) -> list[Config]:

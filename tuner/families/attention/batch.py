@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Attention as Operands
+from tuner.backends.operands import AttentionOperands as Operands
 from tuner.backends.operands import Call
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.kernels import AttentionKernels

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Attention as Operands
+from tuner.backends.operands import AttentionOperands as Operands
 from tuner.backends.operands import need
 from tuner.families.attention.inputs import Inputs
 from tuner.families.attention.problem import AttentionPhase

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Call, Gemm
+from tuner.backends.operands import Call, GemmOperands
 from tuner.families.dense_gemm.engine import GemmLaunch
 from tuner.families.dense_gemm.inputs import (
     Quantised,
@@ -43,7 +43,7 @@ CHECKED = 1 << 25  # elements of C that are compared; of more, evenly spread row
 KEPT_BYTES = 1 << 33  # of cached batches
 PLACES = 4  # in memory, at which a race times its candidates
 
-Library = Callable[[Sequence[Gemm]], list[Call]]  # a backend's `gemm`
+Library = Callable[[Sequence[GemmOperands]], list[Call]]  # a backend's `gemm`
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class GemmBatch:
         (call,) = library([self._operands(0)])
         return self._expected.worst_error(call()[self._rows])
 
-    def _operands(self, at: int) -> Gemm:
+    def _operands(self, at: int) -> GemmOperands:
         a, b = self.activations[at], self.weights[at % len(self.weights)]
         block = None if b.tile[0] == 1 else b.tile
-        return Gemm(a.values, b.values, a.scale, b.scale, self.output, block)
+        return GemmOperands(a.values, b.values, a.scale, b.scale, self.output, block)
 
     def moved(self, weights: list[Quantised]) -> GemmBatch:
         """A copy of this batch elsewhere in memory. `weights` is such a copy of its weights."""

@@ -14,7 +14,7 @@ from tuner.errors import UnsupportedKernel
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
 from tuner.families.dense_gemm.cells import config_cells
 from tuner.families.dense_gemm.engine import GemmEngine, GemmKernels, gemm_engine
-from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
@@ -141,14 +141,16 @@ def _asked(
     device: Device,
 ) -> EntryToCheck:
     if not config:
-        return EntryToCheck(Gemm.DENSE, size, config, None, detail="the engine runs CUTLASS here")
+        return EntryToCheck(
+            DensePart.DENSE, size, config, None, detail="the engine runs CUTLASS here"
+        )
     try:
         kernels.launches(problem, size, config, device.target)
     except UnsupportedKernel as error:
         refused = Compiled(Status.COMPILE_ERROR, detail=f"{error}: it stops the server")
-        return EntryToCheck(Gemm.DENSE, size, config, None, refused)
+        return EntryToCheck(DensePart.DENSE, size, config, None, refused)
     depth = config["BLOCK_SIZE_K"]
     loaded = gemm.effective(problem, config, device.target)["BLOCK_SIZE_K"]
     detail = f"the engine raises BLOCK_SIZE_K to {loaded}" if loaded != depth else ""
-    candidate = Candidate(Point(size, Gemm.DENSE), config)
-    return EntryToCheck(Gemm.DENSE, size, config, candidate, detail=detail)
+    candidate = Candidate(Point(size, DensePart.DENSE), config)
+    return EntryToCheck(DensePart.DENSE, size, config, candidate, detail=detail)

@@ -8,7 +8,7 @@ from tuner.families.dense_gemm.problem import (
     BATCH_SIZES,
     DENSE_GEMMS,
     DenseGemm,
-    Gemm,
+    DensePart,
     parse_dense_gemm,
     same_weights,
 )
@@ -21,7 +21,7 @@ from tuner.problems.registry import Family
 class GemmSelection(SizeSelection):
     """Batch sizes (rows of A)."""
 
-    part = Gemm.DENSE
+    part = DensePart.DENSE
     default = BATCH_SIZES
 
 
@@ -58,7 +58,7 @@ FAMILY = Family(
     problems=DENSE_GEMMS,
     example="block_gemm:N=..,K=..,dtype=..,block=..",
     parse=parse_dense_gemm,
-    parts=Gemm,
+    parts=DensePart,
     shaping=(
         DP,
         Option(

@@ -12,7 +12,7 @@ from tuner.families.dense_gemm.cells import config_cells
 from tuner.families.dense_gemm.engine import GemmKernels, ShippedFile, gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import CLEAR_GAIN, GemmPredictor
-from tuner.families.dense_gemm.problem import DenseGemm, Gemm
+from tuner.families.dense_gemm.problem import DenseGemm, DensePart
 from tuner.families.dense_gemm.seeds import relatives, seeds_for
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
@@ -58,7 +58,7 @@ class GemmRun(TuningRun):
         self._check_request()
         self.points = self._points()
         name = self._engine.file_name(self._problem, request.device)
-        self.file_names: Mapping[Part, str] = {Gemm.DENSE: name}
+        self.file_names: Mapping[Part, str] = {DensePart.DENSE: name}
 
     def _points(self) -> tuple[Point, ...]:
         if self._recording is not None and not self._selected.given:
@@ -108,7 +108,7 @@ class GemmRun(TuningRun):
 
     @property
     def _spaces(self) -> dict[Part, Space]:
-        return {Gemm.DENSE: self._space}
+        return {DensePart.DENSE: self._space}
 
     @cached_property
     def _narrowed(self) -> dict[Point, Space]:
