@@ -68,7 +68,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ResultComparison:
     """How the first result compares with the second: times of a size are sums over its parts."""
 
     first: str
@@ -163,7 +163,7 @@ def _told_apart(left: Side, right: Side) -> tuple[str, str]:
     return "the first", "the second"
 
 
-def _verdict(left: Side, right: Side) -> Verdict | None:
+def _verdict(left: Side, right: Side) -> ResultComparison | None:
     """How two results compare; None without a size at which all parts of both have a time."""
     ratios = []
     for size in dict.fromkeys(size for _, size in left.entries):
@@ -174,7 +174,7 @@ def _verdict(left: Side, right: Side) -> Verdict | None:
     if mean is None:
         return None
     slower = sum(ratio < 1 - NOISE for ratio in ratios)
-    return Verdict(*_told_apart(left, right), mean, slower, len(ratios))
+    return ResultComparison(*_told_apart(left, right), mean, slower, len(ratios))
 
 
 def _times_at(side: Side, size: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner.deploy.load_proof import prove_loads, read_deployed
 from tuner.deploy.served.advice import backend_advice
-from tuner.deploy.served.compare import Gain, gains_of
+from tuner.deploy.served.compare import LoadGain, gains_of
 from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.outputs import check_outputs
@@ -83,7 +83,7 @@ def prove_served(plan: ProofPlan, say: Callable[[str], None]) -> ServedProof:
     Every process that was started has ended when this returns, raises or is killed.
     """
     results, sides, notes = _measured(plan, say)
-    gains: list[Gain] = []
+    gains: list[LoadGain] = []
     for load in plan.loads:
         gains += gains_of(load, *(results[side].speeds[load] for side in SIDES))
     before, after = results[BEFORE].answers, results[AFTER].answers
@@ -225,5 +225,5 @@ def _loading(plan: ProofPlan) -> list[str]:
     return [*found, *(f"{key}: the before server loaded it too" for key in used)]
 
 
-def _advice(plan: ProofPlan, gains: Sequence[Gain]) -> list[str]:
+def _advice(plan: ProofPlan, gains: Sequence[LoadGain]) -> list[str]:
     return backend_advice(plan.server, plan.args[BEFORE], plan.args[AFTER], gains)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput, UnwritableOutput
 from tuner.families.fused_moe.baselines import baseline_configs, older_files
-from tuner.families.fused_moe.choose import MoeChooser, Policy
+from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import MoeEngine, MoeKernels, ShippedFile, moe_engine
 from tuner.families.fused_moe.one_config import OneConfigStrategy
 from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
@@ -38,12 +38,12 @@ FORESEEN = 4  # the number of a search's seeds at a point that come from the dev
 PREDICT_PER_BLOCK = 4  # the most kernels per point and BLOCK_SIZE_M of a prediction
 
 
-def policy_for(source: MeasureKind, one_config: bool) -> Policy:
+def policy_for(source: MeasureKind, one_config: bool) -> MoePolicy:
     """When a faster time counts. `one_config`: the engine runs both gemms with one."""
     if source is MeasureKind.PREDICT:
         # CLEAR_GAIN guards against losses; it is no tie.
-        return Policy(CLEAR_GAIN, tie=0.0, one_config=one_config, trust_shipped=True)
-    return Policy(NOISE[source], tie=TIE[source], one_config=one_config)
+        return MoePolicy(CLEAR_GAIN, tie=0.0, one_config=one_config, trust_shipped=True)
+    return MoePolicy(NOISE[source], tie=TIE[source], one_config=one_config)
 
 
 class MoeRun(TuningRun):
