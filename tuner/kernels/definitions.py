@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.source import bound_name, full_name, module_files
-from tuner.kernels.stand_ins import Kernel, KernelLaunch, unsupported_if_it_fails
+from tuner.kernels.stand_ins import KernelLaunch, RecordedKernel, unsupported_if_it_fails
 
 _Definition = ast.FunctionDef | ast.Assign
 
@@ -106,7 +106,7 @@ class Definitions:
             exec(code, file.space)  # noqa: S102 - running the engine's code is the purpose
             if jitted:
                 heuristics = self._heuristics(file, name, decorators)
-                file.space[name] = Kernel(file.space[name], self._record, heuristics)
+                file.space[name] = RecordedKernel(file.space[name], self._record, heuristics)
         return file.space[name]
 
     def _heuristics(

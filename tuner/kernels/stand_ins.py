@@ -178,7 +178,7 @@ class Namespace:
         return self._known[name] if name in self._known else Unknown(f"{self._name}.{name}")
 
 
-class Kernel:
+class RecordedKernel:
     """A jitted function that records its launches.
 
     `heuristics` are those of `triton.heuristics`: parameters that follow from the arguments.
@@ -215,7 +215,7 @@ class Kernel:
 
 def stand_in_triton(record: Callable[[KernelLaunch], None]) -> Namespace:
     def jit(function: Callable[..., object] | None = None, **options: object) -> object:
-        return Kernel(function, record) if function else lambda f: Kernel(f, record)
+        return RecordedKernel(function, record) if function else lambda f: RecordedKernel(f, record)
 
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "int32"}
     types = {name: TritonType(own) for name, own in names.items()}
