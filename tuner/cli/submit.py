@@ -123,9 +123,9 @@ def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
     """
     from tuner.engines.engine import find_engine
     from tuner.jobs.targets import engine_version_here
-    from tuner.jobs.workers import Need
+    from tuner.jobs.workers import JobRequirements
 
-    need = Need(device.name, measure == "gpu", spec)
+    need = JobRequirements(device.name, measure == "gpu", spec)
     pinned = need.pinned(queue.workers(), engine_version_here(spec)).engine
     return pinned if "==" in pinned else f"{pinned}=={find_engine(pinned).version}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tuner.deploy.preflight.cards import card_of
 from tuner.deploy.preflight.facts import Finding, Node, Topology, joined, natural
-from tuner.deploy.preflight.links import Links
+from tuner.deploy.preflight.links import NodeLinks
 
 Card = tuple[str, ...]  # the RDMA devices of a card
 # Relations of two devices on one PCIe switch, or on one processor socket.
@@ -54,7 +54,7 @@ def find_switches(
     return switches
 
 
-def misplaced(node: Node, links: Links) -> list[tuple[Card, Switch, Switch]]:
+def misplaced(node: Node, links: NodeLinks) -> list[tuple[Card, Switch, Switch]]:
     """(card, the switch that it is under, the switch that lacks it) for each misplaced card.
 
     A switch's share of the devices is in proportion to its GPUs. A card is misplaced where one
@@ -88,7 +88,7 @@ def misplaced(node: Node, links: Links) -> list[tuple[Card, Switch, Switch]]:
     return found
 
 
-def movable(node: Node, links: Links) -> Card:
+def movable(node: Node, links: NodeLinks) -> Card:
     """The devices for collectives that are not on the management link's card."""
     fixed = card_of(node, links.device) if links.device else ()
     # The topology names devices too, if nothing else of them was captured.
@@ -109,7 +109,7 @@ def _surplus(
     return tuple(d for d in card_of(node, device) if d in origin.nics), origin
 
 
-def check_topology(node: Node, links: Links) -> Iterator[Finding]:
+def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
     """Every finding about misplaced devices, and about switches without devices."""
     wrong = misplaced(node, links)
     for card, origin, lacking in wrong:
@@ -131,7 +131,7 @@ def check_topology(node: Node, links: Links) -> Iterator[Finding]:
     yield from _uneven(node, switches)
 
 
-def far_devices(node: Node, links: Links) -> list[str]:
+def far_devices(node: Node, links: NodeLinks) -> list[str]:
     """Devices that are under no GPU's switch, where every GPU's switch has other devices; and the
     other ports of the management link's card, where other devices work.
     """
@@ -145,7 +145,7 @@ def far_devices(node: Node, links: Links) -> list[str]:
     return [d for d in links.compute if d in ports or (d in nics and d not in placed)]
 
 
-def _unused(node: Node, links: Links) -> Iterator[Finding]:
+def _unused(node: Node, links: NodeLinks) -> Iterator[Finding]:
     far = far_devices(node, links)
     if far:
         yield node.info(
