@@ -78,7 +78,7 @@ class CoverageRow:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowFilter:
     """Which rows to show. An empty value leaves nothing out."""
 
     text: str = ""  # each word stands in the problem or in a model's name
@@ -144,7 +144,7 @@ class Matrix:
         self._known = _Known()
         self._fresh_until = self._watched_until = 0.0
 
-    def find(self, wanted: Wanted) -> list[CoverageRow]:
+    def find(self, wanted: RowFilter) -> list[CoverageRow]:
         """The rows that are wanted, in order. Raises UnusableStore."""
         rows = self.rows()
         devices = devices_of(rows)

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
-from api.matrix import CoverageRow, Wanted
+from api.matrix import CoverageRow, RowFilter
 from api.pages.charts import Chart, chart_of
 from api.pages.forms import asked
 from api.pages.names import device_short
@@ -84,7 +84,7 @@ def show_comparison(
 ) -> Response:
     """Times of two results by size, and how many times as fast the one is as the other."""
     if wanted.problem is None:
-        rows = [row for row in api.matrix.find(Wanted(wanted.q or "")) if _stored(row)]
+        rows = [row for row in api.matrix.find(RowFilter(wanted.q or "")) if _stored(row)]
         rows.sort(key=lambda row: -len(_stored(row)))
         return page(
             request, "compare", wanted=wanted, rows=_offers(rows), total=len(rows), sides=[]

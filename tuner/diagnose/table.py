@@ -99,21 +99,21 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Table:
+class MessageTable:
     """All messages."""
 
     messages: Sequence[Message]
 
 
 @cache
-def known_messages() -> Table:
+def known_messages() -> MessageTable:
     """The table that is shipped."""
     messages: list[Message] = []
     for file in sorted(f.name for f in resources.files(__package__).iterdir()):
         if file.endswith(".toml"):
             values = shipped_toml(__package__, file)
             messages += [_message(row) for row in values.get("message", ())]
-    return Table(tuple(messages))
+    return MessageTable(tuple(messages))
 
 
 def _message(row: Mapping[str, Any]) -> Message:

@@ -25,7 +25,7 @@ _BY_NOTHING = "nothing: the trace has no marks of steps, and one attention kerne
 
 
 @dataclass
-class Totals:
+class TraceTotals:
     """Sums over timelines."""
 
     kernels: dict[tuple[str, str, Phase], tuple[int, float]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Totals:
         }
 
 
-def attribute(timeline: Timeline, totals: Totals) -> None:
+def attribute(timeline: Timeline, totals: TraceTotals) -> None:
     """Add a timeline's kernels, gaps and steps to the totals."""
     starts = timeline.starts
     order = array("i", sorted(range(len(starts)), key=starts.__getitem__))
@@ -77,7 +77,7 @@ def _add_device(
     phases: Sequence[Phase | None],
     at: Sequence[int],
     of_mark: Sequence[Size],
-    totals: Totals,
+    totals: TraceTotals,
 ) -> None:
     """Add the kernels of one GPU, in the order of their starts.
 
@@ -116,7 +116,7 @@ def _add(sums: dict[_Key, tuple[int, float]], key: _Key, added: tuple[int, float
     sums[key] = calls + added[0], us + added[1]
 
 
-def _add_gap(us: float, phase: Phase, totals: Totals) -> None:
+def _add_gap(us: float, phase: Phase, totals: TraceTotals) -> None:
     if us > IDLE_US:
         totals.idle_us += us
         return
@@ -154,7 +154,7 @@ def _add_steps(
     order: Sequence[int],
     marks: Sequence[TracedStep],
     at: Sequence[int],
-    totals: Totals,
+    totals: TraceTotals,
 ) -> None:
     """Add the steps that have kernels, each with the time from its first to its last one."""
     spans: dict[int, tuple[float, float]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tuner.deploy.preflight.check_topology import Switch, misplaced_finding
+from tuner.deploy.preflight.check_topology import PcieSwitch, misplaced_finding
 from tuner.deploy.preflight.expected import Expected
 from tuner.deploy.preflight.facts import Finding, Node, Severity, joined
 from tuner.deploy.preflight.links import NodeLinks, common_gid_index, gid_indexes, is_infiniband
@@ -118,5 +118,7 @@ def _placements(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]:
             continue
         for name, near in near_gpus.items():
             if near != usual:
-                origin = Switch(list(near), [device])
-                yield misplaced_finding(captured[name], (device,), origin, Switch(list(usual), []))
+                origin = PcieSwitch(list(near), [device])
+                yield misplaced_finding(
+                    captured[name], (device,), origin, PcieSwitch(list(usual), [])
+                )

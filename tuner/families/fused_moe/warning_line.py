@@ -43,7 +43,7 @@ def find_config_name(
 ) -> NamedLayer | None:
     """Find a config file's name in a line or a path; None if there is none.
 
-    `packed`: see `FileKey`. Raises BadProblem for an unknown dtype.
+    `packed`: see `MoeFileKey`. Raises BadProblem for an unknown dtype.
     """
     match = NAME.search(text)
     if not match:

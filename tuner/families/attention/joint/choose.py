@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import NothingFits
-from tuner.families.attention.joint.plans import STAGES, JointPlan, Sizes, Times
+from tuner.families.attention.joint.plans import STAGES, JointBuckets, JointPlan, Times
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
@@ -24,7 +24,7 @@ FINALISTS = 5
 class JointChooser:
     """`choose` and `finalists` for one run."""
 
-    sizes: Sequence[Sizes]
+    sizes: Sequence[JointBuckets]
     own: Mapping[Point, Config]  # the engine's constants and rule
     noise: float  # relative; a smaller gain does not count
     slack: float | None = None  # relative: the largest slowdown at any length; None: `noise`
@@ -57,7 +57,7 @@ class JointChooser:
         return list(found.values())
 
     def _entries(
-        self, sizes: Sizes, times: Times, trials: Mapping[Candidate, Trial]
+        self, sizes: JointBuckets, times: Times, trials: Mapping[Candidate, Trial]
     ) -> Iterator[Entry]:
         own = times.engines
         plans = times.plans(self._slack)

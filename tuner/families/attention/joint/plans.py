@@ -19,7 +19,7 @@ STAGES = (Stage.DECODE, Stage.REDUCE)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class JointBuckets:
     """The points of one number of sequences: a point of each kernel for each length."""
 
     stage_1: Bucket
@@ -38,11 +38,11 @@ class Sizes:
         return (self.stage_1 if stage is Stage.DECODE else self.reduce).points
 
 
-def sizes_of(buckets: Sequence[Bucket]) -> list[Sizes]:
+def sizes_of(buckets: Sequence[Bucket]) -> list[JointBuckets]:
     """The buckets of decode's two kernels, put together."""
     by_part = {part: [b for b in buckets if b.part is part] for part in STAGES}
     pairs = zip(by_part[Stage.DECODE], by_part[Stage.REDUCE], strict=True)
-    return [Sizes(stage_1, reduce) for stage_1, reduce in pairs]
+    return [JointBuckets(stage_1, reduce) for stage_1, reduce in pairs]
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +64,7 @@ class Times:
     """The known times of one number of sequences."""
 
     def __init__(
-        self, sizes: Sizes, us: Mapping[Candidate, float], own: Mapping[Point, Config]
+        self, sizes: JointBuckets, us: Mapping[Candidate, float], own: Mapping[Point, Config]
     ) -> None:
         """`us`: microseconds by candidate; `own`: the engine's configuration of each point."""
         self._sizes = sizes

@@ -8,7 +8,7 @@ from functools import cached_property
 from tuner.errors import BadInput
 from tuner.families.attention.engine import engine_config
 from tuner.families.attention.joint.choose import JointChooser
-from tuner.families.attention.joint.plans import Sizes, sizes_of
+from tuner.families.attention.joint.plans import JointBuckets, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.predict.predictor import AttentionPredictor
 from tuner.families.attention.problem import Stage
@@ -48,7 +48,7 @@ class JointRun(AttentionRun):
         return found
 
     @cached_property
-    def _sizes(self) -> list[Sizes]:
+    def _sizes(self) -> list[JointBuckets]:
         return sizes_of(self._buckets)
 
     @cached_property
