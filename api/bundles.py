@@ -6,7 +6,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-from api.exports import Turns
+from api.exports import PacedTurns
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.verify import check_bundle
 from tuner.deploy.cluster import Cluster
@@ -51,7 +51,7 @@ class Bundles:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._turns = Turns(_REST)
+        self._turns = PacedTurns(_REST)
         # What was asked, and the state of the store then. Only the event loop changes it.
         self._kept: deque[tuple[BundleRequest, str, Bundle]] = deque(maxlen=_KEPT)
 

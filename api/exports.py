@@ -83,7 +83,7 @@ class _Kept:
     found: Archive | ExportRefused
 
 
-class Turns:
+class PacedTurns:
     """Work in a thread: one piece at a time, and after it a rest `rest` times as long.
 
     Clients that ask without a pause wait for one another, in the order in which they came; a client
@@ -115,7 +115,7 @@ class Exports:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._looking, self._making = Turns(LOOK_REST), Turns(MAKE_REST)
+        self._looking, self._making = PacedTurns(LOOK_REST), PacedTurns(MAKE_REST)
         # The least recently used first. Only the event loop changes it.
         self._kept: OrderedDict[ExportRequest, _Kept] = OrderedDict()
         self._folders: dict[tuple[str, str, Path], list[Path]] = {}

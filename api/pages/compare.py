@@ -15,7 +15,7 @@ from api.matrix import CoverageRow, RowFilter
 from api.pages.charts import Chart, chart_of
 from api.pages.forms import asked
 from api.pages.names import device_short
-from api.pages.points import Entry, entries_of
+from api.pages.points import WinnerRow, entries_of
 from api.pages.render import page
 from api.routes.results import get_result
 from api.schemas_query import ResultOf
@@ -47,7 +47,9 @@ class Side:
     key: str  # as Sides names it
     device: str
     history: Mapping[str, Any]
-    entries: Mapping[tuple[str, str], Entry]  # by part and size; where two count, the better one
+    entries: Mapping[
+        tuple[str, str], WinnerRow
+    ]  # by part and size; where two count, the better one
 
     @property
     def version(self) -> str:

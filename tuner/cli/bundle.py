@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tuner.deploy.cluster import Cluster
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
-    from tuner.engines.logs.served import Served
+    from tuner.engines.logs.served import CompletedHints
     from tuner.problems.records import Winner
     from tuner.store import Store
 
@@ -129,23 +129,25 @@ def bundle(
         raise typer.Exit(1)
 
 
-def _servers(logs: Sequence[Path], device: str, engine: str) -> Served:
+def _servers(logs: Sequence[Path], device: str, engine: str) -> CompletedHints:
     """The servers of the logs; what the command line says goes first."""
     from tuner.deploy.load_proof import facts_of
-    from tuner.engines.logs.served import Hints, Served, check_hints
+    from tuner.engines.logs.served import CompletedHints, Hints, check_hints
 
     hints = Hints(engine, device)
     check_hints(hints)
-    return Served(hints, facts_of(logs))
+    return CompletedHints(hints, facts_of(logs))
 
 
-def _spec(cluster: Cluster, runs: Served | None) -> str:
+def _spec(cluster: Cluster, runs: CompletedHints | None) -> str:
     """The engine of the cluster file, in the version of the log where the file has none."""
     name = cluster.engine.name
     return cluster.engine.spec if cluster.engine.release or not runs else runs.spec(name)
 
 
-def _differences(cluster: Cluster, device: Device, engine: Engine, runs: Served) -> Iterator[str]:
+def _differences(
+    cluster: Cluster, device: Device, engine: Engine, runs: CompletedHints
+) -> Iterator[str]:
     """A line for each fact of the log that differs from the cluster file."""
     from tuner.deploy.load_proof import other_server
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices
 from tuner.diagnose.findings import LogFinding
-from tuner.engines.logs.served import ENGINES, Served
+from tuner.engines.logs.served import ENGINES, CompletedHints
 
 
 @dataclass(frozen=True)
-class Context(Served):
+class Context(CompletedHints):
     """The hints, completed from what was read, and what findings add."""
 
     def engine_of(self, finding: LogFinding) -> str:
