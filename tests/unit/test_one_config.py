@@ -38,7 +38,7 @@ def test_each_proposal_is_tried_at_both_gemms_and_the_sum_is_told():
     strategy = OneConfigStrategy(inner)
     assert strategy.ask() == [Candidate(UP, NARROW), Candidate(UP, WIDE)]
     strategy.tell(Candidate(UP, WIDE), timed(4.0))
-    assert strategy.ask() == []  # the wave's other up gemm is not known
+    assert strategy.ask() == []  # the round's other up gemm is not known
     strategy.tell(Candidate(UP, NARROW), timed(1.0))
     assert strategy.ask() == [Candidate(DOWN, NARROW), Candidate(DOWN, WIDE)]
     strategy.tell(Candidate(DOWN, WIDE), timed(3.0))

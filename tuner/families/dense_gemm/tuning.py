@@ -35,8 +35,8 @@ RELATIVES = 3  # the number that earlier GEMMs of the same model may add
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
 # costs more than measuring, so a point first tries what is best at its neighbours.
 BUDGETS = {
-    Effort.QUICK: Budget(TRIES[Effort.QUICK], kernels=100, seeds=8, wave=4),
-    Effort.STANDARD: Budget(TRIES[Effort.STANDARD], kernels=240, seeds=12, wave=7, nearby=4),
+    Effort.QUICK: Budget(TRIES[Effort.QUICK], kernels=100, seeds=8, per_round=4),
+    Effort.STANDARD: Budget(TRIES[Effort.STANDARD], kernels=240, seeds=12, per_round=7, nearby=4),
 }
 
 
