@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.problems.backends import title_of
-from tuner.problems.points import Place, Problem
+from tuner.problems.points import ChartPosition, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status, is_shipped
@@ -30,7 +30,7 @@ class Origin(str, Enum):
 class PictureRow:
     """One place of a problem's picture. Times are microseconds; None: nobody knows it."""
 
-    place: Place
+    place: ChartPosition
     size: str  # for people: "M=8"
     engine_us: float | None
     engine_measured: bool
@@ -71,7 +71,7 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
     """The rows of one problem's winners, by chart and then by x."""
     family = family_of(problem)
     order = {part: at for at, part in enumerate(problem.parts)}
-    placed: dict[Place, list[Entry]] = {}
+    placed: dict[ChartPosition, list[Entry]] = {}
     for winner in sorted(winners, key=lambda w: (order[w.entry.point.part], w.entry.point)):
         place = family.place(problem, winner.entry.point)
         placed.setdefault(place, []).append(winner.entry)
@@ -80,7 +80,7 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
     every = (entry for entries in placed.values() for entry in entries)
     whole = {entry.point.size for entry in every if reference(entry).median_us == 0}
 
-    def row(place: Place, entries: Sequence[Entry]) -> PictureRow:
+    def row(place: ChartPosition, entries: Sequence[Entry]) -> PictureRow:
         over = [reference(entry) for entry in entries]
         apart = entries[0].point.size in whole and len(entries) < len(problem.parts)
         return PictureRow(

@@ -5,12 +5,12 @@ from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
 from tuner.problems.dtypes import Dtype
 from tuner.problems.options import BATCH_SIZE, BatchSizes, Option
-from tuner.problems.points import Place, Point
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 
-def place(problem: Scale, point: Point) -> Place:
-    return Place("scale", point.batch_size, "rows")
+def place(problem: Scale, point: Point) -> ChartPosition:
+    return ChartPosition("scale", point.batch_size, "rows")
 
 
 def least_us(problem: Scale, point: Point, device: Device) -> float:

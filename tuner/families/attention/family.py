@@ -15,14 +15,14 @@ from tuner.families.attention.problem import (
 )
 from tuner.families.attention.selection import WORKLOAD, read_selection
 from tuner.problems.options import COUNT, DP, Option
-from tuner.problems.points import Place, Point
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 _BYTES = 2  # of a number of queries, keys, values, outputs: 16 bits
 _SPLIT_BYTES = 4  # of a number of a split's result
 
 
-def place(problem: Attention, point: Point) -> Place:
+def place(problem: Attention, point: Point) -> ChartPosition:
     """Where a point is drawn: decode by sequences, the other phases by new tokens.
 
     Decode's two kernels are one line, because the first one's splits are what the second one
@@ -30,10 +30,10 @@ def place(problem: Attention, point: Point) -> Place:
     """
     cached = f"{point.cached_tokens:,} cached tokens"
     if problem.phase is AttentionPhase.DECODE:
-        return Place(f"decode, {cached}", point.batch_size, "sequences")
+        return ChartPosition(f"decode, {cached}", point.batch_size, "sequences")
     sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
     chart = f"{problem.phase.value}, {sequences}, {cached}"
-    return Place(chart, point.new_tokens, "new tokens (of the longest sequence)")
+    return ChartPosition(chart, point.new_tokens, "new tokens (of the longest sequence)")
 
 
 def least_us(problem: Attention, point: Point, device: Device) -> float:

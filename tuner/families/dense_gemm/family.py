@@ -14,7 +14,7 @@ from tuner.families.dense_gemm.problem import (
 )
 from tuner.problems.batch_sizes import SizeSelection
 from tuner.problems.options import BATCHES, COUNT, DP, EP, FUSE_SHARED, Option
-from tuner.problems.points import Place, Point
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 
@@ -25,9 +25,9 @@ class GemmSelection(SizeSelection):
     default = BATCH_SIZES
 
 
-def place(problem: DenseGemm, point: Point) -> Place:
+def place(problem: DenseGemm, point: Point) -> ChartPosition:
     """Where a point is drawn: in one chart, by batch size."""
-    return Place("dense GEMM", point.batch_size, "batch size (tokens)")
+    return ChartPosition("dense GEMM", point.batch_size, "batch size (tokens)")
 
 
 def least_us(problem: DenseGemm, point: Point, device: Device) -> float:
