@@ -126,4 +126,4 @@ class Candidate:
 
     point: Point
     config: Config
-    backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/architecture.md have the names
+    backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/words.md have names
