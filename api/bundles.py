@@ -6,7 +6,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-from api.exports import Turns
+from api.exports import PacedTurns
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.verify import check_bundle
 from tuner.deploy.cluster import Cluster
@@ -37,7 +37,7 @@ def read_posted(text: str) -> Cluster:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BundleRequest:
     """Which bundle to make."""
 
     cluster: Cluster
@@ -51,11 +51,11 @@ class Bundles:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._turns = Turns(_REST)
+        self._turns = PacedTurns(_REST)
         # What was asked, and the state of the store then. Only the event loop changes it.
-        self._kept: deque[tuple[Asked, str, Bundle]] = deque(maxlen=_KEPT)
+        self._kept: deque[tuple[BundleRequest, str, Bundle]] = deque(maxlen=_KEPT)
 
-    async def get(self, asked: Asked) -> Bundle:
+    async def get(self, asked: BundleRequest) -> Bundle:
         """The bundle of what is stored now.
 
         Raises UnknownEngine, ExportRefused and MalformedCluster, as `build_bundle` does.
@@ -65,7 +65,7 @@ class Bundles:
             self._kept.append((asked, state, found))
         return found
 
-    def _find(self, asked: Asked) -> tuple[str, Bundle]:
+    def _find(self, asked: BundleRequest) -> tuple[str, Bundle]:
         engine, device = find_engine(asked.cluster.engine.spec), asked.device.name
         name, version = engine.name, engine.version
         state = self._store.winners_state(device=device, engine=name, engine_version=version)

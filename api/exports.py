@@ -16,7 +16,7 @@ from typing import TypeVar
 import anyio
 from starlette.concurrency import run_in_threadpool
 
-from tuner.deploy.bundle.archive import File, plain_tar
+from tuner.deploy.bundle.archive import BundleFile, plain_tar
 from tuner.devices.table import Device
 from tuner.engines.dispatch import options_text, server_settings
 from tuner.engines.engine import Engine, find_engine
@@ -45,7 +45,7 @@ _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportRequest:
     """Which export to make."""
 
     device: Device
@@ -83,7 +83,7 @@ class _Kept:
     found: Archive | ExportRefused
 
 
-class Turns:
+class PacedTurns:
     """Work in a thread: one piece at a time, and after it a rest `rest` times as long.
 
     Clients that ask without a pause wait for one another, in the order in which they came; a client
@@ -115,12 +115,12 @@ class Exports:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._looking, self._making = Turns(LOOK_REST), Turns(MAKE_REST)
+        self._looking, self._making = PacedTurns(LOOK_REST), PacedTurns(MAKE_REST)
         # The least recently used first. Only the event loop changes it.
-        self._kept: OrderedDict[Wanted, _Kept] = OrderedDict()
+        self._kept: OrderedDict[ExportRequest, _Kept] = OrderedDict()
         self._folders: dict[tuple[str, str, Path], list[Path]] = {}
 
-    async def get(self, wanted: Wanted) -> Archive:
+    async def get(self, wanted: ExportRequest) -> Archive:
         """The archive for what is stored now.
 
         Raises UnknownEngine, ExportRefused, UnusableStore, and UnwritableOutput where there is no
@@ -142,7 +142,7 @@ class Exports:
             raise ExportRefused(found.message, cli=found.cli, api=found.api, page=found.page)
         return kept.found
 
-    def _look(self, wanted: Wanted) -> _State:
+    def _look(self, wanted: ExportRequest) -> _State:
         engine = find_engine(wanted.engine)
         place = (engine.name, engine.version, engine.root)
         if place not in self._folders:
@@ -152,12 +152,12 @@ class Exports:
         )
         return _State(engine, _files_state(self._folders[place]), winners)
 
-    def _make(self, wanted: Wanted) -> _Kept:
+    def _make(self, wanted: ExportRequest) -> _Kept:
         began = time.monotonic()
         state = self._look(wanted)  # it may have changed while the request waited
         return _Kept(state, began, make_archive(self._store, wanted, state.engine))
 
-    def _keep(self, wanted: Wanted, kept: _Kept) -> None:
+    def _keep(self, wanted: ExportRequest, kept: _Kept) -> None:
         self._kept[wanted] = kept
         self._kept.move_to_end(wanted)
         while sum(_size(one.found) for one in self._kept.values()) > KEPT_BYTES:
@@ -174,7 +174,7 @@ def _size(found: Archive | ExportRefused) -> int:
     return len(found.data) if isinstance(found, Archive) else _REFUSAL_BYTES
 
 
-def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | ExportRefused:
+def make_archive(store: Store, wanted: ExportRequest, engine: Engine) -> Archive | ExportRefused:
     """An archive of what is stored, or why there is none.
 
     Raises UnusableStore, and UnwritableOutput where there is no room for temporary files.
@@ -201,7 +201,9 @@ def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | Expo
             # The engine's packaged files are added without copying them into the folder.
             files = {path.as_posix(): file for path, file in packaged_files(engine)}
             files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
-            data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})
+            data = plain_tar(
+                name, {path: BundleFile(file.read_bytes()) for path, file in files.items()}
+            )
     except ExportRefused as refusal:
         return refusal
     except OSError as error:

@@ -22,7 +22,7 @@ _ADD = "`tuner keys add NAME --scope admin`"
 
 
 @dataclass(frozen=True)
-class Door:
+class KeyPolicy:
     """Which keys requests need, in a sentence.
 
     If the user has a valid key, `key_name` is its name, and `key_file` its file, if it is in one.
@@ -33,7 +33,9 @@ class Door:
     key_name: str | None = None
 
 
-def check_keys(settings: ApiSettings, host: str, environ: Mapping[str, str] = os.environ) -> Door:
+def check_keys(
+    settings: ApiSettings, host: str, environ: Mapping[str, str] = os.environ
+) -> KeyPolicy:
     """Make the first key of a store that never had one, and say which keys requests need.
 
     Raises BadInput for `no_auth` beyond loopback or with a store that ever had a key; for an
@@ -42,26 +44,26 @@ def check_keys(settings: ApiSettings, host: str, environ: Mapping[str, str] = os
     """
     with KeyStore.open(settings.service.database_url) as keys:
         if settings.no_auth:
-            _refuse_open_door(keys, host)
-            return Door("Requests from this machine need no key (--no-auth).")
+            _refuse_no_auth(keys, host)
+            return KeyPolicy("Requests from this machine need no key (--no-auth).")
         if not is_loopback(host):
             if keys.any():
-                return Door("Every request needs a key.")
+                return KeyPolicy("Every request needs a key.")
             raise BadInput(
                 f"{host} can be reached by others: make a key first, with {_ADD}, or serve on "
                 "127.0.0.1"
             )
         if not keys.any_ever() and _make_first(keys, environ):
             path = key_path(environ)
-            return Door(
+            return KeyPolicy(
                 f"Every request needs a key. A first one, of scope admin, is in {path}.",
                 path,
                 LOCAL,
             )
-        return _door(keys, environ)
+        return _key_policy(keys, environ)
 
 
-def _refuse_open_door(keys: KeyStore, host: str) -> None:
+def _refuse_no_auth(keys: KeyStore, host: str) -> None:
     if not is_loopback(host):
         raise BadInput(
             f"--no-auth is for this machine alone, and {host} can be reached by others: leave "
@@ -74,23 +76,25 @@ def _refuse_open_door(keys: KeyStore, host: str) -> None:
         )
 
 
-def _door(keys: KeyStore, environ: Mapping[str, str]) -> Door:
+def _key_policy(keys: KeyStore, environ: Mapping[str, str]) -> KeyPolicy:
     if not keys.any():
-        return Door(f"Every request needs a key, and none is valid: {_ADD} makes one.")
+        return KeyPolicy(f"Every request needs a key, and none is valid: {_ADD} makes one.")
     try:
         mine = api_key(environ)
     except BadInput as error:
-        return Door(f"Every request needs a key. The command line has none: {error}.")
+        return KeyPolicy(f"Every request needs a key. The command line has none: {error}.")
     if mine is None:
-        return Door(f"Every request needs a key. The command line has none: {_ADD} makes one.")
+        return KeyPolicy(f"Every request needs a key. The command line has none: {_ADD} makes one.")
     where = KEY_VARIABLE if environ.get(KEY_VARIABLE) else key_path(environ)
     key = keys.find(mine)
     if key is None or key.state(utc_now()) is not KeyState.VALID:
-        return Door(
+        return KeyPolicy(
             f"Every request needs a key. The one in {where} is not valid: {_ADD} makes one."
         )
     file = where if isinstance(where, Path) else None
-    return Door(f"Every request needs a key. The command line's is in {where}.", file, key.name)
+    return KeyPolicy(
+        f"Every request needs a key. The command line's is in {where}.", file, key.name
+    )
 
 
 def _make_first(keys: KeyStore, environ: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tuner.jobs.job import JobRequest
 from tuner.jobs.waiting import Reasons
-from tuner.jobs.workers import Need, WorkerStatus
+from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.store.database import utc_now
 from tuner.store.workers import WorkerStore
 
@@ -34,7 +34,7 @@ class Fleet:
 
     def unmet(self, request: JobRequest) -> str:
         """Why no living worker can do a job; "" where one can."""
-        return Need.of(request).unmet(self.workers(), utc_now())
+        return JobRequirements.of(request).unmet(self.workers(), utc_now())
 
     def reasons(self) -> Reasons:
         """What says of jobs why they do not go on."""

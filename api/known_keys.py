@@ -29,7 +29,7 @@ WINDOW_S = 60.0
 LOGGED = 3  # wrong keys from one address that get a line each; the others are summed up
 
 
-class Keys(Protocol):
+class KeyLookup(Protocol):
     """Where keys are looked up: `KeyStore`, or `SessionStore` for the tokens of sessions."""
 
     def find(self, token: str) -> ApiKey | None: ...
@@ -61,7 +61,7 @@ class KnownKeys:
         self._hashes_until = 0.0
         self._reading = anyio.Lock()
 
-    async def find(self, keys: Keys, token: str, address: str, path: str) -> ApiKey | None:
+    async def find(self, keys: KeyLookup, token: str, address: str, path: str) -> ApiKey | None:
         """What `keys.find` answers, or answered at most FRESH_S ago.
 
         Raises TooManyWrong for a wrong key from an address that sent many.
@@ -87,7 +87,7 @@ class KnownKeys:
         """Ask the store the next time, because the key has ended."""
         self._fresh.pop(key_hash(token), None)
 
-    async def _valid_hashes(self, keys: Keys) -> frozenset[str]:
+    async def _valid_hashes(self, keys: KeyLookup) -> frozenset[str]:
         async with self._reading:
             if self._clock() >= self._hashes_until:
                 until = self._clock() + FRESH_S

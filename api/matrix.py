@@ -58,7 +58,7 @@ class MatrixOrder(str, Enum):
 
 
 @dataclass(frozen=True)
-class Row:
+class CoverageRow:
     """A problem in an engine, and what there is for each device."""
 
     problem: str
@@ -78,7 +78,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowFilter:
     """Which rows to show. An empty value leaves nothing out."""
 
     text: str = ""  # each word stands in the problem or in a model's name
@@ -87,7 +87,7 @@ class Wanted:
     devices: frozenset[str] = frozenset()
     order: MatrixOrder = MatrixOrder.NAME
 
-    def has(self, row: Row, devices: Iterable[str]) -> bool:
+    def has(self, row: CoverageRow, devices: Iterable[str]) -> bool:
         """Whether a row is shown, beside rows that have cells of `devices` in all."""
         if self.family and row.family != self.family:
             return False
@@ -102,10 +102,10 @@ class Wanted:
         said = f"{row.problem} {row.engine} {' '.join(row.models)}".casefold()
         return all(word in said for word in self.text.casefold().split())
 
-    def _cells(self, row: Row) -> Iterable[Mapping[str, Any]]:
+    def _cells(self, row: CoverageRow) -> Iterable[Mapping[str, Any]]:
         return (c for name, c in row.cells.items() if not self.devices or name in self.devices)
 
-    def sorted(self, rows: Iterable[Row]) -> list[Row]:
+    def sorted(self, rows: Iterable[CoverageRow]) -> list[CoverageRow]:
         """Rows in order. A row that lacks the sorted value comes last."""
         by_name = sorted(rows, key=lambda row: (not row.models, row.models, row.problem))
         if self.order is MatrixOrder.NAME:
@@ -126,7 +126,7 @@ class _Known:
     summaries: Mapping[tuple[int, int], StoredSummary] = field(default_factory=dict)
     watches: Sequence[Watch] = ()
     watched: Sequence[JobRequest] = ()
-    rows: Sequence[Row] = ()
+    rows: Sequence[CoverageRow] = ()
 
 
 class Matrix:
@@ -144,13 +144,13 @@ class Matrix:
         self._known = _Known()
         self._fresh_until = self._watched_until = 0.0
 
-    def find(self, wanted: Wanted) -> list[Row]:
+    def find(self, wanted: RowFilter) -> list[CoverageRow]:
         """The rows that are wanted, in order. Raises UnusableStore."""
         rows = self.rows()
         devices = devices_of(rows)
         return wanted.sorted(row for row in rows if wanted.has(row, devices))
 
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[CoverageRow]:
         """All rows, at most FRESH_S old. Raises UnusableStore."""
         with self._lock:
             if time.monotonic() >= self._fresh_until:
@@ -204,19 +204,19 @@ def _requests(watches: Iterable[Watch], workers: Sequence[WorkerStatus]) -> Iter
     return (one for one in every if isinstance(one, JobRequest))
 
 
-def counts_of(rows: Sequence[Row]) -> dict[str, int]:
+def counts_of(rows: Sequence[CoverageRow]) -> dict[str, int]:
     """The number of cells in each state, and of the gaps between them."""
     found = Counter(cell["state"] for row in rows for cell in row.cells.values())
     found[CellState.NOTHING] = len(rows) * len(devices_of(rows)) - found.total()
     return {state.value: found[state] for state in CellState}
 
 
-def devices_of(rows: Iterable[Row]) -> list[str]:
+def devices_of(rows: Iterable[CoverageRow]) -> list[str]:
     """The devices that have a cell, by name."""
     return sorted({name for row in rows for name in row.cells})
 
 
-def _rows(stored: Iterable[Mapping[str, Any]], watched: Iterable[JobRequest]) -> list[Row]:
+def _rows(stored: Iterable[Mapping[str, Any]], watched: Iterable[JobRequest]) -> list[CoverageRow]:
     places: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = defaultdict(dict)
     for one in stored:
         cells = places[one["problem"], one["environment"]["engine"]]
@@ -230,10 +230,12 @@ def _rows(stored: Iterable[Mapping[str, Any]], watched: Iterable[JobRequest]) ->
     ]
 
 
-def _row(problem: Problem, engine: str, cells: Mapping[str, list[Mapping[str, Any]]]) -> Row:
+def _row(
+    problem: Problem, engine: str, cells: Mapping[str, list[Mapping[str, Any]]]
+) -> CoverageRow:
     best = {device: max(some, key=_rank) for device, some in cells.items()}
     family = family_of(problem).name
-    return Row(problem.spec(), engine, family, tuple(models_of(problem)), best)
+    return CoverageRow(problem.spec(), engine, family, tuple(models_of(problem)), best)
 
 
 def _rank(cell: Mapping[str, Any]) -> tuple[object, ...]:

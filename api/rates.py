@@ -30,7 +30,7 @@ _MOST_KNOWN = 10_000  # callers and rates
 
 
 @dataclass(frozen=True)
-class Standing:
+class RateState:
     """What is left to a caller of one rate."""
 
     what: str
@@ -45,12 +45,12 @@ class Standing:
         return max(1.0, self.reset_at - time.time())
 
 
-def rate_headers(standings: Sequence[Standing]) -> dict[str, str]:
+def rate_headers(states: Sequence[RateState]) -> dict[str, str]:
     """The headers that tell a caller what is left; none without rates."""
-    if not standings:
+    if not states:
         return {}
     policies, left = [], []
-    for one in standings:
+    for one in states:
         window = one.rate.get_expiry()
         policies.append(f'"{one.what}-{window}s";q={one.rate.amount};w={window}')
         wait = math.ceil(one.wait_s)
@@ -68,7 +68,7 @@ class Limiter:
         self._own = MovingWindowRateLimiter(MemoryStorage())
         self._shared = MovingWindowRateLimiter(_redis(settings)) if settings.broker_url else None
         self._away_until = 0.0
-        self._known: dict[str, Standing] = {}  # of the shared windows
+        self._known: dict[str, RateState] = {}  # of the shared windows
 
     @property
     def waits(self) -> bool:
@@ -80,50 +80,48 @@ class Limiter:
         rates: tuple[RateLimitItem, ...],
         what: str,
         who: str,
-        standings: list[Standing] | None = None,
+        states: list[RateState] | None = None,
     ) -> None:
         """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate.
 
-        What is left of the rates is added to `standings`.
+        What is left of the rates is added to `states`.
         """
         for rate in rates:
-            allowed, standing = self._count(rate, what, who)
-            if standings is not None:
-                standings.append(standing)
+            allowed, state = self._count(rate, what, who)
+            if states is not None:
+                states.append(state)
             if not allowed:
-                later = {"Retry-After": str(round(standing.wait_s))}
+                later = {"Retry-After": str(round(state.wait_s))}
                 raise HTTPException(429, f"more than {rate}", later)
 
-    def _count(self, rate: RateLimitItem, what: str, who: str) -> tuple[bool, Standing]:
+    def _count(self, rate: RateLimitItem, what: str, who: str) -> tuple[bool, RateState]:
         if self._shared and self.waits:
             try:
                 allowed = self._shared.hit(rate, what, who)
-                return allowed, self._shared_standing(self._shared, rate, what, who, allowed)
+                return allowed, self._shared_state(self._shared, rate, what, who, allowed)
             except StorageError as error:
                 self._away_until = time.monotonic() + AWAY_S
                 log.warning("rates are counted in this process alone: %s", error.storage_error)
-        return self._own.hit(rate, what, who), _standing(self._own, rate, what, who)
+        return self._own.hit(rate, what, who), _state(self._own, rate, what, who)
 
-    def _shared_standing(
+    def _shared_state(
         self, windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str, hit: bool
-    ) -> Standing:
+    ) -> RateState:
         place = rate.key_for(what, who)
         known = self._known.get(place)
         if hit and known and known.remaining and time.monotonic() - known.asked_at < KNOWN_S:
-            standing = replace(known, remaining=known.remaining - 1)
+            state = replace(known, remaining=known.remaining - 1)
         else:
-            standing = _standing(windows, rate, what, who)
+            state = _state(windows, rate, what, who)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-        self._known[place] = standing
-        return standing
+        self._known[place] = state
+        return state
 
 
-def _standing(
-    windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str
-) -> Standing:
+def _state(windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str) -> RateState:
     reset_at, remaining = windows.get_window_stats(rate, what, who)
-    return Standing(what, rate, remaining, reset_at, time.monotonic())
+    return RateState(what, rate, remaining, reset_at, time.monotonic())
 
 
 def _redis(settings: Settings) -> RedisStorage:

@@ -14,7 +14,7 @@ from tuner.errors import BadInput, IndivisibleShape
 from tuner.jobs.job import JobRequest
 from tuner.jobs.memory import refuse_too_large
 from tuner.jobs.targets import TuningTarget, engine_version_here, resolve_target
-from tuner.jobs.workers import Need, WorkerStatus
+from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Note, Serving
 from tuner.problems.registry import families
 from tuner.problems.results import MeasureKind
@@ -32,7 +32,9 @@ def job_request(
     """
     with _in_field("measure"):
         check_measure(body.measure, settings)
-    asked = Need(find_device(body.device).name, body.measure == MeasureKind.GPU.value, body.engine)
+    asked = JobRequirements(
+        find_device(body.device).name, body.measure == MeasureKind.GPU.value, body.engine
+    )
     engine = asked.pinned(workers, engine_version_here(body.engine)).engine
     with _in_field("model"):
         target, label = _target(body, engine)

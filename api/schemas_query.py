@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from api.examples import EXAMPLE_PROBLEM
-from api.matrix import CellState, MatrixOrder, Wanted
+from api.matrix import CellState, MatrixOrder, RowFilter
 from api.text import Cursor, DeviceName, EngineName, EngineSpec, Name, Time
 from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
@@ -65,9 +65,9 @@ class MatrixPage(Page):
     device: list[DeviceName] = Field([], max_length=100, description="Several may be given.")
     order: MatrixOrder = MatrixOrder.NAME
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> RowFilter:
         """What to look for. Raises UnknownDevice."""
-        return Wanted(
+        return RowFilter(
             text=self.q or "",
             family=self.family or "",
             state=self.state,

@@ -18,7 +18,7 @@ import uvicorn
 from api.app import create_app
 from api.auth import is_loopback
 from api.connections import uvicorn_options
-from api.first_key import Door, check_keys
+from api.first_key import KeyPolicy, check_keys
 from api.pages.links import VALID_S
 from api.settings import ApiSettings
 from tuner.errors import BadInput
@@ -93,7 +93,7 @@ def _serve(
     workers: bool,
     say: Callable[[str], None],
 ) -> None:
-    door = check_keys(settings, host)
+    policy = check_keys(settings, host)
     log_json()
     start_tracing("tuner-api")
     # Uvicorn shuts down on a signal and raises it again, which then ends this process.
@@ -102,19 +102,19 @@ def _serve(
     gpus = detect_gpus() if workers else []
     facts = [
         f"The store is {place_of(settings.service.database_url)}.",
-        door.words,
+        policy.words,
         _work_words(gpus) if workers else "Jobs wait for processes of `tuner worker`.",
     ]
 
     def link(url: str) -> str | None:
-        name = door.key_name
+        name = policy.key_name
         return name and f"{url}/login?once={app.state.api.links.add(name)}"
 
     def started(bound: int) -> None:
         url = f"http://{_in_url(host)}:{bound}"
         log.info("Uvicorn running on %s", url)  # which says so only if it opened the sockets
         if is_loopback(host):
-            for line in _greeting(url, facts, door, settings.no_auth, link(url)):
+            for line in _greeting(url, facts, policy, settings.no_auth, link(url)):
                 say(line)
         else:
             log.info(" ".join([*facts, _NO_TLS]))
@@ -175,7 +175,7 @@ def _work_words(gpus: Sequence[LocalGpu]) -> str:
 
 
 def _greeting(
-    url: str, facts: Sequence[str], door: Door, no_auth: bool, link: str | None
+    url: str, facts: Sequence[str], policy: KeyPolicy, no_auth: bool, link: str | None
 ) -> Iterator[str]:
     yield f"The service answers on {url} until Ctrl-C stops it."
     yield from facts
@@ -186,8 +186,8 @@ def _greeting(
         yield f"Its pages are on {url}/ in a browser."
     else:
         yield f"Its pages are on {url}/ in a browser, and ask for a key."
-    if no_auth or door.key_file:
-        key = door.key_file and f'--oauth2-bearer "$(cat {shlex.quote(str(door.key_file))})" '
+    if no_auth or policy.key_file:
+        key = policy.key_file and f'--oauth2-bearer "$(cat {shlex.quote(str(policy.key_file))})" '
         yield "Try it in another terminal:"
         yield f"    curl {key or ''}{url}/v1/jobs"
         yield f"    export TUNER_SERVER={url}; tuner jobs"

@@ -17,7 +17,7 @@ from limits import RateLimitItem, parse_many
 from tuner.compile.results import default_cache_dir
 from tuner.errors import BadInput
 from tuner.setting import read_value
-from tuner.store.pool import Limits
+from tuner.store.pool import PoolLimits
 from workers.settings import Settings, read_settings
 
 MIB = 1 << 20
@@ -46,10 +46,10 @@ class ApiSettings:
     cache_dir: Path = field(default_factory=default_cache_dir)
 
     @property
-    def store_limits(self) -> Limits:
+    def store_limits(self) -> PoolLimits:
         """How long a request waits for the store."""
         wait_s = self.lock_s
-        return Limits(connection_s=wait_s, statement_s=self.statement_s, lock_s=wait_s)
+        return PoolLimits(connection_s=wait_s, statement_s=self.statement_s, lock_s=wait_s)
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:

@@ -26,7 +26,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.predict.predictor import GemmPredictor
-from tuner.families.dense_gemm.problem import Gemm as Dense
+from tuner.families.dense_gemm.problem import DensePart as Dense
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.families.dense_gemm.seeds import seeds_for as gemm_seeds
 from tuner.families.dense_gemm.space import gemm_space, space_at

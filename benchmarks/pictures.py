@@ -26,7 +26,7 @@ from tuner.engines.dispatch import what_runs
 from tuner.pictures.charts import problem_charts
 from tuner.pictures.rows import rows_of, summary_line
 from tuner.pictures.write import title_of
-from tuner.problems.points import Config, Place, Point
+from tuner.problems.points import ChartPosition, Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem, read_part
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
@@ -99,8 +99,8 @@ def drawing(report: Mapping[str, Any], titles: tuple[str, ...]) -> Drawing:
     return stack([heading(title, about, WIDTH), *charts], title)
 
 
-def place_of(winner: Winner) -> Place:
-    place: Place = family_of(winner.problem).place(winner.problem, winner.entry.point)
+def place_of(winner: Winner) -> ChartPosition:
+    place: ChartPosition = family_of(winner.problem).place(winner.problem, winner.entry.point)
     return place
 
 

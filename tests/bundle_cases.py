@@ -8,7 +8,7 @@ from typing import Any
 
 import cases
 
-from tuner.deploy.bundle.archive import File, pack, unpack
+from tuner.deploy.bundle.archive import BundleFile, pack, unpack
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.manifest import manifest_text
 from tuner.deploy.cluster import Cluster
@@ -120,7 +120,7 @@ def build(case: str) -> Bundle:
     )
 
 
-def files_of(bundle: Bundle) -> dict[str, File]:
+def files_of(bundle: Bundle) -> dict[str, BundleFile]:
     return dict(unpack(bundle.archive).files)
 
 
@@ -141,7 +141,7 @@ def sealed(manifest: dict[str, Any]) -> bytes:
     return manifest_text(manifest).encode()
 
 
-def repack(bundle: Bundle, changes: dict[str, File | None]) -> bytes:
+def repack(bundle: Bundle, changes: dict[str, BundleFile | None]) -> bytes:
     """The archive with files changed, added, or left out where None."""
     archive = unpack(bundle.archive)
     merged = {**archive.files, **changes}

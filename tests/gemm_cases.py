@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.families.dense_gemm.problem import Gemm, parse_dense_gemm
+from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.tuning.pointwise import Baselines
@@ -13,7 +13,7 @@ CHANNELS = parse_dense_gemm("channel_gemm:N=2112,K=7168,dtype=fp8_w8a8")
 
 
 def point(M: int) -> Point:
-    return Point(M, Gemm.DENSE)
+    return Point(M, DensePart.DENSE)
 
 
 def tile(

@@ -19,7 +19,7 @@ from unittest.mock import MagicMock, patch
 from tuner.engines.sglang.attention.binding import launcher_source
 from tuner.engines.sglang.fused_moe import binding
 from tuner.engines.sglang.package import SGLang, find_source
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import AttentionPhase
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 
@@ -44,7 +44,7 @@ def kernel_source(engine: SGLang, module: str) -> Path:
     """The file that holds "fused_moe", "extend_attention", "prefill_attention" or their like."""
     if module == FusedMoe.family:
         return find_source(engine, binding.DENSE, binding._LOCATIONS)
-    return launcher_source(engine, Phase(module.partition("_")[0]))
+    return launcher_source(engine, AttentionPhase(module.partition("_")[0]))
 
 
 class RealSGLang:

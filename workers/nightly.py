@@ -11,7 +11,7 @@ from typing import Any
 from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here
-from tuner.jobs.workers import Need, WorkerStatus
+from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.key_text import NIGHTLY
@@ -162,7 +162,7 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
     made = NightPlan(judged, again, errors, gains)
-    needs = [Need.of(_pinned(request, workers)) for request in made.requests()]
+    needs = [JobRequirements.of(_pinned(request, workers)) for request in made.requests()]
     unmet = {why for need in needs if (why := need.unmet(workers, utc_now()))}
     return replace(made, unmet=sorted(unmet))
 
@@ -209,12 +209,12 @@ def _submit(
 
 
 def _submission(request: JobRequest, workers: Sequence[WorkerStatus]) -> Submission:
-    return Submission(request, unmet=Need.of(request).unmet(workers, utc_now()))
+    return Submission(request, unmet=JobRequirements.of(request).unmet(workers, utc_now()))
 
 
 def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:
     """The request for one version of its engine."""
-    need = Need.of(request).newest(workers, engine_version_here(request.engine))
+    need = JobRequirements.of(request).newest(workers, engine_version_here(request.engine))
     return replace(request, engine=need.engine)
 
 

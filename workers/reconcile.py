@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from tuner.errors import UnusableStore
 from tuner.jobs.job import Job
-from tuner.jobs.limits import Exceeded, Held, Limits, Stopwatch
+from tuner.jobs.limits import AttemptLimits, Exceeded, Held, Stopwatch
 from tuner.store import JobStore, Leases
 from tuner.store.workers import WorkerStore
 from workers.metrics import EXPIRED_LEASES
@@ -35,7 +35,7 @@ class Overdue:
     """
 
     def __init__(
-        self, leases: Leases, limits: Limits, clock: Callable[[], float] = time.monotonic
+        self, leases: Leases, limits: AttemptLimits, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._leases = leases
         self._limits = limits
@@ -72,7 +72,7 @@ class Overdue:
 class Reconciler:
     """Repairs the queue. Any number of processes may do this at once."""
 
-    def __init__(self, leases: Leases, announcer: Announces, limits: Limits) -> None:
+    def __init__(self, leases: Leases, announcer: Announces, limits: AttemptLimits) -> None:
         self._leases = leases
         self._overdue = Overdue(leases, limits)
         self._jobs = JobStore.sharing(leases)

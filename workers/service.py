@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from tuner.errors import UnusableStore
-from tuner.jobs.limits import Limits
+from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import BEAT, WorkerInfo
 from tuner.store import Leases
 from tuner.store.workers import WorkerStore
@@ -35,7 +35,7 @@ class Service:
         announcer: Announces,
         gpu: LocalGpu | None,
         info: WorkerInfo,
-        limits: Limits,
+        limits: AttemptLimits,
         poll_s: float = EVERY_S,
         outage: Outage | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tuner.errors import BadInput
-from tuner.jobs.limits import Limits
+from tuner.jobs.limits import AttemptLimits
 from tuner.setting import read_value
 from tuner.store import database_url
 
@@ -34,7 +34,7 @@ class Settings:
     nightly: Path | None = None  # the watch list, a nightly.toml
     nightly_hour: int = 1  # UTC
     carry_over: bool = True  # keep stored entries unless something is clearly faster
-    limits: Limits = Limits()
+    limits: AttemptLimits = AttemptLimits()
     metrics_port: int | None = None  # of `tuner worker` and beat; None: they show no metrics
     metrics_host: str = "127.0.0.1"
 
@@ -84,7 +84,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     )
 
 
-def _read_limits(environ: Mapping[str, str]) -> Limits:
+def _read_limits(environ: Mapping[str, str]) -> AttemptLimits:
     given: dict[str, float] = {}
     for name in ("start", "first_trial", "next_trial", "attempt"):
         text = read_value(f"TUNER_{name.upper()}_LIMIT_S", environ)
@@ -96,4 +96,4 @@ def _read_limits(environ: Mapping[str, str]) -> Limits:
                 f"1 to {_LONGEST_LIMIT_S}, not {text!r}"
             )
         given[f"{name}_s"] = float(text)
-    return Limits(**given)
+    return AttemptLimits(**given)

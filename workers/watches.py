@@ -32,7 +32,7 @@ from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.jobs.memory import refuse_too_large
 from tuner.jobs.targets import engine_version_here, reader_of, refuse_options, resolve_target
-from tuner.jobs.workers import Need, WorkerStatus
+from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
@@ -92,7 +92,7 @@ class Watch:
         )
         for model, device, tp, ep, dtype in choices:
             try:
-                need = Need(find_device(device).name, self.measure == "gpu", self.engine)
+                need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
                 yield self._request(model, tp, ep, dtype, engine, device)
             except TunerError as error:

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import HEARTBEAT, Lease
-from tuner.jobs.limits import Limits, Phase, Stopwatch
+from tuner.jobs.limits import AttemptLimits, AttemptPhase, Stopwatch
 from tuner.store import Leases
 from workers.attempts import observed
 from workers.child import AttemptOutcome, AttemptResult, Runner
@@ -42,11 +42,11 @@ class Worker:
         leases: Leases,
         registration: Registration,
         environ: Mapping[str, str],
-        limits: Limits | None = None,
+        limits: AttemptLimits | None = None,
     ) -> None:
         self._leases = leases
         self._registration = registration
-        self._limits = limits or Limits()
+        self._limits = limits or AttemptLimits()
         self._runner = Runner(environ)
         self._turn = threading.Lock()
         self._stopping = threading.Event()
@@ -133,7 +133,7 @@ class Worker:
             looked = now
             if why := watch.overdue(self._limits):
                 self._runner.kill()
-                starts = why.phase is Phase.START
+                starts = why.phase is AttemptPhase.START
                 outcome = AttemptOutcome.REFUSED if starts else AttemptOutcome.RETRY
                 return self._settle(lease, AttemptResult(outcome, why.reason))
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from api.auth import Reader
-from api.matrix import Row
+from api.matrix import CoverageRow
 from api.pages.forms import Posted, full_name, mistakes_in, refused_in
 from api.pages.render import page
 from api.routes.bundles import archive_of, bundle_of
@@ -62,7 +62,7 @@ async def post_cluster(request: Request, form: Posted, caller: Reader, api: ApiD
     return archive_of(bundle) if download else _page(request, caller, api, form, bundle=bundle)
 
 
-def _usual(rows: Sequence[Row], device: str) -> tuple[str, str]:
+def _usual(rows: Sequence[CoverageRow], device: str) -> tuple[str, str]:
     """A cluster.toml of the model and the size with the most gains, and the device of these.
 
     Without such a model, it is the example of the API's documentation.

@@ -11,11 +11,11 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
-from api.matrix import Row, Wanted
+from api.matrix import CoverageRow, RowFilter
 from api.pages.charts import Chart, chart_of
 from api.pages.forms import asked
 from api.pages.names import device_short
-from api.pages.points import Entry, entries_of
+from api.pages.points import WinnerRow, entries_of
 from api.pages.render import page
 from api.routes.results import get_result
 from api.schemas_query import ResultOf
@@ -47,7 +47,9 @@ class Side:
     key: str  # as Sides names it
     device: str
     history: Mapping[str, Any]
-    entries: Mapping[tuple[str, str], Entry]  # by part and size; where two count, the better one
+    entries: Mapping[
+        tuple[str, str], WinnerRow
+    ]  # by part and size; where two count, the better one
 
     @property
     def version(self) -> str:
@@ -68,7 +70,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ResultComparison:
     """How the first result compares with the second: times of a size are sums over its parts."""
 
     first: str
@@ -84,7 +86,7 @@ def show_comparison(
 ) -> Response:
     """Times of two results by size, and how many times as fast the one is as the other."""
     if wanted.problem is None:
-        rows = [row for row in api.matrix.find(Wanted(wanted.q or "")) if _stored(row)]
+        rows = [row for row in api.matrix.find(RowFilter(wanted.q or "")) if _stored(row)]
         rows.sort(key=lambda row: -len(_stored(row)))
         return page(
             request, "compare", wanted=wanted, rows=_offers(rows), total=len(rows), sides=[]
@@ -124,12 +126,12 @@ def _second(left: Side, mine: Sequence[Side]) -> str:
     return next((side.key for side in mine if side.key != left.key), left.key)
 
 
-def _stored(row: Row) -> list[str]:
+def _stored(row: CoverageRow) -> list[str]:
     """The devices with a result in a row."""
     return [name for name, cell in row.cells.items() if cell["newest"]]
 
 
-def _offers(rows: Sequence[Row]) -> list[tuple[Row, list[str]]]:
+def _offers(rows: Sequence[CoverageRow]) -> list[tuple[CoverageRow, list[str]]]:
     return [(row, sorted(_stored(row))) for row in rows[:_MOST]]
 
 
@@ -163,7 +165,7 @@ def _told_apart(left: Side, right: Side) -> tuple[str, str]:
     return "the first", "the second"
 
 
-def _verdict(left: Side, right: Side) -> Verdict | None:
+def _verdict(left: Side, right: Side) -> ResultComparison | None:
     """How two results compare; None without a size at which all parts of both have a time."""
     ratios = []
     for size in dict.fromkeys(size for _, size in left.entries):
@@ -174,7 +176,7 @@ def _verdict(left: Side, right: Side) -> Verdict | None:
     if mean is None:
         return None
     slower = sum(ratio < 1 - NOISE for ratio in ratios)
-    return Verdict(*_told_apart(left, right), mean, slower, len(ratios))
+    return ResultComparison(*_told_apart(left, right), mean, slower, len(ratios))
 
 
 def _times_at(side: Side, size: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ _FAR = 50.0  # a roofline that lies further below a time is not drawn: it would 
 
 
 @dataclass(frozen=True)
-class Entry:
+class WinnerRow:
     """A winner of the API's answers."""
 
     number: int  # among the winners of its environment
@@ -79,19 +79,19 @@ def size_of(point: Mapping[str, Any]) -> str:
     return f"{point['batch_size']}×{point['new_tokens']}+{point['cached_tokens']}"
 
 
-def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[Entry]:
+def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[WinnerRow]:
     """Winners as entries. Where a point has several, the one that counts more comes later."""
-    found = [Entry(number, winner) for number, winner in enumerate(winners)]
+    found = [WinnerRow(number, winner) for number, winner in enumerate(winners)]
     whole = {one.size for one in found if one.alone_us == 0}
     return [replace(one, whole=one.size in whole) for one in found]
 
 
-def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
+def entries_so_far(progress: Mapping[str, Any]) -> list[WinnerRow]:
     """The points of a run that goes on: the best time of each, beside the incumbents' times."""
     best = {one["point"]: one for one in progress["best"]}
     planned = sorted(progress["incumbents"], key=_place)
     return [
-        Entry(
+        WinnerRow(
             number,
             {
                 **one,
@@ -109,9 +109,9 @@ def _place(point: Mapping[str, Any]) -> tuple[int, ...]:
     return (*sizes, [part.value for part in parts()].index(point.get("gemm") or point["part"]))
 
 
-def speedup_of(entries: Sequence[Entry]) -> float | None:
+def speedup_of(entries: Sequence[WinnerRow]) -> float | None:
     """The geometric mean over the sizes whose parts all have both times; None without any."""
-    by_size: dict[str, list[Entry]] = {}
+    by_size: dict[str, list[WinnerRow]] = {}
     for one in entries:
         by_size.setdefault(one.size, []).append(one)
     ratios = []
@@ -123,7 +123,7 @@ def speedup_of(entries: Sequence[Entry]) -> float | None:
     return mean_gain(ratios)
 
 
-def over_of(entries: Sequence[Entry]) -> str:
+def over_of(entries: Sequence[WinnerRow]) -> str:
     """What the gains of some entries are over, in words."""
     timed = [one for one in entries if one.running]
     names = dict.fromkeys(one.running for one in timed)
@@ -133,7 +133,7 @@ def over_of(entries: Sequence[Entry]) -> str:
     return f"{said}; {WITHOUT_US} was {NOT_MEASURED}"
 
 
-def charts_of(entries: Sequence[Entry], running: bool = False) -> list[Chart]:
+def charts_of(entries: Sequence[WinnerRow], running: bool = False) -> list[Chart]:
     """A chart of times by size for each part.
 
     While a job runs, its charts show the best time so far, and leave room below for shorter times.
@@ -157,14 +157,14 @@ def charts_of(entries: Sequence[Entry], running: bool = False) -> list[Chart]:
     return charts
 
 
-def _incumbents(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+def _incumbents(entries: Sequence[WinnerRow]) -> list[tuple[str, str]]:
     """The lines of a chart beside the tuned one: words, and the incumbent's name."""
     known = (("engine's default", "default"), ("engine's file", "shipped"))
     others = {name for one in entries for name in one.winner["incumbents"]} - set(OWN)
     return [*known, *((title_of(name), name) for name in sorted(others))]
 
 
-def _rooflines(entries: Sequence[Entry]) -> dict[str, float]:
+def _rooflines(entries: Sequence[WinnerRow]) -> dict[str, float]:
     """The least time of each size, unless some are so far below the times that they mislead."""
     near = all(
         one.winner["least_us"] * _FAR > one.winner["median_us"]

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from api.auth import Admin, Caller, Reader
 from api.pages.forms import Posted, ask_first, asked, mistakes_in
-from api.pages.points import Entry, charts_of, entries_of, over_of, speedup_of
+from api.pages.points import WinnerRow, charts_of, entries_of, over_of, speedup_of
 from api.pages.render import go, page
 from api.pages.trial_map import map_of
 from api.paging import cursor_at
@@ -86,14 +86,14 @@ def withdraw(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
     return go(request, "")
 
 
-def _entry(entries: Sequence[Entry], number: int | None) -> Entry | None:
+def _entry(entries: Sequence[WinnerRow], number: int | None) -> WinnerRow | None:
     """The entry whose trials are shown: the one that was chosen, or the one that gained most."""
     if number is not None and number < len(entries):
         return entries[number]
     return max(entries, key=lambda one: one.speedup or 0.0, default=None)
 
 
-def _trials(about: Entry, caller: Caller, api: Api) -> list[Mapping[str, Any]]:
+def _trials(about: WinnerRow, caller: Caller, api: Api) -> list[Mapping[str, Any]]:
     """The stored trials at the point of an entry."""
     point = about.winner
     place = [

@@ -17,7 +17,7 @@ _FIRST = ("BLOCK_SIZE_M", "BLOCK_SIZE_N")
 
 
 @dataclass(frozen=True)
-class Pair:
+class TrialCell:
     """The trials with two values: the best time, or why none has one."""
 
     count: int
@@ -35,7 +35,7 @@ class TrialMap:
     across: str
     down: str
     columns: Sequence[int]
-    rows: Mapping[int, Mapping[int, Pair]]
+    rows: Mapping[int, Mapping[int, TrialCell]]
     count: int
     best_us: float | None
 
@@ -67,12 +67,12 @@ def map_of(trials: Sequence[Mapping[str, Any]], across: str, down: str) -> Trial
     return TrialMap(names, across, down, columns, rows, len(trials), best)
 
 
-def _pair(trials: Sequence[Mapping[str, Any]], best_us: float | None) -> Pair:
+def _pair(trials: Sequence[Mapping[str, Any]], best_us: float | None) -> TrialCell:
     timed = [trial for trial in trials if trial["median_us"] is not None]
     if timed:
         best = min(timed, key=lambda trial: trial["median_us"])
         shade = _shade(best["median_us"], best_us or best["median_us"])
-        return Pair(
+        return TrialCell(
             len(trials),
             best["median_us"],
             shade,
@@ -80,7 +80,7 @@ def _pair(trials: Sequence[Mapping[str, Any]], best_us: float | None) -> Pair:
             best["shared_bytes"],
         )
     first = min(trials, key=lambda trial: trial["shared_bytes"] or 1 << 40)
-    return Pair(len(trials), None, None, Status(first["status"]).value, first["shared_bytes"])
+    return TrialCell(len(trials), None, None, Status(first["status"]).value, first["shared_bytes"])
 
 
 def _shade(time_us: float, best_us: float) -> int:

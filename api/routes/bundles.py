@@ -7,7 +7,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader
 from api.bodies import JsonRoute
-from api.bundles import Asked, read_posted
+from api.bundles import BundleRequest, read_posted
 from api.errors import responses
 from api.schemas_in import BundleIn
 from api.state import ApiDep
@@ -47,7 +47,7 @@ async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
         end_turn()
     device = find_device(body.device)
     cluster = await run_in_threadpool(read_posted, body.cluster)
-    asked = Asked(cluster, device, body.allow_predicted, body.allow_missing)
+    asked = BundleRequest(cluster, device, body.allow_predicted, body.allow_missing)
     return await api.bundles.get(asked)
 
 

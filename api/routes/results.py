@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
 from api.errors import responses
-from api.exports import Archive, Wanted, is_named
+from api.exports import Archive, ExportRequest, is_named
 from api.mistakes import said_of
 from api.pages.places import wants_page
 from api.paging import page_of, read_cursor
@@ -224,7 +224,7 @@ async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -
     problem = parse_problem(wanted.problem) if wanted.problem is not None else None
     try:
         return await api.exports.get(
-            Wanted(card, wanted.engine, problem, wanted.allow_predicted, wanted.server_args)
+            ExportRequest(card, wanted.engine, problem, wanted.allow_predicted, wanted.server_args)
         )
     except UnwritableOutput as error:
         log.error("an export failed: %s", error)

@@ -15,7 +15,7 @@ from tuner.engines.engine import find_engine
 from tuner.errors import MeasurerFailed, MeasurerUnavailable
 from tuner.families.fused_moe import prove
 from tuner.jobs.targets import resolve_target
-from tuner.measure.gpu_worker import GpuWorker, Limits
+from tuner.measure.gpu_worker import ChildLimits, GpuWorker
 from tuner.models.serving import Serving
 
 
@@ -29,7 +29,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_measuring_without_torch_names_the_next_step(modules: Path) -> None:
     with pytest.raises(MeasurerUnavailable) as caught:
-        GpuWorker({}, {"PYTHONPATH": str(modules)}, Limits(), "no_torch")
+        GpuWorker({}, {"PYTHONPATH": str(modules)}, ChildLimits(), "no_torch")
     said = str(caught.value)
     assert "No module named 'torch_that_is_not_here'" in said
     assert re.search("run it with the Python that serves the engine, .*--measure predict$", said)

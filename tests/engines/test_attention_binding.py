@@ -14,7 +14,7 @@ from interpreter import interpreted
 from tiers import only
 
 from tuner.families.attention.lengths import kv_splits
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.problems.dtypes import Dtype
 
 TOLERANCE = 2**-9  # of fp16 outputs: one unit in the last place, as the interpreter cuts
@@ -67,7 +67,7 @@ def test_caches_are_split_as_the_engine_splits_them(version, tmp_path):
     assert len(found) == len(cases) == 24
     for case, engines in zip(cases, found, strict=True):
         problem = Attention(
-            Phase.DECODE,
+            AttentionPhase.DECODE,
             case["q_heads"],
             case["kv_heads"],
             Lq=128,

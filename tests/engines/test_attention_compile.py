@@ -13,7 +13,7 @@ from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.kernels.binding import Constant
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
@@ -44,7 +44,7 @@ def job(kernels, recorded):
     point = Point(6, Stage(recorded["part"]), 129, 257)
     assert recorded["default"].items() <= kernels.default_config(problem, point, SM90).items()
     binding = kernels.bind(problem, point, Config(recorded["config"]), SM90)
-    if problem.phase is Phase.PREFILL:  # the recording's were launched as for text
+    if problem.phase is AttentionPhase.PREFILL:  # the recording's were launched as for text
         causal = {**binding.arguments, "IS_CAUSAL": Constant(True)}
         binding = dataclasses.replace(binding, arguments=causal)
     return CompileJob(kernels.lifted(problem.phase), binding.variant(), SM90)
@@ -91,7 +91,7 @@ KEPT = [OWN[3], OWN[6], OWN[8]]  # one of each phase, and one with tensor memory
 def test_the_engines_own_constants_on_other_gpus(farm, version, device, text, shared_bytes, n_regs):
     card, problem = find_device(device), parse_attention(text)
     kernels = lift_attention(find_engine(f"sglang=={version}"))
-    point = Point(1, problem.parts[0], 1 if problem.phase is Phase.DECODE else 128, 1024)
+    point = Point(1, problem.parts[0], 1 if problem.phase is AttentionPhase.DECODE else 128, 1024)
     own = Candidate(point, kernels.default_config(problem, point, card.target))
     compiler = KernelCompiler(farm, kernels.binder(problem, card.target), card)
     compiler.submit([own])
@@ -109,7 +109,9 @@ def test_neither_batch_nor_lengths_make_another_kernel(kernels):
         for stage in problem.parts:
             variants = []
             for batch, new, cached in ((1, 17, 33), (7, 512, 4096), (128, 1, 1)):
-                point = Point(batch, stage, 1 if problem.phase is Phase.DECODE else new, cached)
+                point = Point(
+                    batch, stage, 1 if problem.phase is AttentionPhase.DECODE else new, cached
+                )
                 own = kernels.default_config(problem, point, SM90)
                 variants.append(kernels.bind(problem, point, own, SM90).variant())
             assert variants[0] == variants[1] == variants[2]

@@ -9,7 +9,7 @@ from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import CHOICES, lift_attention
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.kernels.binding import Constant, Pointer
 from tuner.kernels.launcher import Launcher, TensorSpec
@@ -242,7 +242,10 @@ class TestStandIns:
 
 
 def point(problem, stage, batch=3, new=200, cached=1000):
-    decode, prefill = problem.phase is Phase.DECODE, problem.phase is Phase.PREFILL
+    decode, prefill = (
+        problem.phase is AttentionPhase.DECODE,
+        problem.phase is AttentionPhase.PREFILL,
+    )
     return Point(batch, stage, 1 if decode else new, 0 if prefill else cached)
 
 

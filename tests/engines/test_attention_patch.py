@@ -20,7 +20,7 @@ from tuner.engines.sglang.attention.remedy import find_remedy, launches_table
 from tuner.families.attention.check import check_problems
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.models import attention_problems, find_attention
-from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.launcher import Launcher, TensorSpec
 from tuner.problems.points import Point
@@ -59,19 +59,19 @@ def extend_jobs(kernels, target):
     """DeepSeek's extend launches at TP 32, and launches with a mask of the caller's."""
     point = Point(19, Stage.EXTEND, 128, 1024)
     for problem in attention_problems(find_attention("deepseek-r1"), 32):
-        if problem.phase is Phase.EXTEND:
+        if problem.phase is AttentionPhase.EXTEND:
             config = kernels.default_config(problem, point, target)
             binding = kernels.bind(problem, point, config, target)
-            yield CompileJob(kernels.lifted(Phase.EXTEND), binding.variant(), target)
+            yield CompileJob(kernels.lifted(AttentionPhase.EXTEND), binding.variant(), target)
     for fields in MASKED:
         problem = parse_attention(f"extend_attention:q_heads={fields},dtype=bfloat16")
         given = kernels.arguments(problem, point, target)
         given["custom_mask"] = TensorSpec("custom_mask", (1 << 20,), "i1")
         given["mask_indptr"] = TensorSpec("mask_indptr", (20,), "i64")
-        source = kernels.sources[Phase.EXTEND]
+        source = kernels.sources[AttentionPhase.EXTEND]
         launcher = Launcher(source, kernels.engine.root, kernels.origin, target)
-        (launch,) = launcher.run(LAUNCHERS[Phase.EXTEND][1], given)
-        lifted = kernels.lifted(Phase.EXTEND)
+        (launch,) = launcher.run(LAUNCHERS[AttentionPhase.EXTEND][1], given)
+        lifted = kernels.lifted(AttentionPhase.EXTEND)
         known = {name: argument_of(name, value) for name, value in launch.arguments.items()}
         parameters = lifted.parameters(launch.kernel)
         bound = bind(kernels.origin, launch.kernel, parameters, known, launch.options)
@@ -85,7 +85,7 @@ def test_after_the_patch_all_launches_of_extend_fit(farm, version, device, tmp_p
     remedy = remedy_of(version, device)
     patched = applied(remedy, tmp_path)
     assert patched.read_text() == remedy.patched
-    kernels = attention_engine(engine).lift("cuda", {Phase.EXTEND: patched})
+    kernels = attention_engine(engine).lift("cuda", {AttentionPhase.EXTEND: patched})
     jobs = list(extend_jobs(kernels, card.target))
     assert len(jobs) == 5
     farm.submit(jobs)
@@ -100,10 +100,10 @@ def test_the_patch_changes_nothing_for_other_gpus(version, device, tmp_path):
     engine = find_engine(f"sglang=={version}")
     patched = applied(remedy_of(version, device), tmp_path)
     own = attention_engine(engine).lift("cuda")
-    other = attention_engine(engine).lift("cuda", {Phase.EXTEND: patched})
+    other = attention_engine(engine).lift("cuda", {AttentionPhase.EXTEND: patched})
     point = Point(1, Stage.EXTEND, 128, 1024)
     for problem in attention_problems(find_attention("deepseek-r1"), 8):
-        if problem.phase is Phase.EXTEND:
+        if problem.phase is AttentionPhase.EXTEND:
             for target in (find_device("A100").target, find_device("H200").target):
                 before = own.default_config(problem, point, target)
                 assert other.default_config(problem, point, target) == before
@@ -171,7 +171,7 @@ def test_a_patch_that_does_not_fit_is_not_offered(monkeypatch):
 
 @pytest.mark.parametrize(("line", "version"), launches_table()["lines"].items())
 def test_the_lines_of_tracebacks_are_those_of_the_releases(line, version):
-    file = attention_engine(find_engine(f"sglang=={version}")).lift()._source(Phase.EXTEND)
+    file = attention_engine(find_engine(f"sglang=={version}")).lift()._source(AttentionPhase.EXTEND)
     assert file.read_text().split("\n")[int(line) - 1].strip() == "_fwd_kernel[grid]("
 
 
@@ -212,6 +212,6 @@ def test_only_the_tile_changes(tmp_path):
     point = Point(1, Stage.EXTEND, 128, 1024)
     configs = [
         attention_engine(engine).lift("cuda", sources).default_config(problem, point, card.target)
-        for sources in (None, {Phase.EXTEND: patched})
+        for sources in (None, {AttentionPhase.EXTEND: patched})
     ]
     assert configs[1] == configs[0].replace(BLOCK_N=32)

@@ -17,7 +17,7 @@ from tuner.families.attention.lengths import Lengths, kv_splits, ragged
 from tuner.families.attention.predict.model import AttentionModel
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.predict.tiles import BlockRow, Tiles, count, launched, makespan
-from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.space import attention_space, smaller_configs
 from tuner.measure.recording import read_trials
 from tuner.problems.points import Candidate, Config, Point
@@ -54,7 +54,7 @@ def extend_by_hand(problem, lengths, rows, keys):
                 if first >= new:
                     continue
                 queries = range(first, min(new, first + rows))
-                end = new if problem.phase is Phase.PREFILL else min(new, first + rows)
+                end = new if problem.phase is AttentionPhase.PREFILL else min(new, first + rows)
                 found = [0, 0, 0]
                 for start in range(0, cached, keys):
                     tile = range(start, start + keys)
@@ -63,7 +63,7 @@ def extend_by_hand(problem, lengths, rows, keys):
                 for start in range(0, end, keys):
                     tile = range(start, start + keys)
                     some = any(
-                        seen(q, k, end) and (problem.phase is Phase.PREFILL or k <= q)
+                        seen(q, k, end) and (problem.phase is AttentionPhase.PREFILL or k <= q)
                         for q in queries
                         for k in tile
                     )
@@ -156,7 +156,7 @@ class TestModel:
         assert problem.parts
         for stage in problem.parts:
             configs = attention_space(problem, device, stage, takes).configs()
-            point = Point(3, stage, 1 if problem.phase is Phase.DECODE else 200, 900)
+            point = Point(3, stage, 1 if problem.phase is AttentionPhase.DECODE else 200, 900)
             assert configs
             drawn = random.Random(1).sample(configs, min(4, len(configs)))  # noqa: S311 (no secret)
             for config in drawn:

@@ -14,7 +14,7 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
-from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import WorkPoint
@@ -265,7 +265,7 @@ def test_a_recording_of_other_problems_names_them(tmp_path):
     other = parse_attention("extend_attention:q_heads=2,kv_heads=1,Lq=64,Lv=64,dtype=float16")
     with pytest.raises(BadInput, match="only of .*q_heads=16"):
         read_trials(SWEEP, other)
-    assert other.phase is Phase.EXTEND
+    assert other.phase is AttentionPhase.EXTEND
 
 
 HEADER = (

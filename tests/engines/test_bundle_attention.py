@@ -26,7 +26,7 @@ from bundle_cases import fill as fill_moe
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.deploy.bundle.archive import File
+from tuner.deploy.bundle.archive import BundleFile
 from tuner.deploy.bundle.attention import usable_winners
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.verify import check_bundle
@@ -280,16 +280,16 @@ def test_a_bundle_without_the_layers_of_its_model_is_refused() -> None:
     assert any(note.startswith("left out (only predicted") for note in found.notes)
 
 
-def refusal(changes: dict[str, File | None]) -> str:
+def refusal(changes: dict[str, BundleFile | None]) -> str:
     with pytest.raises(BundleRefused) as caught:
         check_bundle(repack(built(), changes))
     return str(caught.value)
 
 
-def changed(path: str, old: str, new: str) -> File:
+def changed(path: str, old: str, new: str) -> BundleFile:
     text = files_of(built())[path].data.decode()
     assert old in text
-    return File(text.replace(old, new, 1).encode())
+    return BundleFile(text.replace(old, new, 1).encode())
 
 
 def test_a_changed_attention_file_is_refused() -> None:
@@ -318,7 +318,7 @@ def test_an_attention_file_that_the_manifest_does_not_account_for(old: str, new:
     for row in manifest["entries"]:
         counts[row["status"]] = counts.get(row["status"], 0) + 1
     manifest["statuses"] = counts
-    said = refusal({"MANIFEST.json": File(sealed(manifest))})
+    said = refusal({"MANIFEST.json": BundleFile(sealed(manifest))})
     assert said == f"'{path}' holds other entries than MANIFEST.json says"
 
 
@@ -338,7 +338,7 @@ def test_what_is_no_attention_file_is_refused(content: object) -> None:
     digest = subprocess.run(["sha256sum"], input=sums.encode(), capture_output=True, check=True)
     listed["sha256"] = digest.stdout.decode().split()[0]
     changes = {path: data.decode(), "SHA256SUMS": sums, "MANIFEST.json": sealed(manifest).decode()}
-    said = refusal({name: File(text.encode()) for name, text in changes.items()})
+    said = refusal({name: BundleFile(text.encode()) for name, text in changes.items()})
     assert said == f"'{path}' holds other entries than MANIFEST.json says"
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.deploy.bundle import archive as limits
-from tuner.deploy.bundle.archive import File, pack
+from tuner.deploy.bundle.archive import BundleFile, pack
 from tuner.deploy.bundle.verify import check_bundle, verify
 from tuner.errors import BadInput, BundleRefused
 
@@ -37,7 +37,7 @@ def refusal(data: bytes) -> str:
 def with_manifest(change: Callable[[dict[str, Any]], object]) -> bytes:
     manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
     change(manifest)
-    return repack(built(RAY), {"MANIFEST.json": File(sealed(manifest))})
+    return repack(built(RAY), {"MANIFEST.json": BundleFile(sealed(manifest))})
 
 
 def with_member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", **fields: Any) -> bytes:
@@ -60,7 +60,7 @@ def test_a_flipped_byte_of_a_file() -> None:
     files = files_of(built(RAY))
     data = bytearray(files["sweep.sh"].data)
     data[100] ^= 1
-    said = refusal(repack(built(RAY), {"sweep.sh": File(bytes(data), 0o755)}))
+    said = refusal(repack(built(RAY), {"sweep.sh": BundleFile(bytes(data), 0o755)}))
     assert said == "'sweep.sh' was changed: its SHA-256 is not the one in MANIFEST.json"
 
 
@@ -71,14 +71,14 @@ def test_a_flipped_byte_of_the_archive() -> None:
 
 
 def test_an_added_a_missing_a_longer_and_an_executable_file() -> None:
-    change = {"nodes/extra.sh": File(b"rm -rf /\n", 0o755)}
+    change = {"nodes/extra.sh": BundleFile(b"rm -rf /\n", 0o755)}
     assert refusal(repack(built(RAY), change)) == "'nodes/extra.sh' is not listed in MANIFEST.json"
     said = refusal(repack(built(RAY), {"preflight.py": None}))
     assert said == "'preflight.py' is listed in MANIFEST.json and missing"
-    said = refusal(repack(built(RAY), {"README.md": File(b"short")}))
+    said = refusal(repack(built(RAY), {"README.md": BundleFile(b"short")}))
     assert "'README.md' has 5 bytes, not" in said
     readme = files_of(built(RAY))["README.md"].data
-    said = refusal(repack(built(RAY), {"README.md": File(readme, 0o755)}))
+    said = refusal(repack(built(RAY), {"README.md": BundleFile(readme, 0o755)}))
     assert said == "'README.md' has the mode 0755, not 0644"
 
 
@@ -120,10 +120,10 @@ def test_a_member_that_is_no_file(kind: bytes, said: str) -> None:
 
 def test_a_set_user_id_file() -> None:
     script = files_of(built(RAY))["sweep.sh"].data
-    said = refusal(repack(built(RAY), {"sweep.sh": File(script, 0o4755)}))
+    said = refusal(repack(built(RAY), {"sweep.sh": BundleFile(script, 0o4755)}))
     assert said == "'sweep.sh' has the mode 4755, not 0755"
     manifest = files_of(built(RAY))["MANIFEST.json"].data
-    said = refusal(repack(built(RAY), {"MANIFEST.json": File(manifest, 0o666)}))
+    said = refusal(repack(built(RAY), {"MANIFEST.json": BundleFile(manifest, 0o666)}))
     assert said == "'MANIFEST.json' has the mode 0666, not 0644"
 
 
@@ -193,10 +193,13 @@ def test_a_flipped_byte_of_the_manifest() -> None:
         (b'"digest"', b'"digess"'),
     ):
         assert old in data
-        assert refusal(repack(built(RAY), {"MANIFEST.json": File(data.replace(old, new))})) == said
+        assert (
+            refusal(repack(built(RAY), {"MANIFEST.json": BundleFile(data.replace(old, new))}))
+            == said
+        )
     deep = b"[" * 900 + b"]" * 900
     nested = data.replace(b'"notes": [', b'"notes": [' + deep + b",")
-    assert refusal(repack(built(RAY), {"MANIFEST.json": File(nested)}))
+    assert refusal(repack(built(RAY), {"MANIFEST.json": BundleFile(nested)}))
 
 
 def test_sums_that_differ_from_the_manifest() -> None:
@@ -208,7 +211,7 @@ def test_sums_that_differ_from_the_manifest() -> None:
 
     manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
     list_it(manifest)
-    changes = {"SHA256SUMS": File(data), "MANIFEST.json": File(sealed(manifest))}
+    changes = {"SHA256SUMS": BundleFile(data), "MANIFEST.json": BundleFile(sealed(manifest))}
     assert refusal(repack(built(RAY), changes)) == "SHA256SUMS does not say what MANIFEST.json says"
 
 
@@ -219,10 +222,12 @@ def limits_sha(data: bytes) -> str:
 
 def test_no_manifest_and_no_bundle() -> None:
     assert refusal(repack(built(RAY), {"MANIFEST.json": None})).endswith("no MANIFEST.json")
-    assert "is not JSON" in refusal(repack(built(RAY), {"MANIFEST.json": File(b"{")}))
-    twice = File(b'{"kind": 1, "kind": 2}')
+    assert "is not JSON" in refusal(repack(built(RAY), {"MANIFEST.json": BundleFile(b"{")}))
+    twice = BundleFile(b'{"kind": 1, "kind": 2}')
     assert "is given twice" in refusal(repack(built(RAY), {"MANIFEST.json": twice}))
-    assert "is not of an engine-tuner bundle" in refusal(pack("x", {"MANIFEST.json": File(b"{}")}))
+    assert "is not of an engine-tuner bundle" in refusal(
+        pack("x", {"MANIFEST.json": BundleFile(b"{}")})
+    )
     assert refusal(b"") == "the archive is cut off"
     assert "no gzip file" in refusal(b"hello")
     assert "no tar" in refusal(gzip.compress(b"hello" * 300))
@@ -320,7 +325,7 @@ def test_noise_in_a_manifest_never_gives_a_traceback(noise: random.Random, junk:
             target[key] = junk
             break
         target = target[key]
-    data = repack(built(RAY), {"MANIFEST.json": File(sealed(manifest))})
+    data = repack(built(RAY), {"MANIFEST.json": BundleFile(sealed(manifest))})
     try:
         check_bundle(data)
     except BundleRefused as error:
@@ -330,5 +335,5 @@ def test_noise_in_a_manifest_never_gives_a_traceback(noise: random.Random, junk:
 @settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_noise_is_no_bundle(data: bytes) -> None:
-    for archive in (data, gzip.compress(data), pack("x", {"MANIFEST.json": File(data)})):
+    for archive in (data, gzip.compress(data), pack("x", {"MANIFEST.json": BundleFile(data)})):
         refusal(archive)

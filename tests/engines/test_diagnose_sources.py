@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import pytest
 
-from tuner.diagnose.table import Form, Origin, known_messages
+from tuner.diagnose.table import Form, MessageSource, known_messages
 from tuner.engines.engine import find_engine
 from tuner.engines.logs.lines import BLANKS
 from tuner.engines.versions import version_order
@@ -52,7 +52,7 @@ def test_many_forms_are_sglangs():
 @pytest.mark.parametrize(
     ("name", "form", "origin"), ORIGINS, ids=[f"{n}-{o.since}" for n, _, o in ORIGINS]
 )
-def test_the_cited_file_has_the_form(name: str, form: Form, origin: Origin):
+def test_the_cited_file_has_the_form(name: str, form: Form, origin: MessageSource):
     release, _, place = origin.source.partition(" ")
     path, _, line = place.partition(":")
     assert form.anchor in squeezed(release, path), name

@@ -11,15 +11,15 @@ from real_sglang import package as sglang_package
 from real_vllm import package as vllm_package
 
 from tuner.engines.launch import unknown_flags
-from tuner.engines.server import Launch, Server, server_of
+from tuner.engines.server import Server, ServerLaunch, server_of
 from tuner.engines.sglang.package import SGLang
 
 SGLANG = ["0.5.2", "0.5.12", "0.5.16", "0.5.23"]
 VLLM = ["0.10.2", "0.15.1", "0.24.0", "0.33.0"]
 
 
-def launch(version: str) -> Launch:
-    return Launch(version, "/m", 8000, 2, (), dummy=True, memory=0.4, traces=Path("/t"))
+def launch(version: str) -> ServerLaunch:
+    return ServerLaunch(version, "/m", 8000, 2, (), dummy=True, memory=0.4, traces=Path("/t"))
 
 
 def fields(files: Iterator[Path], name: str) -> set[str]:

@@ -21,7 +21,7 @@ from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, read_gemm_fi
 from tuner.errors import ExportRefused
 from tuner.export.files import sidecar_text, write_all
 from tuner.export.sized_files import SizedFile
-from tuner.families.dense_gemm.problem import Gemm, parse_dense_gemm
+from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
@@ -51,7 +51,7 @@ def winner(
     default = {"default": Incumbent(config.replace(num_warps=8), Status.OK, 30.0)}
     compiled = Compiled(Status.OK, 55_808, 96, 0)
     us = None if status is Status.INCUMBENT else 20.0
-    entry = Entry(Point(M, Gemm.DENSE), config, status, us, compiled, default, "1.5x as fast")
+    entry = Entry(Point(M, DensePart.DENSE), config, status, us, compiled, default, "1.5x as fast")
     here = replace(ENVIRONMENT, **environment)
     return Winner(problem, here, entry, 1, DAY + timedelta(days=days))
 

@@ -26,8 +26,8 @@ from tuner.engines.sglang.dense_gemm import parse_warning, resolve_warning
 from tuner.engines.sglang.dense_gemm.file_names import format_file_name
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
-from tuner.families.dense_gemm.engine import FileKey, GemmEngine, gemm_engine
-from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm, parse_dense_gemm
+from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, gemm_engine
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart, parse_dense_gemm
 from tuner.kernels.binding import Constant, Integer, Pointer, TypeConstant
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
@@ -155,7 +155,7 @@ def test_both_kernels_of_a_split_share_its_scratch(newest):
     assert second.binding.arguments["Parts"] == Pointer("fp32", "scratch1")
     assert second.binding.arguments["Out"] == Pointer("bf16", "c")
     bound = newest.lift().binder(FP8, SM90)
-    lifted, binding = bound(Candidate(Point(5, Gemm.DENSE), TILE.replace(SPLIT_K=4)))
+    lifted, binding = bound(Candidate(Point(5, DensePart.DENSE), TILE.replace(SPLIT_K=4)))
     assert binding == first.binding
     assert {first.binding.function, second.binding.function} <= lifted.functions.keys()
 
@@ -201,7 +201,7 @@ def test_what_reads_no_file_runs_its_default_alone(version, problem):
 # Loaders
 
 
-def problem_of(key: FileKey) -> DenseGemm:
+def problem_of(key: GemmFileKey) -> DenseGemm:
     return DenseGemm(key.N, key.K, Dtype(key.dtype), key.block)
 
 
@@ -337,7 +337,7 @@ def test_null_entries_are_written_as_null(newest):
 def test_a_faulty_file_is_refused_by_key(newest, text, says, tmp_path):
     path = tmp_path / "file.json"
     path.write_text(text)
-    key = FileKey(512, 1024, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
+    key = GemmFileKey(512, 1024, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
     with pytest.raises(MalformedConfigFile, match=f"{path}: {says}"):
         read_config_file(path, newest.fields_of(key))
 
@@ -345,7 +345,7 @@ def test_a_faulty_file_is_refused_by_key(newest, text, says, tmp_path):
 def test_a_flag_must_be_true_or_false(newest, tmp_path):
     path = tmp_path / "file.json"
     path.write_text(json.dumps({"1": {**TILE, "SWAP_AB": 1}}))
-    key = FileKey(512, 1024, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
+    key = GemmFileKey(512, 1024, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
     with pytest.raises(MalformedConfigFile, match="'SWAP_AB' must be true or false, not 1"):
         read_config_file(path, newest.fields_of(key))
 
@@ -360,7 +360,7 @@ WARNING = (
 
 
 def test_the_warning_line_names_the_whole_problem():
-    assert parse_warning(WARNING) == FileKey(2112, 7168, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
+    assert parse_warning(WARNING) == GemmFileKey(2112, 7168, "NVIDIA_L40S", "fp8_w8a8", (128, 128))
     found = resolve_warning(WARNING, Serving())
     assert found.problems == (FP8,)
     assert found.device_name == "NVIDIA_L40S"

@@ -25,7 +25,7 @@ from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import GemmPredictor
-from tuner.families.dense_gemm.problem import BATCH_SIZES, Gemm
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DensePart
 from tuner.families.dense_gemm.seeds import seeds_for
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.families.dense_gemm.tuning import BUDGETS
@@ -203,7 +203,7 @@ def test_a_search_proposes_only_what_is_legal_at_a_size() -> None:
     narrowed = {point(M): space_at(space, BLOCKS, L40S, M) for M in SIZES}
     predictor = GemmPredictor(L40S, BLOCKS)
     budget = BUDGETS[Effort.STANDARD]
-    search = Search({Gemm.DENSE: space}, list(narrowed), {}, budget, 0, narrowed)
+    search = Search({DensePart.DENSE: space}, list(narrowed), {}, budget, 0, narrowed)
     tried: dict[Point, set[Config]] = {at: set() for at in narrowed}
     while asked := search.ask():
         for candidate in asked:

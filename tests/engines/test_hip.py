@@ -20,13 +20,13 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import AttentionPhase
 from tuner.families.dense_gemm import tuning as gemm_tuning
 from tuner.families.dense_gemm.check import check_files as check_gemm_files
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import GemmPredictor
-from tuner.families.dense_gemm.problem import Gemm as DenseGemmPart
+from tuner.families.dense_gemm.problem import DensePart as DenseGemmPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.families.dense_gemm.space import gemm_space
 from tuner.families.fused_moe import tuning as moe_tuning
@@ -154,7 +154,7 @@ def test_an_hsaco_without_its_note_is_refused() -> None:
 def test_attention_is_launched_as_the_engine_launches_on_hip(text: str) -> None:
     problem = parse_problem(f"{text},kv_heads=1,Lq=128,Lv=128,dtype=bfloat16")
     kernels = lift_attention(ENGINE, "hip")
-    new = 128 if problem.phase is Phase.EXTEND else 1  # type: ignore[attr-defined]
+    new = 128 if problem.phase is AttentionPhase.EXTEND else 1  # type: ignore[attr-defined]
     launches = [
         kernels.launch(problem, Point(4, stage, new, 1024), MI300X.target)  # type: ignore[arg-type]
         for stage in problem.parts

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from tuner.cli import app
 from tuner.deploy.load_proof import prove_loads, read_deployed, render_proof
-from tuner.deploy.load_proof.deployed import Origin
+from tuner.deploy.load_proof.deployed import FileOrigin
 from tuner.deploy.load_proof.proof import LoadProof
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BundleRefused
@@ -45,7 +45,7 @@ def proved(tmp_path: Path, lines: list[str], case: str = H20) -> LoadProof:
 def test_the_whole_launch_as_the_user_looked_at_it(tmp_path: Path) -> None:
     proof = proved(tmp_path, [IB, USING.format("IB"), DIRECT, *tuned_lines(), READY])
     assert proof.ok, proof.problems()
-    assert {load.origin for load in proof.loads} == {Origin.TUNED.value}
+    assert {load.origin for load in proof.loads} == {FileOrigin.TUNED.value}
     text = render_proof(proof)
     assert "entries: 18 predicted" in text
     assert "NET/IB (server.log:2)" in text
@@ -58,7 +58,7 @@ def test_the_whole_launch_as_the_user_looked_at_it(tmp_path: Path) -> None:
 def test_the_engine_s_own_file_is_not_a_tuned_one(tmp_path: Path) -> None:
     shipped = tuned_lines(f"{PACKAGE}/triton_3_6_0")
     proof = proved(tmp_path, [USING.format("IB"), *shipped, READY])
-    assert {load.origin for load in proof.loads} == {Origin.SHIPPED.value}
+    assert {load.origin for load in proof.loads} == {FileOrigin.SHIPPED.value}
     assert f"{NAME}: the engine's own file was loaded, not a tuned one" in proof.problems()
     assert "shipped         moe" in render_proof(proof)
 
@@ -68,7 +68,7 @@ def test_a_file_that_the_folder_carries_is_the_engine_s_own(tmp_path: Path) -> N
     one = next(file.path for file in engine.shipped() if file.path.name != f"{NAME}.json")
     line = LOADED.format(0, f"/opt/tuner/engine-configs/configs/{one.parent.name}", one.stem)
     proof = proved(tmp_path, [USING.format("IB"), line, *tuned_lines(), READY])
-    assert proof.loads[0].origin == Origin.SHIPPED.value
+    assert proof.loads[0].origin == FileOrigin.SHIPPED.value
     assert proof.ok  # another layer's: nobody tuned it
 
 

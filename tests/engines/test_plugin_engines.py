@@ -24,7 +24,7 @@ from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.plugin.backend import BACKEND
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
-from tuner.families.attention.problem import Phase, Stage
+from tuner.families.attention.problem import AttentionPhase, Stage
 from tuner.kernels.launcher import Launcher
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -268,7 +268,7 @@ def test_hook_targets_are_where_they_were(version):
     engine = find_engine(f"sglang=={version}")
     kernels = lift_attention(engine)
     for kernel in KERNELS:
-        lifted = kernels.lifted(Phase(kernel.module.partition("_")[0]))
+        lifted = kernels.lifted(AttentionPhase(kernel.module.partition("_")[0]))
         assert not kernel.unfit([p.name for p in lifted.parameters(kernel.name)])
     for module, function, parameter in LAUNCHERS:
         source = kernel_source(engine, module)
@@ -322,7 +322,7 @@ def test_versions_without_plugins_have_kernels_that_the_plugin_does_not_know():
     for version in ("0.4.4", "0.5.2"):
         engine = find_engine(f"sglang=={version}")
         assert not (engine.root / "srt" / "plugins").exists()
-        decode = lift_attention(engine).lifted(Phase.DECODE)
+        decode = lift_attention(engine).lifted(AttentionPhase.DECODE)
         for name in (GROUPS, HEADS):
             kernel = next(kernel for kernel in KERNELS if kernel.name == name)
             assert kernel.unfit([p.name for p in decode.parameters(name)])

@@ -14,7 +14,7 @@ from tuner.devices.table import devices, find_device
 from tuner.devices.tensor_cores import TensorStep, tensor_step, uses_warpgroup
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.baselines import baseline_configs
-from tuner.families.fused_moe.choose import Policy, choose
+from tuner.families.fused_moe.choose import MoePolicy, choose
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.predict.corpus import Prior
 from tuner.families.fused_moe.predict.device_model import DeviceModel, estimate
@@ -316,7 +316,7 @@ class TestThreshold:
         asked = Request(INT8, L40S, engine, source, selection=MoeSelection((8,)))
         with open_run(asked) as session:
             chooser = session._plan().chooser
-        assert chooser.policy == Policy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
+        assert chooser.policy == MoePolicy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
 
     def test_a_pair_predicted_to_be_hardly_faster_leaves_the_engine_alone(self):
         default, other = config(16, 64, 64, 4, 3), config(16, 64, 64, 8, 3)
@@ -327,10 +327,10 @@ class TestThreshold:
             for c, us in times.items()
         ]
         baseline_configs = {Point(8, gemm): {"default": default} for gemm in Gemm}
-        kept = choose(trials, baseline_configs, Policy(noise=CLEAR_GAIN, tie=0.0), {8})
+        kept = choose(trials, baseline_configs, MoePolicy(noise=CLEAR_GAIN, tie=0.0), {8})
         assert {entry.config for entry in kept} == {default}
         assert "nothing is predicted to be clearly faster" in kept[0].reason
-        taken = choose(trials, baseline_configs, Policy(noise=0.0), {8})
+        taken = choose(trials, baseline_configs, MoePolicy(noise=0.0), {8})
         assert {entry.config for entry in taken} == {other}
 
     def test_it_costs_no_gain_over_the_heuristic_on_the_recording(self, recording, corpus):
@@ -345,7 +345,8 @@ class TestThreshold:
         found = baseline_configs(engine, FP8, H200, "3.6.0", tuple(Gemm), sizes)
         default = {p: {"default": found[p]["default"]} for p in recording.points}
         chosen = [
-            choose(trials, default, Policy(noise=gain, tie=0.0), sizes) for gain in (0, CLEAR_GAIN)
+            choose(trials, default, MoePolicy(noise=gain, tie=0.0), sizes)
+            for gain in (0, CLEAR_GAIN)
         ]
         configs = [[(entry.point, entry.config) for entry in entries] for entries in chosen]
         assert len(configs[0]) == 10

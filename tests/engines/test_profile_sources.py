@@ -11,7 +11,7 @@ from tiers import only
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import KERNELS
 from tuner.engines.sglang.fused_moe.arguments import DENSE, GROUPED
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import AttentionPhase
 from tuner.profile.families import Maker, family_of, kernel_families
 from tuner.profile.steps import read_mark
 
@@ -49,8 +49,8 @@ def test_no_triton_kernel_of_an_engine_is_taken_for_a_compiled_one(spec):
 
 def test_the_kernels_that_are_tuned_have_the_families_that_say_so():
     assert {family_of(name) for name in (DENSE, GROUPED)} == {"fused_moe"}
-    assert {family_of(name) for name in KERNELS[Phase.EXTEND]} == {"attention_extend"}
-    assert {family_of(name) for name in KERNELS[Phase.DECODE]} == {"attention_decode"}
+    assert {family_of(name) for name in KERNELS[AttentionPhase.EXTEND]} == {"attention_extend"}
+    assert {family_of(name) for name in KERNELS[AttentionPhase.DECODE]} == {"attention_decode"}
 
 
 def test_marks_are_those_of_the_engines_sources():

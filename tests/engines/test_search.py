@@ -96,7 +96,7 @@ def best_us(results: Results, point: Point) -> float:
 AXES = {"A": (1, 2, 4, 8, 16), "B": (32, 64, 128), "C": (1, 2, 3, 4), "D": (0, 1)}
 SPACE = Space(AXES, growing=frozenset({"A", "B"}))
 POINTS = [Point(m, gemm) for m in (1, 16, 256) for gemm in Gemm]
-BUDGET = Budget(per_point=20, kernels=60, seeds=4, wave=3)
+BUDGET = Budget(per_point=20, kernels=60, seeds=4, per_round=3)
 
 
 def landscape(number: int, failing: float = 0.2) -> Results:
@@ -148,7 +148,7 @@ LANDSCAPES = st.integers(0, 10_000)
 def test_the_budget_is_kept_whatever_fails(
     number: int, failing: float, kernels: int, per_point: int
 ) -> None:
-    budget = Budget(per_point, kernels, seeds=4, wave=3)
+    budget = Budget(per_point, kernels, seeds=4, per_round=3)
     tried = finish(make(number, budget), landscape(number, failing), shuffled(number))
     assert len({(c.point.part, c.config) for c in tried}) <= kernels
     assert max(Counter(c.point for c in tried).values(), default=0) <= per_point
@@ -226,7 +226,7 @@ def test_parts_have_spaces_of_their_own_and_learn_from_their_own_points() -> Non
     reduce = Point(4, Stage.REDUCE, 1, 512)
     spaces = {Stage.DECODE: SPACE, Stage.REDUCE: Space({"W": (1, 2, 4, 8)})}
     best = SPACE.configs()[0]
-    budget = Budget(per_point=8, kernels=100, seeds=2, wave=3)
+    budget = Budget(per_point=8, kernels=100, seeds=2, per_round=3)
     search = Search(spaces, [short, long, reduce], {short: [best]}, budget, 0)
     tried: dict[Point, list[Config]] = {short: [], long: [], reduce: []}
     while asked := search.ask():

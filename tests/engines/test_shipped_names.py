@@ -15,7 +15,7 @@ from tuner.devices.table import devices
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.file_names import file_key
 from tuner.errors import BadProblem, IndivisibleShape
-from tuner.families.fused_moe.engine import FileKey, Fusion, moe_engine
+from tuner.families.fused_moe.engine import Fusion, MoeFileKey, moe_engine
 from tuner.families.fused_moe.models import moe_problem
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
@@ -42,7 +42,7 @@ EXPLAINED = {
 
 
 @cache
-def shipped(version: str) -> tuple[FileKey, ...]:
+def shipped(version: str) -> tuple[MoeFileKey, ...]:
     files = moe_engine(find_engine(f"sglang=={version}")).shipped()
     return tuple(dict.fromkeys(file.key for file in files if file.key.gemm is Gemm.UP))
 

@@ -19,7 +19,7 @@ from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.triton_release import RECORD, find_triton
 from tuner.errors import CompilerUnavailable
-from tuner.families.attention.problem import Phase, parse_attention
+from tuner.families.attention.problem import AttentionPhase, parse_attention
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
@@ -64,7 +64,7 @@ def one_of_each_family(moe, sglang, vllm):
     bound = [(experts.lifted, experts.bind(SMALL_MOE, Gemm.UP, 64, small, TARGET))]
     attention = lift_attention(find_engine(sglang))
     for problem in ATTENTION:
-        at = Point(1, problem.parts[0], 1 if problem.phase is Phase.DECODE else 128, 1024)
+        at = Point(1, problem.parts[0], 1 if problem.phase is AttentionPhase.DECODE else 128, 1024)
         constants = attention.default_config(problem, at, TARGET)
         binding = attention.bind(problem, at, constants, TARGET)
         bound.append((attention.lifted(problem.phase), binding))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tuner.cli import tuning
+from tuner.cli import runs
 from tuner.cli.app import app
 
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
@@ -26,7 +26,7 @@ def printed(report):
 
 
 def test_an_interrupted_command_has_printed_the_problems_that_are_done(run, monkeypatch):
-    whole, done = tuning._run, []
+    whole, done = runs.run_here, []
 
     def interrupted(*args, **kwargs):
         if done:
@@ -34,16 +34,16 @@ def test_an_interrupted_command_has_printed_the_problems_that_are_done(run, monk
         done.append(whole(*args, **kwargs))
         return done[0]
 
-    monkeypatch.setattr(tuning, "_run", interrupted)
+    monkeypatch.setattr(runs, "run_here", interrupted)
     answer = run()
     assert answer.exit_code == 130
     assert answer.stdout == f"{printed(done[0])}\n"
 
 
 def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
-    whole, done = tuning._run, []
+    whole, done = runs.run_here, []
     monkeypatch.setattr(
-        tuning, "_run", lambda *args, **kw: done.append(whole(*args, **kw)) or done[-1]
+        runs, "run_here", lambda *args, **kw: done.append(whole(*args, **kw)) or done[-1]
     )
     answer = run()
     assert answer.exit_code == 0, answer.stderr

@@ -21,7 +21,7 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.families.state_update.engine import state_engine
 from tuner.families.state_update.problem import StateUpdate
 from tuner.measure.gpu import GpuBench, open_gpu_bench
-from tuner.measure.gpu_worker import Limits
+from tuner.measure.gpu_worker import ChildLimits
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.results import Trial
@@ -43,7 +43,7 @@ def open_bench(
     device: Device | None = None,
     engine: Engine | None = None,
     points: Sequence[Point] = POINTS,
-    limits: Limits = Limits(),
+    limits: ChildLimits = ChildLimits(),
     workbench: Workbench | None = None,
     thorough: bool = False,
 ) -> Iterator[GpuBench]:

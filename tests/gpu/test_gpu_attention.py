@@ -10,7 +10,7 @@ from gpu_benches import open_bench, this_device, trials_of
 from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.engine import attention_engine, engine_config
-from tuner.families.attention.problem import Attention, Phase, Stage, parse_attention
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage, parse_attention
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import with_splits
@@ -51,8 +51,8 @@ SAMPLED = 5  # configurations of each stage, beside the engine's own
 
 
 def points_of(problem: Attention) -> list[Point]:
-    new = 1 if problem.phase is Phase.DECODE else 100
-    cached = 0 if problem.phase is Phase.PREFILL else 300
+    new = 1 if problem.phase is AttentionPhase.DECODE else 100
+    cached = 0 if problem.phase is AttentionPhase.PREFILL else 300
     return [Point(3, part, new, cached) for part in problem.parts]
 
 

@@ -10,9 +10,9 @@ from gpu_benches import open_bench, this_device, trials_of
 from tuner.backends.registry import backends_of
 from tuner.engines.engine import find_engine
 from tuner.families.attention.engine import attention_engine, engine_config
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.families.dense_gemm.engine import gemm_engine
-from tuner.families.dense_gemm.problem import Gemm
+from tuner.families.dense_gemm.problem import DensePart
 from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -40,8 +40,8 @@ PROBLEMS = {
 
 def points_of(problem: Problem) -> list[Point]:
     if not isinstance(problem, Attention):
-        return [Point(size, Gemm.DENSE) for size in (3, 200)]
-    if problem.phase is Phase.DECODE:
+        return [Point(size, DensePart.DENSE) for size in (3, 200)]
+    if problem.phase is AttentionPhase.DECODE:
         return [Point(3, problem.parts[0], 1, 300)]
     return [Point(3, problem.parts[0], 100, cached) for cached in (0, 300)]
 

@@ -12,7 +12,7 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, NotEnoughMemory
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
-from tuner.measure.gpu_worker import Limits
+from tuner.measure.gpu_worker import ChildLimits
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -68,7 +68,7 @@ def test_each_bad_kernel_ends_with_its_own_status_and_the_next_goes_on(planted_e
         Candidate(POINT, config(m, group=group)) for m in (16, 32) for group in [*groups, 7]
     ]
     too_large = Candidate(POINT, config(256, block_n=256, stages=9))
-    limits = Limits(request_s=3.0)
+    limits = ChildLimits(request_s=3.0)
     with open_bench(
         BFLOAT16, tmp_path, engine=planted_engine, limits=limits, thorough=True
     ) as bench:

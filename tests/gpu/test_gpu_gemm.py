@@ -11,10 +11,10 @@ from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import PLACES, Batches
+from tuner.families.dense_gemm.batch import PLACES, GemmBatches
 from tuner.families.dense_gemm.engine import GemmEngine, gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
-from tuner.families.dense_gemm.problem import DenseGemm, Gemm, parse_dense_gemm
+from tuner.families.dense_gemm.problem import DenseGemm, DensePart, parse_dense_gemm
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
@@ -40,7 +40,7 @@ SAMPLED = 4  # configurations of each size, beside the engine's own
 
 
 def point(M: int) -> Point:
-    return Point(M, Gemm.DENSE)
+    return Point(M, DensePart.DENSE)
 
 
 def sampled(problem: DenseGemm, engine: GemmEngine, M: int) -> list[Config]:
@@ -94,13 +94,13 @@ def test_split_and_swapped_kernels_are_right_and_timed_with_their_reduction(tmp_
 
 
 def test_an_output_that_is_not_written_is_wrong():
-    batches = Batches(parse_dense_gemm(FP8), seed=1, l2_bytes=50 << 20)
+    batches = GemmBatches(parse_dense_gemm(FP8), seed=1, l2_bytes=50 << 20)
     assert batches.at(16).error([]) == math.inf
 
 
 def test_launches_read_cold_weights():
     small, large = (
-        Batches(DenseGemm(N, 7168, parse_dense_gemm(FP8).dtype, (128, 128)), 1, 50 << 20)
+        GemmBatches(DenseGemm(N, 7168, parse_dense_gemm(FP8).dtype, (128, 128)), 1, 50 << 20)
         for N in (512, 36864)
     )
     assert len(small.at(1).weights) == len(small.at(1).activations)
@@ -111,7 +111,7 @@ def test_launches_read_cold_weights():
 
 
 def test_a_race_has_the_same_tensors_at_several_places():
-    batches = Batches(parse_dense_gemm(FP8), seed=1, l2_bytes=50 << 20)
+    batches = GemmBatches(parse_dense_gemm(FP8), seed=1, l2_bytes=50 << 20)
     places = batches.places(16)
     assert len(places) == PLACES
     assert len({batch.weights[0].values.data_ptr() for batch in places}) == PLACES

@@ -12,7 +12,7 @@ import torch
 from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.engines.engine import find_engine
-from tuner.families.state_update.batch import PLACES, Batches
+from tuner.families.state_update.batch import PLACES, StateUpdateBatches
 from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.problem import Update, parse_state_update
 from tuner.families.state_update.space import state_space
@@ -57,12 +57,12 @@ def test_every_configuration_is_right_and_has_a_time(text, release, tmp_path):
 
 
 def test_outputs_that_are_not_written_are_wrong():
-    batches = Batches(parse_state_update(PROBLEMS[0]), seed=1, l2_bytes=L2_BYTES)
+    batches = StateUpdateBatches(parse_state_update(PROBLEMS[0]), seed=1, l2_bytes=L2_BYTES)
     assert batches.at(16).error([]) == math.inf
 
 
 def test_launches_update_slots_of_their_own_until_one_fills_the_cache():
-    batches = Batches(parse_state_update(PROBLEMS[0]), seed=1, l2_bytes=L2_BYTES)
+    batches = StateUpdateBatches(parse_state_update(PROBLEMS[0]), seed=1, l2_bytes=L2_BYTES)
     small = batches.at(4)
     slots = torch.cat([step.indices for step in small.steps]).flatten().tolist()
     assert len(set(slots)) == 4 * LAUNCHES
@@ -73,7 +73,7 @@ def test_launches_update_slots_of_their_own_until_one_fills_the_cache():
 
 
 def test_a_race_has_the_same_inputs_at_several_places():
-    batches = Batches(parse_state_update(PROBLEMS[0]), seed=1, l2_bytes=L2_BYTES)
+    batches = StateUpdateBatches(parse_state_update(PROBLEMS[0]), seed=1, l2_bytes=L2_BYTES)
     places = batches.places(16)
     assert len({one.steps[0].projected.data_ptr() for one in places}) == PLACES
     first = places[0].steps[0]

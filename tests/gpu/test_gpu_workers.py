@@ -18,7 +18,7 @@ from worker_processes import tuning_child, wait_for
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest, JobState
-from tuner.jobs.limits import Limits
+from tuner.jobs.limits import AttemptLimits
 from tuner.problems.registry import parse_problem
 from tuner.store import JobStore, Leases
 from tuner.store.workers import WorkerStore
@@ -50,7 +50,9 @@ def gpu_here() -> LocalGpu:
     return found
 
 
-def worker(leases: Leases, name: str, limits: Limits | None = None, lacks: str = "") -> Worker:
+def worker(
+    leases: Leases, name: str, limits: AttemptLimits | None = None, lacks: str = ""
+) -> Worker:
     gpu = gpu_here()
     environ = child_environ(gpu.uuid)
     paths = [str(OTHER_HOST), environ.get("PYTHONPATH", "")]
@@ -90,7 +92,7 @@ def test_a_host_without_torch_is_set_aside_and_harms_no_job(leases: Leases) -> N
 def test_a_measuring_process_that_stands_still_loses_its_job(leases: Leases) -> None:
     jobs = JobStore.sharing(leases)
     job_id = jobs.submit(measure(7)).job.id
-    good = worker(leases, "good", Limits(next_trial_s=30.0))
+    good = worker(leases, "good", AttemptLimits(next_trial_s=30.0))
     thread = threading.Thread(target=good.drain)
     thread.start()
     wait_for(lambda: any(event.kind == "trials" for event in jobs.events(job_id)), 120)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from tuner.jobs.job import LEASE, Job
-from tuner.jobs.limits import Limits
+from tuner.jobs.limits import AttemptLimits
 from tuner.store import Leases
 from workers.reconcile import Overdue
 
@@ -27,9 +27,9 @@ class Clock:
 class Watcher:
     """A reconciler that watches the jobs, every five seconds on its own clock."""
 
-    def __init__(self, leases: Leases, limits: Limits | None = None) -> None:
+    def __init__(self, leases: Leases, limits: AttemptLimits | None = None) -> None:
         self.now = 0.0
-        self._overdue = Overdue(leases, limits or Limits(), lambda: self.now)
+        self._overdue = Overdue(leases, limits or AttemptLimits(), lambda: self.now)
         self._overdue.take_back()
 
     def watch(self, seconds: float) -> list[Job]:

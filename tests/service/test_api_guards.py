@@ -26,7 +26,7 @@ from tuner.jobs.job import Job
 from tuner.store.connect import connect
 from tuner.store.database import utc_now
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.pool import Limits
+from tuner.store.pool import PoolLimits
 from workers.settings import Settings
 
 LARGEST = 100_000
@@ -434,7 +434,7 @@ class TestSettings:
         assert (read.max_body_bytes, read.streams, read.submit_rate) == (2048, 3, ())
         assert (read.streams_per_key, read.body_s, read.connections) == (2, 7, 50)
         assert [str(rate) for rate in read.large_rate] == ["1 per 1 hour"]
-        assert read.store_limits == Limits(connection_s=4, statement_s=8, lock_s=4)
+        assert read.store_limits == PoolLimits(connection_s=4, statement_s=8, lock_s=4)
         assert [str(rate) for rate in read.rate] == ["5 per 1 second"]
 
     @pytest.mark.parametrize(

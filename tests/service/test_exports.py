@@ -396,7 +396,7 @@ def test_work_is_followed_by_a_rest_that_what_is_done_already_does_not_need(
         raise RuntimeError
 
     async def all_turns() -> None:
-        turns = exports.Turns(rest=2.0)
+        turns = exports.PacedTurns(rest=2.0)
         assert await turns.take(lambda: clock.work(3.0)) == 3.0
         clock.now += 4.0  # of the 6 that the rest takes
         assert await turns.take(lambda: clock.work(5.0), lambda: 7.0) == 7.0

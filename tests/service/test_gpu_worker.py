@@ -11,7 +11,7 @@ from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoug
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import GpuBench
-from tuner.measure.gpu_worker import GpuWorker, Limits, PendingMeasurement
+from tuner.measure.gpu_worker import ChildLimits, GpuWorker, PendingMeasurement
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
 
@@ -48,7 +48,7 @@ def lane() -> Iterator[GpuWorker]:
     lane.close()
 
 
-def open_lane(limits: Limits = Limits(request_s=30), **answer: object) -> GpuWorker:
+def open_lane(limits: ChildLimits = ChildLimits(request_s=30), **answer: object) -> GpuWorker:
     return GpuWorker({"answer": answer}, ENV, limits, "fake_gpu_child")
 
 
@@ -87,7 +87,7 @@ def test_crash_costs_one_candidate_and_the_next_goes_on(lane, act):
 
 
 def test_hang_is_killed_after_the_limit():
-    lane = open_lane(Limits(request_s=0.05))
+    lane = open_lane(ChildLimits(request_s=0.05))
     lane.put(ticket(2, fake.HANG))
     ((_, lost),) = lane.collect(0.2)
     lane.close()
@@ -122,7 +122,7 @@ def test_bad_input_that_a_candidate_meets_ends_the_run_and_says_why(lane):
 
 
 def test_too_many_lost_children_end_the_run():
-    lane = open_lane(Limits(request_s=30, replacements=2))
+    lane = open_lane(ChildLimits(request_s=30, replacements=2))
     with pytest.raises(MeasurerFailed, match="3 measuring processes"):
         run(lane, [ticket(i, fake.CRASH) for i in range(3)])
     lane.close()
@@ -154,7 +154,7 @@ def test_set_up_that_fails_says_why_and_leaves_nothing(answer, error, words):
 
 def test_program_that_does_not_start_says_its_last_words():
     with pytest.raises(MeasurerUnavailable, match="No module named"):
-        GpuWorker({}, ENV, Limits(), "no_such_module")
+        GpuWorker({}, ENV, ChildLimits(), "no_such_module")
 
 
 class Compiling:
@@ -260,7 +260,7 @@ def test_a_backend_that_ends_the_child_costs_the_run_nothing_else(bench, lane):
 
 
 def test_a_library_may_take_longer_than_a_candidate():
-    limits = Limits()
+    limits = ChildLimits()
     assert limits.of(Candidate(POINT, Config({}), "flashinfer")) > limits.of(
         Candidate(POINT, config(5))
     )

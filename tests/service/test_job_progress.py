@@ -18,7 +18,7 @@ from store_writer import KEY, POINTS, PROBLEM, batch
 from api.progress import Pace, pace_of
 from tuner.errors import StoreFull
 from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobRequest, JobState, Lease
-from tuner.jobs.limits import Limits
+from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.records import Outlook
@@ -30,7 +30,7 @@ from workers.reconcile import GRACE_S
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 ANY = [JobFilter(needs_gpu=False)]
-LIMITS = Limits(start_s=100.0, first_trial_s=200.0, next_trial_s=300.0, attempt_s=1000.0)
+LIMITS = AttemptLimits(start_s=100.0, first_trial_s=200.0, next_trial_s=300.0, attempt_s=1000.0)
 
 
 @pytest.fixture

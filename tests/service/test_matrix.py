@@ -13,7 +13,7 @@ from databases import both_databases
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
 
 from api import matrix
-from api.matrix import CellState, Matrix, MatrixOrder, Row, Wanted, counts_of, devices_of
+from api.matrix import CellState, CoverageRow, Matrix, MatrixOrder, RowFilter, counts_of, devices_of
 from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
 from tuner.store import Store
 from tuner.store.database import utc_now
@@ -49,7 +49,7 @@ def entry(point: int, time: float | None, alone: float, status: Status = Status.
     )
 
 
-def cell(rows: Iterable[Row]) -> dict[str, object]:
+def cell(rows: Iterable[CoverageRow]) -> dict[str, object]:
     (row,) = rows
     return dict(row.cells["NVIDIA_L40S"])
 
@@ -146,7 +146,7 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
     assert counts_of(found.rows())["measured"] == 3
 
     def problems(**wanted: object) -> list[str]:
-        return [row.problem for row in found.find(Wanted(**wanted))]  # type: ignore[arg-type]
+        return [row.problem for row in found.find(RowFilter(**wanted))]  # type: ignore[arg-type]
 
     named, unnamed = PROBLEM.spec(), OTHER.spec()
     assert problems() == [named, unnamed]  # what has a model's name comes first
@@ -184,7 +184,7 @@ def test_rows_with_nothing_on_a_device_are_found(store: Store) -> None:
     assert counts_of(found.rows())["nothing"] == 1
 
     def lacking(*devices: str) -> list[str]:
-        wanted = Wanted(state=CellState.NOTHING, devices=frozenset(devices))
+        wanted = RowFilter(state=CellState.NOTHING, devices=frozenset(devices))
         return [row.problem for row in found.find(wanted)]
 
     assert lacking() == lacking("NVIDIA_H200") == [OTHER.spec()]

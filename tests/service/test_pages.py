@@ -21,7 +21,7 @@ from api.pages.names import device_short, problem_words
 from api.pages.plain import plain
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
-from tuner.deploy.served.compare import Gain, gains_of
+from tuner.deploy.served.compare import LoadGain, gains_of
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.measure import Speed
 from tuner.deploy.served.outputs import OutputCheck
@@ -118,7 +118,7 @@ def served_proof() -> ServedProof:
     return ServedProof(about, [faster, same], OutputCheck(0.0, 0.0, 0.0, 0.0, 16, 16), ())
 
 
-def decode_gains(load: Load, before: Sequence[float], after: Sequence[float]) -> list[Gain]:
+def decode_gains(load: Load, before: Sequence[float], after: Sequence[float]) -> list[LoadGain]:
     sides = [[Speed(1.0, 1.0, rate, None, 1.0) for rate in rates] for rates in (before, after)]
     return [gain for gain in gains_of(load, *sides) if gain.column.field == "decode_tok_s"]
 

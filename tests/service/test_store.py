@@ -16,7 +16,7 @@ from sqlalchemy import text
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
@@ -38,7 +38,7 @@ from tuner.store.lookups import Lookups, trial_cursor
 from tuner.store.results import ResultStore
 
 UP, DOWN = POINTS
-ATTENTION = Attention(Phase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
+ATTENTION = Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
 
 
 def entry(point: Point, median_us: float = 10.0, status: Status = Status.OK) -> Entry:
@@ -266,7 +266,7 @@ class TestWinners:
         assert medians(store, problem=ATTENTION) == [4.0, 5.0, 3.0]
 
     def test_parts_come_in_the_order_of_their_launch(self, store: Store) -> None:
-        problem = replace(ATTENTION, phase=Phase.DECODE)
+        problem = replace(ATTENTION, phase=AttentionPhase.DECODE)
         points = [Point(size, stage, 1, 4096) for size in (1, 2) for stage in problem.parts]
         key = replace(KEY, problem=problem, points=tuple(points))
         publish(store, key, *(entry(point) for point in reversed(points)))
@@ -348,7 +348,7 @@ moe_problems = st.builds(
 )
 problems = moe_problems | st.builds(
     Attention,
-    st.just(Phase.DECODE),
+    st.just(AttentionPhase.DECODE),
     q_heads=st.sampled_from([8, 16]),
     kv_heads=st.sampled_from([1, 8]),
     Lq=st.sampled_from([128, 576]),

@@ -20,12 +20,12 @@ from tuner.jobs.job import JobRequest
 from tuner.store import JobStore, Store
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.locks import try_file_lock
-from tuner.store.pool import IDLE_S, Limits
+from tuner.store.pool import IDLE_S, PoolLimits
 from tuner.store.schema import HEAD
 from tuner.store.tables import VERSION_TABLE
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
-IMPATIENT = Limits(connection_s=0.2, statement_s=20, lock_s=0.2, connections=2)
+IMPATIENT = PoolLimits(connection_s=0.2, statement_s=20, lock_s=0.2, connections=2)
 
 
 def round_trips(store: Store, tmp_path: Path, call: Callable[[], object]) -> int:
@@ -107,7 +107,7 @@ class TestLimits:
 
     def test_a_statement_that_takes_too_long_is_given_up(self, postgres_url: str) -> None:
         with (
-            JobStore.open(postgres_url, Limits(statement_s=0.2)) as jobs,
+            JobStore.open(postgres_url, PoolLimits(statement_s=0.2)) as jobs,
             pytest.raises(StoreUnreachable, match="statement timeout"),
             jobs._read() as connection,
         ):
@@ -145,7 +145,7 @@ class TestLimits:
                 "CREATE EVENT TRIGGER slow ON ddl_command_end WHEN TAG IN ('CREATE TABLE') "
                 "EXECUTE FUNCTION slow()"
             )
-            short = Limits(statement_s=0.2, lock_s=0.2)
+            short = PoolLimits(statement_s=0.2, lock_s=0.2)
             with Store.open(empty_postgres_url, short) as store, store._read() as connection:
                 version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
                 assert connection.execute(version).scalar_one() == HEAD

@@ -10,15 +10,15 @@ import fake_gpu_child as fake
 import pytest
 
 from tuner.errors import BadInput, NotEnoughMemory
-from tuner.families.dense_gemm.problem import Gemm
-from tuner.measure.gpu_worker import GpuWorker, Limits, PendingMeasurement
+from tuner.families.dense_gemm.problem import DensePart
+from tuner.measure.gpu_worker import ChildLimits, GpuWorker, PendingMeasurement
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-LIMITS = Limits(request_s=30)
-POINT = Point(8, Gemm.DENSE)
+LIMITS = ChildLimits(request_s=30)
+POINT = Point(8, DensePart.DENSE)
 
 
 def pending(us: int, act: int | None = None) -> PendingMeasurement:

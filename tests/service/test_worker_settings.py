@@ -15,7 +15,7 @@ from api.settings import ApiSettings
 from tuner.devices.table import devices
 from tuner.errors import BadInput
 from tuner.jobs.job import JobFilter, Priority, new_job_id
-from tuner.jobs.limits import Limits
+from tuner.jobs.limits import AttemptLimits
 from tuner.store.connect import place_of
 from workers.gpus import (
     LocalGpu,
@@ -229,7 +229,7 @@ def test_a_gpu_s_worker_takes_its_own_jobs_first_and_anybody_s_then() -> None:
 def test_limits_of_jobs_come_from_the_environment() -> None:
     given = {"TUNER_START_LIMIT_S": "30", "TUNER_ATTEMPT_LIMIT_S": "3600"}
     limits = read_settings({**given, "TUNER_DATABASE_URL": "sqlite://"}).limits
-    assert limits == Limits(start_s=30.0, attempt_s=3600.0)
+    assert limits == AttemptLimits(start_s=30.0, attempt_s=3600.0)
     for wrong in ("0", "-1", "1.5", "soon", "99999999"):
         with pytest.raises(BadInput, match="TUNER_NEXT_TRIAL_LIMIT_S is a whole number of seconds"):
             read_settings({"TUNER_NEXT_TRIAL_LIMIT_S": wrong})

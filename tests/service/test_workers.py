@@ -32,7 +32,7 @@ from worker_processes import (
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
-from tuner.jobs.limits import Limits
+from tuner.jobs.limits import AttemptLimits
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
 from tuner.store.job_tables import idempotency_keys
@@ -237,7 +237,7 @@ def test_a_killed_worker_s_job_is_done_by_another(
     # The other one looks more often, and waits less long for a renewal.
     monkeypatch.setattr("workers.service.EVERY_S", 0.1)
     monkeypatch.setenv("TUNER_DATABASE_URL", board.settings.database_url)
-    another = EmbeddedWorker(replace(board.settings, limits=Limits(lease_s=1.0)), gpus=())
+    another = EmbeddedWorker(replace(board.settings, limits=AttemptLimits(lease_s=1.0)), gpus=())
     another.start()
     try:
         again = wait_for(lambda: job if (job := board.held(first.id)).attempts > 1 else None)

@@ -27,7 +27,7 @@ from tuner.models.serving import Resolved, Serving
 from tuner.problems import registry
 from tuner.problems.fields import Strict, body_field
 from tuner.problems.options import Whole
-from tuner.problems.points import Part, Place, Point
+from tuner.problems.points import ChartPosition, Part, Point
 from tuner.problems.registry import Family, families, family_of, parse_problem
 
 HERE = Path(__file__).parent
@@ -218,11 +218,11 @@ class TestEveryFamily:
         for text in EXAMPLES[family.name][0]:
             problem = parse_problem(text)
             points = family.read_selection(problem, {}).points(problem)
-            parts: dict[Place, list[Part]] = {}
+            parts: dict[ChartPosition, list[Part]] = {}
             for point in points:
                 parts.setdefault(family.place(problem, point), []).append(point.part)
             for found, sharing in parts.items():
-                assert isinstance(found, Place)
+                assert isinstance(found, ChartPosition)
                 assert found.chart
                 assert found.x > 0
                 assert found.x_label

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tuner.devices.table import find_device
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
 from tuner.families.attention.models import attention_problems, find_attention
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.models.attention_json import attention_shape, read_attention
 from tuner.models.config_json import parse_checkpoint
 from tuner.models.model import Model
@@ -226,7 +226,9 @@ class TestNames:
     def test_a_problem_is_taken_as_it_is(self):
         text = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
         found = resolve_attention(text, tp=3, kv_splits=4)
-        assert found.problems == (Attention(Phase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16),)
+        assert found.problems == (
+            Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16),
+        )
 
     @pytest.mark.parametrize(
         "text",

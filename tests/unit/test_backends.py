@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tuner.backends import cutlass, registry
-from tuner.backends.operands import Attention, Gemm, Unsupported
+from tuner.backends.operands import AttentionOperands, GemmOperands, Unsupported
 from tuner.backends.registry import BACKENDS, Backend, backends_of, find_backend, no_module
 from tuner.measure.library import backend_of
 from tuner.problems.backends import title_of
@@ -22,7 +22,7 @@ HERE = {"cublas", "fa2", "cudnn"}
 
 def attention_operands(
     new=(5, 1, 3), cached=(0, 4, 7), heads=(4, 2), columns=(16, 16), **traits
-) -> Attention:
+) -> AttentionOperands:
     total = tuple(a + b for a, b in zip(cached, new, strict=True))
     tokens = torch.Generator().manual_seed(1)
     slots = torch.randperm(2 * sum(total), generator=tokens)[: sum(total)].int()
@@ -32,7 +32,7 @@ def attention_operands(
 
     keys = some(2 * sum(total), heads[1], columns[0])
     found = {"window": 0, "sinks": None, "logit_cap": 0.0, "latent": False, **traits}
-    return Attention(
+    return AttentionOperands(
         q=some(sum(new), heads[0], columns[0]),
         k_cache=keys,
         v_cache=keys[..., : columns[1]]
@@ -47,7 +47,7 @@ def attention_operands(
     )
 
 
-def expected_attention(one: Attention) -> torch.Tensor:
+def expected_attention(one: AttentionOperands) -> torch.Tensor:
     """Row by row, in float64."""
     rows = []
     group = one.q_heads // one.kv_heads
@@ -63,7 +63,7 @@ def expected_attention(one: Attention) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def gemm_operands(m=24, n=32, k=48) -> Gemm:
+def gemm_operands(m=24, n=32, k=48) -> GemmOperands:
     some = torch.Generator().manual_seed(2)
 
     def whole(rows):
@@ -73,7 +73,7 @@ def gemm_operands(m=24, n=32, k=48) -> Gemm:
         return torch.rand((rows, 1), generator=some) + 0.5
 
     out = torch.full((m, n), math.nan, dtype=torch.float32)
-    return Gemm(whole(m), whole(n), scales(m), scales(n), out, None)
+    return GemmOperands(whole(m), whole(n), scales(m), scales(n), out, None)
 
 
 class TestContract:
@@ -158,7 +158,9 @@ def test_sglang_s_cutlass_for_blocks_is_for_its_cards_alone(module, monkeypatch)
     monkeypatch.setattr(cutlass, "_imported", only.get)
     scale = torch.ones(1, 1)
     some = torch.zeros(128, 128, dtype=torch.float8_e4m3fn)
-    one = Gemm(some, some, scale, scale, torch.zeros(128, 128, dtype=torch.bfloat16), (128, 128))
+    one = GemmOperands(
+        some, some, scale, scale, torch.zeros(128, 128, dtype=torch.bfloat16), (128, 128)
+    )
     monkeypatch.setattr(cutlass, "this_target", lambda: "sm_120")
     (call,) = cutlass.gemm([one])
     assert call() == "multiplied"

@@ -28,7 +28,7 @@ from tuner.deploy.bench_report import (
 )
 from tuner.deploy.bench_report.compare import Comparison
 from tuner.deploy.bench_report.loads import loads_of
-from tuner.deploy.bench_report.origin import Origin, parse_origin
+from tuner.deploy.bench_report.origin import RunDetails, parse_origin
 from tuner.deploy.bench_report.page import headline, render_page
 from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
 from tuner.deploy.bench_report.readers import parse_samples
@@ -377,7 +377,8 @@ def test_the_title_says_model_gpu_and_date() -> None:
     vllm = parse_origin(['{"date": "20261120-101112", "model_id": "Qwen/Qwen3-30B-A3B"}'])
     assert vllm.title == "Qwen3-30B-A3B, 2026-11-20"
     assert (
-        Origin(device="NVIDIA_H20").or_else(vllm).title == "Qwen3-30B-A3B on NVIDIA_H20, 2026-11-20"
+        RunDetails(device="NVIDIA_H20").or_else(vllm).title
+        == "Qwen3-30B-A3B on NVIDIA_H20, 2026-11-20"
     )
     assert parse_origin(["nothing here"]).title == ""
 
@@ -391,7 +392,7 @@ def test_the_headline() -> None:
 
 def test_report_files(tmp_path: Path) -> None:
     written = write_report(
-        compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after", Origin()
+        compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after", RunDetails()
     )
     assert sorted(p.name for p in written) == [
         "report.csv",
@@ -404,11 +405,11 @@ def test_report_files(tmp_path: Path) -> None:
     assert all(p.stat().st_size for p in written)
     (tmp_path / "file").write_text("")
     with pytest.raises(UnwritableOutput):
-        write_report(compare([], []), tmp_path / "file", "", "", Origin())
+        write_report(compare([], []), tmp_path / "file", "", "", RunDetails())
 
 
 def test_one_run_has_pictures_too(tmp_path: Path) -> None:
-    written = write_summary(summarise(read_samples(SWEEP)), tmp_path, "sweep.md", Origin("R1"))
+    written = write_summary(summarise(read_samples(SWEEP)), tmp_path, "sweep.md", RunDetails("R1"))
     names = {path.name for path in written}
     assert {"summary.html", "summary.svg", "summary.png", "summary.csv"} <= names
     reader = Reader()

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.deploy.bench_report import Origin, read_samples, render_summary, summarise, write_summary
+from tuner.deploy.bench_report import (
+    RunDetails,
+    read_samples,
+    render_summary,
+    summarise,
+    write_summary,
+)
 from tuner.deploy.bench_report.readers import parse_samples
 from tuner.deploy.bench_report.samples import Key, LoadKind
 from tuner.deploy.bench_report.summary import summary_csv, summary_dict, summary_markdown
@@ -72,7 +78,7 @@ def test_several_runs_give_medians() -> None:
 def test_every_form_has_a_table(form: str, tmp_path: Path) -> None:
     summary = summarise(read_samples(DATA / f"l40s-32gpu-after-{form}"))
     assert summary.rows
-    names = {path.name for path in write_summary(summary, tmp_path, form, Origin())}
+    names = {path.name for path in write_summary(summary, tmp_path, form, RunDetails())}
     assert names == {
         f"summary.{kind}" for kind in ("csv", "md", "json", "txt", "html", "svg", "png")
     }

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.choose import Policy, choose
+from tuner.families.fused_moe.choose import MoePolicy, choose
 from tuner.families.fused_moe.finalists import finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status, Trial
 
-EXACT = Policy(noise=0.0)
+EXACT = MoePolicy(noise=0.0)
 
 
 def config(block_m: int, warps: int = 4) -> Config:
@@ -63,8 +63,8 @@ def test_gain_within_the_noise_keeps_the_incumbent():
     incumbent, winner = config(16, 4), config(16, 8)
     trials = [trial(8, g, incumbent, 100.0) for g in Gemm]
     trials += [trial(8, g, winner, 99.5) for g in Gemm]
-    kept = choose(trials, both(8, default=incumbent), Policy(noise=0.01), {8})
-    replaced = choose(trials, both(8, default=incumbent), Policy(noise=0.001), {8})
+    kept = choose(trials, both(8, default=incumbent), MoePolicy(noise=0.01), {8})
+    replaced = choose(trials, both(8, default=incumbent), MoePolicy(noise=0.001), {8})
     assert set(chosen(kept, 8).values()) == {incumbent}
     assert set(chosen(replaced, 8).values()) == {winner}
     assert "within the noise" in kept[0].reason
@@ -76,7 +76,7 @@ def test_shipped_file_is_the_incumbent_before_the_heuristic():
     trials = [trial(8, g, default, 90.0) for g in Gemm] + [
         trial(8, g, shipped, 100.0) for g in Gemm
     ]
-    entries = choose(trials, both(8, default, shipped), Policy(noise=0.2), {8})
+    entries = choose(trials, both(8, default, shipped), MoePolicy(noise=0.2), {8})
     assert set(chosen(entries, 8).values()) == {shipped}
     assert entries[0].incumbents["default"].median_us == 90.0
 
@@ -86,7 +86,7 @@ def test_prediction_never_overrules_a_shipped_file_that_fits():
     trials = [trial(8, g, default, 50.0) for g in Gemm] + [
         trial(8, g, shipped, 100.0) for g in Gemm
     ]
-    policy = Policy(noise=0.0, trust_shipped=True)
+    policy = MoePolicy(noise=0.0, trust_shipped=True)
     assert set(chosen(choose(trials, both(8, default, shipped), policy, {8}), 8).values()) == {
         shipped
     }
@@ -97,7 +97,7 @@ def test_incumbent_that_cannot_run_is_replaced():
     trials = [trial(8, g, crashing, None) for g in Gemm] + [
         trial(8, g, fitting, 500.0) for g in Gemm
     ]
-    entries = choose(trials, both(8, default=crashing), Policy(noise=0.05), {8})
+    entries = choose(trials, both(8, default=crashing), MoePolicy(noise=0.05), {8})
     assert set(chosen(entries, 8).values()) == {fitting}
     assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
     assert "cannot run" in entries[0].reason
@@ -117,7 +117,7 @@ def test_engine_with_one_file_gets_one_config_for_both_gemms():
         trial(8, Gemm.UP, b, 15.0),
         trial(8, Gemm.DOWN, b, 20.0),
     ]
-    entries = choose(trials, both(8, default=a), Policy(noise=0.0, one_config=True), {8})
+    entries = choose(trials, both(8, default=a), MoePolicy(noise=0.0, one_config=True), {8})
     assert chosen(entries, 8) == {Gemm.UP: b, Gemm.DOWN: b}
 
 
@@ -127,7 +127,9 @@ def test_ties_go_to_the_neighbouring_batch_size():
     trials += [trial(8, g, a, 100.0) for g in Gemm] + [trial(8, g, b, 120.0) for g in Gemm]
     trials += [trial(16, g, a, 100.5) for g in Gemm] + [trial(16, g, b, 100.0) for g in Gemm]
     incumbents = both(8, default) | both(16, default)
-    assert set(chosen(choose(trials, incumbents, Policy(noise=0.01), {8, 16}), 16).values()) == {a}
+    assert set(chosen(choose(trials, incumbents, MoePolicy(noise=0.01), {8, 16}), 16).values()) == {
+        a
+    }
     assert set(chosen(choose(trials, incumbents, EXACT, {8, 16}), 16).values()) == {b}
 
 
@@ -140,7 +142,7 @@ def test_a_neighbours_pair_within_the_noise_of_the_incumbent_does_not_replace_it
     # At 16, b beats the incumbent by 1.2 %; a ties with b, and beats it by 0.8 % alone.
     trials += [trial(16, g, a, 99.2) for g in Gemm] + [trial(16, g, b, 98.8) for g in Gemm]
     incumbents = both(8, default) | both(16, default)
-    entries = choose(trials, incumbents, Policy(noise=0.01), {8, 16})
+    entries = choose(trials, incumbents, MoePolicy(noise=0.01), {8, 16})
     assert set(chosen(entries, 8).values()) == {a}
     assert set(chosen(entries, 16).values()) == {b}
 
@@ -151,9 +153,9 @@ def test_what_counts_as_a_tie_may_be_nearer_than_what_beats_the_incumbent():
     trials += [trial(8, g, a, 100.0) for g in Gemm] + [trial(8, g, b, 120.0) for g in Gemm]
     trials += [trial(16, g, a, 105.0) for g in Gemm] + [trial(16, g, b, 100.0) for g in Gemm]
     incumbents = both(8, default) | both(16, default)
-    clear = choose(trials, incumbents, Policy(noise=0.15, tie=0.0), {8, 16})
+    clear = choose(trials, incumbents, MoePolicy(noise=0.15, tie=0.0), {8, 16})
     assert set(chosen(clear, 16).values()) == {b}
-    same = choose(trials, incumbents, Policy(noise=0.15), {8, 16})
+    same = choose(trials, incumbents, MoePolicy(noise=0.15), {8, 16})
     assert set(chosen(same, 16).values()) == {a}
 
 
@@ -180,7 +182,7 @@ def test_chosen_total_is_never_above_the_incumbents(data):
     }
     incumbent = configs[0]
     trials = [trial(8, g, c, us) for (g, c), us in times.items()]
-    policy = Policy(noise=data.draw(st.sampled_from([0.0, 0.01, 0.1])))
+    policy = MoePolicy(noise=data.draw(st.sampled_from([0.0, 0.01, 0.1])))
     incumbent_us = [times[g, incumbent] for g in Gemm]
     try:
         entries = choose(trials, both(8, incumbent), policy, {8})
@@ -207,7 +209,7 @@ def test_among_equal_times_the_one_with_the_fewest_stages_is_chosen_each_night()
     for faster in (deep, lean):  # the noise favours another one each night
         times = {default: 120.0, deep: 100.2, lean: 100.2, faster: 100.0}
         trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
-        entries = choose(trials, both(8, default), Policy(noise=0.004), {8})
+        entries = choose(trials, both(8, default), MoePolicy(noise=0.004), {8})
         nights.append(set(chosen(entries, 8).values()))
     assert nights == [{lean}, {lean}]
 
@@ -217,11 +219,11 @@ def test_a_tie_does_not_give_up_the_gain_over_the_incumbent():
     lean = config(16).replace(num_stages=2)
     times = {default: 100.0, best: 99.5, lean: 99.8}
     trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
-    entries = choose(trials, both(8, default), Policy(noise=0.004), {8})
+    entries = choose(trials, both(8, default), MoePolicy(noise=0.004), {8})
     assert set(chosen(entries, 8).values()) == {best}
 
 
-def nights(times: dict[Config, float], previous: dict[Gemm, Config], policy: Policy):
+def nights(times: dict[Config, float], previous: dict[Gemm, Config], policy: MoePolicy):
     """What a run chooses at M = 8 that finds `previous` in the store; each gemm takes `times`."""
     trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
     stored = {Point(8, gemm): cfg for gemm, cfg in previous.items()}
@@ -234,7 +236,7 @@ def nights(times: dict[Config, float], previous: dict[Gemm, Config], policy: Pol
 
 def test_a_stored_pair_stays_unless_another_one_is_faster_by_more_than_a_tie():
     default, last, lean = config(32), config(16).replace(num_stages=5), config(16, 2)
-    policy = Policy(noise=0.004, tie=0.003)
+    policy = MoePolicy(noise=0.004, tie=0.003)
     for better, expected in ((99.8, last), (99.6, lean)):
         entries = nights(
             {default: 120.0, last: 100.0, lean: better}, dict.fromkeys(Gemm, last), policy
@@ -247,7 +249,9 @@ def test_a_stored_pair_stays_unless_another_one_is_faster_by_more_than_a_tie():
 def test_a_stored_pair_stays_where_its_gain_over_the_engines_has_shrunk_but_not_where_it_is_gone():
     default, last = config(32), config(16)
     for own_us, expected in ((100.1, last), (99.9, default)):
-        entries = nights({default: own_us, last: 100.0}, dict.fromkeys(Gemm, last), Policy(0.004))
+        entries = nights(
+            {default: own_us, last: 100.0}, dict.fromkeys(Gemm, last), MoePolicy(0.004)
+        )
         assert set(chosen(entries, 8).values()) == {expected}
 
 
@@ -257,7 +261,7 @@ def test_where_one_gemm_gets_faster_the_other_keeps_its_stored_configuration():
     trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
     trials.append(trial(8, Gemm.UP, config(16, 8), 90.0))
     stored = {Point(8, gemm): last for gemm in Gemm}
-    entries = choose(trials, both(8, default), Policy(0.004), {8}, previous=stored)
+    entries = choose(trials, both(8, default), MoePolicy(0.004), {8}, previous=stored)
     assert chosen(entries, 8) == {Gemm.UP: config(16, 8), Gemm.DOWN: last}
 
 
@@ -267,5 +271,5 @@ def test_a_stored_pair_of_two_block_sizes_is_no_pair():
     times = {default: 120.0, config(16): 100.0, best: 100.0}
     trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
     at = {Point(8, gemm): cfg for gemm, cfg in stored.items()}
-    entries = choose(trials, both(8, default), Policy(0.004), {8}, previous=at)
+    entries = choose(trials, both(8, default), MoePolicy(0.004), {8}, previous=at)
     assert len({entry.config["BLOCK_SIZE_M"] for entry in entries}) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.definitions import Definitions
-from tuner.kernels.stand_ins import Launch, stand_in_triton
+from tuner.kernels.stand_ins import KernelLaunch, stand_in_triton
 
 MAIN = """
 import torch
@@ -54,12 +54,12 @@ UTILS = "limit = 7\n\n\ndef enough(x):\n    return x >= limit\n"
 
 
 @pytest.fixture
-def launches() -> list[Launch]:
+def launches() -> list[KernelLaunch]:
     return []
 
 
 @pytest.fixture
-def source(tmp_path: Path, launches: list[Launch]) -> Definitions:
+def source(tmp_path: Path, launches: list[KernelLaunch]) -> Definitions:
     root = tmp_path / "engine"
     root.mkdir()
     (root / "main.py").write_text(MAIN)

@@ -10,7 +10,7 @@ import pytest
 
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, what_runs
-from tuner.engines.dispatch_table import Rule, Unknown, dispatch_table, read_dispatch
+from tuner.engines.dispatch_table import DispatchRule, UnknownFact, dispatch_table, read_dispatch
 from tuner.engines.versions import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
 from tuner.problems.points import Problem
@@ -456,7 +456,7 @@ def values(request):
 
 
 def test_rows_have_known_fields_and_open_questions(values):
-    known = {"if" if one.name == "unknown" else one.name for one in fields(Rule)}
+    known = {"if" if one.name == "unknown" else one.name for one in fields(DispatchRule)}
     optional = {"alone", "backends", "refuses", "old_variables"}
     assert set(values) - optional == {"releases", "flags", "unknown", "row"}
     assert len(values["row"]) > 5
@@ -471,7 +471,7 @@ def test_rows_have_known_fields_and_open_questions(values):
         asked_for.add(row.get("if"))
     assert set(values["unknown"]) == asked_for - {None}
     for unknown in values["unknown"].values():
-        assert Unknown(**unknown).words
+        assert UnknownFact(**unknown).words
 
 
 def test_rows_cite_each_of_their_releases(values):

@@ -17,7 +17,7 @@ from tuner.engines.config_files import (
     read_lenient,
 )
 from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.engine import FileKey
+from tuner.families.fused_moe.engine import MoeFileKey
 from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config
@@ -209,20 +209,20 @@ def test_launch_config_makes_tritons_defaults_explicit():
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("E=8,N=3584,device_name=NVIDIA_L40S.json", FileKey(8, 3584, "NVIDIA_L40S")),
+        ("E=8,N=3584,device_name=NVIDIA_L40S.json", MoeFileKey(8, 3584, "NVIDIA_L40S")),
         (
             "E=256,N=128,device_name=NVIDIA_H20-3e,dtype=fp8_w8a8,block_shape=[128, 128]_down.json",
-            FileKey(256, 128, "NVIDIA_H20-3e", "fp8_w8a8", (128, 128), gemm=Gemm.DOWN),
+            MoeFileKey(256, 128, "NVIDIA_H20-3e", "fp8_w8a8", (128, 128), gemm=Gemm.DOWN),
         ),
         (
             "E=257,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json",
-            FileKey(257, 64, "NVIDIA_L40S", "int8_w8a8", per_channel_quant=True),
+            MoeFileKey(257, 64, "NVIDIA_L40S", "int8_w8a8", per_channel_quant=True),
         ),
         (
             "E=64,N=8,device_name=Intel(R)_Arc_down.json",
-            FileKey(64, 8, "Intel(R)_Arc", gemm=Gemm.DOWN),
+            MoeFileKey(64, 8, "Intel(R)_Arc", gemm=Gemm.DOWN),
         ),
-        ("E=384,N=128,device_name=,dtype=int4_w4a16.json", FileKey(384, 128, "", "int4_w4a16")),
+        ("E=384,N=128,device_name=,dtype=int4_w4a16.json", MoeFileKey(384, 128, "", "int4_w4a16")),
     ],
 )
 def test_names(name, key):

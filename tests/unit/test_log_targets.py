@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import Asked, server_of, targets_of
+from tuner.cli.targets import TargetOptions, server_of, targets_of
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 
@@ -25,7 +25,7 @@ def resolved(tmp_path):
     def resolved(*lines: str):
         log = tmp_path / "server.log"
         log.write_text("\n".join(lines))
-        asked = Asked(str(log), find_device("H20"), "sglang", "0.5.16")
+        asked = TargetOptions(str(log), find_device("H20"), "sglang", "0.5.16")
         return targets_of(asked, FamilyChoice(None, {}), every=False)
 
     return resolved

@@ -7,7 +7,7 @@ from profile_traces import DECODE, MOE, TraceWriter
 
 from tuner.profile import Phase, read
 from tuner.profile.workload import (
-    Batch,
+    WeightedBatch,
     batches_of_load,
     batches_of_log,
     batches_of_profile,
@@ -48,8 +48,8 @@ def test_a_log_of_sglang_weighs_batches_by_their_time():
 
 
 def test_a_log_of_vllm_tells_lengths_by_the_cache_in_use():
-    assert batches_of_log(VLLM) == [Batch(Phase.DECODE, 4, 1, 4100, 1.0)]
-    assert batches_of_log(VLLM[1:]) == [Batch(Phase.DECODE, 4, 1, None, 1.0)]
+    assert batches_of_log(VLLM) == [WeightedBatch(Phase.DECODE, 4, 1, 4100, 1.0)]
+    assert batches_of_log(VLLM[1:]) == [WeightedBatch(Phase.DECODE, 4, 1, None, 1.0)]
 
 
 def test_a_profile_tells_sizes_by_its_steps(tmp_path):
@@ -59,16 +59,16 @@ def test_a_profile_tells_sizes_by_its_steps(tmp_path):
         trace.step((DECODE, 10.0), mark="step[DECODE bs=8]", graph=True)
     found = batches_of_profile(read([trace.write(tmp_path / "a.trace.json")]))
     assert set(found) == {
-        Batch(Phase.PREFILL, 2, 500, None, 1.0),
-        Batch(Phase.DECODE, 8, 1, None, 1.0),
+        WeightedBatch(Phase.PREFILL, 2, 500, None, 1.0),
+        WeightedBatch(Phase.DECODE, 8, 1, None, 1.0),
     }
     assert points(found) == []
 
 
 def test_a_benchmark_tells_batches_by_its_load():
     assert batches_of_load(16, 1000, 200) == [
-        Batch(Phase.DECODE, 16, 1, 1100, 1.0),
-        Batch(Phase.PREFILL, 1, 1000, 0, 1.0),
+        WeightedBatch(Phase.DECODE, 16, 1, 1100, 1.0),
+        WeightedBatch(Phase.PREFILL, 1, 1000, 0, 1.0),
     ]
 
 
@@ -77,19 +77,19 @@ def test_sizes_are_those_that_engines_look_up():
 
 
 def test_rare_batches_are_left_out():
-    rare = Batch(Phase.DECODE, 500, 1, 64, 0.004)
-    often = Batch(Phase.DECODE, 4, 1, 64, 0.996)
+    rare = WeightedBatch(Phase.DECODE, 500, 1, 64, 0.004)
+    often = WeightedBatch(Phase.DECODE, 4, 1, 64, 0.996)
     assert sizes([rare, often], LADDER) == [4]
     assert [b.sequences for b in points([rare, often])] == [4]
 
 
 def test_points_are_few_and_by_powers_of_two():
     assert points(batches_of_log(SGLANG)) == [
-        Batch(Phase.PREFILL, 2, 512, 4096, 1.0),
-        Batch(Phase.DECODE, 8, 1, 4096, 0.8),
-        Batch(Phase.DECODE, 64, 1, 1024, 0.2),
+        WeightedBatch(Phase.PREFILL, 2, 512, 4096, 1.0),
+        WeightedBatch(Phase.DECODE, 8, 1, 4096, 0.8),
+        WeightedBatch(Phase.DECODE, 64, 1, 1024, 0.2),
     ]
-    many = [Batch(Phase.DECODE, 1, 1, 1 << n, 1 / 20) for n in range(20)]
+    many = [WeightedBatch(Phase.DECODE, 1, 1, 1 << n, 1 / 20) for n in range(20)]
     assert len(points(many)) == 12
 
 

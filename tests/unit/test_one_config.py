@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cases import config
 
-from tuner.families.fused_moe.choose import MoeChooser, Policy
+from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.one_config import OneConfigStrategy
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
@@ -38,7 +38,7 @@ def test_each_proposal_is_tried_at_both_gemms_and_the_sum_is_told():
     strategy = OneConfigStrategy(inner)
     assert strategy.ask() == [Candidate(UP, NARROW), Candidate(UP, WIDE)]
     strategy.tell(Candidate(UP, WIDE), timed(4.0))
-    assert strategy.ask() == []  # the wave's other up gemm is not known
+    assert strategy.ask() == []  # the round's other up gemm is not known
     strategy.tell(Candidate(UP, NARROW), timed(1.0))
     assert strategy.ask() == [Candidate(DOWN, NARROW), Candidate(DOWN, WIDE)]
     strategy.tell(Candidate(DOWN, WIDE), timed(3.0))
@@ -104,7 +104,7 @@ def test_finalists_are_the_fastest_of_both_together():
         for point, us in zip((UP, DOWN), both, strict=True)
     ]
     incumbents = {point: {"default": default} for point in (UP, DOWN)}
-    chooser = MoeChooser(incumbents, Policy(noise=0.01, one_config=True), requested=[8])
+    chooser = MoeChooser(incumbents, MoePolicy(noise=0.01, one_config=True), requested=[8])
     entries = chooser.choose(trials)
     assert {entry.config for entry in entries} == {config(16, 64, stages=2)}
     final = chooser.finalists(trials, entries)

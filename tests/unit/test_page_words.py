@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from api.pages.compare import Side, _verdict
-from api.pages.points import Entry
+from api.pages.points import WinnerRow
 from api.pages.steps import steps_of
 
 
 def side(version: str, times: dict[tuple[str, str], float | None]) -> Side:
     place = {"engine": "sglang", "engine_version": version, "triton": "3.6.0", "driver": "580"}
-    entries = {key: Entry(0, {"median_us": us, "incumbents": {}}) for key, us in times.items()}
+    entries = {key: WinnerRow(0, {"median_us": us, "incumbents": {}}) for key, us in times.items()}
     return Side("L40S:0", "NVIDIA_L40S", {"environment": place}, entries)
 
 

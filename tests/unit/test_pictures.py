@@ -23,7 +23,7 @@ from tuner.draw.svg import svg_text
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
 from tuner.pictures.charts import problem_charts
-from tuner.pictures.rows import Origin, Row, rows_of, summary_line
+from tuner.pictures.rows import Origin, PictureRow, rows_of, summary_line
 from tuner.pictures.write import as_text, page_of, picture_pages
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
@@ -296,6 +296,6 @@ def test_the_documents_pictures_are_drawn_from_the_kept_results() -> None:
 
 def test_a_row_is_json() -> None:
     (row, *_) = rows_of(LAYER, layer(), H200)
-    assert isinstance(row, Row)
+    assert isinstance(row, PictureRow)
     assert row.as_json()["origin"] == "measured"
     assert row.as_json()["gain"] == 2.0

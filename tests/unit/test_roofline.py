@@ -15,7 +15,7 @@ import pytest
 
 from tuner.devices.table import find_device
 from tuner.families.attention.problem import Stage
-from tuner.families.dense_gemm.problem import Gemm as Dense
+from tuner.families.dense_gemm.problem import DensePart as Dense
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Point, Problem

@@ -19,7 +19,7 @@ from tuner.deploy.bench_report.samples import Key, LoadKind, metric
 from tuner.deploy.bench_report.tables import runs_text
 from tuner.deploy.served.advice import backend_advice
 from tuner.deploy.served.client import Arrival
-from tuner.deploy.served.compare import COLUMNS, Gain, gains_of, runs_of
+from tuner.deploy.served.compare import COLUMNS, LoadGain, gains_of, runs_of
 from tuner.deploy.served.dummy_model import write_dummy_model
 from tuner.deploy.served.flags import Advised, advised_for
 from tuner.deploy.served.gpus import Gpu
@@ -30,7 +30,7 @@ from tuner.deploy.served.prove import fits_twice
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.deploy.served.request import _name, _visible
 from tuner.devices.table import find_device
-from tuner.engines.server import Answer, Launch, flag_value, server_of
+from tuner.engines.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
@@ -177,17 +177,17 @@ SUBJECT = Subject(
 )
 
 
-def gain(load: str, field: str, low: float, high: float) -> Gain:
+def gain(load: str, field: str, low: float, high: float) -> LoadGain:
     column = next(one for one in COLUMNS if one.field == field)
     (parsed,) = parse_loads(load)
     known = metric(column.metric)
     assert known is not None
     sides = [Spread(value, value, value, 7) for value in (123456.7, 234567.8)]
     pair = Pair(Key(LoadKind.SERVING, 1), known, *sides, high, low, high, run_by_run=True)
-    return Gain(parsed, column, (123456.7,) * 7, (234567.8,) * 7, pair)
+    return LoadGain(parsed, column, (123456.7,) * 7, (234567.8,) * 7, pair)
 
 
-def proof(*gains: Gain, loading: tuple[str, ...] = ()) -> ServedProof:
+def proof(*gains: LoadGain, loading: tuple[str, ...] = ()) -> ServedProof:
     outputs = check_outputs(Answers([SAME], [SAME]), Answers([SAME], [SAME]))
     return ServedProof(SUBJECT, gains, outputs, loading)
 
@@ -227,7 +227,7 @@ def test_what_is_proven():
 BEFORE, AFTER = ["--attention-backend", "fa3"], ["--attention-backend=triton"]
 
 
-def advice(prefill: Gain, decode: Gain, before: list[str] = BEFORE) -> str:
+def advice(prefill: LoadGain, decode: LoadGain, before: list[str] = BEFORE) -> str:
     (line,) = backend_advice(server_of("sglang"), before, AFTER, [prefill, decode])
     return line
 
@@ -295,7 +295,7 @@ def test_the_store_says_the_flags_of_the_server_with_the_files():
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_flags_of_a_user_come_last(engine: str):
-    launch = Launch(
+    launch = ServerLaunch(
         "0.24.0", "/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42, traces=Path("/t")
     )
     words = server_of(engine).command(launch)

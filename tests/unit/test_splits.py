@@ -12,7 +12,7 @@ from tuner.families.attention.joint.choose import JointChooser
 from tuner.families.attention.joint.plans import STAGES, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.lengths import EDGES, Lengths, kv_splits
-from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.splits import (
     ROOM_BYTES,
     constants_of,
@@ -50,7 +50,7 @@ def test_a_configuration_says_the_room_of_its_launch_and_the_parts_of_each_seque
     problem, constants = launched(CHOSEN, config)
     assert (problem.kv_splits, constants) == (64, Config({"num_warps": 4}))
     assert constants_of(config) == constants
-    lengths = EDGES[Phase.DECODE]
+    lengths = EDGES[AttentionPhase.DECODE]
     assert parts_of(CHOSEN, config, lengths, CORES) == [16] * len(lengths.cached)
     engines = with_splits(Config({}), 0, 8)
     own = parts_of(parse_attention(f"{SHAPE},kv_splits=8"), Config({}), lengths, CORES)

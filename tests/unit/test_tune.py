@@ -8,12 +8,12 @@ import pytest
 from cases import trial
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.choose import MoeChooser, Policy, choose
+from tuner.families.fused_moe.choose import MoeChooser, MoePolicy, choose
 from tuner.families.fused_moe.finalists import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Totals, Trial
-from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, Plan, tune
+from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, RunPlan, tune
 
 SIZES = (8, 16)
 POINTS = [Point(size, gemm) for size in SIZES for gemm in Gemm]
@@ -101,10 +101,10 @@ class MemoryRacer:
         return {one: ok(us) for one, us in times.items() if us is not None}
 
 
-def plan(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> Plan:
+def plan(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> RunPlan:
     incumbents = {point: {"default": DEFAULT} for point in POINTS}
     sizes = {point.batch_size for point in requested}
-    return Plan(requested, incumbents, MoeChooser(incumbents, Policy(noise), sizes))
+    return RunPlan(requested, incumbents, MoeChooser(incumbents, MoePolicy(noise), sizes))
 
 
 def waves() -> list[list[Candidate]]:
@@ -258,7 +258,7 @@ def test_finalists_are_few_and_hold_incumbents_winners_and_neighbours():
     best_at_16 = [trial(point, config(16, 0), 10.0) for point in POINTS if point.batch_size == 16]
     best_at_8 = [trial(point, config(32, 5), 20.0) for point in POINTS if point.batch_size == 8]
     trials += best_at_16 + best_at_8
-    entries = choose(trials, incumbents, Policy(noise=0.0), SIZES)
+    entries = choose(trials, incumbents, MoePolicy(noise=0.0), SIZES)
     found = finalists(trials, incumbents, entries, SIZES)
     for point in POINTS:
         here = {t.candidate.config for t in found if t.candidate.point == point}
@@ -274,7 +274,7 @@ def test_a_final_has_no_candidate_without_a_time():
     )
     trials = [failed, *(trial(point, OTHER, 5.0) for point in POINTS)]
     incumbents = {point: {"default": config(16, 9)} for point in POINTS}
-    entries = choose(trials, incumbents, Policy(noise=0.0), SIZES)
+    entries = choose(trials, incumbents, MoePolicy(noise=0.0), SIZES)
     found = finalists(trials, incumbents, entries, SIZES)
     assert failed not in found
     assert len(found) == len(POINTS)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from tuner.jobs.job import JobFilter
-from tuner.jobs.workers import Need, WorkerInfo, WorkerState, WorkerStatus, read_worker
+from tuner.jobs.workers import JobRequirements, WorkerInfo, WorkerState, WorkerStatus, read_worker
 
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 INFO = WorkerInfo(
@@ -21,7 +21,7 @@ INFO = WorkerInfo(
     engines=("sglang==0.5.16", "sglang==0.5.12"),
     packages={"torch": "2.9.0"},
 )
-MEASURE = Need("NVIDIA_L40S", needs_gpu=True, engine="sglang==0.5.16")
+MEASURE = JobRequirements("NVIDIA_L40S", needs_gpu=True, engine="sglang==0.5.16")
 
 
 def status(info: WorkerInfo = INFO, **changes: object) -> WorkerStatus:
@@ -50,20 +50,20 @@ def test_a_worker_asks_for_what_it_can_do() -> None:
         (replace(MEASURE, engine="sglang==0.5.12"), True),
         (replace(MEASURE, engine="sglang==0.5.1"), False),
         (replace(MEASURE, device="NVIDIA_H200"), False),
-        (Need("NVIDIA_H200", False, "sglang"), True),
-        (Need("NVIDIA_H200", False, "vllm"), False),
+        (JobRequirements("NVIDIA_H200", False, "sglang"), True),
+        (JobRequirements("NVIDIA_H200", False, "vllm"), False),
     ],
     ids=str,
 )
-def test_needs_are_met_by_device_engine_and_version(need: Need, met: bool) -> None:
+def test_needs_are_met_by_device_engine_and_version(need: JobRequirements, met: bool) -> None:
     assert need.met_by(INFO) is met
     assert (need.unmet([status()], NOW) == "") is met
 
 
 def test_predictions_for_named_devices_only() -> None:
     info = replace(INFO, gpu="", device="", devices=("NVIDIA_H200",))
-    assert Need("NVIDIA_H200", False, "sglang").met_by(info)
-    assert not Need("NVIDIA_L40S", False, "sglang").met_by(info)
+    assert JobRequirements("NVIDIA_H200", False, "sglang").met_by(info)
+    assert not JobRequirements("NVIDIA_L40S", False, "sglang").met_by(info)
     assert not MEASURE.met_by(info)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tuner.families.attention.workloads
 from tuner.errors import MalformedWorkload
-from tuner.families.attention.problem import Attention, Phase, parse_attention
+from tuner.families.attention.problem import Attention, AttentionPhase, parse_attention
 from tuner.families.attention.workloads import (
     MAX_BATCH,
     MAX_CACHED,
@@ -45,19 +45,19 @@ def written(tmp_path: Path) -> Callable[[str | bytes], Path]:
 @pytest.mark.parametrize("use", USES)
 class TestUses:
     def test_each_phase_has_few_points(self, use):
-        for phase in Phase:
+        for phase in AttentionPhase:
             assert 1 <= len(default_workload(phase, use).points) <= 12
 
     def test_a_decode_batch_size_is_tried_at_more_than_one_length(self, use):
         lengths: dict[int, set[int]] = {}
-        for point in default_workload(Phase.DECODE, use).points:
+        for point in default_workload(AttentionPhase.DECODE, use).points:
             assert point.decodes
             lengths.setdefault(point.batch_size, set()).add(point.cached_tokens)
         assert len(lengths) > 3 and all(2 <= len(found) <= 3 for found in lengths.values())
 
     def test_an_extend_batch_is_tried_with_and_without_a_prefix(self, use):
         prefixes: dict[tuple[int, int], set[int]] = {}
-        for point in default_workload(Phase.EXTEND, use).points:
+        for point in default_workload(AttentionPhase.EXTEND, use).points:
             prefixes.setdefault((point.batch_size, point.new_tokens), set()).add(
                 point.cached_tokens
             )
@@ -67,8 +67,8 @@ class TestUses:
             assert batch_size * new_tokens <= PREFILL_TOKENS
 
     def test_prefill_has_what_finds_nothing_cached(self, use):
-        extend = default_workload(Phase.EXTEND, use).points
-        assert default_workload(Phase.PREFILL, use).points == tuple(
+        extend = default_workload(AttentionPhase.EXTEND, use).points
+        assert default_workload(AttentionPhase.PREFILL, use).points == tuple(
             point for point in extend if not point.cached_tokens
         )
 
@@ -77,7 +77,7 @@ class TestUses:
 
 
 def test_chat_is_the_usual_one():
-    assert usual_workload(Phase.DECODE) == default_workload(Phase.DECODE, "chat")
+    assert usual_workload(AttentionPhase.DECODE) == default_workload(AttentionPhase.DECODE, "chat")
 
 
 class TestProblems:
@@ -131,7 +131,7 @@ class TestProblems:
         st.integers(0, 300),
     )
     def test_weights_are_kept_in_sum(self, points, window):
-        problem = Attention(Phase.EXTEND, 8, 8, 64, 64, Dtype.BFLOAT16, window=window)
+        problem = Attention(AttentionPhase.EXTEND, 8, 8, 64, 64, Dtype.BFLOAT16, window=window)
         found = Workload("mine", tuple(points)).for_problem(problem).points
         assert sum(p.weight for p in found) == sum(p.weight for p in points)
         assert len({p.size for p in found}) == len(found)
@@ -146,15 +146,15 @@ class TestFiles:
         )
         extend, decode = WorkPoint(4, 512, 0), WorkPoint(64, 1, 4096, 2.0)
         assert read_workload(path).points == (extend, decode)
-        assert parse_workload(str(path)).of(Phase.EXTEND).points == (extend,)
-        assert parse_workload(str(path)).of(Phase.DECODE).points == (decode,)
+        assert parse_workload(str(path)).of(AttentionPhase.EXTEND).points == (extend,)
+        assert parse_workload(str(path)).of(AttentionPhase.DECODE).points == (decode,)
         assert parse_workload(str(path)).name == str(path)
 
     @pytest.mark.parametrize("use", USES)
     def test_the_files_of_the_uses_are_examples(self, use):
         path = Path(tuner.families.attention.workloads.__file__).with_name(f"{use}.toml")
-        assert parse_workload(str(path)).of(Phase.DECODE).points == (
-            default_workload(Phase.DECODE, use).points
+        assert parse_workload(str(path)).of(AttentionPhase.DECODE).points == (
+            default_workload(AttentionPhase.DECODE, use).points
         )
 
     @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ class TestFiles:
     def test_an_unknown_use_is_refused_with_the_nearest(self, text, words):
         for read in (
             lambda: parse_workload(text),
-            lambda: default_workload(Phase.EXTEND, text),
+            lambda: default_workload(AttentionPhase.EXTEND, text),
         ):
             with pytest.raises(MalformedWorkload, match=words) as caught:
                 read()

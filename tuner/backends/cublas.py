@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Call, Gemm, need
+from tuner.backends.operands import Call, GemmOperands, need
 
 BLOCK = (128, 128)
 LEAST_ROWS = 17  # of A, for torch._int_mm on a GPU
 
 
-def gemm(batch: Sequence[Gemm]) -> list[Call]:
+def gemm(batch: Sequence[GemmOperands]) -> list[Call]:
     first = batch[0]
     n, k = first.b.shape
     need(n % 16 == 0 and k % 16 == 0, "torch takes N and K that divide by 16")
@@ -29,7 +29,7 @@ def gemm(batch: Sequence[Gemm]) -> list[Call]:
     return [_int8(one) for one in batch]
 
 
-def _fp8(one: Gemm) -> Call:
+def _fp8(one: GemmOperands) -> Call:
     b, (a_scale, b_scale) = one.b.t(), _scales(one)
 
     def call() -> Tensor:
@@ -38,7 +38,7 @@ def _fp8(one: Gemm) -> Call:
     return call
 
 
-def _scales(one: Gemm) -> tuple[Tensor, Tensor]:
+def _scales(one: GemmOperands) -> tuple[Tensor, Tensor]:
     if one.block is None:
         return one.a_scale, one.b_scale.t()
     a_scale = one.a_scale.t().contiguous().t()
@@ -48,7 +48,7 @@ def _scales(one: Gemm) -> tuple[Tensor, Tensor]:
     return a_scale, padded[:, :groups].t()
 
 
-def _int8(one: Gemm) -> Call:
+def _int8(one: GemmOperands) -> Call:
     b = one.b.t()
     scale = one.b_scale.t()
 

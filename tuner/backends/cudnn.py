@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from torch.nn.attention import SDPBackend
 
-from tuner.backends.operands import Attention, Call, need
+from tuner.backends.operands import AttentionOperands, Call, need
 from tuner.backends.sdpa import each_sequence
 
 
-def attention(batch: Sequence[Attention]) -> list[Call]:
+def attention(batch: Sequence[AttentionOperands]) -> list[Call]:
     first = batch[0]
     need(first.sinks is None, "cuDNN through torch takes no sinks")
     need(not first.logit_cap, "cuDNN through torch caps no logits")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tuner.backends.operands import Call, Gemm, Unsupported, need, this_target
+from tuner.backends.operands import Call, GemmOperands, Unsupported, need, this_target
 
 BLOCK = (128, 128)
 # sglang's function for blocks, by release; sgl_kernel had it before. It refuses other cards
@@ -20,7 +20,7 @@ _COMPILED_AT_FIRST = (
 _ITS_CARDS = ("sm_120", "sm_121")
 
 
-def gemm(batch: Sequence[Gemm]) -> list[Call]:
+def gemm(batch: Sequence[GemmOperands]) -> list[Call]:
     first = batch[0]
     need(first.block in (None, BLOCK), "CUTLASS takes blocks of 128x128 alone")
     need(first.fp8 or first.block is None, "CUTLASS takes no blocks of int8")
@@ -34,7 +34,7 @@ def gemm(batch: Sequence[Gemm]) -> list[Call]:
     return [_call(one, multiply) for one in batch]
 
 
-def _call(one: Gemm, multiply: Callable[..., Tensor]) -> Call:
+def _call(one: GemmOperands, multiply: Callable[..., Tensor]) -> Call:
     b = one.b.t()
     if one.block is None:
         scales = one.a_scale, one.b_scale
@@ -43,7 +43,7 @@ def _call(one: Gemm, multiply: Callable[..., Tensor]) -> Call:
     return lambda: multiply(one.a, b, *scales, one.out.dtype)
 
 
-def _function(one: Gemm) -> Callable[..., Tensor]:
+def _function(one: GemmOperands) -> Callable[..., Tensor]:
     """The function of the first package that has one. Raises Unsupported where none has."""
     name = "fp8_scaled_mm" if one.fp8 else "int8_scaled_mm"
     if one.block is not None:

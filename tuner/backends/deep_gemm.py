@@ -11,12 +11,12 @@ import deep_gemm
 import torch
 from deep_gemm.utils.layout import get_mn_major_tma_aligned_tensor
 
-from tuner.backends.operands import Call, Gemm, need, need_target
+from tuner.backends.operands import Call, GemmOperands, need, need_target
 
 BLOCK = (128, 128)
 
 
-def gemm(batch: Sequence[Gemm]) -> list[Call]:
+def gemm(batch: Sequence[GemmOperands]) -> list[Call]:
     first = batch[0]
     need(first.block == BLOCK, "DeepGEMM takes blocks of 128x128 alone")
     need(first.fp8, "DeepGEMM takes fp8 alone")
@@ -27,7 +27,7 @@ def gemm(batch: Sequence[Gemm]) -> list[Call]:
     return [_call(one) for one in batch]
 
 
-def _call(one: Gemm) -> Call:
+def _call(one: GemmOperands) -> Call:
     # Engines quantise A into this layout.
     left = one.a, get_mn_major_tma_aligned_tensor(one.a_scale)
     right = one.b, one.b_scale

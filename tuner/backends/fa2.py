@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from tuner.backends.operands import Attention, Call, need
+from tuner.backends.operands import AttentionOperands, Call, need
 from tuner.backends.sdpa import each_sequence
 
 
-def attention(batch: Sequence[Attention]) -> list[Call]:
+def attention(batch: Sequence[AttentionOperands]) -> list[Call]:
     first = batch[0]
     need(first.sinks is None, "torch's FlashAttention takes no sinks")
     need(not first.logit_cap, "torch's FlashAttention caps no logits")
@@ -27,7 +27,7 @@ def attention(batch: Sequence[Attention]) -> list[Call]:
     return [_call(one, first) for one in batch]
 
 
-def _call(one: Attention, first: Attention) -> Call:
+def _call(one: AttentionOperands, first: AttentionOperands) -> Call:
     k, v = one.contiguous
     longest = max(first.new), max(first.total)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tuner.backends.operands import Attention, Call, Unsupported, need, need_target
+from tuner.backends.operands import AttentionOperands, Call, Unsupported, need, need_target
 
 AUTOMATIC = 0  # splits: the library chooses their number
 
 
-def attention(batch: Sequence[Attention]) -> list[Call]:
+def attention(batch: Sequence[AttentionOperands]) -> list[Call]:
     first = batch[0]
     need_target("FlashAttention 3", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
     for package, make in _PACKAGES.items():
@@ -24,10 +24,10 @@ def attention(batch: Sequence[Attention]) -> list[Call]:
     raise Unsupported(f"none of {', '.join(_PACKAGES)} can be imported")
 
 
-Run = Callable[[Attention], Tensor]
+Run = Callable[[AttentionOperands], Tensor]
 
 
-def _with_cache(module: Any, first: Attention) -> Run:  # noqa: ANN401 (a module)
+def _with_cache(module: Any, first: AttentionOperands) -> Run:  # noqa: ANN401 (a module)
     """For sgl_kernel and FlashAttention's own package."""
     own = module.__name__ == "flash_attn_interface"
     need(not (own and first.sinks is not None), "flash_attn_interface takes no sinks")
@@ -35,7 +35,7 @@ def _with_cache(module: Any, first: Attention) -> Run:  # noqa: ANN401 (a module
     if not own and first.decode and not first.latent:
         more["scheduler_metadata"] = _metadata(module, first)
 
-    def run(one: Attention) -> Tensor:
+    def run(one: AttentionOperands) -> Tensor:
         # Engines let it allocate the output of latent attention.
         out = {} if own or first.latent else {"out": one.out}
         result: Tensor = module.flash_attn_with_kvcache(
@@ -57,7 +57,7 @@ def _with_cache(module: Any, first: Attention) -> Run:  # noqa: ANN401 (a module
     return run
 
 
-def _metadata(module: Any, first: Attention) -> Tensor | None:  # noqa: ANN401 (a module)
+def _metadata(module: Any, first: AttentionOperands) -> Tensor | None:  # noqa: ANN401 (a module)
     """What sglang prepares once for all layers of a decode step."""
     if not hasattr(module, "get_scheduler_metadata") or first.window:
         return None
@@ -79,10 +79,10 @@ def _metadata(module: Any, first: Attention) -> Tensor | None:  # noqa: ANN401 (
     return found
 
 
-def _vllm(module: Any, first: Attention) -> Run:  # noqa: ANN401 (a module)
+def _vllm(module: Any, first: AttentionOperands) -> Run:  # noqa: ANN401 (a module)
     need(not first.latent, "vLLM runs latent attention in other kernels")
 
-    def run(one: Attention) -> Tensor:
+    def run(one: AttentionOperands) -> Tensor:
         found = _tensors(one)
         result: Tensor = module.flash_attn_varlen_func(
             q=found["q"],
@@ -106,7 +106,7 @@ def _vllm(module: Any, first: Attention) -> Run:  # noqa: ANN401 (a module)
     return run
 
 
-def _tensors(one: Attention) -> dict[str, Tensor]:
+def _tensors(one: AttentionOperands) -> dict[str, Tensor]:
     """The caches in pages of one token. Latent attention passes the columns that have positions
     apart from those that have none.
     """
@@ -122,11 +122,11 @@ def _tensors(one: Attention) -> dict[str, Tensor]:
     }
 
 
-def _window(one: Attention) -> tuple[int, int]:
+def _window(one: AttentionOperands) -> tuple[int, int]:
     return (one.window, 0) if one.window else (-1, -1)
 
 
-_PACKAGES: dict[str, Callable[[Any, Attention], Run]] = {
+_PACKAGES: dict[str, Callable[[Any, AttentionOperands], Run]] = {
     "sgl_kernel.flash_attn": _with_cache,
     "vllm.vllm_flash_attn": _vllm,
     "flash_attn_interface": _with_cache,

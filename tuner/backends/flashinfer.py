@@ -14,16 +14,16 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Attention, Call, need, this_target
+from tuner.backends.operands import AttentionOperands, Call, need, this_target
 
 WORKSPACE_BYTES = 1 << 29  # what sglang gives it for Qwen models
 TENSOR_CORES_FROM = 4  # query heads that share a key head
 LATENT = (576, 512)  # columns of keys and values
 
-Run = Callable[[Attention], Tensor]
+Run = Callable[[AttentionOperands], Tensor]
 
 
-def attention(batch: Sequence[Attention]) -> list[Call]:
+def attention(batch: Sequence[AttentionOperands]) -> list[Call]:
     first = batch[0]
     need(first.sinks is None, "FlashInfer's kernels with sinks are compiled for each model")
     if first.latent:
@@ -36,7 +36,7 @@ def attention(batch: Sequence[Attention]) -> list[Call]:
     return [partial(run, one) for one in batch]
 
 
-def _extend(first: Attention) -> Run:
+def _extend(first: AttentionOperands) -> Run:
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
         _workspace(), "NHD", backend=_architecture()
     )
@@ -60,7 +60,7 @@ def _extend(first: Attention) -> Run:
     return partial(_run, wrapper)
 
 
-def _decode(first: Attention) -> Run:
+def _decode(first: AttentionOperands) -> Run:
     need(first.columns[0] == first.columns[1], "FlashInfer's decode takes heads of one size")
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         _workspace(),
@@ -89,13 +89,13 @@ def _decode(first: Attention) -> Run:
     return partial(_run, wrapper)
 
 
-def _run(wrapper: flashinfer.BatchPrefillWithPagedKVCacheWrapper, one: Attention) -> Tensor:
+def _run(wrapper: flashinfer.BatchPrefillWithPagedKVCacheWrapper, one: AttentionOperands) -> Tensor:
     caches = one.k_cache.unsqueeze(1), one.v_cache.unsqueeze(1)
     result: Tensor = wrapper.run(one.q, caches, out=one.out)
     return result
 
 
-def _latent(first: Attention) -> Run:
+def _latent(first: AttentionOperands) -> Run:
     wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(_workspace(), backend=_architecture())
     keys, values = first.columns
     wrapper.plan(
@@ -113,7 +113,7 @@ def _latent(first: Attention) -> Run:
         first.k_cache.dtype,
     )
 
-    def run(one: Attention) -> Tensor:
+    def run(one: AttentionOperands) -> Tensor:
         result: Tensor = wrapper.run(
             one.q[..., :values],
             one.q[..., values:],

@@ -44,7 +44,7 @@ def this_target() -> str:
 
 
 @dataclass(frozen=True)
-class Gemm:
+class GemmOperands:
     """`out` (M, N) = A (M, K) x B (N, K) transposed, with scales in float32."""
 
     a: Tensor
@@ -60,7 +60,7 @@ class Gemm:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionOperands:
     """Causal attention of new tokens to a cache that holds them, too, in pages of one token.
 
     At decode, each sequence has one new token. Sequences have their tokens one after the other in

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tuner.backends.operands import Attention, Call
+from tuner.backends.operands import AttentionOperands, Call
 
 Rows = tuple[Tensor, Tensor, Tensor]  # queries, keys, values: (sequences, heads, tokens, columns)
 
 
-def each_sequence(batch: Sequence[Attention], kernel: SDPBackend) -> list[Call]:
+def each_sequence(batch: Sequence[AttentionOperands], kernel: SDPBackend) -> list[Call]:
     """A call runs each sequence in turn, or all at once if they have the same length."""
     return [partial(_run, one, _rows(one), kernel) for one in batch]
 
 
-def _rows(one: Attention) -> list[Rows]:
+def _rows(one: AttentionOperands) -> list[Rows]:
     k, v = one.contiguous
     same = len(set(zip(one.new, one.total, strict=True))) == 1
     new = [sum(one.new)] if same else list(one.new)
@@ -35,7 +35,7 @@ def _heads_first(part: Tensor, sequences: int) -> Tensor:
     return part.view(sequences, tokens // sequences, heads, columns).transpose(1, 2)
 
 
-def _run(one: Attention, rows: Sequence[Rows], kernel: SDPBackend) -> Tensor:
+def _run(one: AttentionOperands, rows: Sequence[Rows], kernel: SDPBackend) -> Tensor:
     with sdpa_kernel(kernel):
         parts = [_one(*three, one.scale, causal=not one.decode) for three in rows]
     flat = [part.transpose(1, 2).reshape(-1, *one.out.shape[1:]) for part in parts]

@@ -13,7 +13,7 @@ from tuner.cli import complete
 from tuner.cli.app import app, guarded, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json, ModelName, ProblemSpecs
-from tuner.cli.targets import Asked, problems_to_ship
+from tuner.cli.targets import TargetOptions, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tuner.deploy.cluster import Cluster
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
-    from tuner.engines.logs.served import Served
+    from tuner.engines.logs.served import CompletedHints
     from tuner.problems.records import Winner
     from tuner.store import Store
 
@@ -129,23 +129,25 @@ def bundle(
         raise typer.Exit(1)
 
 
-def _servers(logs: Sequence[Path], device: str, engine: str) -> Served:
+def _servers(logs: Sequence[Path], device: str, engine: str) -> CompletedHints:
     """The servers of the logs; what the command line says goes first."""
     from tuner.deploy.load_proof import facts_of
-    from tuner.engines.logs.served import Hints, Served, check_hints
+    from tuner.engines.logs.served import CompletedHints, Hints, check_hints
 
     hints = Hints(engine, device)
     check_hints(hints)
-    return Served(hints, facts_of(logs))
+    return CompletedHints(hints, facts_of(logs))
 
 
-def _spec(cluster: Cluster, runs: Served | None) -> str:
+def _spec(cluster: Cluster, runs: CompletedHints | None) -> str:
     """The engine of the cluster file, in the version of the log where the file has none."""
     name = cluster.engine.name
     return cluster.engine.spec if cluster.engine.release or not runs else runs.spec(name)
 
 
-def _differences(cluster: Cluster, device: Device, engine: Engine, runs: Served) -> Iterator[str]:
+def _differences(
+    cluster: Cluster, device: Device, engine: Engine, runs: CompletedHints
+) -> Iterator[str]:
     """A line for each fact of the log that differs from the cluster file."""
     from tuner.deploy.load_proof import other_server
 
@@ -177,7 +179,9 @@ def _winners(
         if not found:
             _refuse_other_versions(store, device, engine, tune)
     parallel = cluster.parallel
-    asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
+    asked = (
+        TargetOptions(model, device, engine.name, engine.version, parallel.tp) if model else None
+    )
     chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
     return select(found, chosen) if chosen else found, proofs
 

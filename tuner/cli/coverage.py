@@ -103,7 +103,7 @@ def add_watch(
     as_json: Json = False,
 ) -> None:
     """Keep every combination of these tuned. An equal watch is not added twice."""
-    from tuner.jobs.workers import Need
+    from tuner.jobs.workers import JobRequirements
     from tuner.problems.batch_sizes import parse_batch_sizes
 
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
@@ -116,7 +116,7 @@ def add_watch(
         workers = watching.workers()
     table = added["watch"]
     for card in table["devices"]:
-        need = Need(card, table["measure"] == "gpu", table["engine"])
+        need = JobRequirements(card, table["measure"] == "gpu", table["engine"])
         if why := need.unmet(workers, datetime.now(timezone.utc)):
             say(f"its jobs will wait: {why}")
     show(as_json, lambda: added, lambda: _watch_text(added))

@@ -128,7 +128,7 @@ def bench_report(
     E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
     """
     from tuner.deploy.bench_report import (
-        Origin,
+        RunDetails,
         as_dict,
         compare,
         read_origin,
@@ -146,7 +146,7 @@ def bench_report(
     for note in filter(None, (results.note(path) for path, results in read.items())):
         say(note)
     new = read[after or before].samples
-    origin = Origin(model, device, date).or_else(read_origin(after or before))
+    origin = RunDetails(model, device, date).or_else(read_origin(after or before))
     origin = origin.or_else(read_origin(before))
     if release:
         from tuner.deploy.bundle.verify import verify as check
@@ -154,7 +154,7 @@ def bench_report(
         verified = check(release)
         save_runs(new, release.with_name(f"{release.name}.runs.json"), verified.sha256)
         said = verified.manifest
-        origin = origin.or_else(Origin(said["cluster"].get("model", ""), said["device"]))
+        origin = origin.or_else(RunDetails(said["cluster"].get("model", ""), said["device"]))
     if after is None:
         summary = summarise(new)
         if out:

@@ -24,7 +24,7 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster
-from tuner.cli.targets import Asked, problems_to_ship, settings_of
+from tuner.cli.targets import TargetOptions, problems_to_ship, settings_of
 
 if TYPE_CHECKING:
     from tuner.export.diff import ExportDiff
@@ -88,7 +88,7 @@ def export(
         found, wanted, flags = asked_by_cluster(cluster, card, given)
     else:
         found, flags = find_engine(engine), settings_of(server_args, model)
-        asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
+        asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
         wanted = problems_to_ship(problem or (), asked, choice)
     with Store.open(database_url(os.environ)) as store:
         report = export_device(

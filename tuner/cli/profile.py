@@ -12,7 +12,7 @@ import typer
 from tuner.cli.app import command, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import EngineSpec, Json, Tp
-from tuner.cli.targets import Asked, problems_to_ship
+from tuner.cli.targets import TargetOptions, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def profile(
     card = _device(device, found, required=bool(model))
     winners: Sequence[Winner] = ()
     if model and card:
-        winners = _winners(Asked(model, card, name, version or None, tp), choice)
+        winners = _winners(TargetOptions(model, card, name, version or None, tp), choice)
     worth = estimate(found, winners, _in_use(log or ()), _tunable(name))
     if picture:
         _draw(worth, picture)
@@ -125,7 +125,7 @@ def _device(name: str, found: Profile, *, required: bool) -> Device | None:
         ) from None
 
 
-def _winners(asked: Asked, choice: FamilyChoice) -> list[Winner]:
+def _winners(asked: TargetOptions, choice: FamilyChoice) -> list[Winner]:
     """What the store has for the model's problems, in any version of the engine."""
     from tuner.store import Store, database_url
 

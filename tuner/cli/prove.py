@@ -11,7 +11,7 @@ from tuner.cli.app import command, say, show
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
 
 if TYPE_CHECKING:
-    from tuner.deploy.served.request import Request
+    from tuner.deploy.served.request import ProofRequest
 
 _FOR_SERVER = "With --server: "
 
@@ -103,9 +103,9 @@ def prove(
     if not server:
         _prove_layer(device, out, engine, model, as_json)
         return
-    from tuner.deploy.served.request import Request
+    from tuner.deploy.served.request import ProofRequest
 
-    request = Request(
+    request = ProofRequest(
         model=model,
         device=device,
         root=out,
@@ -139,7 +139,7 @@ def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool)
         raise typer.Exit(1)
 
 
-def _prove_server(request: Request, as_json: bool) -> None:
+def _prove_server(request: ProofRequest, as_json: bool) -> None:
     import os
 
     from tuner.deploy.served.prove import prove_served

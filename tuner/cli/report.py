@@ -20,7 +20,7 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.targets import Asked, problems_to_ship, settings_of
+from tuner.cli.targets import TargetOptions, problems_to_ship, settings_of
 
 
 @command
@@ -54,7 +54,7 @@ def report(
     from tuner.store import Store, database_url
 
     card, found = find_device(device), find_engine(engine)
-    asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
+    asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
     wanted = problems_to_ship(problem or (), asked, choice)
     with Store.open(database_url(os.environ)) as store:
         winners = stored(store, card, found, wanted)

@@ -23,7 +23,7 @@ from tuner.cli.options import (
     Target,
     Tp,
 )
-from tuner.cli.targets import Asked, selection_of, targets_of
+from tuner.cli.targets import TargetOptions, selection_of, targets_of
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from typing import Any
@@ -63,7 +63,7 @@ def submit(
         card = find_device(device)
         pinned = _pinned(queue, card, engine, measure)
         name, version = parse_spec(pinned)
-        targets = targets_of(Asked(target, card, name, version, tp, dtype), choice, every)
+        targets = targets_of(TargetOptions(target, card, name, version, tp, dtype), choice, every)
         requests = [
             JobRequest(
                 problem=problem,
@@ -123,9 +123,9 @@ def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
     """
     from tuner.engines.engine import find_engine
     from tuner.jobs.targets import engine_version_here
-    from tuner.jobs.workers import Need
+    from tuner.jobs.workers import JobRequirements
 
-    need = Need(device.name, measure == "gpu", spec)
+    need = JobRequirements(device.name, measure == "gpu", spec)
     pinned = need.pinned(queue.workers(), engine_version_here(spec)).engine
     return pinned if "==" in pinned else f"{pinned}=={find_engine(pinned).version}"
 

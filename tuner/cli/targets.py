@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TargetOptions:
     """A target and the common options that it is resolved with."""
 
     target: str
@@ -33,7 +33,7 @@ class Asked:
     dtype: str | None = None
 
 
-def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
+def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
     """The problems that a command line names; raises as `resolve_target` does."""
     from tuner.jobs.targets import resolve_target
 
@@ -41,7 +41,7 @@ def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
     return resolve_target(asked.target, serving, family=choice.family, given=_given(asked, choice))
 
 
-def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
+def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
     """The problems to tune: of one family, or with `every` of all families of a model.
 
     A model's notes name its other families, and with `every` the options that select points of
@@ -64,7 +64,7 @@ def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTa
     return [replace(found, notes=(*found.notes, also))]
 
 
-def _resolve_or_hint(asked: Asked, choice: FamilyChoice) -> TuningTarget:
+def _resolve_or_hint(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
     """Like `resolve`; the error about a pasted message names the command that knows messages."""
     from tuner.diagnose import diagnose_text
     from tuner.errors import UnknownModel
@@ -128,7 +128,7 @@ def server_of(target: str) -> ServedBy:
     return ServedBy(context.spec(context.engine_name()), device.name if device else "")
 
 
-def _of_log(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
+def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     """The problems of the missing files of a log; one that is not known does not end the others.
 
     Raises BadInput for a log that names no missing file, and the error of the first if no problem
@@ -176,7 +176,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _other_gpu(resolved: Resolved, asked: Asked) -> list[str]:
+def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
     """A note if the file is for another GPU."""
     from tuner.devices.table import find_device
     from tuner.errors import UnknownDevice
@@ -189,7 +189,7 @@ def _other_gpu(resolved: Resolved, asked: Asked) -> list[str]:
     return [] if same else [f"the log's server has {named}, and this tunes for {asked.device.name}"]
 
 
-def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
+def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     from tuner.errors import BadInput, OptionsRefused
     from tuner.jobs.targets import reader_of, resolve_all
     from tuner.problems.registry import families, find_family
@@ -239,7 +239,7 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _serving(asked: Asked, choice: FamilyChoice) -> Serving:
+def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
     from tuner.models.serving import Serving
     from tuner.problems.dtypes import parse_dtype
     from tuner.problems.registry import families
@@ -266,7 +266,7 @@ def settings_of(server_args: str, target: str | None) -> dict[str, str]:
     return of_class(server_settings(server_args), class_of(target) if target else "")
 
 
-def _given(asked: Asked, choice: FamilyChoice) -> list[str]:
+def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:
     """The fields that the command line sets."""
     common = {"tp": asked.tp != 1, "dtype": bool(asked.dtype)}
     return [*(name for name, given in common.items() if given), *choice.values]
@@ -289,7 +289,7 @@ def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Sele
 
 
 def problems_to_ship(
-    specs: Sequence[str], model: Asked | None, choice: FamilyChoice
+    specs: Sequence[str], model: TargetOptions | None, choice: FamilyChoice
 ) -> list[Problem]:
     """The problems of `--problem` and `--model`; a model may have problems of several families.
 

@@ -35,7 +35,7 @@ from tuner.cli.options import (
 from tuner.cli.plan import asked_by_cluster, planned
 from tuner.cli.runs import print_reports, run_all
 from tuner.cli.targets import (
-    Asked,
+    TargetOptions,
     refuse_more_targets,
     refuse_one_file,
     refuse_several_gpus,
@@ -141,7 +141,7 @@ def tune(
         card = _card(device or named.device, source, cards if gpus else ())
         found_engine = find_engine(engine or named.engine or "sglang")
         flags = settings_of(server_args, target)
-        asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
+        asked = TargetOptions(target, card, found_engine.name, found_engine.version, tp, dtype)
         targets = targets_of(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
@@ -310,7 +310,7 @@ def check(
             reports = check_files(paths, card, found, tp, choice, named=[*map(Path, targets)])
     else:
         refuse_more_targets(choice.family, targets)
-        asked = Asked(targets[0], card, found.name, found.version, tp)
+        asked = TargetOptions(targets[0], card, found.name, found.version, tp)
         resolved = resolve(asked, choice)
         for note in resolved.notes:
             say(note)

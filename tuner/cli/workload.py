@@ -11,7 +11,7 @@ from tuner.errors import BadInput, MalformedBenchmark, MalformedWorkload, Unread
 if TYPE_CHECKING:
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family
-    from tuner.profile.workload import Batch
+    from tuner.profile.workload import WeightedBatch
 
 FIELD = "workload"  # of requests for attention
 
@@ -61,7 +61,7 @@ def observed_fields(path: Path, family: Family, problem: Problem) -> dict[str, A
 
 
 @cache
-def _batches(path: Path) -> tuple[Batch, ...]:
+def _batches(path: Path) -> tuple[WeightedBatch, ...]:
     """The batches of a trace, a server's log, or results of a benchmark."""
     from tuner.profile import read
     from tuner.profile.workload import batches_of_profile
@@ -74,7 +74,7 @@ def _batches(path: Path) -> tuple[Batch, ...]:
     return tuple(_of_log(path) or _of_benchmark(path))
 
 
-def _of_log(path: Path) -> list[Batch]:
+def _of_log(path: Path) -> list[WeightedBatch]:
     from tuner.profile.workload import batches_of_log
 
     try:
@@ -84,7 +84,7 @@ def _of_log(path: Path) -> list[Batch]:
         raise UnreadableLog(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _of_benchmark(path: Path) -> list[Batch]:
+def _of_benchmark(path: Path) -> list[WeightedBatch]:
     from tuner.deploy.bench_report import read_samples
     from tuner.profile.workload import batches_of_load, merged
 

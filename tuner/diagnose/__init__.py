@@ -15,8 +15,8 @@ from typing import BinaryIO
 from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context
-from tuner.diagnose.findings import Finding, Findings
-from tuner.diagnose.report import Answer, Diagnosis, filled, for_engine
+from tuner.diagnose.findings import Findings, LogFinding
+from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
 from tuner.engines.logs.served import Hints, check_hints
@@ -66,11 +66,11 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     return Diagnosis([_answer(finding, context) for finding in findings.found], findings)
 
 
-def _answer(finding: Finding, context: Context) -> Answer:
+def _answer(finding: LogFinding, context: Context) -> Explanation:
     message = finding.message
     added = ANSWERS[message.answer](finding, context) if message.answer else Added()
     engine, values = context.engine_of(finding), context.values(finding)
-    return Answer(
+    return Explanation(
         finding,
         [*filled(message.cause, values), *added.cause],
         [*filled([*for_engine(message.fix, engine)], values), *for_engine(added.fix, engine)],

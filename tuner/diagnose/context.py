@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices
-from tuner.diagnose.findings import Finding
-from tuner.engines.logs.served import ENGINES, Served
+from tuner.diagnose.findings import LogFinding
+from tuner.engines.logs.served import ENGINES, CompletedHints
 
 
 @dataclass(frozen=True)
-class Context(Served):
+class Context(CompletedHints):
     """The hints, completed from what was read, and what findings add."""
 
-    def engine_of(self, finding: Finding) -> str:
+    def engine_of(self, finding: LogFinding) -> str:
         """The engine of a message: as hints, its paths or its form tell, else as the log does."""
         if not self.hints.engine:
             for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
@@ -25,7 +25,7 @@ class Context(Served):
                 return (programs & ENGINES.keys()).pop()
         return self.engine_name()
 
-    def values(self, finding: Finding) -> dict[str, str]:
+    def values(self, finding: LogFinding) -> dict[str, str]:
         """What sentences may name."""
         known = {"model": self.model, "tp": str(self.tp or "")}
         known |= {k: fact.value for k, fact in self.facts.known.items() if k not in known}

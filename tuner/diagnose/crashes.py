@@ -11,7 +11,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added, Mend
 from tuner.diagnose.context import Context, devices_with
-from tuner.diagnose.findings import Finding, Frame
+from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.engines.engine import engine_names, engine_package, supports
 from tuner.errors import BadInput
@@ -44,7 +44,7 @@ _WHOLE = (
 _DIGITS = 18  # of a number; a log may be made up
 
 
-def shared_memory(finding: Finding, context: Context) -> Added:
+def shared_memory(finding: LogFinding, context: Context) -> Added:
     """Whose kernel it was, what it needs by release and Triton, and what helps."""
     required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
     known = context.device()
@@ -64,7 +64,7 @@ def shared_memory(finding: Finding, context: Context) -> Added:
     return _elsewhere(finding, frame, context, details)
 
 
-def cutlass_tile(finding: Finding, context: Context) -> Added:
+def cutlass_tile(finding: LogFinding, context: Context) -> Added:
     """Which sizes do not fit, where GPU and shapes are known."""
     if any("fp8" in frame.function for frame in finding.frames):
         return Added((), ("sglang: Use a newer release, whose sgl-kernel has other tiles.",))
@@ -81,7 +81,7 @@ def cutlass_tile(finding: Finding, context: Context) -> Added:
     return Added((*before, *notes), (step,), {"device": device.name, "fails_at": sizes})
 
 
-def scaled_mm_unserved(finding: Finding, context: Context) -> Added:
+def scaled_mm_unserved(finding: LogFinding, context: Context) -> Added:
     """Which cards have the kernel, and what to serve instead."""
     gemm = finding.values.get("gemm", "")
     if gemm != "int8_scaled_mm":
@@ -106,7 +106,7 @@ def scaled_mm_unserved(finding: Finding, context: Context) -> Added:
     )
 
 
-def _launch(finding: Finding) -> Frame | None:
+def _launch(finding: LogFinding) -> Frame | None:
     """The innermost frame that is the engine's: where the kernel was launched."""
     ours = (f for f in reversed(finding.frames) if not _of_triton(f.path))
     return next(ours, None)
@@ -118,7 +118,7 @@ def _of_triton(path: str) -> bool:
 
 
 def _elsewhere(
-    finding: Finding, frame: Frame | None, context: Context, details: dict[str, Any]
+    finding: LogFinding, frame: Frame | None, context: Context, details: dict[str, Any]
 ) -> Added:
     """The answer for kernels that are not known to be sglang's attention."""
     if frame is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.findings import Finding, Findings
+from tuner.diagnose.findings import Findings, LogFinding
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
@@ -48,7 +48,7 @@ def missing_files(findings: Findings, context: Context, serving: Serving) -> lis
     return list(found.values())
 
 
-def missing_file(finding: Finding, context: Context) -> Added:
+def missing_file(finding: LogFinding, context: Context) -> Added:
     """The file, and the command that tunes it; the families' own parsers read the path."""
     missing = _missing(finding, context, Serving())
     cause = [f"The missing file is {missing.name}."]
@@ -69,7 +69,7 @@ def missing_file(finding: Finding, context: Context) -> Added:
     return Added(tuple(cause), tuple(_steps(missing, resolved, context)), details)
 
 
-def unnamed_file(finding: Finding, context: Context) -> Added:
+def unnamed_file(finding: LogFinding, context: Context) -> Added:
     """The command that tunes the model that the text names, for a file without a name."""
     engine, device = context.engine_of(finding), context.device()
     if lacks := context.missing(engine, device, model=True):
@@ -86,7 +86,7 @@ def unnamed_file(finding: Finding, context: Context) -> Added:
     )
 
 
-def _missing(finding: Finding, context: Context, serving: Serving) -> MissingFile:
+def _missing(finding: LogFinding, context: Context, serving: Serving) -> MissingFile:
     path = finding.values.get("path", "")
     engine = context.engine_of(finding) or "sglang"
     family = reader_of(path)

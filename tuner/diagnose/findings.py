@@ -23,7 +23,7 @@ class Frame:
 
 
 @dataclass
-class Finding:
+class LogFinding:
     """A message, at the place of its first occurrence."""
 
     message: Message
@@ -51,13 +51,13 @@ class Finding:
 class Findings:
     """Collects what a scan finds; the same message of many lines and ranks is one finding."""
 
-    known: dict[tuple[str, ...], Finding] = field(default_factory=dict)
+    known: dict[tuple[str, ...], LogFinding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     errors: dict[str, str] = field(default_factory=dict)  # exceptions that nothing explains
     lines: int = 0
     last_frame: Frame | None = None  # of the last traceback
 
-    def add(self, new: Finding, rank: str) -> None:
+    def add(self, new: LogFinding, rank: str) -> None:
         key = (
             new.message.name,
             *(_last_part(new.values.get(name, "")) for name in new.message.per),
@@ -78,7 +78,7 @@ class Findings:
             self.errors[text] = where
 
     @property
-    def found(self) -> list[Finding]:
+    def found(self) -> list[LogFinding]:
         """The findings that say something new, the worst first, then in the log's order."""
         names = {finding.message.name for finding in self.known.values()}
         kinds = list(type(next(iter(self.known.values())).message.kind)) if self.known else []

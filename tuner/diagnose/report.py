@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.diagnose.added import Mend
-from tuner.diagnose.findings import Finding, Findings
+from tuner.diagnose.findings import Findings, LogFinding
 from tuner.engines.logs.served import ENGINES
 from tuner.render import printable
 
@@ -15,10 +15,10 @@ _NAMED = 8  # ranks and problems that are listed by name
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanation:
     """What is to be said of a finding."""
 
-    finding: Finding
+    finding: LogFinding
     cause: Sequence[str]  # sentences
     fix: Sequence[str]  # sentences; a command begins with "$ "
     details: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Answer:
 class Diagnosis:
     """The answers to what was found in logs."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[Explanation]
     findings: Findings
 
     @property
@@ -128,7 +128,7 @@ def filled(sentences: Sequence[str], values: Mapping[str, str]) -> Iterator[str]
             continue
 
 
-def _where(finding: Finding) -> str:
+def _where(finding: LogFinding) -> str:
     times = "" if finding.count == 1 else f", {finding.count:,} times"
     ranks = list(finding.ranks)
     if not ranks:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from tuner.diagnose.findings import Finding, Findings, Frame
-from tuner.diagnose.table import Form, Message, Table
+from tuner.diagnose.findings import Findings, Frame, LogFinding
+from tuner.diagnose.table import Form, Message, MessageTable
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
@@ -23,7 +23,7 @@ _ERROR = re.compile(r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources)
 _SHOWN = 1000  # characters of a line
 
 
-def scan(streams: Iterable[tuple[str, BinaryIO]], table: Table) -> Findings:
+def scan(streams: Iterable[tuple[str, BinaryIO]], table: MessageTable) -> Findings:
     """Search (name, stream) pairs, all of one server or cluster."""
     findings = Findings()
     for name, stream in streams:
@@ -36,7 +36,7 @@ class _Scan:
     """The state of the scan of one log."""
 
     name: str
-    table: Table
+    table: MessageTable
     findings: Findings
     _lines: list[bytes] = field(default_factory=list)  # context, and lines not yet searched
     _searched: int = 0  # how many of them are context
@@ -103,7 +103,7 @@ class _Scan:
         line = " ".join(" ".join(texts).split())[:_SHOWN]
         frames = self._frames(first)
         where = f"{self.name}:{self._first + first}"
-        found = Finding(message, form, values, line, where, frames)
+        found = LogFinding(message, form, values, line, where, frames)
         self.findings.add(found, "".join(rank_of(text)))
         return set(range(first, last + 1))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.findings import Finding
+from tuner.diagnose.findings import LogFinding
 
 _CHANNELS = "a checkpoint with a scale for each channel instead of blocks."
 _EXPERTS = "expert parallelism, which divides experts instead of weights; or "
 _LINEAR = "Weight "  # a linear layer's message begins so; expert parallelism does not divide it
 
 
-def block_shape(finding: Finding, context: Context) -> Added:
+def block_shape(finding: LogFinding, context: Context) -> Added:
     """The largest tensor-parallel size below the server's whose shares are whole blocks."""
     size, block, tp = _number(finding, "size"), _number(finding, "block"), context.tp
     linear = finding.form.text.startswith(_LINEAR)
@@ -32,7 +32,7 @@ def block_shape(finding: Finding, context: Context) -> Added:
     )
 
 
-def heads(finding: Finding, context: Context) -> Added:
+def heads(finding: LogFinding, context: Context) -> Added:
     """The sizes that divide the heads."""
     count, asked = _number(finding, "heads"), _number(finding, "tp")
     fits = [n for n in range(1, min(count, 128) + 1) if count % n == 0]
@@ -47,7 +47,7 @@ def heads(finding: Finding, context: Context) -> Added:
     )
 
 
-def memory_taken(finding: Finding, context: Context) -> Added:
+def memory_taken(finding: LogFinding, context: Context) -> Added:
     """The share of the GPU's memory that is free."""
     free, total = (float(finding.values[name]) for name in ("free", "total"))
     share = int(100 * free / total) / 100 if total else 0.0
@@ -58,5 +58,5 @@ def memory_taken(finding: Finding, context: Context) -> Added:
     return Added((), tuple(steps), {"gpu_memory_utilization": share})
 
 
-def _number(finding: Finding, name: str) -> int:
+def _number(finding: LogFinding, name: str) -> int:
     return int(finding.values[name].replace(",", "")[:18])

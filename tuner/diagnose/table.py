@@ -48,7 +48,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Origin:
+class MessageSource:
     """Where a form stands in a program's source."""
 
     program: str  # sglang, vLLM, NCCL, torch, Triton, Ray ...
@@ -69,7 +69,7 @@ class Form:
     """One format string."""
 
     text: str
-    origins: Sequence[Origin]
+    origins: Sequence[MessageSource]
 
     @property
     def anchor(self) -> bytes:
@@ -99,21 +99,21 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Table:
+class MessageTable:
     """All messages."""
 
     messages: Sequence[Message]
 
 
 @cache
-def known_messages() -> Table:
+def known_messages() -> MessageTable:
     """The table that is shipped."""
     messages: list[Message] = []
     for file in sorted(f.name for f in resources.files(__package__).iterdir()):
         if file.endswith(".toml"):
             values = shipped_toml(__package__, file)
             messages += [_message(row) for row in values.get("message", ())]
-    return Table(tuple(messages))
+    return MessageTable(tuple(messages))
 
 
 def _message(row: Mapping[str, Any]) -> Message:
@@ -132,7 +132,7 @@ def _message(row: Mapping[str, Any]) -> Message:
 
 
 def _form(row: Mapping[str, Any]) -> Form:
-    return Form(row["text"], tuple(Origin(*origin) for origin in row.get("in", ())))
+    return Form(row["text"], tuple(MessageSource(*origin) for origin in row.get("in", ())))
 
 
 def _literals(text: str) -> list[str]:

@@ -16,9 +16,9 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.dispatch_table import (
     ARCHITECTURE,
+    DispatchRule,
     DispatchTable,
-    Rule,
-    Unknown,
+    UnknownFact,
     dispatch_table,
 )
 from tuner.engines.engine import engine_package
@@ -313,10 +313,10 @@ def _found(
     problem: Problem,
     device: Device,
     given: Mapping[str, str],
-) -> list[Rule]:
+) -> list[DispatchRule]:
     """The rules that hold, up to the first one that depends on nothing unknown."""
     flags = {**table.defaults, **given}
-    found: list[Rule] = []
+    found: list[DispatchRule] = []
     answered: set[str] = set()  # a rule below holds only where these are not true
     for rule in table.rules:
         if not rule.holds(release, problem, device, flags):
@@ -331,7 +331,7 @@ def _found(
     return []
 
 
-def _settled(table: DispatchTable, rule: Rule, given: Mapping[str, str]) -> bool | None:
+def _settled(table: DispatchTable, rule: DispatchRule, given: Mapping[str, str]) -> bool | None:
     """Whether a rule's `if` is true; None where nobody knows."""
     if not rule.unknown:
         return True
@@ -345,13 +345,13 @@ def _settled(table: DispatchTable, rule: Rule, given: Mapping[str, str]) -> bool
 
 def _kernel(
     table: DispatchTable,
-    rule: Rule,
+    rule: DispatchRule,
     release: str,
     flags: Mapping[str, str],
     given: Mapping[str, str],
 ) -> Kernel:
     open_question = _settled(table, rule, given) is None
-    asked = table.unknown[rule.unknown] if open_question else Unknown("")
+    asked = table.unknown[rule.unknown] if open_question else UnknownFact("")
     backend = _filled(rule.backend, flags)
     return Kernel(
         name=_filled(rule.kernel, flags),
@@ -399,7 +399,7 @@ def _refused(table: DispatchTable, version: str, problem: Problem, named: Mappin
 
 
 def _refusals(
-    engine: str, version: str, rules: Sequence[Rule], problem: Problem, device: Device
+    engine: str, version: str, rules: Sequence[DispatchRule], problem: Problem, device: Device
 ) -> list[str]:
     """What the engine's table of compiled kernels has against the problem."""
     names = [rule.compiled for rule in rules if rule.compiled]

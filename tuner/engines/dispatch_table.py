@@ -22,7 +22,7 @@ ARCHITECTURE = "architecture"
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownFact:
     """Something that only the server's own machine knows."""
 
     words: str  # "DeepGEMM is installed, as in sglang's images"
@@ -34,7 +34,7 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class Rule:
+class DispatchRule:
     """A row of dispatch.toml, which documents these fields."""
 
     problems: Sequence[str]
@@ -102,8 +102,8 @@ class DispatchTable:
 
     releases: Sequence[str]
     defaults: Mapping[str, str]  # flags and variables of a server where nobody says otherwise
-    unknown: Mapping[str, Unknown]
-    rules: Sequence[Rule]
+    unknown: Mapping[str, UnknownFact]
+    rules: Sequence[DispatchRule]
     backends: Mapping[str, str] = field(default_factory=dict)  # by the values of flags
     # By problem, the flags that choose for it alone, by the flags that choose for several.
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
     return DispatchTable(
         releases=releases,
         defaults=values["flags"],
-        unknown={name: Unknown(**row) for name, row in values["unknown"].items()},
+        unknown={name: UnknownFact(**row) for name, row in values["unknown"].items()},
         rules=[_rule(row) for row in values["row"]],
         backends=values.get("backends", {}),
         alone=values.get("alone", {}),
@@ -158,9 +158,9 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
     )
 
 
-def _rule(row: Mapping[str, Any]) -> Rule:
+def _rule(row: Mapping[str, Any]) -> DispatchRule:
     fields = dict(row)
-    return Rule(unknown=fields.pop("if", ""), **fields)
+    return DispatchRule(unknown=fields.pop("if", ""), **fields)
 
 
 def _fact(problem: Problem, name: str) -> str:

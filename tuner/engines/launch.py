@@ -17,19 +17,19 @@ from tuner.problems.dtypes import Dtype
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServingFlags:
     """How flags change a model's problems; the fields are those of `models.serving.Serving`."""
 
     dtype: Dtype | None = None  # None: the checkpoint's own
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_flags(engine: str, flags: Mapping[str, str]) -> Asked:
+def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:
     """What the flags of an engine's server say; `dispatch.flags_of` reads a command line.
 
     Raises BadProblem for a flag that needs a number and has none.
     """
-    found: Asked = _module(engine).read_flags(flags)
+    found: ServingFlags = _module(engine).read_flags(flags)
     return found
 
 

@@ -15,7 +15,7 @@ from tuner.engines.engine import engine_package
 
 
 @dataclass(frozen=True)
-class Launch:
+class ServerLaunch:
     """One server to start."""
 
     version: str  # the engine's release
@@ -55,14 +55,14 @@ class Server(Protocol):
 
     @property
     def memory_shares(self) -> tuple[float, float]:
-        """The `Launch.memory` of two servers on the same GPUs, in the order of their start."""
+        """The `ServerLaunch.memory` of two servers on the same GPUs, in the order of starting."""
         ...
 
-    def command(self, launch: Launch) -> list[str]:
+    def command(self, launch: ServerLaunch) -> list[str]:
         """The words after `python -m`."""
         ...
 
-    def environment(self, launch: Launch) -> dict[str, str]:
+    def environment(self, launch: ServerLaunch) -> dict[str, str]:
         """Variables beside those of the config folder."""
         ...
 

@@ -75,7 +75,7 @@ class Advice:
         return f"{self.problem.spec()}: {self.verdict.value}{flags}: {self.reason}"
 
 
-class Release(Protocol):
+class EngineRelease(Protocol):
     """An engine, as far as advice asks."""
 
     @property
@@ -88,7 +88,7 @@ class Release(Protocol):
 def advise_all(
     winners: Sequence[Winner],
     device: Device,
-    engine: Release,
+    engine: EngineRelease,
     flags: Mapping[str, str] = NO_FLAGS,
     version: str = "",
     wanted: Sequence[Problem] = (),
@@ -194,7 +194,7 @@ def kernel_that_runs(
 
 
 def for_servers(
-    winners: Sequence[Winner], device: Device, engine: Release, flags: Mapping[str, str]
+    winners: Sequence[Winner], device: Device, engine: EngineRelease, flags: Mapping[str, str]
 ) -> list[Winner]:
     """The winners with what servers run that are started with these flags, without stale times."""
     found: list[Winner] = []

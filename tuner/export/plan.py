@@ -31,7 +31,7 @@ class Reads(str, Enum):
     UNKNOWN = "unknown"  # the release's rules say nothing of the problem
 
 
-class File(str, Enum):
+class FoundFile(str, Enum):
     """The file that a server would find today."""
 
     STORED = "stored"  # this tuner has winners to export
@@ -46,7 +46,7 @@ class ProblemPlan:
     problem: Problem
     runs: Runs | None  # None: the release's rules say nothing of it
     reads: Reads
-    file: File
+    file: FoundFile
     gain: float | None  # geometric mean of the stored gains; None: not known
     gain_status: Status | None  # OK: measured; PREDICTED
     gpu_s: float | None  # seconds of one GPU that tuning would take; None: not known
@@ -182,14 +182,14 @@ def _names(runs: Runs | None) -> str:
     return " or ".join(kernel.name for kernel in runs.kernels) if runs else "not known"
 
 
-def _file(problem: Problem, engine: Engine, device: Device, entries: Sequence[Entry]) -> File:
+def _file(problem: Problem, engine: Engine, device: Device, entries: Sequence[Entry]) -> FoundFile:
     if entries:
-        return File.STORED
+        return FoundFile.STORED
     try:
         ships = delivery_of(engine, family_of(problem).name).ships(problem, device)
     except UnsupportedKernel:
-        return File.NONE
-    return File.SHIPPED if ships else File.NONE
+        return FoundFile.NONE
+    return FoundFile.SHIPPED if ships else FoundFile.NONE
 
 
 def _stale(winners: Sequence[Winner]) -> str:

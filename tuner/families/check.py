@@ -25,7 +25,7 @@ _NOTHING = Compiled(Status.OK)  # of such an entry
 
 
 @dataclass(frozen=True)
-class Asked:
+class EntryToCheck:
     """One entry to check."""
 
     part: Part
@@ -40,13 +40,13 @@ P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
-class Plan(Generic[P]):
+class CheckPlan(Generic[P]):
     """What there is to check of one file, or of one problem without a file."""
 
     name: str  # the file's path, or what the engine runs without one
     problem: P
     binder: Binder
-    entries: Sequence[Asked]
+    entries: Sequence[EntryToCheck]
     companions: Companions | None = None
     warning: str = ""  # if the file is likely to be slower than none
 
@@ -161,7 +161,9 @@ class Check(Generic[E]):
 C = TypeVar("C", bound=Check[CheckedEntry])
 
 
-def compile_plans(farm: Farm, plans: Sequence[Plan[Any]], device: Device) -> list[CheckedEntry]:
+def compile_plans(
+    farm: Farm, plans: Sequence[CheckPlan[Any]], device: Device
+) -> list[CheckedEntry]:
     """Compile every entry for the device.
 
     Raises UnsupportedKernel if an engine's kernel does not take an entry that is not `refused`.
@@ -175,7 +177,7 @@ def compile_plans(farm: Farm, plans: Sequence[Plan[Any]], device: Device) -> lis
 
 def check_plans(
     kind: type[C],
-    plans: Sequence[Plan[Any]],
+    plans: Sequence[CheckPlan[Any]],
     device: Device,
     engine: Engine,
     notes: Sequence[str] = (),
@@ -187,17 +189,17 @@ def check_plans(
     return kind(device, entries, runs_of(plans, device, engine), warnings, notes)
 
 
-def runs_of(plans: Sequence[Plan[Any]], device: Device, engine: Engine) -> Sequence[Runs]:
+def runs_of(plans: Sequence[CheckPlan[Any]], device: Device, engine: Engine) -> Sequence[Runs]:
     """What the engine runs for the plans' problems."""
     return engine_runs(engine.name, engine.version, (plan.problem for plan in plans), device)
 
 
-def _candidates(plan: Plan[Any]) -> list[Candidate]:
+def _candidates(plan: CheckPlan[Any]) -> list[Candidate]:
     """What is compiled for a plan, each candidate once."""
     return list(dict.fromkeys(one.candidate for one in plan.entries if one.candidate is not None))
 
 
-def _compiled(compiler: KernelCompiler, plan: Plan[Any]) -> Iterator[CheckedEntry]:
+def _compiled(compiler: KernelCompiler, plan: CheckPlan[Any]) -> Iterator[CheckedEntry]:
     compiler.submit(_candidates(plan))
     found: dict[Candidate, Compiled] = {}
     while batch := compiler.poll(wait=True):

@@ -12,7 +12,7 @@ from tuner.jobs.job import LEASE
 LONGEST_LOOK_S = 15.0
 
 
-class Phase(str, Enum):
+class AttemptPhase(str, Enum):
     """What a held job is to do next."""
 
     START = "start"
@@ -21,7 +21,7 @@ class Phase(str, Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class AttemptLimits:
     """Seconds until a held job is taken back."""
 
     lease_s: float = LEASE.total_seconds()  # without a renewal
@@ -31,16 +31,16 @@ class Limits:
     next_trial_s: float = 600.0  # the races at the end of a run store no trials
     attempt_s: float = 21_600.0
 
-    def of(self, phase: Phase) -> float:
+    def of(self, phase: AttemptPhase) -> float:
         """The longest time that a phase may last."""
         by_phase = {
-            Phase.START: self.start_s,
-            Phase.FIRST_TRIAL: self.first_trial_s,
-            Phase.NEXT_TRIAL: self.next_trial_s,
+            AttemptPhase.START: self.start_s,
+            AttemptPhase.FIRST_TRIAL: self.first_trial_s,
+            AttemptPhase.NEXT_TRIAL: self.next_trial_s,
         }
         return by_phase[phase]
 
-    def later(self, by_s: float) -> Limits:
+    def later(self, by_s: float) -> AttemptLimits:
         """The same limits, with more time for each phase."""
         return replace(
             self,
@@ -63,10 +63,10 @@ class Held:
     cancel_requested: bool = False
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> AttemptPhase:
         if not self.began:
-            return Phase.START
-        return Phase.NEXT_TRIAL if self.trial_count else Phase.FIRST_TRIAL
+            return AttemptPhase.START
+        return AttemptPhase.NEXT_TRIAL if self.trial_count else AttemptPhase.FIRST_TRIAL
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Exceeded:
     """A limit that a held job exceeds."""
 
     reason: str
-    phase: Phase | None = None  # None: the lease, or the attempt as a whole
+    phase: AttemptPhase | None = None  # None: the lease, or the attempt as a whole
 
 
 class Stopwatch:
@@ -98,20 +98,20 @@ class Stopwatch:
         same = (held.phase, held.trial_count) == (before.phase, before.trial_count)
         self._in_phase_s = self._in_phase_s + elapsed_s if same else 0.0
 
-    def lapsed(self, limits: Limits) -> Exceeded | None:
+    def lapsed(self, limits: AttemptLimits) -> Exceeded | None:
         """Whether the lease was not renewed for too long."""
         if self._since_renewal_s <= limits.lease_s:
             return None
         return Exceeded(f"the lease of {self._held.owner} expired")
 
-    def overdue(self, limits: Limits) -> Exceeded | None:
+    def overdue(self, limits: AttemptLimits) -> Exceeded | None:
         """Whether the job made no progress for too long, or goes on for too long."""
         phase = self._held.phase
         if self._in_phase_s > limits.of(phase):
             what = {
-                Phase.START: "did not begin to tune",
-                Phase.FIRST_TRIAL: "stored no trial",
-                Phase.NEXT_TRIAL: "stored no further trial",
+                AttemptPhase.START: "did not begin to tune",
+                AttemptPhase.FIRST_TRIAL: "stored no trial",
+                AttemptPhase.NEXT_TRIAL: "stored no further trial",
             }[phase]
             return Exceeded(f"{self._held.owner} {what} in {limits.of(phase):g} s", phase)
         if self._held_s > limits.attempt_s:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from tuner.jobs.job import HEARTBEAT, HELD, LEASE, Job, JobState, iso
-from tuner.jobs.workers import Need, WorkerStatus
+from tuner.jobs.workers import JobRequirements, WorkerStatus
 
 SILENT = 2.5 * HEARTBEAT  # two heartbeats were missed, and a third is nearly due
 
@@ -38,7 +38,7 @@ class Reasons:
 
     def __init__(self, workers: Sequence[WorkerStatus], now: datetime) -> None:
         self._workers, self._now = workers, now
-        self._unmet: dict[Need, str] = {}  # a list of jobs has few needs
+        self._unmet: dict[JobRequirements, str] = {}  # a list of jobs has few needs
 
     def stalled(self, job: Job) -> Stalled | None:
         """What is known of a held job whose worker is silent; None of any other job."""
@@ -49,7 +49,7 @@ class Reasons:
             return None
         owner = next((one.info.name for one in self._workers if one.info.id == job.owner), "")
         others = [one for one in self._workers if one.info.id != job.owner]
-        need = Need.of(job.request)
+        need = JobRequirements.of(job.request)
         another = any(one.takes_jobs and need.met_by(one.info) for one in others)
         found = Stalled(
             owner or job.owner, heartbeat, job.updated_at, job.lease_expires_at, another, ""
@@ -62,14 +62,14 @@ class Reasons:
             return stalled.why
         if job.state is not JobState.QUEUED:
             return ""
-        if unmet := self.unmet(Need.of(job.request)):
+        if unmet := self.unmet(JobRequirements.of(job.request)):
             return unmet
         if job.available_at > self._now:
             after = f" after: {job.error}" if job.error else ""
             return f"it is tried again at {self._clock(job.available_at)}{after}"
         return ""
 
-    def unmet(self, need: Need) -> str:
+    def unmet(self, need: JobRequirements) -> str:
         """Why no living worker can do a job of that need; "" if one can."""
         if need not in self._unmet:
             self._unmet[need] = need.unmet(self._workers, self._now)

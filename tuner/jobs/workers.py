@@ -136,7 +136,7 @@ def read_worker(values: Mapping[str, Any]) -> WorkerStatus:
 
 
 @dataclass(frozen=True)
-class Need:
+class JobRequirements:
     """What a worker must have to do a job."""
 
     device: str
@@ -144,7 +144,7 @@ class Need:
     engine: str  # sglang==0.5.16, or sglang: any version
 
     @classmethod
-    def of(cls, request: JobRequest) -> Need:
+    def of(cls, request: JobRequest) -> JobRequirements:
         """The need of a job."""
         return cls(request.device, request.needs_gpu, request.engine)
 
@@ -163,7 +163,7 @@ class Need:
             _parts(one)[0] == name and version in (None, _parts(one)[1]) for one in info.engines
         )
 
-    def pinned(self, workers: Iterable[WorkerStatus], here: str | None) -> Need:
+    def pinned(self, workers: Iterable[WorkerStatus], here: str | None) -> JobRequirements:
         """The same need with one version of the engine.
 
         Without a version, it is the one `here`, unless the living workers for the device have only
@@ -180,7 +180,7 @@ class Need:
         newest = max((one for one in preferred if one), key=_version_order, default=self.engine)
         return replace(self, engine=newest)
 
-    def newest(self, workers: Sequence[WorkerStatus], here: str | None) -> Need:
+    def newest(self, workers: Sequence[WorkerStatus], here: str | None) -> JobRequirements:
         """As `pinned`, but it is the newest version of the workers even where they have `here`.
 
         What is done again and again must not go back to an old version.

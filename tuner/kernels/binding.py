@@ -159,7 +159,7 @@ def bind(
 
 
 def argument_of(name: str, value: object, *, constant: bool = False) -> Argument:
-    """The argument of a value that a launcher passed to a kernel (`Launch.arguments`).
+    """The argument of a value that a launcher passed to a kernel (`KernelLaunch.arguments`).
 
     `constant`: the kernel's parameter is a tl.constexpr. Raises UnsupportedKernel.
     """

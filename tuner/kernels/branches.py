@@ -121,7 +121,7 @@ def _asks_for_triton(name: str) -> bool:
     return name.strip("_").lower() == "has_triton"
 
 
-class Answers(ast.NodeTransformer):
+class ConditionFolder(ast.NodeTransformer):
     """Replaces each question whose answer is known by the answer."""
 
     def __init__(self, evaluator: Evaluator) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.source import bound_name, full_name, module_files
-from tuner.kernels.stand_ins import Kernel, Launch, unsupported_if_it_fails
+from tuner.kernels.stand_ins import KernelLaunch, RecordedKernel, unsupported_if_it_fails
 
 _Definition = ast.FunctionDef | ast.Assign
 
@@ -36,7 +36,7 @@ class Definitions:
         root: Path,
         engine: str,
         known: Mapping[str, object],
-        record: Callable[[Launch], None] = lambda launch: None,
+        record: Callable[[KernelLaunch], None] = lambda launch: None,
     ) -> None:
         self._source, self._root, self._engine = source, root, engine
         self._known, self._record = known, record
@@ -106,7 +106,7 @@ class Definitions:
             exec(code, file.space)  # noqa: S102 - running the engine's code is the purpose
             if jitted:
                 heuristics = self._heuristics(file, name, decorators)
-                file.space[name] = Kernel(file.space[name], self._record, heuristics)
+                file.space[name] = RecordedKernel(file.space[name], self._record, heuristics)
         return file.space[name]
 
     def _heuristics(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.branches import UNKNOWN, Answers, Evaluator
+from tuner.kernels.branches import UNKNOWN, ConditionFolder, Evaluator
 from tuner.kernels.source import (
     Assignment,
     Import,
@@ -103,7 +103,7 @@ class EngineSource:
         """
         changed = copy.deepcopy(node)
         assert changed.value is not None  # a bare annotation binds nothing
-        answers = Answers(self._evaluator(module))
+        answers = ConditionFolder(self._evaluator(module))
         changed.value = answers.visit(changed.value)
         return changed if answers.count else node
 

@@ -23,7 +23,7 @@ from typing import Any
 from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.stand_ins import (
-    Launch,
+    KernelLaunch,
     Namespace,
     TensorSpec,
     Unknown,
@@ -33,7 +33,7 @@ from tuner.kernels.stand_ins import (
     unsupported_if_it_fails,
 )
 
-__all__ = ["Followed", "Launch", "Launcher", "TensorSpec"]
+__all__ = ["Followed", "KernelLaunch", "Launcher", "TensorSpec"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Followed:
 
     result: object
     # Tensors that the function allocates have no name; the result may be one of them.
-    launches: list[Launch]
+    launches: list[KernelLaunch]
 
 
 @dataclass
@@ -53,10 +53,10 @@ class Launcher:
     root: Path  # the engine's package folder
     origin: str  # e.g. "sglang 0.5.16"; for messages
     target: Target
-    _launches: list[Launch] = field(default_factory=list)
+    _launches: list[KernelLaunch] = field(default_factory=list)
     _modules: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, function: str, arguments: Mapping[str, Any]) -> list[Launch]:
+    def run(self, function: str, arguments: Mapping[str, Any]) -> list[KernelLaunch]:
         """The launches of `function`, called with the `arguments` that are among its parameters.
 
         Raises UnsupportedKernel where the engine has no such function, where an argument is

@@ -98,7 +98,7 @@ class TritonType:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """One launch of a kernel."""
 
     kernel: str
@@ -178,7 +178,7 @@ class Namespace:
         return self._known[name] if name in self._known else Unknown(f"{self._name}.{name}")
 
 
-class Kernel:
+class RecordedKernel:
     """A jitted function that records its launches.
 
     `heuristics` are those of `triton.heuristics`: parameters that follow from the arguments.
@@ -187,7 +187,7 @@ class Kernel:
     def __init__(
         self,
         function: Callable[..., object],
-        record: Callable[[Launch], None],
+        record: Callable[[KernelLaunch], None],
         heuristics: Mapping[str, Callable[[Mapping[str, Any]], object]] = MappingProxyType({}),
     ) -> None:
         self._name = function.__name__
@@ -208,14 +208,14 @@ class Kernel:
             }
             arguments |= {name: follow(arguments) for name, follow in self._heuristics.items()}
             blocks = grid({**arguments, **options}) if callable(grid) else grid
-            self._record(Launch(self._name, arguments, tuple(blocks), options))
+            self._record(KernelLaunch(self._name, arguments, tuple(blocks), options))
 
         return launch
 
 
-def stand_in_triton(record: Callable[[Launch], None]) -> Namespace:
+def stand_in_triton(record: Callable[[KernelLaunch], None]) -> Namespace:
     def jit(function: Callable[..., object] | None = None, **options: object) -> object:
-        return Kernel(function, record) if function else lambda f: Kernel(f, record)
+        return RecordedKernel(function, record) if function else lambda f: RecordedKernel(f, record)
 
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "int32"}
     types = {name: TritonType(own) for name, own in names.items()}

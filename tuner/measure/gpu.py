@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
 from tuner.errors import BadInput, MeasurerUnavailable
-from tuner.measure.gpu_worker import GpuWorker, Limits, PendingMeasurement
+from tuner.measure.gpu_worker import ChildLimits, GpuWorker, PendingMeasurement
 from tuner.measure.messages import point_fields, read_measurement
 from tuner.measure.routing_file import RoutingFile
 from tuner.measure.workbench import Workbench
@@ -169,7 +169,7 @@ def open_gpu_bench(
     gpu: str,
     routing: RoutingFile | None,
     points: Collection[Point],
-    limits: Limits = Limits(),
+    limits: ChildLimits = ChildLimits(),
     workbench: Workbench | None = None,
     thorough: bool = False,
 ) -> GpuBench:

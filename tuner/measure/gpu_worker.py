@@ -22,7 +22,7 @@ SENT_AHEAD = 16
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """When to give up on a child process."""
 
     request_s: float = 20.0  # for one candidate, including its point's inputs and reference
@@ -49,7 +49,7 @@ class GpuWorker:
         self,
         setup: Mapping[str, Any] | None,
         env: dict[str, str],
-        limits: Limits,
+        limits: ChildLimits,
         module: str = CHILD_MODULE,
     ) -> None:
         """`module` is the program to run; it follows the protocol of `CHILD_MODULE`.
@@ -68,7 +68,7 @@ class GpuWorker:
         if setup is not None:
             self.set_up(setup, limits)
 
-    def set_up(self, setup: Mapping[str, Any], limits: Limits) -> None:
+    def set_up(self, setup: Mapping[str, Any], limits: ChildLimits) -> None:
         """Prepare the child for a problem, the first one or another one; counts begin again.
 
         The worker must be idle. Raises as the constructor does; the worker is then closed.
@@ -84,7 +84,7 @@ class GpuWorker:
             self.close()
             raise
 
-    def _begin(self, setup: Mapping[str, Any], limits: Limits) -> None:
+    def _begin(self, setup: Mapping[str, Any], limits: ChildLimits) -> None:
         self._setup, self._limits = dict(setup), limits
         self.replaced = 0  # children lost with this problem
         self.busy_s = 0.0  # of the GPU with this problem

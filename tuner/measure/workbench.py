@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.compile import Farm
 from tuner.compile.environment import TritonRelease
-from tuner.measure.gpu_worker import CHILD_MODULE, GpuWorker, Limits
+from tuner.measure.gpu_worker import CHILD_MODULE, ChildLimits, GpuWorker
 from tuner.problems.points import Config, Point, Problem
 
 
@@ -42,10 +42,10 @@ class Workbench:
     def start(self, gpu: str, env: dict[str, str]) -> None:
         """Start a GPU's child, which takes seconds, before it is needed."""
         if gpu not in self._workers:
-            self._workers[gpu] = GpuWorker(None, env, Limits(), self._child)
+            self._workers[gpu] = GpuWorker(None, env, ChildLimits(), self._child)
 
     def worker(
-        self, gpu: str, setup: Mapping[str, Any], env: dict[str, str], limits: Limits
+        self, gpu: str, setup: Mapping[str, Any], env: dict[str, str], limits: ChildLimits
     ) -> GpuWorker:
         """The worker of a GPU, set up for a problem. Raises as `GpuWorker` does."""
         worker = self._workers.pop(gpu, None)

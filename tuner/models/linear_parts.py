@@ -85,7 +85,7 @@ class LinearAttention:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LinearSizes:
     """What a checkpoint says of its linear layers. `at` fields hold numbers of layers, from 0."""
 
     hidden: int
@@ -104,7 +104,7 @@ class Sizes:
 
 
 def linear_shape(
-    sizes: Sizes, style: Style, scheme: Quantization, skips: Skips, *, source: str = ""
+    sizes: LinearSizes, style: Style, scheme: Quantization, skips: Skips, *, source: str = ""
 ) -> LinearShape:
     """The linear layers of a model whose weights have that scheme but where `skips` says no."""
     out = sizes.attention.dtype
@@ -128,7 +128,7 @@ def linear_shape(
 
 
 def _parts(
-    sizes: Sizes, style: Style, scheme: Quantization
+    sizes: LinearSizes, style: Style, scheme: Quantization
 ) -> Iterator[tuple[Linear, Sequence[int]]]:
     """Each kind of layer, and the numbers of the model's layers that have it."""
     for kind, places in zip(sizes.attention.layers, sizes.attention_at, strict=True):
@@ -149,7 +149,7 @@ def _parts(
         yield from ((layer, sizes.shared_at) for layer in made)
 
 
-def _latent(sizes: Sizes, kind: Layers, scheme: Quantization) -> Iterator[Linear]:
+def _latent(sizes: LinearSizes, kind: Layers, scheme: Quantization) -> Iterator[Linear]:
     """deepseek_v2.py, DeepseekV2AttentionMLA; layers/attention/dsa/dsa_indexer.py, Indexer.
 
     kv_b runs in prefill alone; decode has its weights multiplied into others (w_kc and w_vc).
@@ -178,7 +178,9 @@ def _latent(sizes: Sizes, kind: Layers, scheme: Quantization) -> Iterator[Linear
     yield _output("self_attn.o_proj", heads * kind.v_head_dim, sizes.hidden, scheme)
 
 
-def _plain(sizes: Sizes, kind: Layers, style: Style, scheme: Quantization) -> Iterator[Linear]:
+def _plain(
+    sizes: LinearSizes, kind: Layers, style: Style, scheme: Quantization
+) -> Iterator[Linear]:
     """llama.py, LlamaAttention; qwen3.py, Qwen3Attention; and most others."""
     columns = (
         Columns(kind.q_heads * kind.head_dim * (2 if style.gated else 1)),
@@ -190,7 +192,7 @@ def _plain(sizes: Sizes, kind: Layers, style: Style, scheme: Quantization) -> It
     yield _output("self_attn.o_proj", kind.q_heads * kind.v_head_dim, sizes.hidden, scheme)
 
 
-def _delta_net(sizes: Sizes, net: LinearAttention, scheme: Quantization) -> Iterator[Linear]:
+def _delta_net(sizes: LinearSizes, net: LinearAttention, scheme: Quantization) -> Iterator[Linear]:
     """qwen3_next.py, Qwen3GatedDeltaNet; qwen3_5.py, Qwen3_5GatedDeltaNet. conv1d is no GEMM."""
     key, value = Columns(net.key_heads * net.key_dim), Columns(net.value_heads * net.value_dim)
     inputs = (key, key, value, value)

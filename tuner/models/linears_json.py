@@ -20,7 +20,7 @@ from tuner.models.fields import (
 )
 from tuner.models.folder import read_with
 from tuner.models.layer_counts import layer_total
-from tuner.models.linear_parts import STYLES, LinearAttention, Sizes, linear_shape
+from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.quantization import read_layer_quantization
 from tuner.models.skipped import skipped_modules
@@ -69,13 +69,13 @@ def read_shape(config: Json) -> LinearShape:
     return linear_shape(sizes, style, scheme, skipped_modules(fields))
 
 
-def _sizes(config: Json, fields: Json, architecture: str) -> Sizes:
+def _sizes(config: Json, fields: Json, architecture: str) -> LinearSizes:
     attention = attention_shape(config)
     total = layer_total(fields)
     dense = _dense_places(fields, architecture, total)
     _, shared_width = shared_experts(fields, architecture)
     index_heads = size(fields, ("index_n_heads",)) or 0
-    return Sizes(
+    return LinearSizes(
         hidden=_required(fields, ("hidden_size",)),
         attention=attention,
         attention_at=attention_places(fields, architecture, attention),

@@ -14,7 +14,7 @@ from tuner.errors import MalformedCheckpoint, UnknownModel
 from tuner.models.attention import AttentionShape, Layers
 from tuner.models.fields import architecture_of, is_path, parse
 from tuner.models.folder import read_with
-from tuner.models.linear_parts import STYLES, Sizes, linear_shape
+from tuner.models.linear_parts import STYLES, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization, unquantised
@@ -144,7 +144,7 @@ def _linears(
     total = row.get("layers", sum(kind.count for kind in attention.layers))
     dense = row.get("dense_layers", 0 if model.E else total)
     skipped = row.get("unquantised", [])
-    sizes = Sizes(
+    sizes = LinearSizes(
         hidden=row.get("hidden", model.hidden),
         attention=attention,
         attention_at=tuple(range(kind.count) for kind in attention.layers),

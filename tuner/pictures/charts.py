@@ -8,7 +8,7 @@ from tuner.draw.bars import Row as BarRow
 from tuner.draw.bars import draw_rows
 from tuner.draw.chart import Chart, Series, Spot, draw_chart
 from tuner.draw.shapes import Colour, Drawing, Glyph
-from tuner.pictures.rows import Origin, Row, over_title
+from tuner.pictures.rows import Origin, PictureRow, over_title
 
 _GLYPHS = {
     Origin.MEASURED: Glyph.DISC,
@@ -20,9 +20,9 @@ _GLYPHS = {
 _WORDS = {Glyph.DISC: "measured", Glyph.RING: "predicted", Glyph.SQUARE: "the engine's own"}
 
 
-def problem_charts(rows: Sequence[Row]) -> list[Drawing]:
+def problem_charts(rows: Sequence[PictureRow]) -> list[Drawing]:
     """A chart of each kernel and length. Those with one size are rows of a last one."""
-    charts: dict[str, list[Row]] = {}
+    charts: dict[str, list[PictureRow]] = {}
     for row in rows:
         charts.setdefault(row.place.chart, []).append(row)
     drawn = [_chart(title, some) for title, some in charts.items() if len(some) > 1]
@@ -31,7 +31,7 @@ def problem_charts(rows: Sequence[Row]) -> list[Drawing]:
     return [*drawn, draw_rows("At one size", [_bar(row) for row in timed])] if timed else drawn
 
 
-def _chart(title: str, rows: Sequence[Row]) -> Drawing:
+def _chart(title: str, rows: Sequence[PictureRow]) -> Drawing:
     engine = tuple(
         Spot(
             row.place.x,
@@ -71,7 +71,7 @@ def _chart(title: str, rows: Sequence[Row]) -> Drawing:
     return draw_chart(chart)
 
 
-def _bar(row: Row) -> BarRow:
+def _bar(row: PictureRow) -> BarRow:
     times = " to ".join(f"{us:.1f}" for us in (row.engine_us, row.tuned_us) if us)
     counted = f"{row.place.x:g} {row.place.x_label.partition(' (')[0]}"
     return BarRow(f"{row.place.chart}: {counted}", f"{times} us, {row.origin.value}", row.gain)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.problems.backends import title_of
-from tuner.problems.points import Place, Problem
+from tuner.problems.points import ChartPosition, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status, is_shipped
@@ -27,10 +27,10 @@ class Origin(str, Enum):
 
 
 @dataclass(frozen=True)
-class Row:
+class PictureRow:
     """One place of a problem's picture. Times are microseconds; None: nobody knows it."""
 
-    place: Place
+    place: ChartPosition
     size: str  # for people: "M=8"
     engine_us: float | None
     engine_measured: bool
@@ -67,11 +67,11 @@ class Row:
         }
 
 
-def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list[Row]:
+def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list[PictureRow]:
     """The rows of one problem's winners, by chart and then by x."""
     family = family_of(problem)
     order = {part: at for at, part in enumerate(problem.parts)}
-    placed: dict[Place, list[Entry]] = {}
+    placed: dict[ChartPosition, list[Entry]] = {}
     for winner in sorted(winners, key=lambda w: (order[w.entry.point.part], w.entry.point)):
         place = family.place(problem, winner.entry.point)
         placed.setdefault(place, []).append(winner.entry)
@@ -80,10 +80,10 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
     every = (entry for entries in placed.values() for entry in entries)
     whole = {entry.point.size for entry in every if reference(entry).median_us == 0}
 
-    def row(place: Place, entries: Sequence[Entry]) -> Row:
+    def row(place: ChartPosition, entries: Sequence[Entry]) -> PictureRow:
         over = [reference(entry) for entry in entries]
         apart = entries[0].point.size in whole and len(entries) < len(problem.parts)
-        return Row(
+        return PictureRow(
             place=place,
             size=entries[0].point.size,
             engine_us=None if apart else _sum([one.median_us for one in over]),
@@ -123,7 +123,7 @@ def _sum(times: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(times) else None
 
 
-def over_title(rows: Sequence[Row]) -> str:
+def over_title(rows: Sequence[PictureRow]) -> str:
     """What the gains of some rows are over, in few words."""
     names = {row.over for row in rows}
     (name,) = names if len(names) == 1 else ("",)

@@ -13,7 +13,7 @@ from tuner.draw.page import html_page
 from tuner.draw.shapes import Drawing, heading, stack
 from tuner.draw.svg import joined
 from tuner.pictures.charts import problem_charts
-from tuner.pictures.rows import Origin, Row, by_problem, over_title, rows_of, summary_line
+from tuner.pictures.rows import Origin, PictureRow, by_problem, over_title, rows_of, summary_line
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.render import gain_text, table
@@ -58,7 +58,7 @@ def page_of(winners: Sequence[Winner], device: Device) -> str:
     return html_page(f"Tuned kernels on {device.name}", "\n".join(parts))
 
 
-def _section(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -> str:
+def _section(problem: Problem, rows: Sequence[PictureRow], winners: Sequence[Winner]) -> str:
     charts: Sequence[Drawing] = problem_charts(rows)
     return f"""<h2>{escape(title_of(problem))}</h2>
 <p class="muted">{escape(_software(winners))}</p>
@@ -67,7 +67,7 @@ def _section(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -
 {_html_table(rows)}"""
 
 
-def _html_table(rows: Sequence[Row]) -> str:
+def _html_table(rows: Sequence[PictureRow]) -> str:
     headers = _headers(rows)
     head = "".join(f"<th>{escape(name)}</th>" for name in headers)
     lines = []
@@ -80,7 +80,7 @@ def _html_table(rows: Sequence[Row]) -> str:
     return f'<div class="table"><table>{full}</table></div>'
 
 
-def as_text(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -> str:
+def as_text(problem: Problem, rows: Sequence[PictureRow], winners: Sequence[Winner]) -> str:
     """A heading, a table that fits 80 columns, and the gains in one sentence.
 
     The table has the sizes with a time; a line names the others.
@@ -96,20 +96,20 @@ def as_text(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) ->
     return "\n".join([*parts, fill(summary_line(winners), _COLUMNS)])
 
 
-def _headers(rows: Sequence[Row]) -> tuple[str, ...]:
+def _headers(rows: Sequence[PictureRow]) -> tuple[str, ...]:
     over = over_title(rows).removeprefix("Triton's ")
     gain = "gain" if all(row.without_us for row in rows) else f"over {over}"
     return ("size", f"{over} us", "tuned us", gain, "roofline us", "from")
 
 
-def _by_chart(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+def _by_chart(rows: Sequence[PictureRow]) -> Mapping[str, list[PictureRow]]:
+    found: dict[str, list[PictureRow]] = {}
     for row in rows:
         found.setdefault(row.place.chart, []).append(row)
     return found
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: PictureRow) -> tuple[str, ...]:
     times = (row.engine_us, row.tuned_us)
     engine, tuned = ("-" if us is None else f"{us:,.1f}" for us in times)
     gain = gain_text(row.gain) if row.gain else "-"

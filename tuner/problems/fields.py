@@ -14,12 +14,12 @@ from tuner.errors import did_you_mean
 from tuner.problems.options import (
     BATCH_SIZE,
     COUNT,
+    BatchSizes,
     Block,
     Names,
     Number,
     Option,
     Record,
-    Sizes,
     Switch,
     Type,
     Whole,
@@ -84,7 +84,7 @@ def _annotation(takes: Type) -> Any:  # noqa: ANN401  # a type
             return GenericAlias(tuple, (_number(int, takes.rows), _number(int, takes.columns)))
         case Names():
             return _several(takes.of, len(takes.of))
-        case Sizes():
+        case BatchSizes():
             return _several(_number(int, takes.each), takes.most)
         case WordOrRecords():
             return Literal[takes.words] | _several(_model(takes.each), takes.most)

@@ -86,7 +86,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BatchSizes:
     """Batch sizes: "1,2,4" on the command line, a list of numbers in a body."""
 
     each: Whole
@@ -144,7 +144,7 @@ class WordOrRecords:
         return self.parse(text)
 
 
-Type = Whole | Switch | Word | Names | Sizes | Block | WordOrRecords
+Type = Whole | Switch | Word | Names | BatchSizes | Block | WordOrRecords
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ FUSE_SHARED = Option(
 BATCHES = Option(
     "batch_sizes",
     "--batch-sizes",
-    Sizes(BATCH_SIZE, most=64),
+    BatchSizes(BATCH_SIZE, most=64),
     "e.g. 1,2,4; default: the engine's 18. Attention takes --workload instead.",
     description="Tokens per batch of a fused-MoE layer; default: the engine's sizes.",
 )

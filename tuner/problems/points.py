@@ -66,7 +66,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Place:
+class ChartPosition:
     """A place in a problem's picture; `Family.place` gives that of a point.
 
     Points of one chart at one `x` are launched one after the other, and their times are added up.
@@ -126,4 +126,4 @@ class Candidate:
 
     point: Point
     config: Config
-    backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/architecture.md have the names
+    backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/words.md have names

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tuner.errors import BadInput, BadProblem, did_you_mean
 from tuner.problems.options import Option
-from tuner.problems.points import Part, Place, Point, Problem
+from tuner.problems.points import ChartPosition, Part, Point, Problem
 
 _PACKAGES = [
     "tuner.families.fused_moe",
@@ -59,7 +59,7 @@ class Family:
     selecting: tuple[Option, ...]  # which points are tuned; read by `read_selection`
     searching: tuple[Option, ...]  # which configurations are tried
     read_selection: Callable[[Problem, Mapping[str, Any]], Selection]
-    place: Callable[[Any, Point], Place]  # where a point of a problem is drawn
+    place: Callable[[Any, Point], ChartPosition]  # where a point of a problem is drawn
     # least_us(problem, point, device): microseconds that no launch can be faster than. No torch.
     least_us: Callable[[Any, Point, Any], float]
     held_bytes: Callable[[Any, Point], int]  # of the card's memory that no launch needs less than

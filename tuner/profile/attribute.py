@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from tuner.profile.families import ATTENTION, family_of, phase_told_by
 from tuner.profile.profile import FamilyTime, Phase, Step
-from tuner.profile.steps import Mark, Marks
+from tuner.profile.steps import Marks, TracedStep
 from tuner.profile.timeline import Timeline
 
 # A longer gap is no part of a step: the server had no request. Microseconds.
 IDLE_US = 100_000.0
 
-Size = tuple[Phase, int, int]  # of a step: `Mark.size`
+Size = tuple[Phase, int, int]  # of a step: `TracedStep.size`
 _Key = TypeVar("_Key")
 
 _UNKNOWN = Phase.UNKNOWN
@@ -25,7 +25,7 @@ _BY_NOTHING = "nothing: the trace has no marks of steps, and one attention kerne
 
 
 @dataclass
-class Totals:
+class TraceTotals:
     """Sums over timelines."""
 
     kernels: dict[tuple[str, str, Phase], tuple[int, float]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Totals:
         }
 
 
-def attribute(timeline: Timeline, totals: Totals) -> None:
+def attribute(timeline: Timeline, totals: TraceTotals) -> None:
     """Add a timeline's kernels, gaps and steps to the totals."""
     starts = timeline.starts
     order = array("i", sorted(range(len(starts)), key=starts.__getitem__))
@@ -77,7 +77,7 @@ def _add_device(
     phases: Sequence[Phase | None],
     at: Sequence[int],
     of_mark: Sequence[Size],
-    totals: Totals,
+    totals: TraceTotals,
 ) -> None:
     """Add the kernels of one GPU, in the order of their starts.
 
@@ -116,14 +116,14 @@ def _add(sums: dict[_Key, tuple[int, float]], key: _Key, added: tuple[int, float
     sums[key] = calls + added[0], us + added[1]
 
 
-def _add_gap(us: float, phase: Phase, totals: Totals) -> None:
+def _add_gap(us: float, phase: Phase, totals: TraceTotals) -> None:
     if us > IDLE_US:
         totals.idle_us += us
         return
     totals.gap_us[phase] = totals.gap_us.get(phase, 0.0) + us
 
 
-def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], Sequence[int]]:
+def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[TracedStep], Sequence[int]]:
     """All marks, and for each kernel the position of the one that it belongs to, or -1.
 
     What a launch's mark says is exact. A mark that is drawn on the GPU counts where launches are
@@ -152,9 +152,9 @@ def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], S
 def _add_steps(
     timeline: Timeline,
     order: Sequence[int],
-    marks: Sequence[Mark],
+    marks: Sequence[TracedStep],
     at: Sequence[int],
-    totals: Totals,
+    totals: TraceTotals,
 ) -> None:
     """Add the steps that have kernels, each with the time from its first to its last one."""
     spans: dict[int, tuple[float, float]] = {}

@@ -15,7 +15,7 @@ OTHER = "kernels that no row knows"
 
 
 @dataclass(frozen=True)
-class Row:
+class FamilyShare:
     """A family in a phase."""
 
     family: str  # a name of `families.toml`, `GAPS`, or "" for unknown kernels
@@ -48,7 +48,7 @@ class PhaseEstimate:
 
     phase: Phase
     time_us: float
-    rows: tuple[Row, ...]
+    rows: tuple[FamilyShare, ...]
 
     @property
     def gain(self) -> float:
@@ -151,5 +151,7 @@ def _phase(
     for name, us in times.items():
         family = kernel_families().get(name)
         title = family.title if family else "between kernels" if name == GAPS else OTHER
-        rows.append(Row(name, title, us, us / total, room(family, phase) if family else None))
+        rows.append(
+            FamilyShare(name, title, us, us / total, room(family, phase) if family else None)
+        )
     return PhaseEstimate(phase, total, tuple(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.draw.chart import WIDTH
 from tuner.draw.shapes import Anchor, Box, Colour, Drawing, Shape, Text, cut_text, heading, stack
-from tuner.profile.estimate import Estimate, PhaseEstimate, Row
+from tuner.profile.estimate import Estimate, FamilyShare, PhaseEstimate
 from tuner.profile.families import kernel_families
 from tuner.render import gain_text
 
@@ -31,7 +31,7 @@ def _phase(phase: PhaseEstimate, all_us: float) -> Drawing:
     return Drawing(WIDTH, _TOP + _ROW * len(rows), tuple(shapes), words)
 
 
-def _family(row: Row, top: float) -> list[Shape]:
+def _family(row: FamilyShare, top: float) -> list[Shape]:
     known = kernel_families().get(row.family)
     colour = Colour.SECOND if known and known.tuned_as else Colour.THIRD
     wide, saved = WIDTH * row.share, WIDTH * row.saved

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tuner.errors import MalformedTrace
-from tuner.profile.attribute import Totals, attribute
+from tuner.profile.attribute import TraceTotals, attribute
 from tuner.profile.profile import KernelTime, Phase, Profile
 from tuner.profile.timeline import read_timeline
 
@@ -23,7 +23,7 @@ def read(paths: Sequence[Path]) -> Profile:
     A folder stands for the traces of its lowest rank. Memory stays at some dozens of bytes for
     each kernel. Raises MalformedTrace for a file that is no trace, and where no kernel ran.
     """
-    totals, device = Totals(), ""
+    totals, device = TraceTotals(), ""
     files = [file for path in paths for file in trace_files(path)]
     for file in files:
         timeline = read_timeline(file)
@@ -77,7 +77,7 @@ def _rank(path: Path) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _kernels(totals: Totals) -> tuple[KernelTime, ...]:
+def _kernels(totals: TraceTotals) -> tuple[KernelTime, ...]:
     kernels: Iterable[KernelTime] = (
         KernelTime(name, family, phase, calls, us)
         for (name, family, phase), (calls, us) in totals.kernels.items()

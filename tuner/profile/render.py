@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from tuner.profile.estimate import Estimate, PhaseEstimate, Row
+from tuner.profile.estimate import Estimate, FamilyShare, PhaseEstimate
 from tuner.profile.headroom import Basis
 from tuner.profile.profile import KernelTime, Phase
 from tuner.render import printable, table
@@ -55,7 +55,7 @@ def _phase(phase: PhaseEstimate, found: Estimate) -> Iterator[str]:
         yield f"with all of that, {title} becomes {how} {phase.gain:.2f}x as fast"
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def _row(row: FamilyShare) -> tuple[str, ...]:
     room = row.headroom
     cells = row.title, f"{row.share:.1%}", f"{row.time_us / 1e3:,.1f}"
     if room is None:

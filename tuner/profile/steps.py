@@ -35,7 +35,7 @@ _MODES: Mapping[str, Phase] = {
 
 
 @dataclass(frozen=True)
-class Mark:
+class TracedStep:
     """A step in a trace, from `start` to `end` in microseconds."""
 
     phase: Phase
@@ -51,13 +51,13 @@ class Mark:
         return self.phase, self.sequences, self.new_tokens
 
 
-def read_mark(name: str, start: float, end: float, device: int) -> Mark | None:
+def read_mark(name: str, start: float, end: float, device: int) -> TracedStep | None:
     """The step that an annotation marks; None for other annotations."""
     if found := _SGLANG.match(name):
         phase = _MODES.get(found["mode"])
         if phase is None:
             return None
-        return Mark(
+        return TracedStep(
             phase, int(found["sequences"]), int(found["tokens"] or 0), start, end, device, "sglang"
         )
     if found := _VLLM.match(name):
@@ -65,14 +65,16 @@ def read_mark(name: str, start: float, end: float, device: int) -> Mark | None:
         if not prompts + decoding:
             return None
         phase = Phase.MIXED if prompts and decoding else Phase.PREFILL if prompts else Phase.DECODE
-        return Mark(phase, prompts + decoding, int(found["tokens"]), start, end, device, "vllm")
+        return TracedStep(
+            phase, prompts + decoding, int(found["tokens"]), start, end, device, "vllm"
+        )
     return None
 
 
 class Marks:
     """Finds the step at a moment."""
 
-    def __init__(self, marks: Sequence[Mark]) -> None:
+    def __init__(self, marks: Sequence[TracedStep]) -> None:
         self.marks = sorted(marks, key=lambda mark: (mark.start, -mark.end))
         self.starts = [mark.start for mark in self.marks]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.errors import MalformedTrace
 from tuner.profile.events import trace_items
-from tuner.profile.steps import Mark, read_mark
+from tuner.profile.steps import TracedStep, read_mark
 
 # Categories of events, as Kineto writes them (libkineto: include/ActivityType.h).
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -36,8 +36,8 @@ class Timeline:
     known: list[str] = field(default_factory=list)
     launched_at: dict[int, float] = field(default_factory=dict)  # by correlation
     graphs: set[int] = field(default_factory=set)  # correlations of graphs' launches
-    gpu_marks: list[Mark] = field(default_factory=list)
-    cpu_marks: list[Mark] = field(default_factory=list)
+    gpu_marks: list[TracedStep] = field(default_factory=list)
+    cpu_marks: list[TracedStep] = field(default_factory=list)
     device: str = ""  # the GPU's name
 
 

@@ -33,7 +33,7 @@ _LEAST = 0.01  # of a phase's time; rarer batches are left out
 
 
 @dataclass(frozen=True)
-class Batch:
+class WeightedBatch:
     """A batch, and the part of its phase's time that such batches take."""
 
     phase: Phase  # PREFILL or DECODE
@@ -48,60 +48,60 @@ class Batch:
         return self.sequences * self.new_tokens
 
 
-def batches_of_log(lines: Iterable[str]) -> list[Batch]:
+def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
     """The batches in a log of sglang or vLLM; empty where the lines name none."""
-    found: list[Batch] = []
+    found: list[WeightedBatch] = []
     cache_tokens = 0
     for line in lines:
         if match := _DECODE.search(line):
             n, speed = int(match["n"]), _number(match["speed"])
             if n and speed:  # a line stands for a fixed number of steps: their time is n / speed
                 cached = int(match["tokens"]) // n if match["tokens"] else None
-                found.append(Batch(Phase.DECODE, n, 1, cached, n / speed))
+                found.append(WeightedBatch(Phase.DECODE, n, 1, cached, n / speed))
         elif match := _PREFILL.search(line):
             n, new = int(match["n"]), int(match["new"])
             if n and new:
                 cached = int(match["cached"]) // n
-                found.append(Batch(Phase.PREFILL, n, max(2, new // n), cached, new))
+                found.append(WeightedBatch(Phase.PREFILL, n, max(2, new // n), cached, new))
         elif match := _VLLM_CACHE.search(line):
             cache_tokens = int(match["tokens"].replace(",", "") or 0)
         elif (match := _VLLM.search(line)) and int(match["n"]):
             n = int(match["n"])
             held = round(cache_tokens * _number(match["usage"]) / 100 / n)
-            found.append(Batch(Phase.DECODE, n, 1, held or None, 1.0))
+            found.append(WeightedBatch(Phase.DECODE, n, 1, held or None, 1.0))
     return _shares(found)
 
 
-def batches_of_profile(profile: Profile) -> list[Batch]:
+def batches_of_profile(profile: Profile) -> list[WeightedBatch]:
     """The batches that a trace's marks name. They do not say how much is cached."""
     found = []
     for step in profile.steps:
         if step.phase is Phase.DECODE:
-            found.append(Batch(Phase.DECODE, step.sequences, 1, None, step.time_us))
+            found.append(WeightedBatch(Phase.DECODE, step.sequences, 1, None, step.time_us))
         elif step.phase is Phase.PREFILL and step.new_tokens and step.sequences:
             new = max(2, step.new_tokens // step.sequences)
-            found.append(Batch(Phase.PREFILL, step.sequences, new, None, step.time_us))
+            found.append(WeightedBatch(Phase.PREFILL, step.sequences, new, None, step.time_us))
     return _shares(found)
 
 
-def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> list[Batch]:
+def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> list[WeightedBatch]:
     """The batches of a benchmark with so many requests in flight, of mean lengths.
 
     A sequence's cache holds its prompt and on average half of its answer.
     """
     held = input_tokens + output_tokens // 2
     return [
-        Batch(Phase.DECODE, concurrency, 1, held or None, 1.0),
-        *([Batch(Phase.PREFILL, 1, input_tokens, 0, 1.0)] if input_tokens > 1 else []),
+        WeightedBatch(Phase.DECODE, concurrency, 1, held or None, 1.0),
+        *([WeightedBatch(Phase.PREFILL, 1, input_tokens, 0, 1.0)] if input_tokens > 1 else []),
     ]
 
 
-def merged(batches: Iterable[Batch]) -> list[Batch]:
+def merged(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
     """Batches of several sources together, each source with equal weight."""
     return _shares(batches)
 
 
-def sizes(batches: Sequence[Batch], ladder: Sequence[int]) -> list[int]:
+def sizes(batches: Sequence[WeightedBatch], ladder: Sequence[int]) -> list[int]:
     """The sizes of a ladder that engines would pick for the batches, without rare ones."""
     weights: dict[int, dict[Phase, float]] = {}
     for batch in batches:
@@ -111,7 +111,7 @@ def sizes(batches: Sequence[Batch], ladder: Sequence[int]) -> list[int]:
     return sorted(size for size, found in weights.items() if max(found.values()) >= _LEAST)
 
 
-def points(batches: Sequence[Batch]) -> list[Batch]:
+def points(batches: Sequence[WeightedBatch]) -> list[WeightedBatch]:
     """At most `MOST_POINTS` batches of each phase with known lengths, by powers of two.
 
     Weights are rounded, so that the same traffic gives the same points.
@@ -124,9 +124,9 @@ def points(batches: Sequence[Batch]) -> list[Batch]:
             cached = max(least, _power(batch.cached_tokens))
             key = batch.phase, _power(batch.sequences), new, cached
             weights[key] = weights.get(key, 0.0) + batch.weight
-    found: list[Batch] = []
+    found: list[WeightedBatch] = []
     for phase in (Phase.PREFILL, Phase.DECODE):
-        here = [Batch(*key, weight) for key, weight in weights.items() if key[0] is phase]
+        here = [WeightedBatch(*key, weight) for key, weight in weights.items() if key[0] is phase]
         here.sort(key=lambda b: (-b.weight, b.sequences, b.new_tokens, b.cached_tokens or 0))
         found += [
             replace(batch, weight=round(batch.weight, 3))
@@ -136,7 +136,7 @@ def points(batches: Sequence[Batch]) -> list[Batch]:
     return found
 
 
-def _shares(batches: Iterable[Batch]) -> list[Batch]:
+def _shares(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
     known = list(batches)
     totals: dict[Phase, float] = {}
     for batch in known:

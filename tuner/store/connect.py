@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError
 
 from tuner.errors import StoreUnreachable, UnusableStore
 from tuner.store.failures import shown, translated
-from tuner.store.pool import PATIENT, Limits, check_before_use, refuse_another_file
+from tuner.store.pool import PATIENT, PoolLimits, check_before_use, refuse_another_file
 
 URL_VARIABLE = "TUNER_DATABASE_URL"
 
@@ -40,7 +40,7 @@ def database_url(environ: Mapping[str, str]) -> str:
     return environ.get(URL_VARIABLE) or f"sqlite:///{file}"
 
 
-def connect(text: str, limits: Limits = PATIENT) -> Engine:
+def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
     """An engine for a URL. It makes a SQLite file's folder, and connects when first used.
 
     Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's, for a folder that
@@ -149,7 +149,7 @@ def _parse(text: str) -> URL:
     return url.set(drivername=_DRIVERS[url.drivername])
 
 
-def _postgres_options(url: URL, limits: Limits) -> dict[str, object]:
+def _postgres_options(url: URL, limits: PoolLimits) -> dict[str, object]:
     """libpq's parameters. The ones that the URL sets come first."""
     session = {
         "idle_in_transaction_session_timeout": _STALLED_MS,

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tuner.store.connect import connect, reader, use_wal, write_lock_of, writer
 from tuner.store.failures import translated
 from tuner.store.locks import try_file_lock, try_transaction_lock
-from tuner.store.pool import PATIENT, Limits
+from tuner.store.pool import PATIENT, PoolLimits
 from tuner.store.schema import bring_to_head, check_head
 
 D = TypeVar("D", bound="Database")
@@ -29,7 +29,7 @@ class Database:
         self._writer = writer(engine)
 
     @classmethod
-    def open(cls: type[D], url: str, limits: Limits = PATIENT) -> D:
+    def open(cls: type[D], url: str, limits: PoolLimits = PATIENT) -> D:
         """Open the store at `url` (see `database_url`), made or migrated as needed.
 
         A migration takes its time, whatever the limits. Raises UnusableStore, with nothing written,

@@ -22,7 +22,7 @@ FINISHED = tuple(state for state in JobState if state.finished)
 
 
 @dataclass(frozen=True)
-class Queue:
+class QueueLength:
     """The queued jobs of a device that need its GPU, or that need none."""
 
     device: str
@@ -63,7 +63,7 @@ class StoreFigures:
     """What the store holds at one moment."""
 
     devices: frozenset[str]  # that have had jobs or lately had workers
-    queues: Sequence[Queue]  # without the empty ones
+    queues: Sequence[QueueLength]  # without the empty ones
     held: Mapping[tuple[JobState, str], int]  # jobs that a worker has, by state and device
     overdue: int  # of these, jobs whose lease has run out
     workers: Sequence[LiveWorker]
@@ -146,11 +146,11 @@ def _devices(connection: Connection, now: datetime) -> frozenset[str]:
     return frozenset(device for device in found if device)
 
 
-def _queues(connection: Connection, now: datetime) -> list[Queue]:
+def _queues(connection: Connection, now: datetime) -> list[QueueLength]:
     kind = jobs.c.device, jobs.c.needs_gpu
     query = select(*kind, func.count(), func.min(jobs.c.created_at)).where(IS_QUEUED)
     return [
-        Queue(device, needs_gpu, count, max((now - oldest).total_seconds(), 0.0))
+        QueueLength(device, needs_gpu, count, max((now - oldest).total_seconds(), 0.0))
         for device, needs_gpu, count, oldest in connection.execute(query.group_by(*kind))
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine, select
 
 from tuner.jobs.job import LEASE, Job, JobFilter, JobState, Lease, read_request
-from tuner.jobs.limits import Exceeded, Held, Phase
+from tuner.jobs.limits import AttemptPhase, Exceeded, Held
 from tuner.store.claims import age, due, next_queued, take_turn
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible, update_job
@@ -138,7 +138,7 @@ class Leases(Database):
             row = connection.execute(locked).mappings().one_or_none()
             if row is None or held_of(row) != seen:
                 return None
-            if why.phase is Phase.START:
+            if why.phase is AttemptPhase.START:
                 refuse(connection, row, now, why.reason)
                 set_worker_aside(connection, row["owner"], why.reason)
             else:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.jobs.waiting import Reasons
-from tuner.jobs.workers import Need, WorkerStatus
+from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.store.database import Database, utc_now
 from tuner.store.estimates import Estimates
 from tuner.store.jobs import JobStore
@@ -26,7 +26,7 @@ class LocalQueue(Database):
         """Queue jobs, or find the ones that answer the requests: all or none."""
         workers = self.workers()
         wanted = [
-            Submission(request, priority, Need.of(request).unmet(workers, utc_now()))
+            Submission(request, priority, JobRequirements.of(request).unmet(workers, utc_now()))
             for request in requests
         ]
         estimates = Estimates.sharing(self)

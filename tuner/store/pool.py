@@ -18,7 +18,7 @@ IDLE_S = 5.0  # a connection that was unused for longer is asked whether it stil
 
 
 @dataclass(frozen=True)
-class Limits:
+class PoolLimits:
     """How long the connections of a process wait, in seconds, and how many it keeps at most.
 
     By default, statements and locks have all the time they need: a worker has nothing better to do.
@@ -31,7 +31,7 @@ class Limits:
     connections: int = 16
 
 
-PATIENT = Limits()
+PATIENT = PoolLimits()
 
 
 def check_before_use(engine: Engine) -> None:

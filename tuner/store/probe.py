@@ -10,11 +10,11 @@ from sqlalchemy import func, select, text
 from tuner.store.connect import connect, file_of
 from tuner.store.database import Database
 from tuner.store.failures import kind_of
-from tuner.store.pool import Limits
+from tuner.store.pool import PoolLimits
 from tuner.store.schema import prove_writable
 
 PATIENCE_S = 2
-_LIMITS = Limits(PATIENCE_S, PATIENCE_S, PATIENCE_S, connect_s=PATIENCE_S, connections=1)
+_LIMITS = PoolLimits(PATIENCE_S, PATIENCE_S, PATIENCE_S, connect_s=PATIENCE_S, connections=1)
 _TRIED_BYTES = 1 << 18  # a disk with less room is as good as full
 
 

@@ -24,7 +24,7 @@ TRITONS_OWN = "Triton's own configuration"  # what a gain is over where the othe
 
 
 @dataclass(frozen=True)
-class Reference:
+class Baseline:
     """What a gain at a point is over."""
 
     name: str  # of the incumbent; "default" where a point has none
@@ -49,16 +49,16 @@ class Gain:
         return self.engine_us / self.tuned_us
 
 
-def reference(entry: Entry) -> Reference:
+def reference(entry: Entry) -> Baseline:
     """What the gain at a point is over."""
     name = entry.without_us
     found = entry.incumbents.get(name)
     if found is not None and (found.median_us is not None or name in OWN):
-        return Reference(name, found, without_us=True)
+        return Baseline(name, found, without_us=True)
     for own in OWN:
         if own in entry.incumbents:
-            return Reference(own, entry.incumbents[own], without_us=False)
-    return Reference("default", None, without_us=False)
+            return Baseline(own, entry.incumbents[own], without_us=False)
+    return Baseline("default", None, without_us=False)
 
 
 def gains(entries: Iterable[Entry]) -> list[Gain]:

@@ -16,7 +16,7 @@ from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, MeasureKind, Status, Trial
 from tuner.tuning.gains import CLEAR_GAIN
 from tuner.tuning.run import NOISE
-from tuner.tuning.tune import STAYS, Plan
+from tuner.tuning.tune import STAYS, RunPlan
 
 # A smaller gain than this is no gain: the ratio of two raced times of a dense GEMM differs by more
 # between two processes at one in a hundred points (1.10 % on an H100, with 32 rounds at four places
@@ -181,7 +181,7 @@ def pointwise_plan(
     source: MeasureKind,
     clear_gain: float,
     previous: Mapping[Point, Config],
-) -> Plan:
+) -> RunPlan:
     """The plan of a run whose points stand alone. A predicted gain must exceed `clear_gain`;
     `previous`: what the store had when the run began.
     """
@@ -190,7 +190,7 @@ def pointwise_plan(
     else:
         policy = Policy(GAIN[source], tie=NOISE[source])
     chooser = PointwiseChooser(baselines, policy, points, previous)
-    return Plan(points, baselines.configs, chooser, previous)
+    return RunPlan(points, baselines.configs, chooser, previous)
 
 
 def _kept(field: _PointTrials, standing: str) -> str:

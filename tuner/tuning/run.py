@@ -27,7 +27,7 @@ from tuner.tuning.processes import RunProcesses
 from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space, space_identity
-from tuner.tuning.tune import Plan, Progress, Strategy, Unwatched, Watcher, tune
+from tuner.tuning.tune import Progress, RunPlan, Strategy, Unwatched, Watcher, tune
 from tuner.tuning.without_us import with_backends
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
@@ -144,7 +144,7 @@ class TuningRun(RunProcesses):
             self._record(record, tried, add_to_record)
         return self._report(entries, bench.totals)
 
-    def _with_backends(self, plan: Plan) -> Plan:
+    def _with_backends(self, plan: RunPlan) -> RunPlan:
         """The plan with the other backends at its requested points: those that the engine may run,
         so that a missing one is told, and those that the GPU's environment has.
         """
@@ -175,7 +175,7 @@ class TuningRun(RunProcesses):
         """The entries with what a server runs without this program, without any flags."""
         return with_backends(entries, trials, self._runs, self._installed)
 
-    def _outlook(self, plan: Plan) -> Outlook:
+    def _outlook(self, plan: RunPlan) -> Outlook:
         to_try = sum(self.tries.values())
         to_try += sum(len(names) for names in plan.backends.values())
         return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
@@ -212,7 +212,7 @@ class TuningRun(RunProcesses):
         """What predicts times, and which configurations it is asked for."""
 
     @abstractmethod
-    def _plan(self) -> Plan: ...
+    def _plan(self) -> RunPlan: ...
 
     # Parts that families share; some have reasons for others
 

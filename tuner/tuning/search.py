@@ -82,9 +82,9 @@ class Search:
         asked: list[Candidate] = []
         while ready := self._ready():
             for track in ready:
-                wave = self._wave(track)
-                track.rounds.append(wave)
-                asked += [c for c in self._candidates(track, wave) if c not in self._results]
+                configs = self._next_round(track)
+                track.rounds.append(configs)
+                asked += [c for c in self._candidates(track, configs) if c not in self._results]
         return asked
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
@@ -107,18 +107,18 @@ class Search:
     def _candidates(track: Track, configs: Sequence[Config]) -> Iterator[Candidate]:
         return (Candidate(track.point, config) for config in configs)
 
-    def _wave(self, track: Track) -> list[Config]:
+    def _next_round(self, track: Track) -> list[Config]:
         """The track's next round, within the budget."""
         round_ = len(track.rounds)
         tried = track.before(round_)
         allowed = self._most(track) - len(tried)
         if not allowed:
             return []
-        allowed = min(allowed, self._budget.wave if round_ else self._budget.seeds)
+        allowed = min(allowed, self._budget.per_round if round_ else self._budget.seeds)
         credit = self._credit(track, round_)
         compiled = {c for part, c in self._compiled(round_) if part is track.point.part}
         seen = {*tried, *self._broken(track, round_)}
-        wave: list[Config] = []
+        configs: list[Config] = []
         passed_over = seen if credit else seen.union(set(track.space.configs()) - compiled)
         for config in self._sources(track, round_, passed_over):
             if config in seen:
@@ -128,10 +128,10 @@ class Search:
                 if not credit:
                     continue
                 credit -= 1
-            wave.append(config)
-            if len(wave) >= allowed:
+            configs.append(config)
+            if len(configs) >= allowed:
                 break
-        return wave
+        return configs
 
     def _sources(
         self, track: Track, round_: int, passed_over: Collection[Config]

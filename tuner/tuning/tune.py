@@ -98,7 +98,7 @@ class Racer(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run must answer."""
 
     requested: Sequence[Point]  # the points to tune
@@ -130,7 +130,7 @@ class Plan:
 
 
 def tune(
-    plan: Plan,
+    plan: RunPlan,
     strategy: Strategy,
     bench: Bench,
     stored: Sequence[Trial],
@@ -215,7 +215,7 @@ def _race(trials: Sequence[Trial], racer: Racer, watcher: Watcher) -> list[Trial
 
 
 def explore(
-    plan: Plan,
+    plan: RunPlan,
     strategy: Strategy,
     bench: Bench,
     keep: Callable[[list[Trial]], None],

@@ -9,7 +9,7 @@ from toy_family.problem import Kernel, Scale
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import Engine
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
+from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
 from tuner.problems.points import Candidate, Point
 
 FILE_OPTIONS: tuple[str, ...] = ()
@@ -37,12 +37,12 @@ def check_files(
     return check_plans(ToyCheck, [_plan(path, device, engine) for path in files], device, engine)
 
 
-def _plan(path: Path, device: Device, engine: Engine) -> Plan[Scale]:
+def _plan(path: Path, device: Device, engine: Engine) -> CheckPlan[Scale]:
     toys = toy_engine(engine)
     key = toys.read_file_name(path.name)
     problem, entries = Scale(key.columns), read_config_file(path, toys.fields_of(key)).entries
     asked = [
-        Asked(Kernel.SCALE, rows, config, Candidate(Point(rows, Kernel.SCALE), config))
+        EntryToCheck(Kernel.SCALE, rows, config, Candidate(Point(rows, Kernel.SCALE), config))
         for rows, config in entries.items()
     ]
-    return Plan(str(path), problem, toys.lift(device.target.backend).binder(problem), asked)
+    return CheckPlan(str(path), problem, toys.lift(device.target.backend).binder(problem), asked)

@@ -4,13 +4,13 @@ from toy_family.problem import Kernel, Scale, parse_scale, read_rows
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
 from tuner.problems.dtypes import Dtype
-from tuner.problems.options import BATCH_SIZE, Option, Sizes
-from tuner.problems.points import Place, Point
+from tuner.problems.options import BATCH_SIZE, BatchSizes, Option
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 
-def place(problem: Scale, point: Point) -> Place:
-    return Place("scale", point.batch_size, "rows")
+def place(problem: Scale, point: Point) -> ChartPosition:
+    return ChartPosition("scale", point.batch_size, "rows")
 
 
 def least_us(problem: Scale, point: Point, device: Device) -> float:
@@ -34,7 +34,9 @@ FAMILY = Family(
     parts=Kernel,
     shaping=(),
     selecting=(
-        Option("rows", "--rows", Sizes(BATCH_SIZE), "e.g. 1,16", "Rows; default: 1, 16 and 256."),
+        Option(
+            "rows", "--rows", BatchSizes(BATCH_SIZE), "e.g. 1,16", "Rows; default: 1, 16 and 256."
+        ),
     ),
     searching=(),
     read_selection=read_rows,

@@ -23,7 +23,7 @@ from tuner.tuning.run import TuningRun
 from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 SPACE = Space({"BLOCK": (64, 128, 256, 512), "num_warps": (1, 2, 4)})
 
@@ -120,10 +120,10 @@ class ToyRun(TuningRun):
     def _candidates(self) -> list[Candidate]:
         return [Candidate(point, config) for point in self.points for config in SPACE.configs()]
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RunPlan:
         engine, device = self._engine, self.request.device
         runs = {p: engine.incumbents(self._problem, device, p.batch_size) for p in self.points}
-        return Plan(self.points, runs, FastestOfEach(self.points, self._default))
+        return RunPlan(self.points, runs, FastestOfEach(self.points, self._default))
 
 
 def open_run(request: Request) -> TuningRun:

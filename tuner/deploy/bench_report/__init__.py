@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tuner.deploy.bench_report.compare import Comparison, compare
-from tuner.deploy.bench_report.origin import Origin, read_origin
+from tuner.deploy.bench_report.origin import RunDetails, read_origin
 from tuner.deploy.bench_report.page import headline, render_page, render_run_page
 from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
 from tuner.deploy.bench_report.readers import read_results, read_samples
@@ -22,7 +22,7 @@ from tuner.deploy.bench_report.tables import as_dict, render_csv, render_text, s
 from tuner.draw.files import picture_files
 
 __all__ = [
-    "Origin",
+    "RunDetails",
     "as_dict",
     "compare",
     "read_origin",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def write_summary(summary: Summary, out: Path, run: str, origin: Origin) -> list[Path]:
+def write_summary(summary: Summary, out: Path, run: str, origin: RunDetails) -> list[Path]:
     """Write summary.csv, .md, .json, .txt, .html, .svg and (with Pillow) .png under `out`.
 
     `run` names the run, e.g. by its file. Raises UnwritableOutput.
@@ -57,7 +57,7 @@ def write_summary(summary: Summary, out: Path, run: str, origin: Origin) -> list
 
 
 def write_report(
-    comparison: Comparison, out: Path, before: str, after: str, origin: Origin
+    comparison: Comparison, out: Path, before: str, after: str, origin: RunDetails
 ) -> list[Path]:
     """Write report.html, .svg, .csv, .json, .txt and (with Pillow) .png under `out`.
 

@@ -25,16 +25,16 @@ _LONGEST = 100_000  # characters of a line that are looked at
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunDetails:
     """What is known; empty fields are not known."""
 
     model: str = ""
     device: str = ""
     date: str = ""  # YYYY-MM-DD, of the first line that has one
 
-    def or_else(self, other: Origin) -> Origin:
+    def or_else(self, other: RunDetails) -> RunDetails:
         """This, with what is missing taken from another."""
-        return Origin(
+        return RunDetails(
             self.model or other.model, self.device or other.device, self.date or other.date
         )
 
@@ -45,9 +45,9 @@ class Origin:
         return ", ".join(part for part in (on or self.model or self.device, self.date) if part)
 
 
-def read_origin(path: Path) -> Origin:
+def read_origin(path: Path) -> RunDetails:
     """What a file says, or the files of a folder together. Raises MalformedBenchmark."""
-    found = Origin()
+    found = RunDetails()
     try:
         for file in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
             with file.open(encoding="utf-8", errors="replace") as lines:
@@ -57,9 +57,9 @@ def read_origin(path: Path) -> Origin:
     return found
 
 
-def parse_origin(lines: Iterable[str]) -> Origin:
+def parse_origin(lines: Iterable[str]) -> RunDetails:
     """What the lines say. The first mention of each counts."""
-    found = Origin()
+    found = RunDetails()
     for line in lines:
         if found.model and found.device and found.date:
             break
@@ -67,9 +67,9 @@ def parse_origin(lines: Iterable[str]) -> Origin:
     return found
 
 
-def _of_line(line: str) -> Origin:
+def _of_line(line: str) -> RunDetails:
     model, device, date = (pattern.search(line) for pattern in (_MODEL, _DEVICE, _DATE))
-    return Origin(
+    return RunDetails(
         model.group(1).rstrip("/").rpartition("/")[2] if model else "",
         device.group(1) if device else "",
         "-".join(date.groups()) if date else "",

@@ -26,7 +26,7 @@ _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"  # no name, no time, 
 
 
 @dataclass(frozen=True)
-class File:
+class BundleFile:
     """A file of a bundle."""
 
     data: bytes
@@ -38,11 +38,11 @@ class Unpacked:
     """The contents of an archive."""
 
     root: str
-    files: Mapping[str, File]  # path below the root
+    files: Mapping[str, BundleFile]  # path below the root
     as_written: bool
 
 
-def pack(root: str, files: Mapping[str, File]) -> bytes:
+def pack(root: str, files: Mapping[str, BundleFile]) -> bytes:
     """Pack `files` (paths below `root`). Equal files give equal bytes."""
     return _gzip(plain_tar(root, files))
 
@@ -52,7 +52,7 @@ def unpack(data: bytes) -> Unpacked:
     if len(data) > LARGEST_ARCHIVE:
         raise BundleRefused(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MiB")
     tar = _gunzip(data)
-    files: dict[str, File] = {}
+    files: dict[str, BundleFile] = {}
     root = ""
     for member, content in _members(tar):
         top, _, path = checked_path(member.name).partition("/")
@@ -65,7 +65,7 @@ def unpack(data: bytes) -> Unpacked:
             raise BundleRefused(f"{member.name!r} is in the archive twice")
         if len(files) == MOST_FILES:
             raise BundleRefused(f"the archive holds more than {MOST_FILES} files")
-        files[path] = File(content, member.mode)
+        files[path] = BundleFile(content, member.mode)
     return Unpacked(root, files, plain_tar(root, files) == tar)
 
 
@@ -84,7 +84,7 @@ def checked_path(name: str) -> str:
     return name
 
 
-def plain_tar(root: str, files: Mapping[str, File]) -> bytes:
+def plain_tar(root: str, files: Mapping[str, BundleFile]) -> bytes:
     """The archive before compression."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.advice import advice_notes, advised_winners
-from tuner.deploy.bundle.archive import File, pack
+from tuner.deploy.bundle.archive import BundleFile, pack
 from tuner.deploy.bundle.attention import attention_notes, usable_winners
 from tuner.deploy.bundle.commands import node_commands
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
@@ -122,7 +122,7 @@ def build_bundle(
     keys, missing = _keys(
         wanted, folder, predicted, cluster, engine, device, allow_missing=allow_missing
     )
-    files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
+    files |= {f"{CONFIGS}/{path}": BundleFile(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = missing + _notes(cluster, engine, environments, statuses) + left_out
@@ -182,20 +182,20 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
     write_all(path.parent, {path: bundle.archive})
 
 
-def _text(text: str) -> File:
-    return File(text.encode())
+def _text(text: str) -> BundleFile:
+    return BundleFile(text.encode())
 
 
-def _check_files(cluster: Cluster) -> dict[str, File]:
+def _check_files(cluster: Cluster) -> dict[str, BundleFile]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "preflight.py")
         build_single_file(path)
         preflight = path.read_bytes()
     return {
-        "preflight.py": File(preflight, _EXECUTABLE),
-        "fabric.py": File(fabric_program(), _EXECUTABLE),
+        "preflight.py": BundleFile(preflight, _EXECUTABLE),
+        "fabric.py": BundleFile(fabric_program(), _EXECUTABLE),
         "cluster.json": _text(cluster.expected().to_json()),
-        "sweep.sh": File(sweep_script(cluster).encode(), _EXECUTABLE),
+        "sweep.sh": BundleFile(sweep_script(cluster).encode(), _EXECUTABLE),
     }
 
 
@@ -204,20 +204,20 @@ def _launch_files(
     environments: Sequence[dict[str, str]],
     name: str,
     pointers: Sequence[str],
-) -> dict[str, File]:
-    files: dict[str, File] = {}
+) -> dict[str, BundleFile]:
+    files: dict[str, BundleFile] = {}
     inside = cluster.in_container()
     for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
         below = f"nodes/{node.name}"
         commands = node_commands(cluster, rank, variables)
         bare = bare_script(cluster, rank, variables, commands, pointers=pointers)
-        files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
+        files[f"{below}/bare.sh"] = BundleFile(bare.encode(), _EXECUTABLE)
         fabric = fabric_script(cluster, rank, variables)
-        files[f"{below}/fabric.sh"] = File(fabric.encode(), _EXECUTABLE)
+        files[f"{below}/fabric.sh"] = BundleFile(fabric.encode(), _EXECUTABLE)
         if cluster.engine.image:
             commands = node_commands(inside, rank, variables)
             docker = docker_script(cluster, rank, variables, commands, pointers=pointers)
-            files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
+            files[f"{below}/docker.sh"] = BundleFile(docker.encode(), _EXECUTABLE)
     if not no_manifest_reason(cluster, environments):
         on_nodes = f"/opt/tuner/{name}"
         text = lws_manifest(cluster, environments[0], on_nodes, pointers=pointers)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.deploy.bundle.archive import MODES, File, checked_path
+from tuner.deploy.bundle.archive import MODES, BundleFile, checked_path
 from tuner.errors import BundleRefused
 
 CONFIGS = "engine-configs"  # in the bundle
@@ -34,7 +34,7 @@ _FIELDS = {
 _FILE_FIELDS = {"path": str, "size": int, "mode": str, "sha256": str, "origin": str}
 
 
-def file_rows(files: Mapping[str, File], origins: Mapping[str, str]) -> list[dict[str, Any]]:
+def file_rows(files: Mapping[str, BundleFile], origins: Mapping[str, str]) -> list[dict[str, Any]]:
     """The manifest's rows for files. A file without an origin was made for this bundle."""
     return [
         {
@@ -48,7 +48,7 @@ def file_rows(files: Mapping[str, File], origins: Mapping[str, str]) -> list[dic
     ]
 
 
-def sums_text(files: Mapping[str, File]) -> str:
+def sums_text(files: Mapping[str, BundleFile]) -> str:
     """The text that `sha256sum -c` reads."""
     return "".join(f"{sha256(file.data)}  {path}\n" for path, file in sorted(files.items()))
 
@@ -87,7 +87,7 @@ def read_manifest(data: bytes) -> dict[str, Any]:
     return value
 
 
-def check_files(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
+def check_files(manifest: Mapping[str, Any], files: Mapping[str, BundleFile]) -> None:
     """Compare the manifest's rows with the archive's files. Raises BundleRefused."""
     listed = {row["path"]: row for row in manifest["files"]}
     for path in sorted(files.keys() - listed.keys() - {NAME}):

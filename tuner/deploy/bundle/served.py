@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tuner.deploy.bundle.archive import File
+from tuner.deploy.bundle.archive import BundleFile
 from tuner.deploy.bundle.configs import ConfigFolder
 from tuner.deploy.served.files import files_hash
 from tuner.deploy.served.report import report_text
@@ -15,7 +15,7 @@ NAME = "served-proof.txt"
 
 def served_files(
     proofs: Iterable[Mapping[str, Any]], folder: ConfigFolder
-) -> tuple[dict[str, File], list[str]]:
+) -> tuple[dict[str, BundleFile], list[str]]:
     """(the file with the proofs of exactly these tuned files, a note for each); `proofs` are the
     reports of `tuner prove --server`.
     """
@@ -25,4 +25,4 @@ def served_files(
         return {}, []
     text = "\n\n".join(map(report_text, found)) + "\n"
     notes = [f"{NAME}: {proof['model']}: {proof['verdict']}" for proof in found]
-    return {NAME: File(text.encode())}, notes
+    return {NAME: BundleFile(text.encode())}, notes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bundle.archive import LARGEST_ARCHIVE, File, unpack
+from tuner.deploy.bundle.archive import LARGEST_ARCHIVE, BundleFile, unpack
 from tuner.deploy.bundle.manifest import NAME, SUMS, check_files, read_manifest, sha256, sums_text
 from tuner.errors import BadInput, BundleRefused
 from tuner.render import printable
@@ -80,13 +80,13 @@ def read_at_most(path: Path, limit: int) -> bytes:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _check_sums(files: Mapping[str, File]) -> None:
+def _check_sums(files: Mapping[str, BundleFile]) -> None:
     summed = {path: file for path, file in files.items() if path not in (NAME, SUMS)}
     if SUMS not in files or files[SUMS].data != sums_text(summed).encode():
         raise BundleRefused(f"{SUMS} does not say what {NAME} says")
 
 
-def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
+def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, BundleFile]) -> None:
     """Check that the manifest lists exactly the entries of the tuned files."""
     listed: dict[str, dict[_EntryKey, Any]] = {}
     counts: dict[str, int] = {}
@@ -114,7 +114,7 @@ def _entry_key(row: Mapping[str, Any]) -> _EntryKey:
     return str(row["part"]), str(row["batch_size"]), str(row["new_tokens"]), str(row["status"])
 
 
-def _entries_of(file: File) -> object:
+def _entries_of(file: BundleFile) -> object:
     """The configuration of every entry by its key; None where the file is malformed."""
     try:
         value = json.loads(file.data)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tuner.deploy.load_proof.deployed import (
     UNKNOWN,
     Deployed,
-    Origin,
+    FileOrigin,
     is_deployed,
     read_deployed,
 )
@@ -126,6 +126,6 @@ def _with_origin(load: FileLoad, deployed: Deployed) -> FileLoad:
     if not load.used:
         return load
     # The plugin reads no files but this package's.
-    origin = Origin.TUNED if load.family in PLUGINS else deployed.origin(load.used)
-    entries = deployed.statuses(load.used) if origin is Origin.TUNED else ""
+    origin = FileOrigin.TUNED if load.family in PLUGINS else deployed.origin(load.used)
+    entries = deployed.statuses(load.used) if origin is FileOrigin.TUNED else ""
     return replace(load, origin=origin.value, entries=entries)

@@ -25,7 +25,7 @@ _GZIP = b"\x1f\x8b"
 _PACKAGES = ("/sglang/srt/", "/vllm/model_executor/")
 
 
-class Origin(str, Enum):
+class FileOrigin(str, Enum):
     """Where a file that a server loaded is from."""
 
     TUNED = "tuned"
@@ -45,20 +45,20 @@ class Deployed:
     # What the files were made for, as far as all of them agree: engine, version, device, tp, ep.
     made_for: Mapping[str, str] = field(default_factory=dict)
 
-    def origin(self, used: str) -> Origin:
+    def origin(self, used: str) -> FileOrigin:
         """The origin of a file by the path in the server's log."""
         path = used.replace("\\", "/")
         if self.root and path.startswith(f"{self.root}/"):
             below = path.removeprefix(f"{self.root}/")
-            return Origin.TUNED if below in self.tuned else Origin.SHIPPED
+            return FileOrigin.TUNED if below in self.tuned else FileOrigin.SHIPPED
         if any(part in path for part in _PACKAGES):
-            return Origin.SHIPPED
+            return FileOrigin.SHIPPED
         if not self.known:
-            return Origin.TUNED if _sidecar(Path(path)) else Origin.UNKNOWN
+            return FileOrigin.TUNED if _sidecar(Path(path)) else FileOrigin.UNKNOWN
         if any(path.endswith(f"/{one}") for one in self.tuned):
-            return Origin.TUNED
+            return FileOrigin.TUNED
         carried = any(path.endswith(f"/{one}") for one in self.packaged)
-        return Origin.SHIPPED if carried else Origin.UNKNOWN
+        return FileOrigin.SHIPPED if carried else FileOrigin.UNKNOWN
 
     def statuses(self, used: str) -> str:
         """How the entries of a tuned file came about: "36 predicted"."""

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, Origin
+from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, FileOrigin
 from tuner.deploy.load_proof.network import Network
 from tuner.deploy.load_proof.steps import other_server, tuning_steps
 from tuner.engines.logs.facts import Facts
@@ -211,12 +211,12 @@ def _untuned(loads: Sequence[FileLoad], deployed: Deployed, cut: Sequence[str]) 
         yield "no line names a config file: the kernel was not reached, or INFO is not logged"
         return
     read = [load for load in loads if load.outcome is LoadOutcome.LOADED]
-    tuned = {load.key for load in read if load.origin == Origin.TUNED.value}
+    tuned = {load.key for load in read if load.origin == FileOrigin.TUNED.value}
     wanted = _tuned_keys(deployed)
     for load in read:
-        if load.origin == Origin.UNKNOWN.value:
+        if load.origin == FileOrigin.UNKNOWN.value:
             yield f"{load.key}: whether it was tuned is not known: give the bundle before the log"
-        elif load.origin == Origin.SHIPPED.value and (load.key in wanted or not deployed.known):
+        elif load.origin == FileOrigin.SHIPPED.value and (load.key in wanted or not deployed.known):
             yield f"{load.key}: the engine's own file was loaded, not a tuned one"
     said = {load.key for load in loads}
     for key in sorted(wanted - tuned - said):

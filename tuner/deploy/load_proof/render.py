@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.deploy.load_proof.deployed import Origin
+from tuner.deploy.load_proof.deployed import FileOrigin
 from tuner.deploy.load_proof.network import Network
 from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof
 from tuner.render import printable
@@ -19,7 +19,7 @@ def render_proof(proof: LoadProof) -> str:
     for load in proof.loads:
         known = load.outcome is LoadOutcome.LOADED and load.origin not in ("", "unknown")
         state = load.origin if known else load.outcome.value
-        if known and proof.deployed.own and load.origin == Origin.TUNED.value:
+        if known and proof.deployed.own and load.origin == FileOrigin.TUNED.value:
             state = "exported"
         lines.append(f"{state:15} {load.family:11} {load.key}")
         lines += [f"{'':16}{text}" for text in _details(load)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.devices.table import find_device
 from tuner.engines.logs.facts import Facts
-from tuner.engines.logs.served import Hints, Served
+from tuner.engines.logs.served import CompletedHints, Hints
 from tuner.errors import UnknownDevice
 
 
@@ -16,7 +16,7 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
     """Sentences, and commands that begin with "$ ", for the missing files that `logs` name, and
     with `decode` for decode attention.
     """
-    server = Served(Hints(), facts)
+    server = CompletedHints(Hints(), facts)
     name, commands = server.engine_name(), []
     if missing := list(logs):
         if lacks := server.missing(name) or _old(server, name):
@@ -37,7 +37,7 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
         yield f"$ tuner export {server.options(name)}"
 
 
-def _old(server: Served, name: str) -> str:
+def _old(server: CompletedHints, name: str) -> str:
     """A sentence where only "before a release" is known: newer ones look for other files."""
     before = server.facts.get("before")
     if not before or server.version(name):

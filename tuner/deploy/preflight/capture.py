@@ -14,7 +14,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tuner.deploy.preflight.facts import Node, Weights
+from tuner.deploy.preflight.facts import CheckpointFiles, Node
 from tuner.deploy.preflight.gpus import parse_nvidia_smi, parse_topology
 from tuner.deploy.preflight.kernel import parse_kernel
 from tuner.deploy.preflight.network import (
@@ -262,11 +262,11 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _read_weights(path: Path) -> Weights | None:
+def _read_weights(path: Path) -> CheckpointFiles | None:
     try:
         value = json.loads(_read(path) or "null")
         faults = tuple(str(fault) for fault in value["faults"])
-        return Weights(str(value["path"]), str(value.get("digest", "")), faults)
+        return CheckpointFiles(str(value["path"]), str(value.get("digest", "")), faults)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tuner.deploy.preflight.check_topology import Switch, misplaced_finding
+from tuner.deploy.preflight.check_topology import PcieSwitch, misplaced_finding
 from tuner.deploy.preflight.expected import Expected
 from tuner.deploy.preflight.facts import Finding, Node, Severity, joined
-from tuner.deploy.preflight.links import Links, common_gid_index, gid_indexes, is_infiniband
+from tuner.deploy.preflight.links import NodeLinks, common_gid_index, gid_indexes, is_infiniband
 
 _EQUAL = {
     "image": "pull the same image by digest on every node",
@@ -21,7 +21,7 @@ _EQUAL = {
 
 
 def check_cluster(
-    nodes: Sequence[tuple[Node, Links]], expected: Expected | None
+    nodes: Sequence[tuple[Node, NodeLinks]], expected: Expected | None
 ) -> Iterator[Finding]:
     """Every finding across nodes."""
     yield from _gid_indexes(nodes)
@@ -42,7 +42,7 @@ def check_cluster(
             )
 
 
-def _gid_indexes(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
+def _gid_indexes(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]:
     seen = {
         (node.name, device): gid_indexes(node, device)
         for node, links in nodes
@@ -87,7 +87,7 @@ def _unequal_versions(nodes: Sequence[Node]) -> Iterator[Finding]:
             )
 
 
-def _device_counts(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
+def _device_counts(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]:
     counts = {node.name: len(links.compute) for node, links in nodes if links.compute}
     if len(set(counts.values())) > 1:
         most = max(counts.values())
@@ -102,7 +102,7 @@ def _device_counts(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
         )
 
 
-def _placements(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
+def _placements(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]:
     """A finding for each device that is near other GPUs than on the majority of nodes."""
     by_device: dict[str, dict[str, tuple[str, ...]]] = {}
     for node, links in nodes:
@@ -118,5 +118,7 @@ def _placements(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
             continue
         for name, near in near_gpus.items():
             if near != usual:
-                origin = Switch(list(near), [device])
-                yield misplaced_finding(captured[name], (device,), origin, Switch(list(usual), []))
+                origin = PcieSwitch(list(near), [device])
+                yield misplaced_finding(
+                    captured[name], (device,), origin, PcieSwitch(list(usual), [])
+                )

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.deploy.preflight.facts import Finding, Node
-from tuner.deploy.preflight.links import Links
+from tuner.deploy.preflight.links import NodeLinks
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 _DMA_BUF = (5, 12)  # the first kernel release with dma-buf for peer memory
 _MOST_BRIDGES = 8
 
 
-def check_gpudirect(node: Node, links: Links) -> Iterator[Finding]:
+def check_gpudirect(node: Node, links: NodeLinks) -> Iterator[Finding]:
     """Every finding about GPUDirect RDMA; none on a node without RDMA devices."""
     if not links.compute:
         return

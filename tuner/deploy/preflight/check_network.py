@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
 from tuner.deploy.preflight.facts import Finding, Node, joined
-from tuner.deploy.preflight.links import Links, gid_indexes, interface_of
+from tuner.deploy.preflight.links import NodeLinks, gid_indexes, interface_of
 from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
 
@@ -28,7 +28,7 @@ def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, s
     return {**node.environment, **(expected.environment if expected else {})}
 
 
-def check_network(node: Node, links: Links, expected: Expected | None) -> Iterator[Finding]:
+def check_network(node: Node, links: NodeLinks, expected: Expected | None) -> Iterator[Finding]:
     """Every finding about the node's addresses and ports."""
     expected_node = expected.node(node.name) if expected else None
     if not links.interface:
@@ -47,7 +47,7 @@ def check_network(node: Node, links: Links, expected: Expected | None) -> Iterat
 
 
 def _named_interfaces(
-    node: Node, links: Links, expected_node: ExpectedNode | None, environment: dict[str, str]
+    node: Node, links: NodeLinks, expected_node: ExpectedNode | None, environment: dict[str, str]
 ) -> Iterator[Finding]:
     if not node.interfaces:
         return
@@ -89,7 +89,7 @@ def _named_devices(node: Node, environment: dict[str, str]) -> Iterator[Finding]
             )
 
 
-def _gid_index(node: Node, links: Links, environment: dict[str, str]) -> Iterator[Finding]:
+def _gid_index(node: Node, links: NodeLinks, environment: dict[str, str]) -> Iterator[Finding]:
     value = environment.get("NCCL_IB_GID_INDEX", "")
     if not value or not node.gids:
         return
@@ -106,7 +106,7 @@ def _gid_index(node: Node, links: Links, environment: dict[str, str]) -> Iterato
 
 
 def _announced(
-    node: Node, links: Links, expected: Expected | None, environment: dict[str, str]
+    node: Node, links: NodeLinks, expected: Expected | None, environment: dict[str, str]
 ) -> Iterator[Finding]:
     """Check that the address that this node announces can be reached by the others."""
     held = {ipaddress.ip_address(a.ip): i.name for i in node.interfaces for a in i.addresses}
@@ -140,7 +140,7 @@ def _fault(value: str, held: dict[ipaddress.IPv4Address | ipaddress.IPv6Address,
     return "" if address in held else "is held by no interface of this node"
 
 
-def _implicit(node: Node, links: Links, fix: str) -> Iterator[Finding]:
+def _implicit(node: Node, links: NodeLinks, fix: str) -> Iterator[Finding]:
     """Check what the engine would announce without a variable, from its name and routes."""
     first = node.hostname_addresses[0] if node.hostname_addresses else ""
     if first and ipaddress.ip_address(first).is_loopback:

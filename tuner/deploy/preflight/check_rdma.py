@@ -8,7 +8,7 @@ from tuner.deploy.preflight.cards import card_of
 from tuner.deploy.preflight.expected import ExpectedNode
 from tuner.deploy.preflight.facts import Finding, Node, joined, natural
 from tuner.deploy.preflight.links import (
-    Links,
+    NodeLinks,
     interface_of,
     up_devices,
     without_gid,
@@ -17,7 +17,7 @@ from tuner.deploy.preflight.links import (
 _DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
 
 
-def check_rdma(node: Node, links: Links, expected: ExpectedNode | None) -> Iterator[Finding]:
+def check_rdma(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
     """Every finding about the node's RDMA devices."""
     yield from _absent_devices(node, links, expected)
     yield from _down_ports(node, links, expected)
@@ -25,7 +25,9 @@ def check_rdma(node: Node, links: Links, expected: ExpectedNode | None) -> Itera
     yield from _slow_cards(node, links)
 
 
-def _absent_devices(node: Node, links: Links, expected: ExpectedNode | None) -> Iterator[Finding]:
+def _absent_devices(
+    node: Node, links: NodeLinks, expected: ExpectedNode | None
+) -> Iterator[Finding]:
     known = interface_of(node)
     if known and expected and expected.rdma:
         absent = [d for d in expected.rdma if d not in known]
@@ -43,7 +45,7 @@ def _absent_devices(node: Node, links: Links, expected: ExpectedNode | None) -> 
         )
 
 
-def _down_ports(node: Node, links: Links, expected: ExpectedNode | None) -> Iterator[Finding]:
+def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
     """One finding for all ports that are down, because they often share a cause."""
     if node.ports:
         lines = {p.device: p.line for p in node.ports if not p.up}
@@ -79,7 +81,7 @@ def _fix_down(node: Node, devices: list[str]) -> str:
     )
 
 
-def _gids(node: Node, links: Links) -> Iterator[Finding]:
+def _gids(node: Node, links: NodeLinks) -> Iterator[Finding]:
     """Check that each RoCE device that is up has a RoCE v2 GID with an IPv4 address."""
     bare = without_gid(node, links)
     if bare:
@@ -107,7 +109,7 @@ def _fix_gids(node: Node, bare: list[str]) -> str:
     return "; ".join(steps)
 
 
-def _slow_cards(node: Node, links: Links) -> Iterator[Finding]:
+def _slow_cards(node: Node, links: NodeLinks) -> Iterator[Finding]:
     for device in node.devices:
         link = device.pcie
         if device.device not in links.compute or link is None:

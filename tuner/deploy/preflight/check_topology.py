@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tuner.deploy.preflight.cards import card_of
 from tuner.deploy.preflight.facts import Finding, Node, Topology, joined, natural
-from tuner.deploy.preflight.links import Links
+from tuner.deploy.preflight.links import NodeLinks
 
 Card = tuple[str, ...]  # the RDMA devices of a card
 # Relations of two devices on one PCIe switch, or on one processor socket.
@@ -16,7 +16,7 @@ SOCKET = ("PIX", "PXB", "PHB", "NODE")
 
 
 @dataclass
-class Switch:
+class PcieSwitch:
     """The GPUs and the RDMA devices below one PCIe switch (or one socket)."""
 
     gpus: list[str]
@@ -29,7 +29,7 @@ class Switch:
 
 def find_switches(
     topology: Topology, devices: tuple[str, ...], kinds: tuple[str, ...] = SWITCH
-) -> list[Switch]:
+) -> list[PcieSwitch]:
     """The switches with a GPU; some may have no RDMA device. Empty where no NIC is near a GPU.
 
     NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as one switch.
@@ -37,7 +37,7 @@ def find_switches(
     nics = [n for n in topology.nics if n in devices]
     if not any(topology.near(g, n, kinds) for g in topology.gpus for n in nics):
         return []
-    switches: list[Switch] = []
+    switches: list[PcieSwitch] = []
     for gpu in topology.gpus:
         near = [n for n in nics if topology.near(gpu, n, kinds)]
         same = [
@@ -45,7 +45,7 @@ def find_switches(
             for s in switches
             if any(topology.near(gpu, g, kinds) for g in s.gpus) or any(n in s.nics for n in near)
         ]
-        merged = Switch([gpu], near, "switch" if kinds == SWITCH else "socket")
+        merged = PcieSwitch([gpu], near, "switch" if kinds == SWITCH else "socket")
         for switch in same:
             merged.gpus += switch.gpus
             merged.nics += [n for n in switch.nics if n not in merged.nics]
@@ -54,7 +54,7 @@ def find_switches(
     return switches
 
 
-def misplaced(node: Node, links: Links) -> list[tuple[Card, Switch, Switch]]:
+def misplaced(node: Node, links: NodeLinks) -> list[tuple[Card, PcieSwitch, PcieSwitch]]:
     """(card, the switch that it is under, the switch that lacks it) for each misplaced card.
 
     A switch's share of the devices is in proportion to its GPUs. A card is misplaced where one
@@ -80,7 +80,7 @@ def misplaced(node: Node, links: Links) -> list[tuple[Card, Switch, Switch]]:
             if taken is None:
                 break
             card, origin = taken
-            before = Switch(list(origin.gpus), list(origin.nics), lacking.kind)
+            before = PcieSwitch(list(origin.gpus), list(origin.nics), lacking.kind)
             found.append((card, before, lacking))
             for device in card:
                 origin.nics.remove(device)
@@ -88,7 +88,7 @@ def misplaced(node: Node, links: Links) -> list[tuple[Card, Switch, Switch]]:
     return found
 
 
-def movable(node: Node, links: Links) -> Card:
+def movable(node: Node, links: NodeLinks) -> Card:
     """The devices for collectives that are not on the management link's card."""
     fixed = card_of(node, links.device) if links.device else ()
     # The topology names devices too, if nothing else of them was captured.
@@ -96,11 +96,11 @@ def movable(node: Node, links: Links) -> Card:
 
 
 def _surplus(
-    node: Node, switches: list[Switch], nowhere: list[str], total: int, gpus: int
-) -> tuple[Card, Switch] | None:
+    node: Node, switches: list[PcieSwitch], nowhere: list[str], total: int, gpus: int
+) -> tuple[Card, PcieSwitch] | None:
     """A card to move: one under no GPU's switch, or the last of the fullest switch."""
     if nowhere:
-        origin, device = Switch([], nowhere), nowhere[0]
+        origin, device = PcieSwitch([], nowhere), nowhere[0]
     else:
         origin = max(switches, key=lambda s: len(s.nics) / len(s.gpus))
         if len(origin.nics) <= -(-total * len(origin.gpus) // gpus):  # its share, rounded up
@@ -109,7 +109,7 @@ def _surplus(
     return tuple(d for d in card_of(node, device) if d in origin.nics), origin
 
 
-def check_topology(node: Node, links: Links) -> Iterator[Finding]:
+def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
     """Every finding about misplaced devices, and about switches without devices."""
     wrong = misplaced(node, links)
     for card, origin, lacking in wrong:
@@ -131,7 +131,7 @@ def check_topology(node: Node, links: Links) -> Iterator[Finding]:
     yield from _uneven(node, switches)
 
 
-def far_devices(node: Node, links: Links) -> list[str]:
+def far_devices(node: Node, links: NodeLinks) -> list[str]:
     """Devices that are under no GPU's switch, where every GPU's switch has other devices; and the
     other ports of the management link's card, where other devices work.
     """
@@ -145,7 +145,7 @@ def far_devices(node: Node, links: Links) -> list[str]:
     return [d for d in links.compute if d in ports or (d in nics and d not in placed)]
 
 
-def _unused(node: Node, links: Links) -> Iterator[Finding]:
+def _unused(node: Node, links: NodeLinks) -> Iterator[Finding]:
     far = far_devices(node, links)
     if far:
         yield node.info(
@@ -157,7 +157,7 @@ def _unused(node: Node, links: Links) -> Iterator[Finding]:
         )
 
 
-def _uneven(node: Node, switches: list[Switch]) -> Iterator[Finding]:
+def _uneven(node: Node, switches: list[PcieSwitch]) -> Iterator[Finding]:
     ratios = {len(s.nics) / len(s.gpus) for s in switches if s.nics}
     if len(ratios) > 1:
         fewest = min((s for s in switches if s.nics), key=lambda s: len(s.nics) / len(s.gpus))
@@ -169,7 +169,7 @@ def _uneven(node: Node, switches: list[Switch]) -> Iterator[Finding]:
         )
 
 
-def misplaced_finding(node: Node, card: Card, origin: Switch, lacking: Switch) -> Finding:
+def misplaced_finding(node: Node, card: Card, origin: PcieSwitch, lacking: PcieSwitch) -> Finding:
     """The finding for one misplaced card."""
     numa = node.topology.numa.get(lacking.gpus[0], "")
     target = f"{lacking}{f' (NUMA node {numa})' if numa else ''}"

@@ -148,7 +148,7 @@ class KernelFacts:
 
 
 @dataclass(frozen=True)
-class Weights:
+class CheckpointFiles:
     """A model's folder, by the sizes and headers of its files."""
 
     path: str
@@ -173,7 +173,7 @@ class Node:
     environment: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # image, engine, triton, config hashes
     kernel: KernelFacts = field(default_factory=KernelFacts)
-    weights: Weights | None = None  # None: not captured
+    weights: CheckpointFiles | None = None  # None: not captured
     missing: tuple[str, ...] = ()  # sources that were not captured
     nothing_found: bool = False  # neither a GPU nor an RDMA device was seen
     unread: tuple[str, ...] = ()  # sources that were captured but not understood

@@ -12,7 +12,7 @@ from tuner.deploy.preflight.network import is_ip
 
 
 @dataclass(frozen=True)
-class Links:
+class NodeLinks:
     """How a node is connected."""
 
     interface: str  # management interface; empty: unknown
@@ -23,7 +23,7 @@ class Links:
     usable: tuple[str, ...]  # the devices of `compute` that are up
 
 
-def find_links(node: Node, expected: ExpectedNode | None = None) -> Links:
+def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
     """Work out a node's links. The cluster file overrides what was captured."""
     interface, reason = _management(node, expected)
     device = next((d for d, i in interface_of(node).items() if i == interface and i), "")
@@ -36,7 +36,7 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> Links:
     else:
         compute = tuple(d for d in known if d != device)
     usable = tuple(d for d in compute if d in up)
-    return Links(interface, _ipv4(node, interface), device, reason, compute, usable)
+    return NodeLinks(interface, _ipv4(node, interface), device, reason, compute, usable)
 
 
 def interface_of(node: Node) -> dict[str, str]:
@@ -125,7 +125,7 @@ def is_infiniband(node: Node, device: str) -> bool:
     return any(d.device == device and d.link_layer == "InfiniBand" for d in node.devices)
 
 
-def without_gid(node: Node, links: Links) -> list[str]:
+def without_gid(node: Node, links: NodeLinks) -> list[str]:
     """The usable RoCE devices that have no RoCE v2 GID with an IPv4 address, if GIDs were captured.
 
     NCCL could use them with a link-local GID at best, so none is proposed to it.
@@ -134,7 +134,7 @@ def without_gid(node: Node, links: Links) -> list[str]:
     return [d for d in roce if not gid_indexes(node, d)] if node.gids else []
 
 
-def common_gid_index(nodes: Iterable[tuple[Node, Links]]) -> int | None:
+def common_gid_index(nodes: Iterable[tuple[Node, NodeLinks]]) -> int | None:
     """The lowest index that is RoCE v2 with IPv4 on every usable RoCE device; None: no such."""
     sets = [
         set(gid_indexes(node, device))
@@ -145,7 +145,7 @@ def common_gid_index(nodes: Iterable[tuple[Node, Links]]) -> int | None:
     return min(set.intersection(*sets), default=None) if sets else None
 
 
-def hca_list(node: Node, links: Links, leave_out: Iterable[str] = ()) -> str:
+def hca_list(node: Node, links: NodeLinks, leave_out: Iterable[str] = ()) -> str:
     """The value of NCCL_IB_HCA, or an empty string.
 
     NCCL reads each name as a prefix. A leading `=` makes it match whole names; it is added only

@@ -22,7 +22,7 @@ from tuner.deploy.preflight.check_weights import check_equal_weights, check_weig
 from tuner.deploy.preflight.expected import Expected
 from tuner.deploy.preflight.facts import Finding, Node, Severity
 from tuner.deploy.preflight.links import (
-    Links,
+    NodeLinks,
     common_gid_index,
     find_links,
     hca_list,
@@ -38,7 +38,7 @@ class NodeReport:
     """A node's links, and the environment proposed for it."""
 
     name: str
-    links: Links
+    links: NodeLinks
     environment: dict[str, str]  # proposed variables, where the capture is sufficient
     topology_nics: tuple[str, ...] = ()  # the RDMA devices that `nvidia-smi topo -m` names
 
@@ -72,7 +72,7 @@ def run_preflight(
 def check_nodes(nodes: list[Node], expected: Expected | None = None) -> PreflightReport:
     """Check nodes that are already read."""
     findings: list[Finding] = []
-    linked: list[tuple[Node, Links]] = []
+    linked: list[tuple[Node, NodeLinks]] = []
     for node in nodes:
         expected_node = expected.node(node.name) if expected else None
         links = find_links(node, expected_node)
@@ -142,7 +142,7 @@ def _unread(node: Node) -> list[Finding]:
 
 
 def _propose(
-    node: Node, links: Links, gid_index: int | None, expected: Expected | None
+    node: Node, links: NodeLinks, gid_index: int | None, expected: Expected | None
 ) -> dict[str, str]:
     """The environment that follows from the capture."""
     proposed = {}

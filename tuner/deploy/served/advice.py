@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner.deploy.served.compare import Gain
+from tuner.deploy.served.compare import LoadGain
 from tuner.engines.server import Server
 
 _PHASES = {"prefill": "prefill_tok_s", "decode": "decode_tok_s"}
@@ -12,7 +12,7 @@ _OWN = "the engine's own choice"
 
 
 def backend_advice(
-    server: Server, before: Sequence[str], after: Sequence[str], gains: Sequence[Gain]
+    server: Server, before: Sequence[str], after: Sequence[str], gains: Sequence[LoadGain]
 ) -> list[str]:
     """A line for each load: "1x8192+128: use --attention-backend fa3 here".
 
@@ -25,13 +25,15 @@ def backend_advice(
     }
     if all(old == new for old, new in named.values()):
         return []
-    by_load: dict[str, dict[str, Gain]] = {}
+    by_load: dict[str, dict[str, LoadGain]] = {}
     for gain in gains:
         by_load.setdefault(str(gain.load), {})[gain.column.field] = gain
     return [f"{load}: {_line(server, named, found)}" for load, found in by_load.items()]
 
 
-def _line(server: Server, named: Mapping[str, tuple[str, str]], gains: Mapping[str, Gain]) -> str:
+def _line(
+    server: Server, named: Mapping[str, tuple[str, str]], gains: Mapping[str, LoadGain]
+) -> str:
     best, clear = {}, False
     for phase, field in _PHASES.items():
         gain = gains.get(field)

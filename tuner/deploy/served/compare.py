@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Gain:
+class LoadGain:
     """One column of one load, before and after. A gain above 1 is better, for times too."""
 
     load: Load
@@ -46,7 +46,7 @@ class Gain:
         return {"better": "faster", "worse": "slower", "unclear": "same"}[self.pair.verdict]
 
 
-def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> list[Gain]:
+def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> list[LoadGain]:
     """The gains of a load's columns; round `i` of one side is paired with round `i` of the other.
 
     A column that a round lacks is left out.
@@ -57,11 +57,11 @@ def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> lis
         new = tuple(getattr(speed, column.field) for speed in after)
         if None not in (*old, *new):
             pair = paired(_key(load), column.metric, old, new)
-            found.append(Gain(load, column, old, new, pair))
+            found.append(LoadGain(load, column, old, new, pair))
     return found
 
 
-def runs_of(gains: Iterable[Gain], side: str) -> list[Sample]:
+def runs_of(gains: Iterable[LoadGain], side: str) -> list[Sample]:
     """Return the rounds of a side, "before" or "after", as bench-report reads them."""
     return [
         Sample(gain.pair.key, gain.column.metric, value, f"round {number}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tuner.devices.table import Device
 from tuner.engines.dispatch import flags_of, of_class
-from tuner.export.advice import Release, Verdict, advise_all
+from tuner.export.advice import EngineRelease, Verdict, advise_all
 from tuner.export.selection import with_shipped
 from tuner.problems.records import Winner
 
@@ -34,7 +34,7 @@ def advised_for(
     exported: Collection[str],
     winners: Sequence[Winner],
     device: Device,
-    engine: Release,
+    engine: EngineRelease,
     words: Sequence[str],
     architecture: str = "",
 ) -> Advised:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tuner.deploy.served.client import is_ready
-from tuner.engines.server import Launch, Server
+from tuner.engines.server import Server, ServerLaunch
 from tuner.errors import BadInput, NotEnoughMemory, ServerUnavailable
 
 _WATCHDOG = "tuner.deploy.served.watchdog"
@@ -37,7 +37,7 @@ class RunningServer:
     """
 
     def __init__(
-        self, name: str, server: Server, launch: Launch, environ: Mapping[str, str], log: Path
+        self, name: str, server: Server, launch: ServerLaunch, environ: Mapping[str, str], log: Path
     ) -> None:
         refuse_taken(launch.port)
         self.name, self.port, self.log = name, launch.port, log

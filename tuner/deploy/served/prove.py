@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner.deploy.load_proof import prove_loads, read_deployed
 from tuner.deploy.served.advice import backend_advice
-from tuner.deploy.served.compare import Gain, gains_of
+from tuner.deploy.served.compare import LoadGain, gains_of
 from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.outputs import check_outputs
@@ -18,14 +18,14 @@ from tuner.deploy.served.process import RunningServer, free_ports
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.config_variables import all_config_variables, config_variables
-from tuner.engines.server import Launch, Server
+from tuner.engines.server import Server, ServerLaunch
 from tuner.errors import NotEnoughMemory
 
 SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProofPlan:
     """What to start, and what to send."""
 
     subject: Subject
@@ -46,9 +46,9 @@ class Plan:
     load_timeout_s: float = 600.0
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-    def launch(self, side: str, port: int, memory: float | None) -> Launch:
+    def launch(self, side: str, port: int, memory: float | None) -> ServerLaunch:
         traces = self.traces(side) if self.profiles else None
-        return Launch(
+        return ServerLaunch(
             self.subject.engine_version,
             self.model,
             port,
@@ -77,13 +77,13 @@ class Plan:
         return self.folder / f"{side}-{start}.log"
 
 
-def prove_served(plan: Plan, say: Callable[[str], None]) -> ServedProof:
+def prove_served(plan: ProofPlan, say: Callable[[str], None]) -> ServedProof:
     """Run the proof. Raises ServerUnavailable, NotEnoughMemory or BadInput.
 
     Every process that was started has ended when this returns, raises or is killed.
     """
     results, sides, notes = _measured(plan, say)
-    gains: list[Gain] = []
+    gains: list[LoadGain] = []
     for load in plan.loads:
         gains += gains_of(load, *(results[side].speeds[load] for side in SIDES))
     before, after = results[BEFORE].answers, results[AFTER].answers
@@ -99,7 +99,7 @@ def prove_served(plan: Plan, say: Callable[[str], None]) -> ServedProof:
 
 
 def _measured(
-    plan: Plan, say: Callable[[str], None]
+    plan: ProofPlan, say: Callable[[str], None]
 ) -> tuple[Mapping[str, SideResults], str, list[str]]:
     """(what each side showed, how they ran, notes)"""
     rounds = Rounds(plan.server, plan.loads, plan.rounds, plan.load_timeout_s, say)
@@ -120,7 +120,7 @@ def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequenc
 
 
 def _together(
-    plan: Plan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
+    plan: ProofPlan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
 ) -> list[str]:
     """Both servers at once: each round meets the same state of the machine.
 
@@ -153,7 +153,7 @@ def _rounds_of(results: Mapping[str, SideResults]) -> int:
 
 
 def _in_turn(
-    plan: Plan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
+    plan: ProofPlan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
 ) -> list[str]:
     """One server at a time: half of the rounds before, all after, then the other half before.
 
@@ -182,7 +182,7 @@ def _in_turn(
 
 @contextmanager
 def _ready(
-    plan: Plan,
+    plan: ProofPlan,
     side: str,
     port: int,
     memory: float | None,
@@ -198,7 +198,7 @@ def _ready(
 
 
 def _profiles(
-    plan: Plan, rounds: Rounds, servers: Sequence[RunningServer], say: Callable[[str], None]
+    plan: ProofPlan, rounds: Rounds, servers: Sequence[RunningServer], say: Callable[[str], None]
 ) -> list[str]:
     """Take the servers' profiles. Returns notes where there are none or not all.
 
@@ -217,7 +217,7 @@ def _profiles(
     return notes
 
 
-def _loading(plan: Plan) -> list[str]:
+def _loading(plan: ProofPlan) -> list[str]:
     """What the logs say against the use of the files."""
     found = prove_loads([plan.log(AFTER, 1)], read_deployed(plan.root)).problems()
     before = prove_loads([plan.log(BEFORE, 1)], read_deployed(plan.root))
@@ -225,5 +225,5 @@ def _loading(plan: Plan) -> list[str]:
     return [*found, *(f"{key}: the before server loaded it too" for key in used)]
 
 
-def _advice(plan: Plan, gains: Sequence[Gain]) -> list[str]:
+def _advice(plan: ProofPlan, gains: Sequence[LoadGain]) -> list[str]:
     return backend_advice(plan.server, plan.args[BEFORE], plan.args[AFTER], gains)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.deploy.bench_report.compare import FEWEST_RUNS
 from tuner.deploy.bench_report.tables import runs_text
-from tuner.deploy.served.compare import Gain, runs_of
+from tuner.deploy.served.compare import LoadGain, runs_of
 from tuner.deploy.served.outputs import OutputCheck, outputs_text
 from tuner.deploy.served.rounds import SIDES
 from tuner.export.files import write_all
@@ -42,7 +42,7 @@ class ServedProof:
     """The whole result."""
 
     subject: Subject
-    gains: Sequence[Gain]
+    gains: Sequence[LoadGain]
     outputs: OutputCheck
     loading: Sequence[str]  # what stands against the files' use, one line each; see load-proof
     advice: Sequence[str] = ()  # which attention backend to use at which load
@@ -159,7 +159,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _gain_json(gain: Gain) -> dict[str, Any]:
+def _gain_json(gain: LoadGain) -> dict[str, Any]:
     pair = gain.pair
     return {
         "load": str(gain.load),

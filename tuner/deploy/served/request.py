@@ -17,7 +17,7 @@ from tuner.deploy.served.flags import Advised, advised_for
 from tuner.deploy.served.gpus import Gpu, read_gpus
 from tuner.deploy.served.loads import parse_loads
 from tuner.deploy.served.process import free_ports
-from tuner.deploy.served.prove import Plan, fits_twice
+from tuner.deploy.served.prove import ProofPlan, fits_twice
 from tuner.deploy.served.report import Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE
 from tuner.devices.table import Device, find_device
@@ -43,7 +43,7 @@ class Installed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Request:
+class ProofRequest:
     """What a user asks for, as given."""
 
     model: str
@@ -64,7 +64,7 @@ class Request:
 
 
 @contextmanager
-def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
+def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
     """The plan; a dummy model's folder exists for as long as it does.
 
     The server without the files is started with the user's flags alone. The other one also gets
@@ -105,7 +105,7 @@ def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
         folder = _made(request.folder)
         shares = server.memory_shares
         in_turn = request.in_turn or not fits_twice(gpus, weights_bytes, request.tp, shares)
-        yield Plan(
+        yield ProofPlan(
             subject,
             server,
             model,
@@ -125,7 +125,7 @@ def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
         )
 
 
-def _refuse_numbers(request: Request) -> None:
+def _refuse_numbers(request: ProofRequest) -> None:
     numbers = {
         "--rounds": request.rounds,
         "--tp": request.tp,
@@ -157,7 +157,7 @@ def _installed(spec: str) -> Installed:
     return Installed(name, version)
 
 
-def _words(request: Request) -> list[list[str]]:
+def _words(request: ProofRequest) -> list[list[str]]:
     """The flags of both servers, of `before` and of `after`, as words."""
     try:
         return [shlex.split(text) for text in request.args]
@@ -217,13 +217,13 @@ def _name(model: str) -> str:
     return (path.parent if path.is_file() else path).resolve().name
 
 
-def _weights_text(request: Request) -> str:
+def _weights_text(request: ProofRequest) -> str:
     if not request.dummy:
         return "the model's"
     return "dummy" if request.layers is None else f"{request.layers} layers of dummy"
 
 
-def _model(request: Request, made: Path) -> tuple[str, int]:
+def _model(request: ProofRequest, made: Path) -> tuple[str, int]:
     """(what the engine is given, the bytes of its weights; 0 where they are not known)"""
     path = Path(request.model)
     if not request.model:

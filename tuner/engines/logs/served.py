@@ -24,7 +24,7 @@ class Hints:
 
 
 @dataclass(frozen=True)
-class Served:
+class CompletedHints:
     """The hints, completed from what was read."""
 
     hints: Hints

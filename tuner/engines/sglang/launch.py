@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.engines.launch import Asked
+from tuner.engines.launch import ServingFlags
 from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as MOE_VARIABLE
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_VARIABLE
@@ -41,7 +41,7 @@ _FLAG = re.compile(r"[\"'](--[a-z0-9][a-z0-9-]*)[\"']")
 _FIELD = re.compile(r"^ +([a-z][a-z0-9_]*): ", re.MULTILINE)
 
 
-def read_flags(flags: Mapping[str, str]) -> Asked:
+def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     """See `tuner.engines.launch.read_flags`."""
     options: dict[str, object] = {}
     for flag, fuse in _FUSION.items():
@@ -50,7 +50,7 @@ def read_flags(flags: Mapping[str, str]) -> Asked:
     for flag, option in _NUMBERS.items():
         if flag in flags:
             options[option] = _number(flag, flags[flag])
-    return Asked(_QUANTISED.get(flags.get("--quantization", "")), options)
+    return ServingFlags(_QUANTISED.get(flags.get("--quantization", "")), options)
 
 
 def unknown_flags(engine: SGLang, words: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.server import Answer, Launch, Post, flag_value
+from tuner.engines.server import Answer, Post, ServerLaunch, flag_value
 from tuner.engines.sglang.attention.backend import BACKEND_FLAG
 
 # This module starts the server too, after it has replaced the values of dummy weights.
@@ -26,7 +26,7 @@ class SGLangServer:
     # The rest of 0.16 is for the CUDA graphs and activations of both.
     memory_shares = (0.42, 0.72)
 
-    def command(self, launch: Launch) -> list[str]:
+    def command(self, launch: ServerLaunch) -> list[str]:
         words = [_DUMMY_SERVER if launch.dummy else _SERVER, "--model-path", launch.model]
         words += ["--host", "127.0.0.1", "--port", str(launch.port), "--tp-size", str(launch.tp)]
         # A prompt that was seen must be computed anew.
@@ -37,7 +37,7 @@ class SGLangServer:
             words += ["--mem-fraction-static", f"{launch.memory:g}"]
         return [*words, *launch.args]
 
-    def environment(self, launch: Launch) -> dict[str, str]:
+    def environment(self, launch: ServerLaunch) -> dict[str, str]:
         return {}
 
     def stream(self, prompt: Sequence[int], tokens: int) -> Post:

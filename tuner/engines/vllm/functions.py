@@ -11,7 +11,13 @@ from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.engines.vllm.package import VLLM
 from tuner.kernels.definitions import Definitions
-from tuner.kernels.stand_ins import Launch, Namespace, Unknown, stand_in_torch, stand_in_triton
+from tuner.kernels.stand_ins import (
+    KernelLaunch,
+    Namespace,
+    Unknown,
+    stand_in_torch,
+    stand_in_triton,
+)
 
 # Variables of servers' environments, as they are where nobody sets them.
 _ENVS = {
@@ -36,14 +42,14 @@ class EngineFunctions:
     target: Target
     device_name: str = ""  # as the driver gives it; "" where nothing asks
     known: Mapping[str, object] = field(default_factory=dict)  # further stand-ins, by name
-    _launches: list[Launch] = field(default_factory=list)
+    _launches: list[KernelLaunch] = field(default_factory=list)
     _opened: list[Definitions] = field(default_factory=list)
 
     def call(self, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
         """See `Definitions.call`."""
         return self._definitions.call(name, arguments)
 
-    def launches(self, name: str, arguments: Mapping[str, object]) -> list[Launch]:
+    def launches(self, name: str, arguments: Mapping[str, object]) -> list[KernelLaunch]:
         """What a function launches. Raises UnsupportedKernel."""
         self._launches.clear()
         self.call(name, arguments)
@@ -70,7 +76,7 @@ def device_functions(engine: VLLM, source: str, device: Device) -> EngineFunctio
     return EngineFunctions(engine, source, device.target, _NAMES.get(device.name, device.name))
 
 
-def _stand_ins(target: Target, device_name: str, launches: list[Launch]) -> dict[str, object]:
+def _stand_ins(target: Target, device_name: str, launches: list[KernelLaunch]) -> dict[str, object]:
     triton = stand_in_triton(launches.append)
     platform = {
         "is_cuda": lambda: target.backend == CUDA,

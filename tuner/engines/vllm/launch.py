@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tuner.engines.engine import Engine
-from tuner.engines.launch import Asked
+from tuner.engines.launch import ServingFlags
 from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.problems.dtypes import Dtype
 
@@ -15,10 +15,10 @@ CONFIG_FOLDERS = {CONFIG_DIR_VARIABLE: "*.json"}  # each with what a folder must
 UNFUSING_FLAG = ""
 
 
-def read_flags(flags: Mapping[str, str]) -> Asked:
+def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     """See `tuner.engines.launch.read_flags`."""
     dtype = Dtype.FP8_W8A8 if flags.get("--quantization") == "fp8" else None
-    return Asked(dtype)
+    return ServingFlags(dtype)
 
 
 def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.server import Answer, Launch, Post, flag_value
+from tuner.engines.server import Answer, Post, ServerLaunch, flag_value
 from tuner.engines.versions import release_of
 
 # This module starts the server too, after it has replaced the values of dummy weights.
@@ -27,7 +27,7 @@ class VLLMServer:
     ready_path = "/health"
     memory_shares = (0.42, 0.42)  # of the whole memory, whatever others use
 
-    def command(self, launch: Launch) -> list[str]:
+    def command(self, launch: ServerLaunch) -> list[str]:
         words = [_DUMMY_SERVER if launch.dummy else _SERVER, "--model", launch.model]
         words += ["--host", "127.0.0.1", "--port", str(launch.port)]
         words += ["--served-model-name", _NAME, "--tensor-parallel-size", str(launch.tp)]
@@ -42,7 +42,7 @@ class VLLMServer:
             words += ["--profiler-config", json.dumps(told)]
         return [*words, *launch.args]
 
-    def environment(self, launch: Launch) -> dict[str, str]:
+    def environment(self, launch: ServerLaunch) -> dict[str, str]:
         if launch.traces is None or _has_profiler_flag(launch):
             return {}
         return {"VLLM_TORCH_PROFILER_DIR": str(launch.traces)}
@@ -82,7 +82,7 @@ class VLLMServer:
 open_server = VLLMServer
 
 
-def _has_profiler_flag(launch: Launch) -> bool:
+def _has_profiler_flag(launch: ServerLaunch) -> bool:
     """Whether the release has --profiler-config, as 0.15.1 does; 0.10.2 reads a variable."""
     return release_of(launch.version) >= release_of("0.15.1")
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Attention as Operands
+from tuner.backends.operands import AttentionOperands as Operands
 from tuner.backends.operands import Call
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.paged import operands_of
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import KV_SPLITS, parts_of
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import Reference
@@ -34,7 +34,7 @@ KEPT_BYTES = 1 << 35  # 32 GiB of cached batches, but at most half of the GPU's 
 
 
 @dataclass(frozen=True)
-class Batch:
+class AttentionBatch:
     """The inputs of a point's launches, in order. Tensors are on the GPU."""
 
     point: Point
@@ -72,7 +72,7 @@ class Batch:
         return Reference(reference(self.inputs[0], 0, slice(-CHECKED_ROWS, None)))
 
 
-class Batches:
+class AttentionBatches:
     """The batches of one problem. If they need too much memory, the least recently used go."""
 
     def __init__(
@@ -89,11 +89,11 @@ class Batches:
         """
         self._kernels, self._problem, self._room = kernels, problem, room
         self._seed, self._cores, self._l2_bytes = seed, cores, l2_bytes
-        self._kept: OrderedDict[tuple[int, int, int], Batch] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int, int], AttentionBatch] = OrderedDict()
         total = torch.cuda.get_device_properties(0).total_memory
         self._byte_limit = min(KEPT_BYTES, total // 2)
 
-    def at(self, point: Point) -> Batch:
+    def at(self, point: Point) -> AttentionBatch:
         """A point's batch, which both stages of decode share."""
         key = point.batch_size, point.new_tokens, point.cached_tokens
         if key not in self._kept:
@@ -104,29 +104,29 @@ class Batches:
         return self._kept[key]
 
     @cached_property
-    def edges(self) -> Batch:
+    def edges(self) -> AttentionBatch:
         """The edge cases of the phase."""
         return self._of_lengths(EDGES[self._problem.phase])
 
     @cached_property
-    def library_edges(self) -> Batch:
+    def library_edges(self) -> AttentionBatch:
         """The edge cases that servers have: sequences with something to do."""
-        edges, decode = EDGES[self._problem.phase], self._problem.phase is Phase.DECODE
+        edges, decode = EDGES[self._problem.phase], self._problem.phase is AttentionPhase.DECODE
         pairs = zip(edges.new, edges.cached, strict=True)
         kept = [(new, cached) for new, cached in pairs if new and (cached or not decode)]
         new, cached = zip(*kept, strict=True)
         return self._of_lengths(Lengths(new, cached))
 
     @cached_property
-    def library_edges_uncached(self) -> Batch:
+    def library_edges_uncached(self) -> AttentionBatch:
         """The same of extend with nothing cached: some libraries take no cached prefix."""
         new = self.library_edges.inputs[0].lengths.new
         return self._of_lengths(Lengths(new, (0,) * len(new)))
 
-    def _of_lengths(self, lengths: Lengths) -> Batch:
+    def _of_lengths(self, lengths: Lengths) -> AttentionBatch:
         part = self._problem.parts[0]
         point = Point(len(lengths.new), part, lengths.longest_new, max(lengths.cached))
-        return Batch(point, [self._inputs(lengths)], self._cores)
+        return AttentionBatch(point, [self._inputs(lengths)], self._cores)
 
     @cached_property
     def edges_expected(self) -> dict[int, Reference]:
@@ -144,20 +144,20 @@ class Batches:
             row = problem.kv_heads * (problem.Lq + problem.Lv) * 2
             queries = rows * problem.q_heads * (problem.Lq + problem.Lv) * 2
             splits = 0
-            if problem.phase is Phase.DECODE:
+            if problem.phase is AttentionPhase.DECODE:
                 splits = point.batch_size * problem.q_heads * self._room * problem.Lv * 4
             keys = (point.cached_tokens + point.new_tokens) * problem.kv_heads * problem.Lq * 8
             return int(slots * row + rows * row + queries + splits + 4 * keys)
 
         return max((of(point) for point in points), default=0)
 
-    def _make(self, point: Point) -> Batch:
+    def _make(self, point: Point) -> AttentionBatch:
         first = self._inputs(ragged(self._problem, point, self._seed))
         read = sum(first.lengths.cached) * self._problem.kv_heads * self._problem.Lq * 2
         copies = 1 if not read or read > 2 * self._l2_bytes else LAUNCHES
         caches = (torch.randn_like(first.tensors["k_buffer"]) for _ in range(copies - 1))
         copies_of_first = (first.with_cache(cache) for cache in caches)
-        return Batch(point, [first, *copies_of_first], self._cores)
+        return AttentionBatch(point, [first, *copies_of_first], self._cores)
 
     def _inputs(self, lengths: Lengths) -> Inputs:
         problem = self._problem
@@ -170,8 +170,8 @@ class Batches:
 
 def check(
     kernels: Mapping[Stage, tuple[BoundKernel, BoundKernel]],
-    batches: Batches,
-    batch: Batch,
+    batches: AttentionBatches,
+    batch: AttentionBatch,
     config: Config,
 ) -> float:
     """The worst error of a phase's kernels, on outputs that were filled with NaN.
@@ -190,7 +190,7 @@ def check(
     return max(errors)
 
 
-def check_library(library: Library, batches: Batches, batch: Batch) -> float:
+def check_library(library: Library, batches: AttentionBatches, batch: AttentionBatch) -> float:
     """The worst error of a library's output for the edge cases and for the batch."""
     cached = batch.point.cached_tokens > 0
     edges = batches.library_edges if cached else batches.library_edges_uncached
@@ -203,7 +203,7 @@ def check_library(library: Library, batches: Batches, batch: Batch) -> float:
     return max(errors)
 
 
-def _called(library: Library, batch: Batch) -> Inputs:
+def _called(library: Library, batch: AttentionBatch) -> Inputs:
     """The batch's first inputs, with what a library answers as their output."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))
@@ -211,7 +211,7 @@ def _called(library: Library, batch: Batch) -> Inputs:
     return inputs.with_output(call())
 
 
-def _run(batch: Batch, kernels: Sequence[BoundKernel], config: Config) -> None:
+def _run(batch: AttentionBatch, kernels: Sequence[BoundKernel], config: Config) -> None:
     """Run all stages once on the batch's first inputs."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))

@@ -18,9 +18,16 @@ from tuner.families.attention.engine import (
     attention_engine,
 )
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.space import smaller_configs
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, compile_plans, runs_of
+from tuner.families.check import (
+    Check,
+    CheckedEntry,
+    CheckPlan,
+    EntryToCheck,
+    compile_plans,
+    runs_of,
+)
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
 from tuner.render import folded, table
@@ -123,15 +130,15 @@ def _plan(
     kernels: AttentionKernels,
     device: Device,
     candidates: Sequence[Candidate] = (),
-) -> Plan[Attention]:
+) -> CheckPlan[Attention]:
     """The problem's launches, with the engine's default constants unless candidates are given."""
     target = device.target
     points = [_point(problem, stage) for stage in problem.parts]
     asked = candidates or [
         Candidate(point, kernels.default_config(problem, point, target)) for point in points
     ]
-    entries = [Asked(one.point.part, one.point.batch_size, one.config, one) for one in asked]
-    return Plan(problem.spec(), problem, kernels.binder(problem, target), entries)
+    entries = [EntryToCheck(one.point.part, one.point.batch_size, one.config, one) for one in asked]
+    return CheckPlan(problem.spec(), problem, kernels.binder(problem, target), entries)
 
 
 def _large(entry: CheckedEntry) -> bool:
@@ -142,7 +149,7 @@ def _remedy(
     farm: Farm, attention: AttentionEngine, device: Device, too_large: Sequence[Attention]
 ) -> Remedy | None:
     """What helps for the problems whose launch does not fit. With its patch, all of them fit."""
-    problems = [problem for problem in too_large if problem.phase is Phase.EXTEND]
+    problems = [problem for problem in too_large if problem.phase is AttentionPhase.EXTEND]
     remedy = attention.remedy(device) if problems else None
     if remedy is None or _fit_patched(farm, attention, device, remedy, problems):
         return remedy
@@ -169,7 +176,7 @@ def _fit_patched(
     with tempfile.TemporaryDirectory() as folder:
         patched = Path(folder, remedy.file.name)
         patched.write_bytes(remedy.patched.encode("utf-8"))
-        kernels = attention.lift(device.target.backend, {Phase.EXTEND: patched})
+        kernels = attention.lift(device.target.backend, {AttentionPhase.EXTEND: patched})
         plans = [_plan(problem, kernels, device) for problem in problems]
         return all(entry.fits for entry in compile_plans(farm, plans, device))
 
@@ -199,7 +206,10 @@ def _as_the_engine_runs(problem: Attention, engine: AttentionEngine, device: Dev
 
 
 def _point(problem: Attention, stage: Stage) -> Point:
-    decode, prefill = problem.phase is Phase.DECODE, problem.phase is Phase.PREFILL
+    decode, prefill = (
+        problem.phase is AttentionPhase.DECODE,
+        problem.phase is AttentionPhase.PREFILL,
+    )
     return Point(1, stage, 1 if decode else 128, 0 if prefill else 1024)
 
 

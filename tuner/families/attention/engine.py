@@ -14,7 +14,7 @@ from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.families.attention.splits import with_splits
 from tuner.problems.points import Config, Point
 
@@ -59,7 +59,7 @@ class AttentionEngine(ABC):
 
     @abstractmethod
     def lift(
-        self, backend: str = CUDA, sources: Mapping[Phase, Path] | None = None
+        self, backend: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
     ) -> AttentionKernels:
         """The kernels for a backend, "cuda" or "hip". Using them may raise UnsupportedKernel.
 

@@ -8,32 +8,32 @@ from tuner.families.attention.lengths import ragged
 from tuner.families.attention.problem import (
     ATTENTION_PROBLEMS,
     Attention,
-    Phase,
+    AttentionPhase,
     Stage,
     parse_attention,
     same_shape,
 )
 from tuner.families.attention.selection import WORKLOAD, read_selection
 from tuner.problems.options import COUNT, DP, Option
-from tuner.problems.points import Place, Point
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 _BYTES = 2  # of a number of queries, keys, values, outputs: 16 bits
 _SPLIT_BYTES = 4  # of a number of a split's result
 
 
-def place(problem: Attention, point: Point) -> Place:
+def place(problem: Attention, point: Point) -> ChartPosition:
     """Where a point is drawn: decode by sequences, the other phases by new tokens.
 
     Decode's two kernels are one line, because the first one's splits are what the second one
     combines.
     """
     cached = f"{point.cached_tokens:,} cached tokens"
-    if problem.phase is Phase.DECODE:
-        return Place(f"decode, {cached}", point.batch_size, "sequences")
+    if problem.phase is AttentionPhase.DECODE:
+        return ChartPosition(f"decode, {cached}", point.batch_size, "sequences")
     sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
     chart = f"{problem.phase.value}, {sequences}, {cached}"
-    return Place(chart, point.new_tokens, "new tokens (of the longest sequence)")
+    return ChartPosition(chart, point.new_tokens, "new tokens (of the longest sequence)")
 
 
 def least_us(problem: Attention, point: Point, device: Device) -> float:
@@ -52,7 +52,9 @@ def least_us(problem: Attention, point: Point, device: Device) -> float:
     row = problem.Lq + problem.Lv
     latent_row = problem.Lq if problem.shares_kv else row  # a latent value is part of its key
     rows = sum(lengths.new)
-    new_keys = 0 if problem.phase is Phase.DECODE else rows  # decode reads them from the cache
+    new_keys = (
+        0 if problem.phase is AttentionPhase.DECODE else rows
+    )  # decode reads them from the cache
     return roofline_us(
         device,
         problem.dtype,
@@ -64,9 +66,9 @@ def least_us(problem: Attention, point: Point, device: Device) -> float:
 
 def _pairs(problem: Attention, new: int, cached: int) -> int:
     """Pairs of a query and a key that it sees, in one sequence."""
-    if problem.phase is Phase.DECODE:
+    if problem.phase is AttentionPhase.DECODE:
         return cached  # the new token among them
-    if problem.phase is Phase.PREFILL:
+    if problem.phase is AttentionPhase.PREFILL:
         return new * new
     if not problem.window:
         return new * cached + new * (new + 1) // 2

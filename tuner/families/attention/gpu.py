@@ -11,9 +11,15 @@ import torch
 import triton
 
 from tuner.engines.engine import find_engine
-from tuner.families.attention.batch import Batch, Batches, Library, check, check_library
+from tuner.families.attention.batch import (
+    AttentionBatch,
+    AttentionBatches,
+    Library,
+    check,
+    check_library,
+)
 from tuner.families.attention.engine import attention_engine, engine_config
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import BOTH, MOST, launched
 from tuner.measure.library import backend_of, chains_of, measured
 from tuner.measure.messages import measurement_fields, read_point
@@ -47,7 +53,7 @@ class AttentionOnGpu:
         self._engines_splits = engine.most_splits(problem, properties.multi_processor_count)
         lifted = self._kernels.lifted(self._problem.phase)
         self._source = lifted.write(Path(request["lifted_dir"]))
-        self._batches = Batches(
+        self._batches = AttentionBatches(
             self._kernels,
             self._problem,
             max(MOST, self._engines_splits) if problem.chooses_splits else problem.most_splits,
@@ -96,7 +102,7 @@ class AttentionOnGpu:
 
     def _measure_library(self, point: Point, name: str) -> Measurement:
         """Check another backend, then time it. At decode, its time is that of both stages."""
-        found: list[Batch] = []
+        found: list[AttentionBatch] = []
 
         def error() -> float:
             found.append(self._batches.at(point))
@@ -137,7 +143,7 @@ class AttentionOnGpu:
 
     def _fill(self, point: Point, config: Config) -> None:
         """Run decode's first stage, because the second reads its results."""
-        if self._problem.phase is Phase.DECODE:
+        if self._problem.phase is AttentionPhase.DECODE:
             decode = replace(point, part=Stage.DECODE)
             self._checked(decode, self._companion(decode, config))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tuner.devices.target import Target, cuda_target
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.lengths import Lengths, kv_splits
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.kernels.launcher import TensorSpec
 from tuner.kernels.values import launch_values
 from tuner.problems.points import Config, Point
@@ -30,10 +30,10 @@ TYPES = {
     "i64": torch.int64,
 }
 # Tensors with one row per new token. Decode has one new token per sequence, so none needs resizing.
-BY_TOKEN: Mapping[Phase, tuple[str, ...]] = {
-    Phase.EXTEND: ("q_extend", "k_extend", "v_extend", "o_extend"),
-    Phase.PREFILL: ("q", "k", "v", "o"),
-    Phase.DECODE: (),
+BY_TOKEN: Mapping[AttentionPhase, tuple[str, ...]] = {
+    AttentionPhase.EXTEND: ("q_extend", "k_extend", "v_extend", "o_extend"),
+    AttentionPhase.PREFILL: ("q", "k", "v", "o"),
+    AttentionPhase.DECODE: (),
 }
 
 
@@ -47,11 +47,11 @@ class Inputs:
 
     @property
     def output(self) -> Tensor:
-        return self.tensors["o_extend" if self.problem.phase is Phase.EXTEND else "o"]
+        return self.tensors["o_extend" if self.problem.phase is AttentionPhase.EXTEND else "o"]
 
     def with_output(self, output: Tensor) -> Inputs:
         """The same batch with another output of the same shape."""
-        name = "o_extend" if self.problem.phase is Phase.EXTEND else "o"
+        name = "o_extend" if self.problem.phase is AttentionPhase.EXTEND else "o"
         return replace(self, tensors={**self.tensors, name: output.view_as(self.output)})
 
     def tensors_with(self, parts: Sequence[int]) -> Mapping[str, Tensor]:
@@ -93,7 +93,7 @@ def make_inputs(
     if "num_kv_splits" in tensors:
         splits = kv_splits(lengths.cached, problem, cores)
         tensors["num_kv_splits"].copy_(torch.tensor(splits))
-    if problem.shares_kv and problem.phase is Phase.EXTEND:
+    if problem.shares_kv and problem.phase is AttentionPhase.EXTEND:
         tensors["v_extend"] = tensors["k_extend"][..., : problem.Lv].contiguous()
     if problem.shares_kv:
         tensors["v_buffer"] = tensors["k_buffer"][..., : problem.Lv]
@@ -123,14 +123,14 @@ def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tenso
     """
     problem, tensors = inputs.problem, inputs.tensors
     new, cached = inputs.lengths.new[sequence], inputs.lengths.cached[sequence]
-    queries = tensors["q_extend" if problem.phase is Phase.EXTEND else "q"]
+    queries = tensors["q_extend" if problem.phase is AttentionPhase.EXTEND else "q"]
     q = queries[_new_rows(inputs, sequence)][rows].float()
     k, v = _keys_values(inputs, sequence)
-    before = cached - 1 if problem.phase is Phase.DECODE else cached
+    before = cached - 1 if problem.phase is AttentionPhase.DECODE else cached
     at = (torch.arange(new, device=q.device) + before)[rows]
     keys = torch.arange(len(k), device=q.device)
     seen = keys[None, :] <= at[:, None]
-    if problem.phase is Phase.PREFILL:
+    if problem.phase is AttentionPhase.PREFILL:
         seen = torch.ones_like(seen)
     if problem.window:
         seen &= at[:, None] <= keys[None, :] + problem.window
@@ -155,7 +155,7 @@ def output_of(inputs: Inputs, sequence: int) -> Tensor:
 
 def compared(inputs: Inputs) -> list[int]:
     """The sequences with an output: they have new tokens and, at decode, a cache."""
-    decode = inputs.problem.phase is Phase.DECODE
+    decode = inputs.problem.phase is AttentionPhase.DECODE
     lengths = zip(inputs.lengths.new, inputs.lengths.cached, strict=True)
     return [i for i, (new, cached) in enumerate(lengths) if new and (cached or not decode)]
 
@@ -169,12 +169,12 @@ def _new_rows(inputs: Inputs, sequence: int) -> slice:
 def _keys_values(inputs: Inputs, sequence: int) -> tuple[Tensor, Tensor]:
     tensors, phase = inputs.tensors, inputs.problem.phase
     rows = _new_rows(inputs, sequence)
-    if phase is Phase.PREFILL:
+    if phase is AttentionPhase.PREFILL:
         return tensors["k"][rows].float(), tensors["v"][rows].float()
     start = sum(inputs.lengths.cached[:sequence])
     slots = tensors["kv_indices"][start : start + inputs.lengths.cached[sequence]].long()
     k, v = tensors["k_buffer"][slots].float(), tensors["v_buffer"][slots].float()
-    if phase is Phase.EXTEND:
+    if phase is AttentionPhase.EXTEND:
         k = torch.cat([k, tensors["k_extend"][rows].float()])
         v = torch.cat([v, tensors["v_extend"][rows].float()])
     return k, v
@@ -185,7 +185,7 @@ def _point(problem: Attention, lengths: Lengths) -> Point:
         len(lengths.new),
         problem.parts[0],
         lengths.longest_new,
-        max(1, max(lengths.cached)) if problem.phase is not Phase.PREFILL else 0,
+        max(1, max(lengths.cached)) if problem.phase is not AttentionPhase.PREFILL else 0,
     )
 
 
@@ -222,7 +222,7 @@ def _indices(
         return sums.to(device=device, dtype=like.dtype)
 
     found = {}
-    if problem.phase is Phase.PREFILL:
+    if problem.phase is AttentionPhase.PREFILL:
         like = tensors["b_start_loc"]
         found["b_start_loc"] = starts(lengths.new, like)[:-1].contiguous()
         found["b_seq_len"] = torch.tensor(lengths.new, dtype=like.dtype, device=device)

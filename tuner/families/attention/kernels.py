@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.devices.target import Target
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.families.attention.splits import launched
 from tuner.kernels.binding import Binding
-from tuner.kernels.launcher import Launch
+from tuner.kernels.launcher import KernelLaunch
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate, Config, Point
 
@@ -25,7 +25,7 @@ class AttentionKernels(ABC):
     origin: str  # the engine and its version, for messages
 
     @abstractmethod
-    def lifted(self, phase: Phase) -> Lifted: ...
+    def lifted(self, phase: AttentionPhase) -> Lifted: ...
 
     @abstractmethod
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
@@ -42,7 +42,7 @@ class AttentionKernels(ABC):
         """The grid that the engine launches at a point with a config's constants, in blocks."""
 
     @abstractmethod
-    def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
+    def launch(self, problem: Attention, point: Point, target: Target) -> KernelLaunch:
         """The engine's launch for a point's stage."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class AttentionKernels(ABC):
     @property
     def hash(self) -> str:
         """The sha256 of the lifted source of all kernels."""
-        parts = [self.lifted(phase).hash for phase in Phase]
+        parts = [self.lifted(phase).hash for phase in AttentionPhase]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def binder(

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.problems.points import Point
 
 SPLIT_BLOCK_H = 16  # query heads per block of stage 1, according to the engine's split heuristic
@@ -27,9 +27,9 @@ class Lengths:
 
 # Sequences that end inside, at and after a block, without new tokens, and without a cache.
 EDGES = {
-    Phase.EXTEND: Lengths(new=(33, 0, 1, 64, 7, 129), cached=(0, 50, 129, 1, 64, 0)),
-    Phase.PREFILL: Lengths(new=(33, 1, 64, 129), cached=(0, 0, 0, 0)),
-    Phase.DECODE: Lengths(new=(1,) * 6, cached=(1, 33, 0, 257, 64, 128)),
+    AttentionPhase.EXTEND: Lengths(new=(33, 0, 1, 64, 7, 129), cached=(0, 50, 129, 1, 64, 0)),
+    AttentionPhase.PREFILL: Lengths(new=(33, 1, 64, 129), cached=(0, 0, 0, 0)),
+    AttentionPhase.DECODE: Lengths(new=(1,) * 6, cached=(1, 33, 0, 257, 64, 128)),
 }
 
 
@@ -40,7 +40,7 @@ def ragged(problem: Attention, point: Point, seed: int) -> Lengths:
     """
     rng = random.Random(seed)  # noqa: S311 (no secret)
     others = range(point.batch_size - 1)
-    if problem.phase is Phase.DECODE:
+    if problem.phase is AttentionPhase.DECODE:
         new = [1] * point.batch_size
     else:
         least = -(-point.new_tokens // 2)

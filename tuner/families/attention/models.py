@@ -7,7 +7,7 @@ from types import ModuleType
 
 from tuner.engines.engine import engine_module
 from tuner.errors import BadProblem, IndivisibleShape
-from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, AttentionPhase
 from tuner.models.attention import AttentionShape, HasAttention, Layers
 from tuner.models.attention_json import parse_attention_json, read_attention
 from tuner.models.serving import Resolved, Serving
@@ -115,7 +115,9 @@ def attention_problems(
             logit_cap=shape.logit_cap,
             sinks=kind.sinks,
             # Decode gets only the indices of the window's tokens, so its kernel has no window.
-            **({"kv_splits": splits} if phase is Phase.DECODE else {"window": kind.window}),
+            **(
+                {"kv_splits": splits} if phase is AttentionPhase.DECODE else {"window": kind.window}
+            ),
         )
         for phase, kind in _phases(shape, tp)
     ]
@@ -149,7 +151,7 @@ def check_division(name: str, shape: AttentionShape, tp: int) -> None:
     )
 
 
-def _phases(shape: AttentionShape, tp: int) -> list[tuple[Phase, Layers]]:
+def _phases(shape: AttentionShape, tp: int) -> list[tuple[AttentionPhase, Layers]]:
     """Each phase with one rank's layers. Ranks that share a key head hold a copy each."""
     extend = decode = [
         replace(kind, q_heads=kind.q_heads // tp, kv_heads=max(1, kind.kv_heads // tp))
@@ -158,4 +160,7 @@ def _phases(shape: AttentionShape, tp: int) -> list[tuple[Phase, Layers]]:
     if rank := shape.kv_lora_rank:
         decode = [Layers(extend[0].q_heads, 1, rank + shape.qk_rope_head_dim, rank)]
         extend = [*decode, extend[0]]
-    return [*((Phase.EXTEND, kind) for kind in extend), *((Phase.DECODE, kind) for kind in decode)]
+    return [
+        *((AttentionPhase.EXTEND, kind) for kind in extend),
+        *((AttentionPhase.DECODE, kind) for kind in decode),
+    ]

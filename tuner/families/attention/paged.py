@@ -9,17 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Attention as Operands
+from tuner.backends.operands import AttentionOperands as Operands
 from tuner.backends.operands import need
 from tuner.families.attention.inputs import Inputs
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import AttentionPhase
 
 
 def operands_of(inputs: Inputs) -> Operands:
     """Raises Unsupported for phases that have no cache."""
     problem, tensors, lengths = inputs.problem, inputs.tensors, inputs.lengths
-    need(problem.phase is not Phase.PREFILL, "libraries are measured with a cache alone")
-    extend = problem.phase is Phase.EXTEND
+    need(problem.phase is not AttentionPhase.PREFILL, "libraries are measured with a cache alone")
+    extend = problem.phase is AttentionPhase.EXTEND
     if extend:
         k, v, slots = _with_new(inputs)
         total = tuple(a + b for a, b in zip(lengths.cached, lengths.new, strict=True))

@@ -40,7 +40,7 @@ class Stage(Part):
 BucketKey = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
 
-class Phase(str, Enum):
+class AttentionPhase(str, Enum):
     """The ways in which an engine runs a layer's attention."""
 
     EXTEND = "extend"
@@ -48,7 +48,7 @@ class Phase(str, Enum):
     PREFILL = "prefill"
 
 
-ATTENTION_PROBLEMS = tuple(f"{phase.value}_attention" for phase in Phase)
+ATTENTION_PROBLEMS = tuple(f"{phase.value}_attention" for phase in AttentionPhase)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Attention:
     Raises BadProblem for values that no engine kernel accepts.
     """
 
-    phase: Phase
+    phase: AttentionPhase
     q_heads: int  # query heads on this rank
     kv_heads: int  # key heads on this rank
     Lq: int  # columns of a query head and of a key head
@@ -73,7 +73,7 @@ class Attention:
     logit_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: no cap
 
     def __post_init__(self) -> None:
-        if self.phase is not Phase.DECODE:  # other phases split nothing
+        if self.phase is not AttentionPhase.DECODE:  # other phases split nothing
             object.__setattr__(self, "kv_splits", None)
         for name in ("q_heads", "kv_heads", "Lq", "Lv", "page_size", "kv_splits"):
             value = getattr(self, name)
@@ -93,7 +93,9 @@ class Attention:
                 raise BadProblem(f"{name}={getattr(self, name)}: no kernel has heads over 1024")
         if self.dtype not in (Dtype.BFLOAT16, Dtype.FLOAT16):
             raise BadProblem(f"attention is tuned in bfloat16 or float16, not {self.dtype.value}")
-        if self.phase is Phase.PREFILL and (self.Lq != self.Lv or self.window or self.sinks):
+        if self.phase is AttentionPhase.PREFILL and (
+            self.Lq != self.Lv or self.window or self.sinks
+        ):
             raise BadProblem("prefill_attention takes heads of one size, no window and no sinks")
 
     @property
@@ -103,7 +105,7 @@ class Attention:
     @property
     def parts(self) -> tuple[Stage, ...]:
         """The kernels that the phase launches, in order."""
-        if self.phase is Phase.DECODE:
+        if self.phase is AttentionPhase.DECODE:
             return (Stage.DECODE, Stage.REDUCE)
         return (Stage(self.phase.value),)
 
@@ -115,7 +117,7 @@ class Attention:
     @property
     def chooses_splits(self) -> bool:
         """Whether the number of KV splits is one of the choices."""
-        return self.phase is Phase.DECODE and self.kv_splits is None
+        return self.phase is AttentionPhase.DECODE and self.kv_splits is None
 
     @property
     def most_splits(self) -> int:
@@ -199,7 +201,7 @@ def parse_attention(text: str) -> Attention:
     fields = read_fields(text, _FIELDS, required=5)
     optional = [n for n in ("page_size", "kv_splits", "window") if n in fields]
     return Attention(
-        phase=Phase(text.partition("_")[0]),
+        phase=AttentionPhase(text.partition("_")[0]),
         **{n: parse_whole(n, fields[n]) for n in ("q_heads", "kv_heads", "Lq", "Lv", *optional)},
         dtype=parse_dtype(fields["dtype"]),
         sinks=parse_flag("sinks", fields.get("sinks", "false")),

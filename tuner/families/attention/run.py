@@ -26,7 +26,7 @@ from tuner.tuning.run import NOISE, TuningRun
 from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 # The first configurations of a search: each was the fastest somewhere in the H200 sweep.
 SEEDS = (
@@ -152,8 +152,8 @@ class AttentionRun(TuningRun):
         size = max(len(space) for space in self._constants.values())
         return budget_for(self.request.effort, len(self._buckets), size)
 
-    def _plan(self) -> Plan:
-        return Plan(
+    def _plan(self) -> RunPlan:
+        return RunPlan(
             requested=self.points,
             incumbents={point: {"default": config} for point, config in self._defaults.items()},
             chooser=AttentionChooser(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config
 from tuner.families.dense_gemm.engine import GemmEngine, ShippedFile
-from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
 from tuner.problems.points import Config, Point
 from tuner.tuning.pointwise import Baselines
 
@@ -29,7 +29,7 @@ def find_baselines(
     found: dict[Point, dict[str, Config]] = {}
     near, backend = set(), device.target.backend
     for size in sorted({*BATCH_SIZES, *batch_sizes, *keys}):
-        point = Point(size, Gemm.DENSE)
+        point = Point(size, DensePart.DENSE)
         by_name = engine.incumbents(problem, device, size)
         found[point] = {name: launch_config(config, backend) for name, config in by_name.items()}
         if any(size <= NEAR * key and key <= NEAR * size for key in keys):

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Call, Gemm
+from tuner.backends.operands import Call, GemmOperands
 from tuner.families.dense_gemm.engine import GemmLaunch
 from tuner.families.dense_gemm.inputs import (
     Quantised,
@@ -43,11 +43,11 @@ CHECKED = 1 << 25  # elements of C that are compared; of more, evenly spread row
 KEPT_BYTES = 1 << 33  # of cached batches
 PLACES = 4  # in memory, at which a race times its candidates
 
-Library = Callable[[Sequence[Gemm]], list[Call]]  # a backend's `gemm`
+Library = Callable[[Sequence[GemmOperands]], list[Call]]  # a backend's `gemm`
 
 
 @dataclass(frozen=True)
-class Batch:
+class GemmBatch:
     """A batch size's tensors: a different A for each launch, and one C."""
 
     activations: list[Quantised]
@@ -89,15 +89,15 @@ class Batch:
         (call,) = library([self._operands(0)])
         return self._expected.worst_error(call()[self._rows])
 
-    def _operands(self, at: int) -> Gemm:
+    def _operands(self, at: int) -> GemmOperands:
         a, b = self.activations[at], self.weights[at % len(self.weights)]
         block = None if b.tile[0] == 1 else b.tile
-        return Gemm(a.values, b.values, a.scale, b.scale, self.output, block)
+        return GemmOperands(a.values, b.values, a.scale, b.scale, self.output, block)
 
-    def moved(self, weights: list[Quantised]) -> Batch:
+    def moved(self, weights: list[Quantised]) -> GemmBatch:
         """A copy of this batch elsewhere in memory. `weights` is such a copy of its weights."""
         activations = [one.clone() for one in self.activations]
-        return Batch(activations, weights, torch.empty_like(self.output))
+        return GemmBatch(activations, weights, torch.empty_like(self.output))
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -118,16 +118,16 @@ class Batch:
         return self._expected.worst_error(self.output[self._rows])
 
 
-class Batches:
+class GemmBatches:
     """The batches of one problem. If they need too much memory, the least recently used go."""
 
     def __init__(self, problem: DenseGemm, seed: int, l2_bytes: int) -> None:
         self._problem, self._seed, self._l2_bytes = problem, seed, l2_bytes
-        self._kept: OrderedDict[int, Batch] = OrderedDict()
+        self._kept: OrderedDict[int, GemmBatch] = OrderedDict()
         total = torch.cuda.get_device_properties(0).total_memory
         self._byte_limit = min(KEPT_BYTES, total // 4)
 
-    def at(self, batch_size: int) -> Batch:
+    def at(self, batch_size: int) -> GemmBatch:
         """A batch size's tensors."""
         if batch_size not in self._kept:
             self._kept[batch_size] = self._make(batch_size)
@@ -136,7 +136,7 @@ class Batches:
             self._kept.popitem(last=False)
         return self._kept[batch_size]
 
-    def places(self, batch_size: int) -> list[Batch]:
+    def places(self, batch_size: int) -> list[GemmBatch]:
         """The same batch at PLACES places in memory, all of them allocated at once."""
         first = self.at(batch_size)
         return [first, *(first.moved(weights) for weights in self._moved_weights)]
@@ -175,10 +175,10 @@ class Batches:
         held = self._problem.N * self._problem.K * self._copies
         return ColdCache(self._l2_bytes, held)
 
-    def _make(self, batch_size: int) -> Batch:
+    def _make(self, batch_size: int) -> GemmBatch:
         activations = [
             make_activations(self._problem, batch_size, device="cuda", seed=self._seed + 1 + at)
             for at in range(LAUNCHES)
         ]
         output = make_output(self._problem, batch_size, device="cuda")
-        return Batch(activations, self._weights, output)
+        return GemmBatch(activations, self._weights, output)

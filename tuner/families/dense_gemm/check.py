@@ -11,10 +11,10 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
+from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
 from tuner.families.dense_gemm.cells import config_cells
 from tuner.families.dense_gemm.engine import GemmEngine, GemmKernels, gemm_engine
-from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
@@ -91,7 +91,7 @@ def ladder_warning(sizes: Mapping[int, Config]) -> str:
     )
 
 
-def _plan_of_file(path: Path, gemm: GemmEngine, device: Device) -> Plan[DenseGemm]:
+def _plan_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckPlan[DenseGemm]:
     key = gemm.read_file_name(path.name)
     fields = gemm.fields_of(key)
     # An unknown field makes an entry that cannot run. Any other fault makes the file malformed.
@@ -103,7 +103,7 @@ def _plan_of_file(path: Path, gemm: GemmEngine, device: Device) -> Plan[DenseGem
     return replace(_plan(str(path), problem, sizes, gemm, device), warning=ladder_warning(entries))
 
 
-def _plan_of_problem(problem: DenseGemm, gemm: GemmEngine, device: Device) -> Plan[DenseGemm]:
+def _plan_of_problem(problem: DenseGemm, gemm: GemmEngine, device: Device) -> CheckPlan[DenseGemm]:
     """The file that the engine ships for the problem, else its default."""
     path = gemm.find_file(gemm.package_root, problem, device)
     if path is not None:
@@ -122,14 +122,14 @@ def _plan(
     entries: Mapping[int, Config],
     gemm: GemmEngine,
     device: Device,
-) -> Plan[DenseGemm]:
+) -> CheckPlan[DenseGemm]:
     target = device.target
     kernels = gemm.lift(target.backend)
     # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
     kernels.default_config(problem, 1, target)
     asked = [_asked(problem, size, entries[size], gemm, kernels, device) for size in entries]
     companions = kernels.companions(problem, target)
-    return Plan(name, problem, kernels.binder(problem, target), asked, companions)
+    return CheckPlan(name, problem, kernels.binder(problem, target), asked, companions)
 
 
 def _asked(
@@ -139,16 +139,18 @@ def _asked(
     gemm: GemmEngine,
     kernels: GemmKernels,
     device: Device,
-) -> Asked:
+) -> EntryToCheck:
     if not config:
-        return Asked(Gemm.DENSE, size, config, None, detail="the engine runs CUTLASS here")
+        return EntryToCheck(
+            DensePart.DENSE, size, config, None, detail="the engine runs CUTLASS here"
+        )
     try:
         kernels.launches(problem, size, config, device.target)
     except UnsupportedKernel as error:
         refused = Compiled(Status.COMPILE_ERROR, detail=f"{error}: it stops the server")
-        return Asked(Gemm.DENSE, size, config, None, refused)
+        return EntryToCheck(DensePart.DENSE, size, config, None, refused)
     depth = config["BLOCK_SIZE_K"]
     loaded = gemm.effective(problem, config, device.target)["BLOCK_SIZE_K"]
     detail = f"the engine raises BLOCK_SIZE_K to {loaded}" if loaded != depth else ""
-    candidate = Candidate(Point(size, Gemm.DENSE), config)
-    return Asked(Gemm.DENSE, size, config, candidate, detail=detail)
+    candidate = Candidate(Point(size, DensePart.DENSE), config)
+    return EntryToCheck(DensePart.DENSE, size, config, candidate, detail=detail)

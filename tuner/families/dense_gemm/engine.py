@@ -18,7 +18,7 @@ from tuner.problems.points import Candidate, Config
 
 
 @dataclass(frozen=True)
-class FileKey(file_engine.FileKey):
+class GemmFileKey(file_engine.FileKey):
     """The facts in the name of an engine's config file."""
 
     N: int
@@ -28,7 +28,7 @@ class FileKey(file_engine.FileKey):
     block: tuple[int, int] | None  # None: per channel
 
 
-ShippedFile = file_engine.ShippedFile[FileKey]
+ShippedFile = file_engine.ShippedFile[GemmFileKey]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class GemmKernels(ABC):
 
 
 @dataclass(frozen=True)
-class GemmEngine(PointwiseFiles[DenseGemm, FileKey, GemmKernels]):
+class GemmEngine(PointwiseFiles[DenseGemm, GemmFileKey, GemmKernels]):
     """The quantised dense GEMMs of one engine version on disk.
 
     `effective` may raise BLOCK_SIZE_K. It leaves out keys of `GemmKernels.choices` with values that

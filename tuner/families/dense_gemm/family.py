@@ -8,26 +8,26 @@ from tuner.families.dense_gemm.problem import (
     BATCH_SIZES,
     DENSE_GEMMS,
     DenseGemm,
-    Gemm,
+    DensePart,
     parse_dense_gemm,
     same_weights,
 )
 from tuner.problems.batch_sizes import SizeSelection
 from tuner.problems.options import BATCHES, COUNT, DP, EP, FUSE_SHARED, Option
-from tuner.problems.points import Place, Point
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 
 class GemmSelection(SizeSelection):
     """Batch sizes (rows of A)."""
 
-    part = Gemm.DENSE
+    part = DensePart.DENSE
     default = BATCH_SIZES
 
 
-def place(problem: DenseGemm, point: Point) -> Place:
+def place(problem: DenseGemm, point: Point) -> ChartPosition:
     """Where a point is drawn: in one chart, by batch size."""
-    return Place("dense GEMM", point.batch_size, "batch size (tokens)")
+    return ChartPosition("dense GEMM", point.batch_size, "batch size (tokens)")
 
 
 def least_us(problem: DenseGemm, point: Point, device: Device) -> float:
@@ -58,7 +58,7 @@ FAMILY = Family(
     problems=DENSE_GEMMS,
     example="block_gemm:N=..,K=..,dtype=..,block=..",
     parse=parse_dense_gemm,
-    parts=Gemm,
+    parts=DensePart,
     shaping=(
         DP,
         Option(

@@ -7,8 +7,8 @@ from typing import Any
 
 from tuner.backends.operands import Call
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import WORST_ERROR, Batches, Library
-from tuner.families.dense_gemm.batch import Batch as GemmBatch
+from tuner.families.dense_gemm.batch import WORST_ERROR, GemmBatches, Library
+from tuner.families.dense_gemm.batch import GemmBatch as GemmBatch
 from tuner.families.dense_gemm.engine import GemmLaunch, gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.measure.chain_session import Batch, ChainSession
@@ -27,7 +27,7 @@ class GemmOnGpu(ChainSession[GemmLaunch]):
         target = local_target()
         self._problem = problem
         self._kernels = gemm_engine(find_engine(request["engine"])).lift(target.backend)
-        batches = Batches(problem, request["seed"], last_cache_bytes())
+        batches = GemmBatches(problem, request["seed"], last_cache_bytes())
         source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         super().__init__(batches, source, target, WORST_ERROR[problem.dtype])
         largest = max(read_point(fields).batch_size for fields in request["points"])

@@ -18,7 +18,7 @@ _OUTPUTS = (Dtype.BFLOAT16, Dtype.FLOAT16)
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
-class Gemm(Part):
+class DensePart(Part):
     """The only launch of a dense GEMM. A split of K adds a second kernel, which belongs to it."""
 
     DENSE = "dense"
@@ -38,7 +38,7 @@ class DenseGemm:
     block: tuple[int, int] | None = None  # quantisation block (n, k) of B; None: per channel
     out: Dtype = Dtype.BFLOAT16  # of C
 
-    parts: ClassVar[tuple[Gemm, ...]] = (Gemm.DENSE,)
+    parts: ClassVar[tuple[DensePart, ...]] = (DensePart.DENSE,)
 
     def __post_init__(self) -> None:
         for name in ("N", "K"):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 
 from tuner.devices.table import Device
-from tuner.families.dense_gemm.engine import FileKey, ShippedFile
+from tuner.families.dense_gemm.engine import GemmFileKey, ShippedFile
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config, Point, Problem
 from tuner.tuning.space import Space
@@ -72,12 +72,12 @@ def _not_null(entries: Mapping[int, Config]) -> dict[int, Config]:
     return {size: config for size, config in entries.items() if config}
 
 
-def _alike(key: FileKey, problem: DenseGemm) -> bool:
+def _alike(key: GemmFileKey, problem: DenseGemm) -> bool:
     """Whether the file's kernel has the problem's parameters."""
     return (key.block is None) == (problem.block is None)
 
 
-def _problem_distance(key: FileKey, problem: DenseGemm) -> float:
+def _problem_distance(key: GemmFileKey, problem: DenseGemm) -> float:
     """An octave of N or of K is half a unit each, another type or block is one."""
     return (
         octaves(key.N, problem.N) / 2

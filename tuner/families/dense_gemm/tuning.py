@@ -12,7 +12,7 @@ from tuner.families.dense_gemm.cells import config_cells
 from tuner.families.dense_gemm.engine import GemmKernels, ShippedFile, gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.dense_gemm.predict.predictor import CLEAR_GAIN, GemmPredictor
-from tuner.families.dense_gemm.problem import DenseGemm, Gemm
+from tuner.families.dense_gemm.problem import DenseGemm, DensePart
 from tuner.families.dense_gemm.seeds import relatives, seeds_for
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
@@ -26,7 +26,7 @@ from tuner.tuning.run import TuningRun
 from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 # Kernels compiled for a prediction, without the variants for M = 1 and odd M.
 PREDICT_KERNELS = {Effort.QUICK: 20, Effort.STANDARD: 40, Effort.EXHAUSTIVE: 1000}
@@ -35,8 +35,8 @@ RELATIVES = 3  # the number that earlier GEMMs of the same model may add
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
 # costs more than measuring, so a point first tries what is best at its neighbours.
 BUDGETS = {
-    Effort.QUICK: Budget(TRIES[Effort.QUICK], kernels=100, seeds=8, wave=4),
-    Effort.STANDARD: Budget(TRIES[Effort.STANDARD], kernels=240, seeds=12, wave=7, nearby=4),
+    Effort.QUICK: Budget(TRIES[Effort.QUICK], kernels=100, seeds=8, per_round=4),
+    Effort.STANDARD: Budget(TRIES[Effort.STANDARD], kernels=240, seeds=12, per_round=7, nearby=4),
 }
 
 
@@ -58,7 +58,7 @@ class GemmRun(TuningRun):
         self._check_request()
         self.points = self._points()
         name = self._engine.file_name(self._problem, request.device)
-        self.file_names: Mapping[Part, str] = {Gemm.DENSE: name}
+        self.file_names: Mapping[Part, str] = {DensePart.DENSE: name}
 
     def _points(self) -> tuple[Point, ...]:
         if self._recording is not None and not self._selected.given:
@@ -108,7 +108,7 @@ class GemmRun(TuningRun):
 
     @property
     def _spaces(self) -> dict[Part, Space]:
-        return {Gemm.DENSE: self._space}
+        return {DensePart.DENSE: self._space}
 
     @cached_property
     def _narrowed(self) -> dict[Point, Space]:
@@ -163,7 +163,7 @@ class GemmRun(TuningRun):
         everything = Budget(size, kernels=size * len(self.points), seeds=size)
         return BUDGETS.get(self.request.effort, everything)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RunPlan:
         kind, previous = self.request.source.kind, self._previous
         return pointwise_plan(self.points, self._baselines, kind, CLEAR_GAIN, previous)
 

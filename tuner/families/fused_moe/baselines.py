@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config, read_lenient
-from tuner.families.fused_moe.engine import FileKey, MoeEngine, ShippedFile
+from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, ShippedFile
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.problems.points import Config, Point
 
@@ -50,7 +50,7 @@ def older_files(
     return [file for file in corpus if _identity(file.key) == wanted]
 
 
-def _identity(key: FileKey) -> tuple[object, ...]:
+def _identity(key: MoeFileKey) -> tuple[object, ...]:
     return (key.E, key.N, key.device, key.dtype, key.gemm, key.per_channel_quant)
 
 

@@ -11,8 +11,8 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.engine import Engine
 from tuner.errors import BadProblem, UnsupportedKernel
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
-from tuner.families.fused_moe.engine import FileKey, MoeEngine, moe_engine
+from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
+from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Constant
 from tuner.problems.dtypes import Dtype, parse_dtype
@@ -78,7 +78,7 @@ def check_files(
 
 def _plan_of_file(
     path: Path, engine: MoeEngine, options: Mapping[str, Any], device: Device
-) -> Plan[FusedMoe]:
+) -> CheckPlan[FusedMoe]:
     key, backend = engine.read_file_name(path.name), device.target.backend
     K, top_k = options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     try:
@@ -94,16 +94,16 @@ def _plan_of_file(
             gemms.append(Gemm.DOWN)
     full = {size: launch_config(entries[size], backend) for size in sorted(entries)}
     asked = [
-        Asked(gemm, size, config, Candidate(Point(size, gemm), config))
+        EntryToCheck(gemm, size, config, Candidate(Point(size, gemm), config))
         for gemm in gemms
         for size, config in full.items()
     ]
-    return Plan(str(path), problem, engine.lift(backend).binder(problem, device.target), asked)
+    return CheckPlan(str(path), problem, engine.lift(backend).binder(problem, device.target), asked)
 
 
 def _checkable(
-    plans: Sequence[Plan[FusedMoe]], options: Mapping[str, Any]
-) -> tuple[list[str], list[Plan[FusedMoe]]]:
+    plans: Sequence[CheckPlan[FusedMoe]], options: Mapping[str, Any]
+) -> tuple[list[str], list[CheckPlan[FusedMoe]]]:
     """What is assumed of weights with groups, and the files that can be checked.
 
     The launcher may refuse such weights or run a compiled kernel, which is no fault of a file.
@@ -128,9 +128,11 @@ def _checkable(
     return notes, found
 
 
-def _bound(plan: Plan[FusedMoe]) -> tuple[list[tuple[Asked, Binding]], list[UnsupportedKernel]]:
+def _bound(
+    plan: CheckPlan[FusedMoe],
+) -> tuple[list[tuple[EntryToCheck, Binding]], list[UnsupportedKernel]]:
     """The entries as the engine's launcher binds them, and why it refuses the others."""
-    bound: list[tuple[Asked, Binding]] = []
+    bound: list[tuple[EntryToCheck, Binding]] = []
     refused: list[UnsupportedKernel] = []
     for asked in plan.entries:
         assert asked.candidate is not None  # `_plan_of_file` gives each entry one
@@ -141,7 +143,7 @@ def _bound(plan: Plan[FusedMoe]) -> tuple[list[tuple[Asked, Binding]], list[Unsu
     return bound, refused
 
 
-def _beyond(plans: Sequence[Plan[FusedMoe]]) -> Iterator[str]:
+def _beyond(plans: Sequence[CheckPlan[FusedMoe]]) -> Iterator[str]:
     """What runs at sizes beside those of a file that begins late or ends early."""
     for plan in plans:
         sizes = sorted({asked.size for asked in plan.entries})
@@ -151,7 +153,7 @@ def _beyond(plans: Sequence[Plan[FusedMoe]]) -> Iterator[str]:
             yield f"{Path(plan.name).name}: the nearest entry counts: {' and '.join(few)}"
 
 
-def _changed(plans: Sequence[Plan[FusedMoe]], engine: Engine) -> list[str]:
+def _changed(plans: Sequence[CheckPlan[FusedMoe]], engine: Engine) -> list[str]:
     """Entries that the engine's launcher changes before it runs them, such as a block along K that
     is longer than the block of quantisation.
     """
@@ -171,7 +173,7 @@ def _changed(plans: Sequence[Plan[FusedMoe]], engine: Engine) -> list[str]:
     ]
 
 
-def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
+def _problem(key: MoeFileKey, hidden_size: int, top_k: int) -> FusedMoe:
     dtype = parse_dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
     block = key.block_shape
     if block is None and dtype is Dtype.INT4_W4A16:

@@ -23,7 +23,7 @@ from tuner.tuning.tune import STAYS
 
 
 @dataclass(frozen=True)
-class Policy:
+class MoePolicy:
     """When a faster time counts."""
 
     noise: float  # relative; a smaller gain over the incumbent does not count
@@ -47,7 +47,7 @@ class MoeChooser:
     """`choose` and `finalists` for one run."""
 
     incumbents: Mapping[Point, Mapping[str, Config]]
-    policy: Policy
+    policy: MoePolicy
     requested: Collection[int]  # batch sizes
     # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now. The other gemm must share it.
     blocks: Mapping[int, int] | None = None
@@ -73,7 +73,7 @@ class MoeChooser:
 def choose(
     trials: Sequence[Trial],
     incumbents: Mapping[Point, Mapping[str, Config]],
-    policy: Policy,
+    policy: MoePolicy,
     requested: Collection[int],
     blocks: Mapping[int, int] | None = None,
     previous: Mapping[Point, Config] | None = None,
@@ -136,7 +136,9 @@ def _untuned(
             )
 
 
-def _choose_at(field: SizeTrials, policy: Policy, neighbour: Choice | None) -> tuple[Choice, str]:
+def _choose_at(
+    field: SizeTrials, policy: MoePolicy, neighbour: Choice | None
+) -> tuple[Choice, str]:
     best = _fastest(field, policy.one_config)
     name, incumbent = field.incumbent()
     incumbent_us = field.total_us(incumbent) if incumbent else None
@@ -163,7 +165,7 @@ def _choose_at(field: SizeTrials, policy: Policy, neighbour: Choice | None) -> t
 
 
 def _previous(
-    field: SizeTrials, policy: Policy, best_us: float, incumbent_us: float | None
+    field: SizeTrials, policy: MoePolicy, best_us: float, incumbent_us: float | None
 ) -> Choice | None:
     """The pair that the store has, unless another one is faster by more than a tie or the engine's
     own is faster at all.
@@ -187,7 +189,7 @@ def _fastest(field: SizeTrials, one_config: bool) -> Choice | None:
 
 
 def _lightest(
-    field: SizeTrials, best: Choice, policy: Policy, incumbent_us: float | None
+    field: SizeTrials, best: Choice, policy: MoePolicy, incumbent_us: float | None
 ) -> Choice:
     """Choose among the pairs that are as fast as the best, within a tie: the fewest changes come
     first, then the least shared memory, stages and warps.
@@ -204,7 +206,7 @@ def _lightest(
     return min(equal, key=lambda p: (field.changes(p), _weight(field, p)), default=best)
 
 
-def _rivals(timed: Mapping[Config, Trial], best: Config, policy: Policy) -> list[Config]:
+def _rivals(timed: Mapping[Config, Trial], best: Config, policy: MoePolicy) -> list[Config]:
     """The configurations of one gemm that may replace `best` beside the other gemm's."""
     best_us = timed[best].measurement.median_us
     assert best_us is not None

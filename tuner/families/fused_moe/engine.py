@@ -21,7 +21,7 @@ from tuner.problems.points import Candidate, Config
 
 
 @dataclass(frozen=True)
-class FileKey(file_engine.FileKey):
+class MoeFileKey(file_engine.FileKey):
     """The facts in the name of an engine's config file."""
 
     E: int
@@ -39,7 +39,7 @@ class FileKey(file_engine.FileKey):
         return self.N * 2 if self.packed and self.dtype == Dtype.INT4_W4A16.value else self.N
 
 
-ShippedFile = file_engine.ShippedFile[FileKey]
+ShippedFile = file_engine.ShippedFile[MoeFileKey]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class MoeKernels(ABC):
 
 
 @dataclass(frozen=True)
-class MoeEngine(FileEngine[FileKey, MoeKernels]):
+class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
     """The fused-MoE layer of one engine version on disk. `triton` is a version such as "3.6.0"."""
 
     pattern = "**/*.json"  # some versions have a folder for each Triton
@@ -100,7 +100,7 @@ class MoeEngine(FileEngine[FileKey, MoeKernels]):
     def fields(self) -> EntryFields:
         """The fields that entries of its files may have."""
 
-    def fields_of(self, key: FileKey) -> EntryFields:
+    def fields_of(self, key: MoeFileKey) -> EntryFields:
         return self.fields
 
     @abstractmethod

@@ -18,15 +18,15 @@ from tuner.problems.options import (
     Option,
     Switch,
 )
-from tuner.problems.points import Place, Point
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 _OUTPUT_BYTES = 2  # of a number that a gemm writes: 16 bits
 
 
-def place(problem: FusedMoe, point: Point) -> Place:
+def place(problem: FusedMoe, point: Point) -> ChartPosition:
     """Where a point is drawn: each gemm has a chart, by batch size."""
-    return Place(f"{point.part.value} gemm", point.batch_size, "batch size (tokens)")
+    return ChartPosition(f"{point.part.value} gemm", point.batch_size, "batch size (tokens)")
 
 
 def least_us(problem: FusedMoe, point: Point, device: Device) -> float:

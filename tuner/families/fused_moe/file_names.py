@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.engine import FileKey
+from tuner.families.fused_moe.engine import MoeFileKey
 from tuner.families.fused_moe.problem import Gemm
 
 # It also finds a name inside a line. Numbers have a limited length, so that none is absurd.
@@ -23,7 +23,7 @@ NAME = re.compile(
 )
 
 
-def format_file_name(key: FileKey, comma: str = ", ") -> str:
+def format_file_name(key: MoeFileKey, comma: str = ", ") -> str:
     """The file name for a key; `parse_file_name` reads it back. `comma`: in a block's shape."""
     name = f"E={key.E},N={key.N},device_name={key.device}"
     if key.dtype:
@@ -35,14 +35,14 @@ def format_file_name(key: FileKey, comma: str = ", ") -> str:
     return f"{name}{'_down' if key.gemm is Gemm.DOWN else ''}.json"
 
 
-def parse_file_name(name: str, comma: str = ", ", *, packed: bool = True) -> FileKey:
-    """Read a file's name. `packed`: see `FileKey`.
+def parse_file_name(name: str, comma: str = ", ", *, packed: bool = True) -> MoeFileKey:
+    """Read a file's name. `packed`: see `MoeFileKey`.
 
     Raises MalformedConfigFile for a name that no engine looks for.
     """
     match = NAME.fullmatch(name)
     if match:
-        key = FileKey(
+        key = MoeFileKey(
             E=int(match["E"]),
             N=int(match["N"]),
             device=match["device"],

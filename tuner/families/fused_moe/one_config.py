@@ -21,7 +21,7 @@ class OneConfigStrategy:
     """Tries the proposals of an inner strategy at both gemms, and tells it the sum of the times.
 
     The inner strategy proposes for the up gemm's points. What it proposes for a point at once is
-    a wave: all its up gemms are tried, then the down gemms of the ones that may still be the best.
+    a round: all its up gemms are tried, then the down gemms of the ones that may still be the best.
     Only then is the inner strategy told, so what it hears does not depend on the order of answers.
     """
 
@@ -29,15 +29,15 @@ class OneConfigStrategy:
         self._inner = inner
         self._results: dict[Candidate, Measurement] = {}
         self._asked: set[Candidate] = set()
-        self._waves: defaultdict[Point, list[Candidate]] = defaultdict(list)  # not told, of UP
-        # In the waves before: the least time of the down gemm, and of both.
+        self._rounds: defaultdict[Point, list[Candidate]] = defaultdict(list)  # not told, of UP
+        # In the rounds before: the least time of the down gemm, and of both.
         self._least_us: dict[Point, tuple[float, float]] = {}
 
     def ask(self) -> list[Candidate]:
         asked = self._advance()
         while proposals := self._inner.ask():
             for proposal in proposals:
-                self._waves[proposal.point].append(proposal)
+                self._rounds[proposal.point].append(proposal)
             asked += proposals
             asked += self._advance()
         fresh = [c for c in asked if c not in self._asked and c not in self._results]
@@ -48,29 +48,29 @@ class OneConfigStrategy:
         self._results.setdefault(candidate, measurement)
 
     def _advance(self) -> list[Candidate]:
-        """Tell the inner strategy about each wave that is done. Returns the down gemms to try."""
+        """Tell the inner strategy about each round that is done. Returns the down gemms to try."""
         asked: list[Candidate] = []
-        for point, wave in list(self._waves.items()):
-            if not all(up in self._results for up in wave):
+        for point, round_ in list(self._rounds.items()):
+            if not all(up in self._results for up in round_):
                 continue
-            needed = [down for down in self._promising(wave) if down not in self._results]
+            needed = [down for down in self._promising(round_) if down not in self._results]
             if needed:
                 asked += needed
             else:
-                self._tell(self._waves.pop(point))
+                self._tell(self._rounds.pop(point))
         return asked
 
-    def _promising(self, wave: Sequence[Candidate]) -> Iterator[Candidate]:
-        """The down gemms of a wave that are worth trying; all of them in a point's first wave."""
-        down_us, both_us = self._least_us.get(wave[0].point, (0.0, inf))
-        for up in wave:
+    def _promising(self, round_: Sequence[Candidate]) -> Iterator[Candidate]:
+        """The down gemms of a round that are worth trying; all of them in a point's first round."""
+        down_us, both_us = self._least_us.get(round_[0].point, (0.0, inf))
+        for up in round_:
             time_us = self._results[up].median_us
             if time_us is not None and time_us + down_us / HOPE < both_us:
                 yield _down(up)
 
-    def _tell(self, wave: Sequence[Candidate]) -> None:
-        point = wave[0].point
-        for up in wave:
+    def _tell(self, round_: Sequence[Candidate]) -> None:
+        point = round_[0].point
+        for up in round_:
             both = self._sum(up)
             down_us = self._results[_down(up)].median_us if _down(up) in self._results else None
             if both.median_us is not None and down_us is not None:

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache, partial
 
 from tuner.devices.table import Device
-from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.engine import MoeFileKey, ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point
@@ -58,7 +58,7 @@ def seeds_for(
     return seeds
 
 
-def _problem_distance(key: FileKey, problem: FusedMoe, gemm: Gemm) -> float:
+def _problem_distance(key: MoeFileKey, problem: FusedMoe, gemm: Gemm) -> float:
     """An octave of N is one unit, an octave of E is half of one."""
     return (
         _dtype_distance(key, problem)
@@ -68,7 +68,7 @@ def _problem_distance(key: FileKey, problem: FusedMoe, gemm: Gemm) -> float:
     )
 
 
-def _dtype_distance(key: FileKey, problem: FusedMoe) -> float:
+def _dtype_distance(key: MoeFileKey, problem: FusedMoe) -> float:
     wide = (Dtype.BFLOAT16, Dtype.FLOAT16)
     dtype = None if problem.dtype in wide else problem.dtype.value  # as the engine's names have it
     blocks = (key.block_shape is None) != (problem.block_shape is None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput, UnwritableOutput
 from tuner.families.fused_moe.baselines import baseline_configs, older_files
-from tuner.families.fused_moe.choose import MoeChooser, Policy
+from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import MoeEngine, MoeKernels, ShippedFile, moe_engine
 from tuner.families.fused_moe.one_config import OneConfigStrategy
 from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
@@ -30,7 +30,7 @@ from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search, sample_of
 from tuner.tuning.space import Space
 from tuner.tuning.track import Model
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 # Kernels compiled for a prediction; each takes one core about 0.4 s.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
@@ -38,12 +38,12 @@ FORESEEN = 4  # the number of a search's seeds at a point that come from the dev
 PREDICT_PER_BLOCK = 4  # the most kernels per point and BLOCK_SIZE_M of a prediction
 
 
-def policy_for(source: MeasureKind, one_config: bool) -> Policy:
+def policy_for(source: MeasureKind, one_config: bool) -> MoePolicy:
     """When a faster time counts. `one_config`: the engine runs both gemms with one."""
     if source is MeasureKind.PREDICT:
         # CLEAR_GAIN guards against losses; it is no tie.
-        return Policy(CLEAR_GAIN, tie=0.0, one_config=one_config, trust_shipped=True)
-    return Policy(NOISE[source], tie=TIE[source], one_config=one_config)
+        return MoePolicy(CLEAR_GAIN, tie=0.0, one_config=one_config, trust_shipped=True)
+    return MoePolicy(NOISE[source], tie=TIE[source], one_config=one_config)
 
 
 class MoeRun(TuningRun):
@@ -223,9 +223,9 @@ class MoeRun(TuningRun):
         size = max(len(space) for space in self._spaces.values())
         return budget_for(self.request.effort, len(self.points), size)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RunPlan:
         policy = policy_for(self.request.source.kind, self._one_config)
-        return Plan(
+        return RunPlan(
             requested=self.points,
             incumbents=self._baselines,
             chooser=MoeChooser(

@@ -20,7 +20,7 @@ from tuner.problems.dtypes import Dtype, parse_dtype
 
 
 @dataclass(frozen=True)
-class MissingFile:
+class NamedLayer:
     """The facts in the path of an engine's config file."""
 
     E: int
@@ -35,22 +35,22 @@ class MissingFile:
 
 
 # How many shared experts may be among E, by the model and the ranks that share an expert.
-Fusions = Callable[[Model, MissingFile, int], Collection[int]]
+Fusions = Callable[[Model, NamedLayer, int], Collection[int]]
 
 
 def find_config_name(
     text: str, *, packed: bool, before: Release | None = None
-) -> MissingFile | None:
+) -> NamedLayer | None:
     """Find a config file's name in a line or a path; None if there is none.
 
-    `packed`: see `FileKey`. Raises BadProblem for an unknown dtype.
+    `packed`: see `MoeFileKey`. Raises BadProblem for an unknown dtype.
     """
     match = NAME.search(text)
     if not match:
         return None
     dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
     block = (int(match["n"]), int(match["k"])) if match["n"] else None
-    return MissingFile(
+    return NamedLayer(
         E=int(match["E"]),
         N=int(match["N"]) * (2 if packed and dtype is Dtype.INT4_W4A16 else 1),
         device_name=match["device"],
@@ -78,7 +78,7 @@ class Match:
         return self.model.top_k + (self.model.n_shared_experts if self.fused else 0)
 
 
-def matches(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[Match, ...]:
+def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Match, ...]:
     """The presets whose experts divide into the file's E and N, and that agree with what else is
     known of the server. Matches without expert parallelism exclude others, and so do matches whose
     tp is a power of two.
@@ -99,7 +99,7 @@ def matches(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[M
     return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
 
 
-def _of_the_type(found: list[Match], missing: MissingFile) -> list[Match]:
+def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
     """The matches whose checkpoints have the file's type. An engine can quantise to fp8 itself."""
     wanted = (missing.dtype or Dtype.BFLOAT16, missing.block_shape, missing.per_channel_quant)
     same = [
@@ -114,7 +114,7 @@ def _of_the_type(found: list[Match], missing: MissingFile) -> list[Match]:
     return [match for match in found if match.model.dtype is Dtype.BFLOAT16]
 
 
-def _divisions(model: Model, missing: MissingFile, fusions: Fusions) -> list[Match]:
+def _divisions(model: Model, missing: NamedLayer, fusions: Fusions) -> list[Match]:
     if missing.before and (not model.since or release_of(model.since) >= missing.before):
         return []
     if not missing.N or model.intermediate % missing.N:
@@ -129,7 +129,7 @@ def _divisions(model: Model, missing: MissingFile, fusions: Fusions) -> list[Mat
     return found
 
 
-def choose(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[FusedMoe, str, str]:
+def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[FusedMoe, str, str]:
     """The problem, the origin of its K and top_k, and the presets that they are assumed from.
 
     A given hidden size or top_k excludes other presets. Raises SeveralModels, which has the
@@ -173,7 +173,7 @@ def _names(found: Sequence[Match]) -> str:
     )
 
 
-def _problem(missing: MissingFile, serving: Serving, K: int, top_k: int) -> FusedMoe:
+def _problem(missing: NamedLayer, serving: Serving, K: int, top_k: int) -> FusedMoe:
     block_shape = serving.options.get("block_shape")
     return FusedMoe(
         E=missing.E,
@@ -186,7 +186,7 @@ def _problem(missing: MissingFile, serving: Serving, K: int, top_k: int) -> Fuse
     )
 
 
-def resolve_missing(missing: MissingFile, serving: Serving, fusions: Fusions) -> Resolved:
+def resolve_missing(missing: NamedLayer, serving: Serving, fusions: Fusions) -> Resolved:
     """The problem that a file is for. Raises BadProblem."""
     dtype = serving.dtype
     if dtype and missing.dtype and dtype is not missing.dtype:
@@ -201,7 +201,7 @@ def resolve_missing(missing: MissingFile, serving: Serving, fusions: Fusions) ->
     return Resolved((problem,), tuple(notes), missing.device_name or None, before, assumed)
 
 
-def _age_note(missing: MissingFile, version: str | None) -> str:
+def _age_note(missing: NamedLayer, version: str | None) -> str:
     """Says that the engine to tune for looks for another file than the line's; empty otherwise."""
     if not missing.before or not version or release_of(version) < missing.before:
         return ""

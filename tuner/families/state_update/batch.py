@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tuner.families.state_update.engine import StateLaunch
 from tuner.families.state_update.inputs import (
-    Layer,
-    Step,
+    LayerWeights,
+    StepTensors,
     make_layer,
     make_states,
     make_step,
@@ -36,23 +36,23 @@ PLACES = 4  # in memory, at which a race times its candidates
 
 
 @dataclass(frozen=True)
-class Batch:
+class StateUpdateBatch:
     """The tensors of one number of sequences: inputs for each launch of a graph."""
 
     problem: StateUpdate
-    layer: Layer
+    layer: LayerWeights
     states: Tensor
-    steps: list[Step]
+    steps: list[StepTensors]
 
     def chains(self, launches: list[StateLaunch], kernels: list[BoundKernel]) -> list[Chain]:
         """The kernel with the tensors of each launch of a graph."""
         return [self._chain(launches[0], kernels[0], step) for step in self.steps]
 
-    def _chain(self, launch: StateLaunch, kernel: BoundKernel, step: Step) -> Chain:
+    def _chain(self, launch: StateLaunch, kernel: BoundKernel, step: StepTensors) -> Chain:
         tensors = operands(self.problem, self.layer, step, self.states)
         return [(kernel, launch_values(launch.binding, tensors))]
 
-    def moved(self, seed: int) -> Batch:
+    def moved(self, seed: int) -> StateUpdateBatch:
         """The same inputs elsewhere in memory, and other slots for each launch."""
         generator = torch.Generator("cpu").manual_seed(seed)
         steps = []
@@ -60,9 +60,9 @@ class Batch:
             copy = step.clone()
             order = torch.randperm(len(copy.indices), generator=generator)
             steps.append(
-                Step(copy.projected, copy.indices[order.to(copy.indices.device)], copy.out)
+                StepTensors(copy.projected, copy.indices[order.to(copy.indices.device)], copy.out)
             )
-        return Batch(self.problem, self.layer, self.states, steps)
+        return StateUpdateBatch(self.problem, self.layer, self.states, steps)
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -99,21 +99,21 @@ class Batch:
         return max(out.worst_error(first.out[self._rows]), states.worst_error(self.states[slots]))
 
 
-class Batches:
+class StateUpdateBatches:
     """The batches of one problem. Only the last one is kept: a pool of states is large."""
 
     def __init__(self, problem: StateUpdate, seed: int, l2_bytes: int) -> None:
         self._problem, self._seed, self._l2_bytes = problem, seed, l2_bytes
-        self._kept: tuple[int, Batch] | None = None
+        self._kept: tuple[int, StateUpdateBatch] | None = None
 
-    def at(self, batch_size: int) -> Batch:
+    def at(self, batch_size: int) -> StateUpdateBatch:
         """A batch size's tensors."""
         if self._kept is None or self._kept[0] != batch_size:
             self._kept = None  # gives its memory back first
             self._kept = batch_size, self._make(batch_size)
         return self._kept[1]
 
-    def places(self, batch_size: int) -> list[Batch]:
+    def places(self, batch_size: int) -> list[StateUpdateBatch]:
         """The same batch at PLACES places in memory."""
         first = self.at(batch_size)
         return [first, *(first.moved(self._seed + at) for at in range(1, PLACES))]
@@ -149,10 +149,10 @@ class Batches:
         return {}
 
     @cached_property
-    def _layer(self) -> Layer:
+    def _layer(self) -> LayerWeights:
         return make_layer(self._problem, device="cuda", seed=self._seed)
 
-    def _make(self, batch_size: int) -> Batch:
+    def _make(self, batch_size: int) -> StateUpdateBatch:
         problem, copies = self._problem, self._copies(batch_size)
         slots = batch_size * copies
         states = make_states(problem, slots, device="cuda", seed=self._seed + 1)
@@ -165,4 +165,4 @@ class Batches:
             )
             for at in range(LAUNCHES)
         ]
-        return Batch(problem, self._layer, states, steps)
+        return StateUpdateBatch(problem, self._layer, states, steps)

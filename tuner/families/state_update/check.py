@@ -10,7 +10,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.engine import Engine
-from tuner.families.check import Asked, Check, CheckedEntry, Plan, check_plans
+from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
 from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
 from tuner.problems.points import Candidate, Config, Point
@@ -68,7 +68,7 @@ def check_problems(problems: Sequence[StateUpdate], device: Device, engine: Engi
     return check_plans(StateCheck, plans, device, engine)
 
 
-def _plan_of_file(path: Path, states: StateEngine, device: Device) -> Plan[StateUpdate]:
+def _plan_of_file(path: Path, states: StateEngine, device: Device) -> CheckPlan[StateUpdate]:
     key, fields = states.read_file_name(path.name), states.fields
     # vLLM passes two fields of an entry on and ignores all others.
     more = {n for e in read_lenient(path, fields).entries.values() for n in e} - {*fields.names}
@@ -82,7 +82,7 @@ def _plan_of_file(path: Path, states: StateEngine, device: Device) -> Plan[State
 
 def _plan_of_problem(
     problem: StateUpdate, states: StateEngine, device: Device
-) -> Plan[StateUpdate]:
+) -> CheckPlan[StateUpdate]:
     """The file that the engine ships for the problem, else its default."""
     path = states.find_file(states.configs, problem, device)
     name = str(path) if path else f"{problem.spec()}: the default of {states.name} {states.version}"
@@ -99,11 +99,11 @@ def _plan(
     entries: Mapping[int, Config],
     states: StateEngine,
     device: Device,
-) -> Plan[StateUpdate]:
+) -> CheckPlan[StateUpdate]:
     """All numbers of sequences share a configuration's kernel."""
     binder = states.lift(device.target.backend).binder(problem, device.target)
     asked = [
-        Asked(Update.STATE, key, config, Candidate(Point(1, Update.STATE), config))
+        EntryToCheck(Update.STATE, key, config, Candidate(Point(1, Update.STATE), config))
         for key, config in entries.items()
     ]
-    return Plan(name, problem, binder, asked)
+    return CheckPlan(name, problem, binder, asked)

@@ -18,7 +18,7 @@ from tuner.problems.points import Candidate, Config
 
 
 @dataclass(frozen=True)
-class FileKey(file_engine.FileKey):
+class StateUpdateFileKey(file_engine.FileKey):
     """The facts in the name of an engine's config file."""
 
     head_dim: int
@@ -27,7 +27,7 @@ class FileKey(file_engine.FileKey):
     cache_dtype: str  # float32, or float16 for both 16-bit types
 
 
-ShippedFile = file_engine.ShippedFile[FileKey]
+ShippedFile = file_engine.ShippedFile[StateUpdateFileKey]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StateKernels(ABC):
 
 
 @dataclass(frozen=True)
-class StateEngine(PointwiseFiles[StateUpdate, FileKey, StateKernels]):
+class StateEngine(PointwiseFiles[StateUpdate, StateUpdateFileKey, StateKernels]):
     """The Mamba-2 state update of one engine version on disk."""
 
     @property
@@ -83,7 +83,7 @@ class StateEngine(PointwiseFiles[StateUpdate, FileKey, StateKernels]):
     def fields(self) -> EntryFields:
         """The fields of an entry, for `config_files.read_config_file`."""
 
-    def fields_of(self, key: FileKey) -> EntryFields:
+    def fields_of(self, key: StateUpdateFileKey) -> EntryFields:
         return self.fields
 
 

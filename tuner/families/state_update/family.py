@@ -16,7 +16,7 @@ from tuner.families.state_update.problem import (
 )
 from tuner.problems.batch_sizes import SizeSelection
 from tuner.problems.options import BATCHES, Option, Word
-from tuner.problems.points import Place, Point
+from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 _BYTES = 2  # of a number of x, B, C, dt and the output: 16 bits
@@ -29,9 +29,9 @@ class StateSelection(SizeSelection):
     default = BATCH_SIZES
 
 
-def place(problem: StateUpdate, point: Point) -> Place:
+def place(problem: StateUpdate, point: Point) -> ChartPosition:
     """Where a point is drawn: in one chart, by sequences."""
-    return Place("state update", point.batch_size, "sequences")
+    return ChartPosition("state update", point.batch_size, "sequences")
 
 
 def least_us(problem: StateUpdate, point: Point, device: Device) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.engines.engine import find_engine
-from tuner.families.state_update.batch import WORST_ERROR, Batches
+from tuner.families.state_update.batch import WORST_ERROR, StateUpdateBatches
 from tuner.families.state_update.engine import StateLaunch, state_engine
 from tuner.families.state_update.problem import StateUpdate
 from tuner.measure.chain_session import ChainSession
@@ -27,7 +27,7 @@ class StateUpdateOnGpu(ChainSession[StateLaunch]):
         target = local_target()
         self._problem = problem
         self._kernels = state_engine(find_engine(request["engine"])).lift(target.backend)
-        batches = Batches(problem, request["seed"], last_cache_bytes())
+        batches = StateUpdateBatches(problem, request["seed"], last_cache_bytes())
         source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         super().__init__(batches, source, target, WORST_ERROR)
         largest = max(read_point(fields).batch_size for fields in request["points"])

@@ -19,7 +19,7 @@ _LARGEST_A = 16.0  # Mamba-2 initialises A from -1 to -16
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerWeights:
     """The weights of a layer, by head."""
 
     A: Tensor  # (heads,) float32, negative
@@ -28,25 +28,25 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTensors:
     """What a batch brings to one launch."""
 
     projected: Tensor  # (sequences, row): gate, x, B, C, dt, as the layer's projection gives them
     indices: Tensor  # (sequences, 1) int32: the slot of each sequence
     out: Tensor  # (sequences, heads, head_dim)
 
-    def clone(self) -> Step:
+    def clone(self) -> StepTensors:
         """A copy elsewhere in memory."""
-        return Step(self.projected.clone(), self.indices.clone(), torch.empty_like(self.out))
+        return StepTensors(self.projected.clone(), self.indices.clone(), torch.empty_like(self.out))
 
 
-def make_layer(problem: StateUpdate, *, device: str, seed: int) -> Layer:
+def make_layer(problem: StateUpdate, *, device: str, seed: int) -> LayerWeights:
     generator = torch.Generator(device).manual_seed(seed)
     dtype = TYPES[problem.dtype.value]
     rate = torch.rand(problem.heads, device=device, generator=generator)
     bias = torch.randn(problem.heads, device=device, generator=generator) - 4.0
     skip = torch.randn(problem.heads, device=device, generator=generator)
-    return Layer(-1.0 - (_LARGEST_A - 1.0) * rate, skip.to(dtype), bias.to(dtype))
+    return LayerWeights(-1.0 - (_LARGEST_A - 1.0) * rate, skip.to(dtype), bias.to(dtype))
 
 
 def make_states(problem: StateUpdate, slots: int, *, device: str, seed: int) -> Tensor:
@@ -59,7 +59,7 @@ def make_states(problem: StateUpdate, slots: int, *, device: str, seed: int) -> 
 
 def make_step(
     problem: StateUpdate, batch_size: int, slots: Tensor, *, device: str, seed: int
-) -> Step:
+) -> StepTensors:
     """One launch's inputs. `slots`: (sequences,) numbers from 0, each once."""
     generator = torch.Generator(device).manual_seed(seed)
     inner, dtype = problem.heads * problem.head_dim, TYPES[problem.dtype.value]
@@ -67,10 +67,12 @@ def make_step(
     projected = torch.randn(batch_size, row, device=device, generator=generator).to(dtype)
     indices = (slots + _FIRST_SLOT).to(torch.int32)[:, None].contiguous()
     shape = (batch_size, problem.heads, problem.head_dim)
-    return Step(projected, indices, torch.empty(shape, dtype=dtype, device=device))
+    return StepTensors(projected, indices, torch.empty(shape, dtype=dtype, device=device))
 
 
-def operands(problem: StateUpdate, layer: Layer, step: Step, states: Tensor) -> dict[str, Tensor]:
+def operands(
+    problem: StateUpdate, layer: LayerWeights, step: StepTensors, states: Tensor
+) -> dict[str, Tensor]:
     """The tensors of a launch by the names that `StateLaunch` gives them."""
     x, B, C, dt = _parts(problem, step.projected)
     width = problem.head_dim
@@ -89,7 +91,7 @@ def operands(problem: StateUpdate, layer: Layer, step: Step, states: Tensor) -> 
 
 
 def reference(
-    problem: StateUpdate, layer: Layer, step: Step, states: Tensor, rows: Tensor
+    problem: StateUpdate, layer: LayerWeights, step: StepTensors, states: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Outputs (rows, heads, head_dim) and new states (rows, heads, head_dim, state_size) of some
     sequences, float32.

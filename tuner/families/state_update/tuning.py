@@ -19,7 +19,7 @@ from tuner.tuning.report import EntryTable
 from tuner.tuning.run import TuningRun
 from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 # A shipped entry is taken to be tuned for numbers up to this many times its key, and down to this
 # part of it.
@@ -92,7 +92,7 @@ class StateRun(TuningRun):
         predictor = StatePredictor(self.request.device, self._problem)
         return SerialBench(self._compiler, predictor, self.points), self._search()
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RunPlan:
         kind, previous = self.request.source.kind, self._previous
         return pointwise_plan(self.points, self._baselines, kind, CLEAR_GAIN, previous)
 

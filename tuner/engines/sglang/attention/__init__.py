@@ -16,7 +16,7 @@ from tuner.engines.sglang.attention.serving import serving_notes
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import file_name
 from tuner.families.attention.engine import AttentionEngine, Remedy
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 
 __all__ = ["open_delivery", "open_family", "serving_notes", "takes_kv_splits"]
 
@@ -28,7 +28,7 @@ class SGLangAttention(AttentionEngine):
     engine: SGLang
 
     def lift(
-        self, backend: str = CUDA, sources: Mapping[Phase, Path] | None = None
+        self, backend: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
     ) -> SGLangAttentionKernels:
         return lift_attention(self.engine, backend, sources)
 

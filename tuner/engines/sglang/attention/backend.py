@@ -14,19 +14,19 @@ from typing import Any
 from tuner.devices.table import architecture
 from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.kernels.launcher import TensorSpec
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
 BACKEND_FLAG = "--attention-backend"  # a server flag; tuned attention needs the value triton
 PHASE_FLAGS = {  # these override it for one phase
-    Phase.EXTEND: "--prefill-attention-backend",
-    Phase.DECODE: "--decode-attention-backend",
+    AttentionPhase.EXTEND: "--prefill-attention-backend",
+    AttentionPhase.DECODE: "--decode-attention-backend",
 }
 PHASE_FLAGS = {  # these override it for one phase
-    Phase.EXTEND: "--prefill-attention-backend",
-    Phase.DECODE: "--decode-attention-backend",
+    AttentionPhase.EXTEND: "--prefill-attention-backend",
+    AttentionPhase.DECODE: "--decode-attention-backend",
 }
 ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
 
@@ -60,7 +60,7 @@ def launcher_arguments(
         if getattr(problem, field) and parameter not in takes:
             raise UnsupportedKernel(f"{problem.spec()}: this version's kernel has no {field}")
     scale = problem.Lq**-0.5
-    if problem.phase is Phase.PREFILL:
+    if problem.phase is AttentionPhase.PREFILL:
         # Servers run prefill only for images, whose tokens all see each other.
         return {
             **prefill_tensors(problem, point),
@@ -77,7 +77,7 @@ def launcher_arguments(
         else None,
         "page_size": problem.page_size,
     }
-    if problem.phase is Phase.EXTEND:
+    if problem.phase is AttentionPhase.EXTEND:
         return {
             **common,
             **extend_tensors(problem, point, indices),

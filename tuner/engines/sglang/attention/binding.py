@@ -20,23 +20,27 @@ from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIO
 from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.kernels.binding import Binding, Constant, argument_of, bind
-from tuner.kernels.launcher import Launch, Launcher
+from tuner.kernels.launcher import KernelLaunch, Launcher
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Config, Point
 
 # The folders of the launchers' modules, in versions since 0.4.4.
 _FOLDERS = ("kernels/ops/attention", "srt/layers/attention/triton_ops")
 LAUNCHERS = {
-    Phase.EXTEND: ("extend_attention", "extend_attention_fwd"),
-    Phase.PREFILL: ("prefill_attention", "context_attention_fwd"),
-    Phase.DECODE: ("decode_attention", "decode_attention_fwd"),
+    AttentionPhase.EXTEND: ("extend_attention", "extend_attention_fwd"),
+    AttentionPhase.PREFILL: ("prefill_attention", "context_attention_fwd"),
+    AttentionPhase.DECODE: ("decode_attention", "decode_attention_fwd"),
 }
 KERNELS = {
-    Phase.EXTEND: ("_fwd_kernel",),
-    Phase.PREFILL: ("_fwd_kernel",),
-    Phase.DECODE: ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1", "_fwd_kernel_stage2"),
+    AttentionPhase.EXTEND: ("_fwd_kernel",),
+    AttentionPhase.PREFILL: ("_fwd_kernel",),
+    AttentionPhase.DECODE: (
+        "_fwd_grouped_kernel_stage1",
+        "_fwd_kernel_stage1",
+        "_fwd_kernel_stage2",
+    ),
 }
 
 
@@ -47,9 +51,11 @@ class SGLangAttentionKernels(AttentionKernels):
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
     backend: str = CUDA
-    sources: Mapping[Phase, Path] = field(default_factory=dict)  # instead of the engine's files
-    _launches: dict[tuple[Attention, Point, Target], Launch] = field(default_factory=dict)
-    _launchers: dict[tuple[Phase, Target], Launcher] = field(default_factory=dict)
+    sources: Mapping[AttentionPhase, Path] = field(
+        default_factory=dict
+    )  # instead of the engine's files
+    _launches: dict[tuple[Attention, Point, Target], KernelLaunch] = field(default_factory=dict)
+    _launchers: dict[tuple[AttentionPhase, Target], Launcher] = field(default_factory=dict)
 
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
         launch = self.launch(problem, point, target)
@@ -98,7 +104,7 @@ class SGLangAttentionKernels(AttentionKernels):
             raise UnsupportedKernel(f"{self.origin}: {launch.kernel} has an unknown grid")
         return rule(constants={**default, **config})
 
-    def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
+    def launch(self, problem: Attention, point: Point, target: Target) -> KernelLaunch:
         key = problem, point, target
         if key not in self._launches:
             launcher = self._launcher(problem.phase, target)
@@ -111,14 +117,15 @@ class SGLangAttentionKernels(AttentionKernels):
             raise UnsupportedKernel(f"{self.origin} launches nothing for {point} of {problem}")
         return self._launches[key]
 
-    def lifted(self, phase: Phase) -> Lifted:
+    def lifted(self, phase: AttentionPhase) -> Lifted:
         return self._lifted[phase]
 
     @cached_property
-    def _lifted(self) -> dict[Phase, Lifted]:
+    def _lifted(self) -> dict[AttentionPhase, Lifted]:
         engine, origin = self.engine, self.origin
         return {
-            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.backend) for p in Phase
+            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.backend)
+            for p in AttentionPhase
         }
 
     @cached_property
@@ -131,10 +138,10 @@ class SGLangAttentionKernels(AttentionKernels):
         given = launcher_arguments(problem, point, target, takes, self.indices)
         return {name: value for name, value in given.items() if name in takes}
 
-    def _source(self, phase: Phase) -> Path:
+    def _source(self, phase: AttentionPhase) -> Path:
         return self.sources.get(phase) or launcher_source(self.engine, phase)
 
-    def _launcher(self, phase: Phase, target: Target) -> Launcher:
+    def _launcher(self, phase: AttentionPhase, target: Target) -> Launcher:
         key = phase, target
         if key not in self._launchers:
             source = self._source(phase)
@@ -142,14 +149,14 @@ class SGLangAttentionKernels(AttentionKernels):
         return self._launchers[key]
 
 
-def launcher_source(engine: SGLang, phase: Phase) -> Path:
+def launcher_source(engine: SGLang, phase: AttentionPhase) -> Path:
     """The file that defines a phase's launcher and kernels. Raises UnsupportedKernel."""
     module, function = LAUNCHERS[phase]
     return find_source(engine, function, [f"{folder}/{module}.py" for folder in _FOLDERS])
 
 
 def lift_attention(
-    engine: SGLang, backend: str = CUDA, sources: Mapping[Phase, Path] | None = None
+    engine: SGLang, backend: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
 ) -> SGLangAttentionKernels:
     """The attention kernels of an engine on disk for a backend, "cuda" or "hip".
 
@@ -165,7 +172,7 @@ def _stage(point: Point) -> Stage:
     return point.part
 
 
-def _stage_of(phase: Phase, kernel: str) -> Stage:
-    if phase is not Phase.DECODE:
+def _stage_of(phase: AttentionPhase, kernel: str) -> Stage:
+    if phase is not AttentionPhase.DECODE:
         return Stage(phase.value)
     return Stage.REDUCE if kernel.endswith("stage2") else Stage.DECODE

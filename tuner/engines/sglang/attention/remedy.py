@@ -18,7 +18,7 @@ from tuner.engines.sglang.package import SGLang
 from tuner.engines.versions import version_order
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.engine import Remedy
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import AttentionPhase
 from tuner.toml_table import shipped_toml
 
 _CAPABILITY = "CUDA_CAPABILITY"
@@ -31,7 +31,7 @@ def find_remedy(engine: SGLang, device: Device) -> Remedy | None:
     if not fits or version_order(fits[0]["since"]) <= version_order(engine.version):
         return None
     try:
-        file = launcher_source(engine, Phase.EXTEND)
+        file = launcher_source(engine, AttentionPhase.EXTEND)
         text = file.read_bytes().decode("utf-8")  # with the line ends that it has
     except (UnsupportedKernel, OSError, UnicodeDecodeError):
         return None

@@ -35,7 +35,7 @@ from tuner.engines.sglang.presence import (
 )
 from tuner.errors import TunerError
 from tuner.families.attention.engine import attention_engine
-from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, AttentionPhase
 from tuner.render import table
 
 
@@ -61,7 +61,11 @@ class AttentionStatus:
     def without_file(self) -> list[str]:
         """The phases that every model has, and for which no file is used though others are."""
         used = {check.file.problem.phase for check in self.checks if check.used and check.file}
-        return [p.value for p in (Phase.EXTEND, Phase.DECODE) if used and p not in used]
+        return [
+            p.value
+            for p in (AttentionPhase.EXTEND, AttentionPhase.DECODE)
+            if used and p not in used
+        ]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -217,7 +221,7 @@ def _unfit(engine: Engine) -> str:
     kernels = attention_engine(engine).lift()
     reasons = []
     for kernel in KERNELS:
-        phase = Phase(kernel.module.partition("_")[0])
+        phase = AttentionPhase(kernel.module.partition("_")[0])
         try:
             parameters = kernels.lifted(phase).parameters(kernel.name)
         except TunerError as error:

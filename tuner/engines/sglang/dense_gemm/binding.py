@@ -26,7 +26,7 @@ from tuner.kernels.binding import (
     argument_of,
     bind,
 )
-from tuner.kernels.launcher import Followed, Launch, TensorSpec
+from tuner.kernels.launcher import Followed, KernelLaunch, TensorSpec
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Config
 from tuner.problems.triton import TRITON_DEFAULTS, triton_defaults
@@ -88,7 +88,7 @@ class SGLangGemmKernels(GemmKernels):
             )
         return followed
 
-    def _launch(self, launch: Launch, followed: Followed, target: Target) -> GemmLaunch:
+    def _launch(self, launch: KernelLaunch, followed: Followed, target: Target) -> GemmLaunch:
         parameters = self.lifted.parameters(launch.kernel)
         constants = {p.name for p in parameters if p.constexpr}
         operands = _operands(followed)
@@ -121,7 +121,7 @@ class SGLangGemmKernels(GemmKernels):
         if missing := [key for key in needed if key not in config]:
             raise UnsupportedKernel(f"{what} needs {', '.join(missing)}")
 
-    def _check_options(self, launch: Launch, target: Target) -> None:
+    def _check_options(self, launch: KernelLaunch, target: Target) -> None:
         known = launch_options(target.backend)
         if unknown := [name for name in launch.options if name not in known]:
             raise UnsupportedKernel(

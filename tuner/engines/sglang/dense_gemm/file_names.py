@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from tuner.errors import MalformedConfigFile
-from tuner.families.dense_gemm.engine import FileKey
+from tuner.families.dense_gemm.engine import GemmFileKey
 
 # It also finds a name inside a line. Numbers have a limited length, so that none is absurd. The
 # line may have lost the space in `[128, 128]`.
@@ -21,20 +21,20 @@ NAME = re.compile(
 )
 
 
-def format_file_name(key: FileKey) -> str:
+def format_file_name(key: GemmFileKey) -> str:
     """The file name for a key; `parse_file_name` reads it back."""
     name = f"N={key.N},K={key.K},device_name={key.device},dtype={key.dtype}"
     blocks = f",block_shape={list(key.block)}" if key.block else "_channelwise"
     return f"{name}{blocks}.json"
 
 
-def find_file_name(text: str) -> FileKey | None:
+def find_file_name(text: str) -> GemmFileKey | None:
     """The facts of the first file name in a line or path; None if there is none."""
     match = NAME.search(text)
     return _key(match) if match else None
 
 
-def parse_file_name(name: str) -> FileKey:
+def parse_file_name(name: str) -> GemmFileKey:
     """Read a file's name. Raises MalformedConfigFile for a name that no engine looks for."""
     match = NAME.fullmatch(name)
     key = _key(match) if match else None
@@ -46,8 +46,8 @@ def parse_file_name(name: str) -> FileKey:
     return key
 
 
-def _key(match: re.Match[str]) -> FileKey:
-    return FileKey(
+def _key(match: re.Match[str]) -> GemmFileKey:
+    return GemmFileKey(
         N=int(match["N"]),
         K=int(match["K"]),
         device=match["device"],

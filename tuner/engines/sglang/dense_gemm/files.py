@@ -15,7 +15,7 @@ from tuner.engines.sglang.dense_gemm.launchers import GemmLaunchers
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.gemm_loaders import fields_of
 from tuner.errors import UnsupportedKernel
-from tuner.families.dense_gemm.engine import FileKey, GemmEngine
+from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config
 
@@ -40,13 +40,13 @@ class SGLangDenseGemm(GemmEngine):
             raise UnsupportedKernel(f"{self.launchers.origin} reads no file for {problem.spec()}")
         block = problem.block
         return format_file_name(
-            FileKey(problem.N, problem.K, device.name, problem.dtype.value, block)
+            GemmFileKey(problem.N, problem.K, device.name, problem.dtype.value, block)
         )
 
-    def read_file_name(self, name: str) -> FileKey:
+    def read_file_name(self, name: str) -> GemmFileKey:
         return parse_file_name(name)
 
-    def fields_of(self, key: FileKey) -> EntryFields:
+    def fields_of(self, key: GemmFileKey) -> EntryFields:
         return fields_of(key.block)
 
     def find_file(self, root: Path, problem: DenseGemm, device: Device) -> Path | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from tuner.engines.sglang.dense_gemm.file_names import find_file_name, format_file_name
 from tuner.errors import BadProblem
-from tuner.families.dense_gemm.engine import FileKey
+from tuner.families.dense_gemm.engine import GemmFileKey
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import parse_dtype
 
 
-def parse_warning(text: str) -> FileKey | None:
+def parse_warning(text: str) -> GemmFileKey | None:
     """Find the name of a GEMM's config file in a line or a path; None if there is none."""
     return find_file_name(text)
 

@@ -42,7 +42,7 @@ def takes_tma(problem: FusedMoe) -> bool:
 
 
 @dataclass(frozen=True)
-class Launch:
+class MoeLaunch:
     """One launch, with the sizes from which its arguments follow."""
 
     problem: FusedMoe
@@ -87,14 +87,16 @@ def compute_of(problem: FusedMoe) -> str:
     return "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
 
 
-def arguments_of(launch: Launch, *, filter_expert: bool, zero_points: bool) -> dict[str, Argument]:
+def arguments_of(
+    launch: MoeLaunch, *, filter_expert: bool, zero_points: bool
+) -> dict[str, Argument]:
     """The arguments of a launch by parameter; `FusedMoeKernels.bind` says what the flags mean."""
     if kernel_name(launch.problem) == GROUPED:
         return {**_shared(launch, filter_expert), **_grouped(launch, zero_points)}
     return {**_shared(launch, filter_expert), **_dense(launch)}
 
 
-def _shared(launch: Launch, filter_expert: bool) -> dict[str, Argument]:
+def _shared(launch: MoeLaunch, filter_expert: bool) -> dict[str, Argument]:
     """Parameters of both kernels."""
     problem, gemm, config = launch.problem, launch.gemm, launch.config
     n, _ = problem.gemm_shape(gemm)
@@ -117,7 +119,7 @@ def _shared(launch: Launch, filter_expert: bool) -> dict[str, Argument]:
     }
 
 
-def _dense(launch: Launch) -> dict[str, Argument]:
+def _dense(launch: MoeLaunch) -> dict[str, Argument]:
     """Parameters of `fused_moe_kernel`. A (rows, K), B (E, n, K), C (slots, n)."""
     problem, config = launch.problem, launch.config
     n, k = problem.gemm_shape(launch.gemm)
@@ -157,7 +159,7 @@ def _dense(launch: Launch) -> dict[str, Argument]:
     }
 
 
-def _operands(launch: Launch) -> tuple[str, str]:
+def _operands(launch: MoeLaunch) -> tuple[str, str]:
     """Triton's types of A and B. Raises UnsupportedKernel for fp8 on a target without it."""
     match launch.problem.dtype:
         case Dtype.FP8_W8A8:
@@ -195,7 +197,7 @@ def _scales(problem: FusedMoe, n: int, k: int) -> dict[str, Argument]:
     }
 
 
-def _grouped(launch: Launch, zero_points: bool) -> dict[str, Argument]:
+def _grouped(launch: MoeLaunch, zero_points: bool) -> dict[str, Argument]:
     """Parameters of `fused_moe_kernel_gptq_awq`.
 
     A (rows, K); B (E, n, K or K / 2) in bytes; scales (E, n, K / g); zero points, in bytes,

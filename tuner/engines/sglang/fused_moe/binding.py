@@ -23,7 +23,7 @@ from tuner.engines.config_files import AMD_OPTIONS, launch_options
 from tuner.engines.sglang.fused_moe.arguments import (
     DENSE,
     GROUPED,
-    Launch,
+    MoeLaunch,
     arguments_of,
     compute_of,
     kernel_name,
@@ -75,7 +75,7 @@ class FusedMoeKernels(MoeKernels):
         Raises UnsupportedKernel for a parameter, a config key or a dtype that either the
         engine's kernel or this function does not support.
         """
-        launch = Launch(
+        launch = MoeLaunch(
             problem, gemm, batch_size, config, target, sorted_output, compute or compute_of(problem)
         )
         function = kernel_name(problem)
@@ -103,7 +103,7 @@ class FusedMoeKernels(MoeKernels):
         """Whether this release's kernel can read through TMA: 0.5.12's and later ones can."""
         return any(parameter.name == "a_desc" for parameter in self.lifted.parameters(DENSE))
 
-    def _check(self, launch: Launch, function: str, names: set[str]) -> None:
+    def _check(self, launch: MoeLaunch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
         tiles = {name for name in names if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_"))}
         options = launch_options(launch.target.backend)

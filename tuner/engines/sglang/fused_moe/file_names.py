@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.families.fused_moe.engine import FileKey
+from tuner.families.fused_moe.engine import MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 
@@ -18,11 +18,11 @@ def weight_columns(problem: FusedMoe) -> tuple[int, int]:
     return problem.N // packed, problem.K // packed
 
 
-def file_key(problem: FusedMoe, device_name: str, gemm: Gemm, *, per_channel: bool) -> FileKey:
+def file_key(problem: FusedMoe, device_name: str, gemm: Gemm, *, per_channel: bool) -> MoeFileKey:
     """The key that an engine looks for. `per_channel`: this version's names have the flag."""
     # The engine leaves groups along k, (0, g), out of the name.
     block = problem.block_shape if problem.block_shape and all(problem.block_shape) else None
-    return FileKey(
+    return MoeFileKey(
         E=problem.E,
         N=weight_columns(problem)[0],
         device=device_name,

@@ -25,7 +25,7 @@ from tuner.engines.sglang.fused_moe.loader_rules import (
 )
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import UnsupportedKernel
-from tuner.families.fused_moe.engine import FileKey, MoeEngine
+from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
 from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.points import Config
@@ -65,7 +65,7 @@ class SGLangFusedMoe(MoeEngine):
         per_channel = self.rules.per_channel_names
         return format_file_name(file_key(problem, device.name, gemm, per_channel=per_channel))
 
-    def read_file_name(self, name: str) -> FileKey:
+    def read_file_name(self, name: str) -> MoeFileKey:
         return parse_file_name(name)
 
     def find_file(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.engines.sglang.fused_moe.shared_experts import fuses_in_some_release
 from tuner.engines.versions import Release
-from tuner.families.fused_moe.warning_line import MissingFile, find_config_name, resolve_missing
+from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 
@@ -15,7 +15,7 @@ _LAYOUTS: tuple[tuple[str, Release], ...] = (
 )
 
 
-def parse_config_name(text: str) -> MissingFile | None:
+def parse_config_name(text: str) -> NamedLayer | None:
     """Find a config file's name in a line or a path; None if there is none.
 
     Raises BadProblem for an unknown dtype.
@@ -31,7 +31,7 @@ def resolve_warning(text: str, serving: Serving) -> Resolved | None:
     return resolve_missing(missing, serving, _fusions) if missing else None
 
 
-def _fusions(model: Model, missing: MissingFile, moe_tp: int) -> set[int]:
+def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
     """The numbers of shared experts that a release may have appended."""
     if not fuses_in_some_release(model.architecture):
         return set()

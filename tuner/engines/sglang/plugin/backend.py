@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.engines.sglang.plugin.chosen_splits import Backend, choose_splits
+from tuner.engines.sglang.plugin.chosen_splits import TritonAttnBackend, choose_splits
 from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file
 from tuner.engines.sglang.plugin.files import AttentionFile, find_attention_files
 from tuner.engines.sglang.plugin.hooks import guarded, hook_registry, register_hook, runtime_facts
@@ -51,7 +51,7 @@ def hook_backend(root: Path) -> None:
     """Apply the files under a root when the process builds its attention backend."""
 
     def around(
-        build: Callable[..., None], backend: Backend, *args: object, **kwargs: object
+        build: Callable[..., None], backend: TritonAttnBackend, *args: object, **kwargs: object
     ) -> None:
         guarded("attention", hook_kernels)
         build(backend, *args, **kwargs)
@@ -119,7 +119,7 @@ def _unfit(kernel: KernelSignature, jitted: Jitted) -> str:
     return kernel.unfit(jitted.arg_names)
 
 
-def _use_for(backend: Backend, root: Path) -> None:
+def _use_for(backend: TritonAttnBackend, root: Path) -> None:
     """Use the files under a root for a backend that was just built."""
     splits = _state.kv_splits | {int(backend.max_kv_splits)}
     if splits == _state.kv_splits:  # nothing new; a draft model's backend may have other splits
@@ -133,7 +133,7 @@ def _use_for(backend: Backend, root: Path) -> None:
     log.info("%s", _use(root, splits))
 
 
-def _choose_splits(backend: Backend, runner: Any, *_: object, **__: object) -> None:  # noqa: ANN401
+def _choose_splits(backend: TritonAttnBackend, runner: Any, *_: object, **__: object) -> None:  # noqa: ANN401
     said = choose_splits(backend, runner, _state.files, _kv_splits_flag(runner))
     if said and said not in _state.said:
         _state.said.add(said)

@@ -27,7 +27,7 @@ MIB = 1 << 20
 ARGUMENTS = ("q", "kv_indptr", "attn_logits", "attn_lse", "max_kv_splits")
 
 
-class Backend(Protocol):
+class TritonAttnBackend(Protocol):
     """The attributes of the engine's TritonAttnBackend that are used here."""
 
     max_kv_splits: int
@@ -46,7 +46,7 @@ class Backend(Protocol):
     decode_attention_fwd: Callable[..., None]
 
 
-class Runner(Protocol):
+class ModelRunner(Protocol):
     """The attributes of the engine's ModelRunner that are used here."""
 
     dtype: object
@@ -55,7 +55,7 @@ class Runner(Protocol):
 
 
 def choose_splits(
-    backend: Backend, runner: Runner, files: Sequence[AttentionFile], flag: int
+    backend: TritonAttnBackend, runner: ModelRunner, files: Sequence[AttentionFile], flag: int
 ) -> str:
     """Use the table for a backend that was just built. Returns what to log; empty: nothing.
 
@@ -79,7 +79,7 @@ def choose_splits(
     )
 
 
-def _is_for(problem: Attention, backend: Backend, runner: Runner) -> bool:
+def _is_for(problem: Attention, backend: TritonAttnBackend, runner: ModelRunner) -> bool:
     """Whether the backend's layers decode the problem."""
     dtypes = {str(runner.dtype), str(runner.kv_cache_dtype)}
     key_heads = 1 if backend.use_mla else backend.num_kv_head
@@ -91,7 +91,7 @@ def _is_for(problem: Attention, backend: Backend, runner: Runner) -> bool:
     )
 
 
-def _engines_stay(backend: Backend, runner: Runner) -> str:
+def _engines_stay(backend: TritonAttnBackend, runner: ModelRunner) -> str:
     """Why the engine's own numbers of splits stay; empty if a table may be used."""
     reasons = {
         "deterministic inference": backend.enable_deterministic is not False,
@@ -113,7 +113,9 @@ def _unknown_launcher(launcher: Callable[..., None]) -> bool:
 class ChosenSplits:
     """The splits of one backend."""
 
-    def __init__(self, backend: Backend, problem: Attention, table: SplitsTable, most: int) -> None:
+    def __init__(
+        self, backend: TritonAttnBackend, problem: Attention, table: SplitsTable, most: int
+    ) -> None:
         """`most`: no launch has room for more splits, except with the engine's own rule."""
         self._backend, self._problem, self._table, self._most = backend, problem, table, most
         self._engines = int(backend.max_kv_splits)

@@ -24,7 +24,7 @@ from tuner.families.fused_moe.engine import MoeKernels
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Integer, argument_of, bind
 from tuner.kernels.lift import Lifted, lift
-from tuner.kernels.stand_ins import Launch, TensorSpec, TritonType
+from tuner.kernels.stand_ins import KernelLaunch, TensorSpec, TritonType
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 from tuner.problems.triton import triton_defaults
@@ -89,7 +89,7 @@ class VLLMMoeKernels(MoeKernels):
 
     def _launch(
         self, layer: _Layer, config: Config, functions: EngineFunctions, *, zero_points: bool
-    ) -> Launch:
+    ) -> KernelLaunch:
         launcher = next((name for name in _LAUNCHERS if functions.has(name)), _LAUNCHERS[0])
         sorted_ids, expert_ids, used = self._assignment(layer, config, functions)
         arguments = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe import file_names
-from tuner.families.fused_moe.engine import FileKey
+from tuner.families.fused_moe.engine import MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 
@@ -29,7 +29,7 @@ def dtype_word(problem: FusedMoe) -> str | None:
     return None if problem.dtype in _WIDE else problem.dtype.value
 
 
-def parse_file_name(name: str) -> FileKey:
+def parse_file_name(name: str) -> MoeFileKey:
     """Read a file's name. Raises MalformedConfigFile for a name that vLLM never looks for."""
     key = file_names.parse_file_name(name, ",", packed=False)
     if key.dtype is not None and key.dtype not in _WORDS:

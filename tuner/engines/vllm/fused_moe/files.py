@@ -27,7 +27,7 @@ from tuner.engines.vllm.fused_moe.loader_rules import (
 )
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import UnsupportedKernel
-from tuner.families.fused_moe.engine import FileKey, MoeEngine
+from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.points import Config
 
@@ -85,7 +85,7 @@ class VLLMFusedMoe(MoeEngine):
         )
         return name
 
-    def read_file_name(self, name: str) -> FileKey:
+    def read_file_name(self, name: str) -> MoeFileKey:
         return parse_file_name(name)
 
     def find_file(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tuner.engines.vllm.fused_moe.file_names import parse_file_name
 from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.warning_line import MissingFile, find_config_name, resolve_missing
+from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 
 
-def parse_config_name(text: str) -> MissingFile | None:
+def parse_config_name(text: str) -> NamedLayer | None:
     """Find a config file's name in a line or a path; None if vLLM never looks for such a name.
 
     Raises BadProblem for a dtype that no problem has.
@@ -30,5 +30,5 @@ def resolve_warning(text: str, serving: Serving) -> Resolved | None:
     return resolve_missing(missing, serving, _fusions) if missing else None
 
 
-def _fusions(model: Model, missing: MissingFile, moe_tp: int) -> set[int]:
+def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
     return set()

@@ -21,7 +21,7 @@ from tuner.families.state_update.engine import StateKernels, StateLaunch
 from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.lift import Lifted, lift
-from tuner.kernels.stand_ins import Launch, TensorSpec
+from tuner.kernels.stand_ins import KernelLaunch, TensorSpec
 from tuner.problems.points import Config
 from tuner.problems.triton import triton_defaults
 
@@ -61,7 +61,7 @@ class VLLMStateKernels(StateKernels):
 
     def _followed(
         self, problem: StateUpdate, batch_size: int, config: Config, target: Target
-    ) -> Launch:
+    ) -> KernelLaunch:
         key = target, config
         if key not in self._functions:
             chosen = tuple(config[name] for name in ENTRY)

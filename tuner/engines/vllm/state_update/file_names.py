@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from tuner.errors import MalformedConfigFile
-from tuner.families.state_update.engine import FileKey
+from tuner.families.state_update.engine import StateUpdateFileKey
 
 # It also finds a name inside a line. Numbers have a limited length, so that none is absurd.
 NAME = re.compile(
@@ -18,13 +18,13 @@ NAME = re.compile(
 )
 
 
-def find_file_name(text: str) -> FileKey | None:
+def find_file_name(text: str) -> StateUpdateFileKey | None:
     """The facts of the first file name in a line or path; None if there is none."""
     match = NAME.search(text)
     return _key(match) if match else None
 
 
-def parse_file_name(name: str) -> FileKey:
+def parse_file_name(name: str) -> StateUpdateFileKey:
     """Read a file's name. Raises MalformedConfigFile for a name that vLLM never looks for."""
     match = NAME.fullmatch(name)
     key = _key(match) if match else None
@@ -39,6 +39,6 @@ def parse_file_name(name: str) -> FileKey:
     return key
 
 
-def _key(match: re.Match[str]) -> FileKey:
+def _key(match: re.Match[str]) -> StateUpdateFileKey:
     sizes = int(match["head_dim"]), int(match["state_size"])
-    return FileKey(*sizes, match["device"], match["cache"])
+    return StateUpdateFileKey(*sizes, match["device"], match["cache"])

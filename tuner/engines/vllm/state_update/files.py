@@ -20,7 +20,7 @@ from tuner.engines.vllm.state_update.binding import (
 )
 from tuner.engines.vllm.state_update.file_names import parse_file_name
 from tuner.errors import UnsupportedKernel
-from tuner.families.state_update.engine import FileKey, StateEngine
+from tuner.families.state_update.engine import StateEngine, StateUpdateFileKey
 from tuner.families.state_update.problem import StateUpdate
 from tuner.problems.points import Config
 
@@ -78,7 +78,7 @@ class VLLMStateUpdate(StateEngine):
         name: str = functions.call("get_ssm_config_file_name", arguments)
         return name
 
-    def read_file_name(self, name: str) -> FileKey:
+    def read_file_name(self, name: str) -> StateUpdateFileKey:
         return parse_file_name(name)
 
     def folders(self, root: Path) -> Iterable[Path]:

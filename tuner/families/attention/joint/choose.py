@@ -1,4 +1,4 @@
-"""Choose decode's entries from its trials: for each number of sequences, one `Plan`.
+"""Choose decode's entries from its trials: for each number of sequences, one `JointPlan`.
 
 A plan replaces the engine's own rule and constants only if both kernels together are faster over
 all lengths by more than the noise, and at no length slower by more than the noise.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import NothingFits
-from tuner.families.attention.joint.plans import STAGES, Plan, Sizes, Times
+from tuner.families.attention.joint.plans import STAGES, JointBuckets, JointPlan, Times
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
@@ -24,7 +24,7 @@ FINALISTS = 5
 class JointChooser:
     """`choose` and `finalists` for one run."""
 
-    sizes: Sequence[Sizes]
+    sizes: Sequence[JointBuckets]
     own: Mapping[Point, Config]  # the engine's constants and rule
     noise: float  # relative; a smaller gain does not count
     slack: float | None = None  # relative: the largest slowdown at any length; None: `noise`
@@ -57,7 +57,7 @@ class JointChooser:
         return list(found.values())
 
     def _entries(
-        self, sizes: Sizes, times: Times, trials: Mapping[Candidate, Trial]
+        self, sizes: JointBuckets, times: Times, trials: Mapping[Candidate, Trial]
     ) -> Iterator[Entry]:
         own = times.engines
         plans = times.plans(self._slack)
@@ -83,7 +83,7 @@ class JointChooser:
     def _slack(self) -> float:
         return self.noise if self.slack is None else self.slack
 
-    def _stored(self, times: Times, plans: Sequence[Plan]) -> Plan | None:
+    def _stored(self, times: Times, plans: Sequence[JointPlan]) -> JointPlan | None:
         """The plan that the store has, unless another one is faster by more than the noise or the
         engine's own is faster at all.
         """
@@ -110,7 +110,7 @@ def _times(trials: Sequence[Trial]) -> dict[Candidate, float]:
     return {candidate: us for candidate, us in times if us is not None}
 
 
-def _reason(plan: Plan, own: Plan | None, length: int, trial: Trial) -> str:
+def _reason(plan: JointPlan, own: JointPlan | None, length: int, trial: Trial) -> str:
     predicted = trial.measurement.status is Status.PREDICTED
     if plan is own and predicted:
         why = "nothing is predicted to be clearly faster than the engine's own splits"
@@ -124,7 +124,7 @@ def _reason(plan: Plan, own: Plan | None, length: int, trial: Trial) -> str:
     return why + _reduction_share(plan, length, trial)
 
 
-def _reduction_share(plan: Plan, length: int, trial: Trial) -> str:
+def _reduction_share(plan: JointPlan, length: int, trial: Trial) -> str:
     """A remark where the reduction takes more time than the first kernel."""
     us = trial.measurement.median_us
     if trial.candidate.point.part is not Stage.REDUCE or us is None or us * 2 <= plan.us[length]:

@@ -19,7 +19,7 @@ STAGES = (Stage.DECODE, Stage.REDUCE)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class JointBuckets:
     """The points of one number of sequences: a point of each kernel for each length."""
 
     stage_1: Bucket
@@ -38,15 +38,15 @@ class Sizes:
         return (self.stage_1 if stage is Stage.DECODE else self.reduce).points
 
 
-def sizes_of(buckets: Sequence[Bucket]) -> list[Sizes]:
+def sizes_of(buckets: Sequence[Bucket]) -> list[JointBuckets]:
     """The buckets of decode's two kernels, put together."""
     by_part = {part: [b for b in buckets if b.part is part] for part in STAGES}
     pairs = zip(by_part[Stage.DECODE], by_part[Stage.REDUCE], strict=True)
-    return [Sizes(stage_1, reduce) for stage_1, reduce in pairs]
+    return [JointBuckets(stage_1, reduce) for stage_1, reduce in pairs]
 
 
 @dataclass(frozen=True, order=True)
-class Plan:
+class JointPlan:
     """The configurations of one number of sequences."""
 
     cost: float  # the weighted mean of the time divided by the engine's, over the lengths
@@ -64,7 +64,7 @@ class Times:
     """The known times of one number of sequences."""
 
     def __init__(
-        self, sizes: Sizes, us: Mapping[Candidate, float], own: Mapping[Point, Config]
+        self, sizes: JointBuckets, us: Mapping[Candidate, float], own: Mapping[Point, Config]
     ) -> None:
         """`us`: microseconds by candidate; `own`: the engine's configuration of each point."""
         self._sizes = sizes
@@ -86,11 +86,11 @@ class Times:
         return self._us[room][kernel][length]
 
     @cached_property
-    def engines(self) -> Plan | None:
+    def engines(self) -> JointPlan | None:
         """The engine's own rule and constants; None if a time is missing."""
         return self.plan_of(self._own)
 
-    def plan_of(self, configs: Mapping[Point, Config]) -> Plan | None:
+    def plan_of(self, configs: Mapping[Point, Config]) -> JointPlan | None:
         """The plan that these configurations are; None if they are none, or if a time is missing.
 
         `configs` may have points of other numbers of sequences.
@@ -101,7 +101,7 @@ class Times:
         stage_1, reduce = ([configs[p] for p in self._sizes.points(stage)] for stage in STAGES)
         room, splits = stage_1[0][MAX_KV_SPLITS], tuple(one[KV_SPLITS] for one in stage_1)
         constants = constants_of(stage_1[0]), constants_of(reduce[0])
-        plan = Plan(self.cost(us), room, splits, constants, us)
+        plan = JointPlan(self.cost(us), room, splits, constants, us)
         for stage, some in zip(STAGES, (stage_1, reduce), strict=True):
             if any(plan.config(stage, at) != config for at, config in enumerate(some)):
                 return None
@@ -122,7 +122,7 @@ class Times:
             found.append(sum(times))
         return tuple(found)
 
-    def plans(self, slack: float = float("inf")) -> list[Plan]:
+    def plans(self, slack: float = float("inf")) -> list[JointPlan]:
         """All plans whose times are known, the fastest first. A plan that is slower than the
         engine's own at any length by more than `slack` (a share) is left out.
         """
@@ -135,14 +135,14 @@ class Times:
         )
         return sorted(plan for plan in found if self.no_slower(plan, slack))
 
-    def no_slower(self, plan: Plan, slack: float) -> bool:
+    def no_slower(self, plan: JointPlan, slack: float) -> bool:
         """Whether a plan is slower than the engine's own at no length by more than `slack`."""
         own = self._own_us
         return own is None or all(
             us <= most * (1 + slack) for us, most in zip(plan.us, own, strict=True)
         )
 
-    def _plan(self, room: int, constants: tuple[Config, Config]) -> Plan | None:
+    def _plan(self, room: int, constants: tuple[Config, Config]) -> JointPlan | None:
         """The plan with the fastest number of splits at each length; None if one has no time."""
         best = []
         for stage_1, reduce in zip(*self._us[room], strict=True):
@@ -153,7 +153,7 @@ class Times:
             best.append(min(sums))
         us = tuple(time for time, _ in best)
         splits = tuple(n for _, n in best)
-        return Plan(self.cost(us), room, splits, constants, us)
+        return JointPlan(self.cost(us), room, splits, constants, us)
 
     def cost(self, us: Sequence[float]) -> float:
         """The weighted mean of the times in units of the engine's own, or in microseconds."""

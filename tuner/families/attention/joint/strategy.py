@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tuner.families.attention.joint.plans import Plan, Sizes, Times
+from tuner.families.attention.joint.plans import JointBuckets, JointPlan, Times
 from tuner.families.attention.problem import Stage
 from tuner.families.attention.splits import constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
@@ -22,14 +22,14 @@ Pairs = Mapping[Point, Sequence[tuple[int, int]]]  # (splits, room) to try at ea
 
 
 class JointStrategy:
-    """See above. The inner strategy proposes for the representative of each `Sizes`. It is told
-    the time of both kernels together, summed up over the lengths.
+    """See above. The inner strategy proposes for the representative of each `JointBuckets`. It is
+    told the time of both kernels together, summed up over the lengths.
     """
 
     def __init__(
         self,
         inner: Strategy,
-        sizes: Sequence[Sizes],
+        sizes: Sequence[JointBuckets],
         own: Mapping[Point, Config],
         pairs: Pairs,
         reductions: Sequence[Config],
@@ -42,7 +42,7 @@ class JointStrategy:
         self._sizes = {one.representative: one for one in sizes}
         self._results: dict[Candidate, Measurement] = {}
         self._first: list[Candidate] = []  # of step 1
-        self._kept: dict[Point, Plan] = {}  # after step 1, by representative
+        self._kept: dict[Point, JointPlan] = {}  # after step 1, by representative
         self._waiting: dict[Candidate, list[Candidate]] = {}  # a proposal's candidates
 
     def ask(self) -> list[Candidate]:
@@ -61,7 +61,7 @@ class JointStrategy:
         self._results.setdefault(candidate, measurement)
         self._pass_on()
 
-    def _numbers(self, sizes: Sizes) -> Iterator[Candidate]:
+    def _numbers(self, sizes: JointBuckets) -> Iterator[Candidate]:
         """Step 1: the engine's own configuration, and its constants with other splits."""
         for stage in (Stage.DECODE, Stage.REDUCE):
             for first, point in zip(sizes.stage_1.points, sizes.points(stage), strict=True):
@@ -70,24 +70,24 @@ class JointStrategy:
                 for splits, room in self._pairs[first]:
                     yield Candidate(point, with_splits(constants_of(own), splits, room))
 
-    def _best(self, sizes: Sizes) -> Plan:
+    def _best(self, sizes: JointBuckets) -> JointPlan:
         """The best of step 1. Where the engine's own constants cannot run, the most splits."""
         plans = Times(sizes, self._timed(self._first), self._own).plans()
         if plans:
             return plans[0]
         most = [self._pairs[point][-1] for point in sizes.stage_1.points]
         splits = tuple(n for n, _ in most)
-        return Plan(math.inf, most[0][1], splits, self._own_constants(sizes), ())
+        return JointPlan(math.inf, most[0][1], splits, self._own_constants(sizes), ())
 
     def _timed(self, candidates: Iterable[Candidate]) -> dict[Candidate, float]:
         times = ((c, self._results[c].median_us) for c in candidates)
         return {candidate: us for candidate, us in times if us is not None}
 
-    def _own_constants(self, sizes: Sizes) -> tuple[Config, Config]:
+    def _own_constants(self, sizes: JointBuckets) -> tuple[Config, Config]:
         stage_1, reduce = (bucket.representative for bucket in (sizes.stage_1, sizes.reduce))
         return constants_of(self._own[stage_1]), constants_of(self._own[reduce])
 
-    def _with_reductions(self, sizes: Sizes) -> Iterator[Candidate]:
+    def _with_reductions(self, sizes: JointBuckets) -> Iterator[Candidate]:
         kept = self._kept[sizes.representative]
         for first, point in zip(sizes.stage_1.points, sizes.reduce.points, strict=True):
             for splits in self._at_room(first, kept.room):

@@ -8,7 +8,7 @@ from functools import cached_property
 from tuner.errors import BadInput
 from tuner.families.attention.engine import engine_config
 from tuner.families.attention.joint.choose import JointChooser
-from tuner.families.attention.joint.plans import Sizes, sizes_of
+from tuner.families.attention.joint.plans import JointBuckets, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.predict.predictor import AttentionPredictor
 from tuner.families.attention.problem import Stage
@@ -24,7 +24,7 @@ from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.request import Effort
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 
 class JointRun(AttentionRun):
@@ -48,7 +48,7 @@ class JointRun(AttentionRun):
         return found
 
     @cached_property
-    def _sizes(self) -> list[Sizes]:
+    def _sizes(self) -> list[JointBuckets]:
         return sizes_of(self._buckets)
 
     @cached_property
@@ -114,8 +114,8 @@ class JointRun(AttentionRun):
             return [config for config in configs if worth_compiling(config)]
         return list(configs)
 
-    def _plan(self) -> Plan:
-        return Plan(
+    def _plan(self) -> RunPlan:
+        return RunPlan(
             requested=self.points,
             incumbents={point: {"default": config} for point, config in self._defaults.items()},
             chooser=JointChooser(

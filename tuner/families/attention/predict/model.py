@@ -9,7 +9,12 @@ from functools import lru_cache, partial
 from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
 from tuner.families.attention.lengths import ragged
-from tuner.families.attention.predict.steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
+from tuner.families.attention.predict.steps import (
+    ELEMENT_BYTES,
+    AttentionConstants,
+    Steps,
+    TileCost,
+)
 from tuner.families.attention.predict.tiles import (
     BlockRow,
     Tiles,
@@ -18,7 +23,7 @@ from tuner.families.attention.predict.tiles import (
     makespan,
     split_lengths,
 )
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import BOTH
 from tuner.families.attention.splits import launched as launched_problem
 from tuner.problems.points import Config, Point
@@ -97,7 +102,7 @@ class AttentionModel:
 
         return makespan(rows, self._device.sm_count * resident, of)
 
-    def _sharing(self, step: Step, together: int) -> float:
+    def _sharing(self, step: TileCost, together: int) -> float:
         """Clocks of a step if `together` blocks share an SM."""
         norm = self._constants.common.norm
         limit = together * max(step.busy, step.fill)
@@ -144,7 +149,7 @@ class AttentionModel:
         """Bytes of all keys and values."""
         problem, lengths = self._problem, self._lengths(point)
         found = sum(lengths.cached) * self._token_bytes()
-        if problem.phase is not Phase.DECODE:
+        if problem.phase is not AttentionPhase.DECODE:
             found += sum(lengths.new) * (problem.Lq + problem.Lv) * ELEMENT_BYTES
         return float(found * problem.kv_heads)
 

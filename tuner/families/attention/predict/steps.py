@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tuner.devices.constants import Constants
 from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
-from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.problems.points import Config
 
 ELEMENT_BYTES = 2
@@ -39,7 +39,7 @@ class AttentionConstants:
 
 
 @dataclass(frozen=True)
-class Step:
+class TileCost:
     """The cost of one tile of keys, in clocks."""
 
     busy: float  # of the SM's busiest unit
@@ -88,7 +88,7 @@ class Steps:
         self._copied_bytes = config["BLOCK_N"] * loaded * ELEMENT_BYTES
         self._work = self._dot_work() if self._dots else self._tensor_work()
 
-    def step(self, footprint: Footprint, latency: float, *, cached: bool) -> Step:
+    def step(self, footprint: Footprint, latency: float, *, cached: bool) -> TileCost:
         """The step for a tile of the cache, which is read through indices, or of the new tokens.
 
         `latency`: clocks until the first bytes of a load arrive.
@@ -107,7 +107,7 @@ class Steps:
         waits += c.warp_clocks * max(1, work.exchanging)
         alone = (work.mac_clocks + reads) * few + issue + waits + spilt * min(1.0, 4 / warps)
         ahead = self._ahead(cached)
-        return Step(
+        return TileCost(
             busy=max(work.mac_clocks, instructions / 4, copied + reads) + spilt,
             fill=fill,
             chain=self._chain(alone, latency, latency + fill, cached),
@@ -175,6 +175,6 @@ class Steps:
 def _columns(problem: Attention) -> tuple[int, int]:
     """The columns of a key and of a value that the kernels multiply, mostly powers of two."""
     columns = SPLIT_COLUMNS.get(problem.Lq, 1 << (problem.Lq - 1).bit_length())
-    if problem.phase is Phase.EXTEND and problem.Lq == 192:
+    if problem.phase is AttentionPhase.EXTEND and problem.Lq == 192:
         columns = 128 + 64
     return columns, 1 << (problem.Lv - 1).bit_length()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import MalformedWorkload, did_you_mean
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.limited_file import read_limited
 from tuner.toml_table import Table, parse_toml, shipped_toml
 
@@ -54,13 +54,13 @@ class Workload:
     name: str  # the use, or the file
     points: tuple[WorkPoint, ...]
 
-    def of(self, phase: Phase) -> Workload:
+    def of(self, phase: AttentionPhase) -> Workload:
         """The points of a phase. Prefill has extend's points without cached tokens.
 
         Raises MalformedWorkload if there are none.
         """
-        points = tuple(p for p in self.points if p.decodes == (phase is Phase.DECODE))
-        if phase is Phase.PREFILL:
+        points = tuple(p for p in self.points if p.decodes == (phase is AttentionPhase.DECODE))
+        if phase is AttentionPhase.PREFILL:
             points = tuple(p for p in points if not p.cached_tokens)
         if not points:
             raise MalformedWorkload(f"{self.name} has no point of {phase.value}: {_NEEDS[phase]}")
@@ -74,7 +74,7 @@ class Workload:
         MalformedWorkload if there are no points.
         """
         points: Iterable[WorkPoint] = self.of(problem.phase).points
-        if problem.phase is Phase.EXTEND and _is_unabsorbed(problem):
+        if problem.phase is AttentionPhase.EXTEND and _is_unabsorbed(problem):
             points = [p for p in points if not p.cached_tokens] or points
         if problem.window:
             points = [
@@ -83,12 +83,12 @@ class Workload:
         return Workload(self.name, _merged(points))
 
 
-def usual_workload(phase: Phase) -> Workload:
+def usual_workload(phase: AttentionPhase) -> Workload:
     """The points of the default use at a phase."""
     return default_workload(phase, USUAL)
 
 
-def default_workload(phase: Phase, use: str) -> Workload:
+def default_workload(phase: AttentionPhase, use: str) -> Workload:
     """The points of a use at a phase. Raises MalformedWorkload, which names the nearest use."""
     if use not in USES:
         raise MalformedWorkload(_unknown(use))
@@ -182,7 +182,7 @@ def _unknown(use: str) -> str:
 
 
 _NEEDS = {
-    Phase.EXTEND: "give a point new_tokens, 2 or more",
-    Phase.PREFILL: "give a point new_tokens, 2 or more, and no cached_tokens",
-    Phase.DECODE: "leave new_tokens out of a point",
+    AttentionPhase.EXTEND: "give a point new_tokens, 2 or more",
+    AttentionPhase.PREFILL: "give a point new_tokens, 2 or more, and no cached_tokens",
+    AttentionPhase.DECODE: "leave new_tokens out of a point",
 }
