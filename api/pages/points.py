@@ -153,7 +153,8 @@ def charts_of(entries: Sequence[Entry], running: bool = False) -> list[PartChart
         lines.append(Times(name, tuned, Colour.SECOND, Glyph.DISC, key="tuned" if running else ""))
         if not running:
             least = _rooflines(mine)
-            lines.append(Times("roofline", least, Colour.THIRD, Glyph.NONE, dashed=True))
+            glyph = Glyph.NONE if len(least) > 1 else Glyph.RING  # one size makes no line
+            lines.append(Times("roofline", least, Colour.THIRD, glyph, dashed=True))
         if chart := chart_of(part, lines, _ROOM if running else 1.0):
             charts.append(chart)
     return charts
@@ -173,11 +174,8 @@ def _incumbents(entries: Sequence[Entry]) -> list[tuple[str, str]]:
 
 
 def _rooflines(entries: Sequence[Entry]) -> dict[str, float]:
-    """The least time of each size, unless some are so far below the times that they mislead.
-
-    At one size it would be a line without a length.
-    """
-    near = len(entries) > 1 and all(
+    """The least time of each size, unless some are so far below the times that they mislead."""
+    near = all(
         one.winner["least_us"] * _FAR > one.winner["median_us"]
         for one in entries
         if one.winner["median_us"]
