@@ -188,7 +188,7 @@ def _x_axis(chart: Chart, x: LogScale, bottom: float) -> list[Shape]:
     for value in names:
         at = x.at(value)
         shapes.append(Line(((at, bottom), (at, bottom + 4)), Colour.MUTED))
-    for value, at in _apart(order, x, names, _SMALL, gap=4).items():
+    for value, at in _apart(order, x, names, _SMALL, gap=3).items():
         words = names[value]
         shapes.append(Text(at, bottom + 16, words, _SMALL, Colour.MUTED, Anchor.MIDDLE))
     middle = (_LEFT + WIDTH) / 2

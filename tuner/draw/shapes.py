@@ -96,8 +96,7 @@ class Text:
 
 Shape = Line | Box | Mark | Text
 RADIUS = 3.5  # of a mark
-_LETTER, _MORE = 0.58, 0.06  # widths of letters, and what others take more, of their size
-_WIDE = "×+=%"  # as wide as digits and capitals
+_LETTER, _LARGE, _SIGN = 0.58, 0.64, 0.84  # widths of letters, digits and capitals, and signs
 
 
 def corners_of(mark: Mark) -> tuple[tuple[float, float], ...]:
@@ -124,8 +123,9 @@ class Drawing:
 
 def text_width(words: str, size: float) -> float:
     """About the width of a text, a little more than it needs in common fonts."""
-    wide = sum(letter.isdigit() or letter.isupper() or letter in _WIDE for letter in words)
-    return size * (_LETTER * len(words) + _MORE * wide)
+    large = sum(letter.isdigit() or letter.isupper() for letter in words)
+    signs = sum(letter in "×+=%" for letter in words)
+    return size * (_LETTER * (len(words) - large - signs) + _LARGE * large + _SIGN * signs)
 
 
 def cut_text(words: str, size: float, width: float) -> str:
