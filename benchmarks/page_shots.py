@@ -28,7 +28,7 @@ from tuner.store.workers import WorkerStore
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTHS = (360, 1280, 2560)
-DOCS_SIZE = (1200, 760)  # width, and the most of a page's height
+DOCS_SIZE = (1200, 900)  # width, and the most of a page's height
 TALLEST = 2600  # of a page in a folder
 QUALITY = 64
 # The pictures of the documentation: the page, and whether it is dark.

@@ -12,15 +12,16 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
 from api.matrix import CoverageRow, RowFilter
-from api.pages.charts import Chart, chart_of
 from api.pages.forms import asked
 from api.pages.names import device_short
 from api.pages.points import WinnerRow, entries_of
 from api.pages.render import page
+from api.pages.times_chart import PartChart, Times, chart_of
 from api.routes.results import get_result
 from api.schemas_query import ResultOf
 from api.state import Api, ApiDep
 from api.text import EngineName, Name
+from tuner.draw.shapes import Colour, Glyph
 from tuner.problems.fields import Strict
 from tuner.tuning.gains import NOISE, mean_gain
 
@@ -185,18 +186,22 @@ def _times_at(side: Side, size: str) -> dict[str, float]:
     return found if all(found.values()) else {}
 
 
-def _charts(left: Side, right: Side) -> list[Chart]:
+def _charts(left: Side, right: Side) -> list[PartChart]:
     parts = dict.fromkeys(part for part, _ in (*left.entries, *right.entries))
     names, charts = _told_apart(left, right), []
     for part in parts:
-        series = {
-            (name, kind): {
+        first, second = (
+            {
                 size: entry.winner["median_us"]
                 for (its_part, size), entry in side.entries.items()
                 if its_part == part and entry.winner["median_us"]
             }
-            for side, name, kind in ((left, names[0], "tuned"), (right, names[1], "other"))
-        }
-        if chart := chart_of(part, series):
+            for side in (left, right)
+        )
+        lines = (
+            Times(names[0], first, Colour.SECOND, Glyph.DISC),
+            Times(names[1], second, Colour.FIRST, Glyph.SQUARE),
+        )
+        if chart := chart_of(part, lines):
             charts.append(chart)
     return charts

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
-from api.pages.charts import Chart, chart_of
+from api.pages.times_chart import PartChart, Times, chart_of
+from tuner.draw.shapes import Colour, Glyph
 from tuner.problems.backends import title_of
 from tuner.problems.registry import parts
 from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain
@@ -133,28 +135,35 @@ def over_of(entries: Sequence[WinnerRow]) -> str:
     return f"{said}; {WITHOUT_US} was {NOT_MEASURED}"
 
 
-def charts_of(entries: Sequence[WinnerRow], running: bool = False) -> list[Chart]:
+def charts_of(entries: Sequence[WinnerRow], running: bool = False) -> list[PartChart]:
     """A chart of times by size for each part.
 
     While a job runs, its charts show the best time so far, and leave room below for shorter times.
     """
     charts = []
+    incumbents = _incumbents(entries)
     for part in dict.fromkeys(one.part for one in entries):
         mine = [one for one in entries if one.part == part]
-        series = {
-            (words, name): {
-                one.size: time for one in mine if (time := one.time_of(name)) is not None
-            }
-            for words, name in _incumbents(mine)
-        }
-        series["best so far" if running else "tuned", "tuned"] = {
-            one.size: one.winner["median_us"] for one in mine if one.winner["median_us"]
-        }
+        lines = [
+            Times(words, {one.size: us for one in mine if (us := one.time_of(name))}, *look)
+            for (words, name), look in zip(incumbents, _looks(), strict=False)
+        ]
+        tuned = {one.size: one.winner["median_us"] for one in mine if one.winner["median_us"]}
+        name = "best so far" if running else "tuned"
+        lines.append(Times(name, tuned, Colour.SECOND, Glyph.DISC, key="tuned" if running else ""))
         if not running:
-            series["roofline", "roofline"] = _rooflines(mine)
-        if chart := chart_of(part, series, _ROOM if running else 1.0):
+            least = _rooflines(mine)
+            glyph = Glyph.NONE if len(least) > 1 else Glyph.RING  # one size makes no line
+            lines.append(Times("roofline", least, Colour.THIRD, glyph, dashed=True))
+        if chart := chart_of(part, lines, _ROOM if running else 1.0):
             charts.append(chart)
     return charts
+
+
+def _looks() -> Iterator[tuple[Colour, Glyph]]:
+    """Colours and marks for lines beside the tuned one; twelve differ from each other."""
+    colours = cycle((Colour.FIRST, Colour.FOURTH, Colour.FIFTH))
+    return zip(colours, cycle((Glyph.SQUARE, Glyph.TRIANGLE, Glyph.DIAMOND, Glyph.RING)))
 
 
 def _incumbents(entries: Sequence[WinnerRow]) -> list[tuple[str, str]]:

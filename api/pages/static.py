@@ -10,12 +10,15 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from tuner.draw.svg import scheme_style
+
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FILES = {
     one.name: one.read_bytes()
     for one in (files("api.pages") / "static").iterdir()
     if one.name[one.name.rfind(".") :] in _KINDS
 }
+_FILES["pages.css"] += scheme_style().encode()
 _PACKED = {name: gzip.compress(data, mtime=0) for name, data in _FILES.items()}
 VERSION = hashlib.sha256(b"".join(_FILES[name] for name in sorted(_FILES))).hexdigest()[:12]
 

@@ -27,6 +27,7 @@ from tuner.deploy.served.measure import Speed
 from tuner.deploy.served.outputs import OutputCheck
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.devices.table import find_device
+from tuner.draw.shapes import Colour
 from tuner.families.fused_moe.family import least_us
 from tuner.jobs.job import JobFilter
 from tuner.jobs.names import models_of
@@ -206,6 +207,12 @@ def test_the_first_page_says_what_there_is(server: Server, visitor: Visitor) -> 
     assert first.strip() == "mixtral-8x7b TP 8"
 
 
+def test_the_style_has_each_colour_of_charts_for_light_and_dark(visitor: Visitor) -> None:
+    style = visitor.send("GET", "/static/0/pages.css").body.decode()
+    for name, colour in Colour.__members__.items():
+        assert f".f-{name}{{fill:light-dark({colour.value[0]},{colour.value[1]})}}" in style
+
+
 def test_a_result_shows_its_reasons_and_its_history(server: Server, visitor: Visitor) -> None:
     html = visitor.open(RESULT)
     assert "1.25×" in html and "0.5.23" in html and "0.5.16" in html
@@ -213,7 +220,7 @@ def test_a_result_shows_its_reasons_and_its_history(server: Server, visitor: Vis
     assert "<svg" in html and "12.5" in html
     (winner,) = server.call("GET", f"/v1{RESULT}").json["environments"][0]["winners"]
     assert winner["least_us"] == least_us(PROBLEM, POINTS[0], find_device("L40S"))
-    assert f"{100 * winner['least_us'] / 10:.0f} %" in html and 'class="series roofline"' in html
+    assert f"{100 * winner['least_us'] / 10:.0f} %" in html and ">roofline</text>" in html
     older = visitor.open(f"{RESULT}&environment=1")
     assert "stale" in older
     assert visitor.send("GET", f"{RESULT}&environment=x").status == 422

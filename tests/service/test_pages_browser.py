@@ -177,7 +177,7 @@ def test_the_chart_of_a_running_job_follows_its_trials(
     job = server.submit()["id"]
     with logged_in(browser, server) as tab:
         tab.open(f"/jobs/{job}")
-        dots = tab.page.locator(".chart[data-part=down] .drawing .series.tuned .dot")
+        dots = tab.page.locator(".chart[data-part=down] circle[data-key=tuned]")
         leases, lease = claim(url)
         with leases:
             store = leases.store(lease)

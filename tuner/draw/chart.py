@@ -5,7 +5,7 @@ A chart is as wide as a phone's page, so that its text is never reduced there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tuner.draw.scale import LogScale, log_scale, number_text
@@ -24,7 +24,7 @@ from tuner.draw.shapes import (
 )
 from tuner.render import gain_text
 
-WIDTH = 400.0
+WIDTH = 360.0
 _LEFT, _RIGHT = 50.0, 14.0  # the y axis' numbers; half of the last number of the x axis
 _PLOT, _STRIP = 180.0, 62.0  # heights
 _SMALL = 11.0  # size of numbers and legends
@@ -51,6 +51,7 @@ class Series:
     colour: Colour
     spots: tuple[Spot, ...]
     dashed: bool = False
+    key: str = ""  # by which a page's script finds its line and its marks
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Chart:
     glyphs: Mapping[Glyph, str] = field(default_factory=dict)  # what the forms of points mean
     # Text for values of the x axis. Empty: round numbers, which need not be points of a line.
     x_names: Mapping[float, str] = field(default_factory=dict)
+    reach: tuple[float, ...] = ()  # values of y that the axis holds too
 
 
 def draw_chart(chart: Chart) -> Drawing:
@@ -74,7 +76,7 @@ def draw_chart(chart: Chart) -> Drawing:
     spots = [spot for one in chart.series for spot in one.spots]
     x = log_scale([*(s.x for s in spots), *chart.gains], _LEFT + 6, WIDTH - _RIGHT, room=1.0)
     reach = [v for s in spots for v in (s.y, s.low, s.high) if v is not None]
-    y = log_scale(reach, top + 22 + _PLOT, top + 22)
+    y = log_scale([*reach, *chart.reach], top + 22 + _PLOT, top + 22)
     shapes += [*legend, Text(0, top + 10, chart.y_label, _SMALL, Colour.MUTED)]
     shapes += _y_axis(y)
     for one in chart.series:
@@ -85,7 +87,7 @@ def draw_chart(chart: Chart) -> Drawing:
         bottom += 14 + _STRIP
     shapes += _x_axis(chart, x, bottom)
     label = f"{chart.title}: {', '.join(one.name for one in chart.series)}"
-    return Drawing(WIDTH, bottom + 36, tuple(shapes), label)
+    return Drawing(WIDTH, bottom + 36, tuple(shapes), label, (x, y))
 
 
 def _legend(chart: Chart, top: float) -> tuple[list[Shape], float]:
@@ -93,6 +95,8 @@ def _legend(chart: Chart, top: float) -> tuple[list[Shape], float]:
     items: list[tuple[str, list[Shape]]] = []
     for one in chart.series if len(chart.series) > 1 else ():
         sample: list[Shape] = [Line(((0, 0), (20, 0)), one.colour, 2, one.dashed)]
+        if not chart.glyphs and one.spots and one.spots[0].glyph is not Glyph.NONE:
+            sample.append(Mark(10, 0, one.spots[0].glyph, one.colour))
         items.append((one.name, sample))
     for glyph, word in chart.glyphs.items():
         items.append((word, [Mark(14, 0, glyph, Colour.INK)]))
@@ -131,13 +135,14 @@ def _line(one: Series, x: LogScale, y: LogScale) -> list[Shape]:
     places = [(x.at(spot.x), y.at(spot.y)) for spot in one.spots]
     shapes: list[Shape] = []
     if len(places) > 1:
-        shapes.append(Line(tuple(places), one.colour, 1.5 if one.dashed else 2, one.dashed))
+        width = 1.5 if one.dashed else 2
+        shapes.append(Line(tuple(places), one.colour, width, one.dashed, one.key))
     for spot, (left, top) in zip(one.spots, places, strict=True):
         if spot.low and spot.high and spot.low < spot.high:
             ends = ((left, y.at(spot.low)), (left, y.at(spot.high)))
             shapes.append(Line(ends, one.colour))
         if spot.glyph is not Glyph.NONE:
-            shapes.append(Mark(left, top, spot.glyph, one.colour, spot.tip))
+            shapes.append(Mark(left, top, spot.glyph, one.colour, spot.tip, one.key))
     taken: list[tuple[float, float]] = []
     for spot, (left, top) in zip(one.spots, places, strict=True):
         near = any(abs(left - tx) < 24 and abs(top - ty) < 12 for tx, ty in taken)
@@ -165,18 +170,14 @@ def _strip(gains: Mapping[float, float], x: LogScale, top: float) -> list[Shape]
         colour = Colour.SECOND if gain >= 1 else Colour.FIRST
         shapes.append(Box(left - 3, ends[0], 6, max(ends[1] - ends[0], 0.5), colour))
     notable = sorted(gains, key=lambda v: (v != max(gains, key=lambda g: gains[g]), v))
-    for value in _apart(notable, x, lambda v: text_width(gain_text(gains[v]), 10) + 2):
-        words = gain_text(gains[value])
+    words_of = {value: gain_text(gain) for value, gain in gains.items()}
+    for value, middle in _apart(notable, x, words_of, 10, gap=2).items():
+        words = words_of[value]
         reach = text_width(words, 10) / 2 + 3  # a text stands above all bars that it would touch
         below = [gains[v] for v in gains if abs(x.at(v) - x.at(value)) < reach]
         height = at(max(1.0, *below)) - 4
-        shapes.append(Text(_inside(x.at(value), words), height, words, 10, anchor=Anchor.MIDDLE))
+        shapes.append(Text(middle, height, words, 10, anchor=Anchor.MIDDLE))
     return shapes
-
-
-def _inside(x: float, words: str) -> float:
-    """A middle of a text that does not leave the picture."""
-    return min(x, WIDTH - text_width(words, 10) / 2)
 
 
 def _x_axis(chart: Chart, x: LogScale, bottom: float) -> list[Shape]:
@@ -184,23 +185,29 @@ def _x_axis(chart: Chart, x: LogScale, bottom: float) -> list[Shape]:
     names = chart.x_names or {value: number_text(value) for value in x.ticks()}
     ends = [min(names), max(names)] if chart.x_names else []
     order = [*ends, *(value for value in names if value not in ends)]
-    shown = _apart(order, x, lambda v: text_width(names[v], _SMALL) + 4)
     for value in names:
         at = x.at(value)
         shapes.append(Line(((at, bottom), (at, bottom + 4)), Colour.MUTED))
-        if value in shown:
-            words = names[value]
-            shapes.append(Text(at, bottom + 16, words, _SMALL, Colour.MUTED, Anchor.MIDDLE))
+    for value, at in _apart(order, x, names, _SMALL, gap=3).items():
+        words = names[value]
+        shapes.append(Text(at, bottom + 16, words, _SMALL, Colour.MUTED, Anchor.MIDDLE))
     middle = (_LEFT + WIDTH) / 2
     shapes.append(Text(middle, bottom + 32, chart.x_label, _SMALL, Colour.MUTED, Anchor.MIDDLE))
     return shapes
 
 
-def _apart(values: Iterable[float], x: LogScale, width: Callable[[float], float]) -> list[float]:
-    """The values whose texts do not touch those of earlier ones."""
-    kept: list[float] = []
+def _apart(
+    values: Iterable[float], x: LogScale, names: Mapping[float, str], size: float, gap: float
+) -> dict[float, float]:
+    """The values whose texts do not touch earlier ones, with the middles of their texts.
+
+    No text leaves the picture.
+    """
+    kept: dict[float, float] = {}
+    wide = {value: text_width(words, size) for value, words in names.items()}
     for value in values:
-        here = x.at(value)
-        if all(abs(here - x.at(one)) >= (width(one) + width(value)) / 2 for one in kept):
-            kept.append(value)
+        half = wide[value] / 2
+        middle = max(half, min(x.at(value), WIDTH - half))
+        if all(abs(middle - at) >= half + wide[one] / 2 + gap for one, at in kept.items()):
+            kept[value] = middle
     return kept

@@ -8,7 +8,19 @@ from functools import lru_cache
 
 from PIL import Image, ImageDraw, ImageFont
 
-from tuner.draw.shapes import RADIUS, Anchor, Box, Colour, Drawing, Glyph, Line, Mark, Shape, Text
+from tuner.draw.shapes import (
+    RADIUS,
+    Anchor,
+    Box,
+    Colour,
+    Drawing,
+    Glyph,
+    Line,
+    Mark,
+    Shape,
+    Text,
+    corners_of,
+)
 
 _SCALE = 2  # pixels of the file for one of the drawing, for screens with many
 _FINER = 2  # drawn so much larger, then reduced: Pillow's lines have hard edges
@@ -62,11 +74,11 @@ class _Pen:
 
     def _mark(self, mark: Mark) -> None:
         x, y = mark.x, mark.y
-        corners = [x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS]
-        scaled = [one * self.zoom for one in corners]
+        around = [x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS]
+        scaled = [one * self.zoom for one in around]
         colour = self._colour(mark.colour)
-        if mark.glyph is Glyph.SQUARE:
-            self.on.rectangle(scaled, fill=colour)
+        if corners := corners_of(mark):
+            self.on.polygon([(x * self.zoom, y * self.zoom) for x, y in corners], fill=colour)
         elif mark.glyph is Glyph.DISC:
             self.on.ellipse(scaled, fill=colour)
         elif mark.glyph is Glyph.RING:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from textwrap import wrap
 
+from tuner.draw.scale import LogScale
+
 
 class Colour(Enum):
     """A colour by its purpose: (on a light ground, on a dark ground).
@@ -22,6 +24,8 @@ class Colour(Enum):
     FIRST = ("#b94e00", "#e69f00")  # vermilion, darker for text; orange
     SECOND = ("#0072b2", "#56b4e9")  # blue; sky blue
     THIRD = ("#5b6470", "#9aa5b1")  # a limit, which was not measured
+    FOURTH = ("#00785a", "#009e73")  # bluish green, darker for text
+    FIFTH = ("#a8487f", "#cc79a7")  # reddish purple, darker for text
 
 
 class Glyph(Enum):
@@ -30,6 +34,8 @@ class Glyph(Enum):
     DISC = "disc"
     RING = "ring"
     SQUARE = "square"
+    TRIANGLE = "triangle"
+    DIAMOND = "diamond"
     NONE = "none"
 
 
@@ -49,6 +55,7 @@ class Line:
     colour: Colour
     width: float = 1.0
     dashed: bool = False
+    key: str = ""  # by which a page's script finds it
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Mark:
     glyph: Glyph
     colour: Colour
     tip: str = ""  # shown under the pointer
+    key: str = ""  # by which a page's script finds it
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,18 @@ class Text:
 
 Shape = Line | Box | Mark | Text
 RADIUS = 3.5  # of a mark
+_LETTER, _LARGE, _SIGN = 0.58, 0.64, 0.84  # widths of letters, digits and capitals, and signs
+
+
+def corners_of(mark: Mark) -> tuple[tuple[float, float], ...]:
+    """The corners of a mark that has some; its area is about that of a disc."""
+    r = RADIUS
+    around: dict[Glyph, tuple[tuple[float, float], ...]] = {
+        Glyph.SQUARE: ((-r, -r), (r, -r), (r, r), (-r, r)),
+        Glyph.TRIANGLE: ((0, -1.35 * r), (1.25 * r, 0.9 * r), (-1.25 * r, 0.9 * r)),
+        Glyph.DIAMOND: ((0, -1.4 * r), (1.4 * r, 0), (0, 1.4 * r), (-1.4 * r, 0)),
+    }
+    return tuple((mark.x + x, mark.y + y) for x, y in around.get(mark.glyph, ()))
 
 
 @dataclass(frozen=True)
@@ -98,17 +118,23 @@ class Drawing:
     height: float
     shapes: tuple[Shape, ...]
     label: str  # the picture in words, for people who do not see it
+    axes: tuple[LogScale, LogScale] | None = None  # x and y of the one chart in it
 
 
 def text_width(words: str, size: float) -> float:
     """About the width of a text, a little more than it needs in common fonts."""
-    return 0.58 * size * len(words)
+    large = sum(letter.isdigit() or letter.isupper() for letter in words)
+    signs = sum(letter in "×+=%" for letter in words)
+    return size * (_LETTER * (len(words) - large - signs) + _LARGE * large + _SIGN * signs)
 
 
 def cut_text(words: str, size: float, width: float) -> str:
     """A text that fits a width; three dots stand for what is left out."""
-    fits = int(width / (0.58 * size))
-    return words if len(words) <= fits else words[: max(fits - 3, 0)] + "..."
+    if text_width(words, size) <= width:
+        return words
+    room = width - text_width("...", size)
+    fits = (at for at in range(len(words), 0, -1) if text_width(words[:at], size) <= room)
+    return words[: next(fits, 0)] + "..."
 
 
 def stack(drawings: Sequence[Drawing], label: str, gap: float = 20, margin: float = 14) -> Drawing:
@@ -127,7 +153,7 @@ def heading(title: str, details: str, width: float) -> Drawing:
     shapes: list[Shape] = []
     y = 0.0
     for words, size, colour in ((title, 15, Colour.INK), (details, 12, Colour.MUTED)):
-        for line in wrap(words, int(width / (0.58 * size))) if words else []:
+        for line in wrap(words, int(width / (_LETTER * size))) if words else []:
             y += size + 5
             shapes.append(Text(0, y, line, size, colour, bold=size == 15))
     return Drawing(width, y + 4, tuple(shapes), title)

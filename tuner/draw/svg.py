@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 
-from tuner.draw.shapes import RADIUS, Anchor, Box, Colour, Drawing, Glyph, Line, Mark, Shape, Text
+from tuner.draw.shapes import (
+    RADIUS,
+    Anchor,
+    Box,
+    Colour,
+    Drawing,
+    Glyph,
+    Line,
+    Mark,
+    Shape,
+    Text,
+    corners_of,
+)
 
 _FONT = "system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif"
 
 
 def svg_text(drawing: Drawing, *, inline: bool = False) -> str:
-    """The SVG document. With `inline` it is part of a page that has `colour_style`.
+    """The SVG document. With `inline` it is part of a page that has the rules of its colours.
 
     Colours are attributes of the light picture, so that a program without styles draws that one.
     """
@@ -27,12 +39,26 @@ def svg_text(drawing: Drawing, *, inline: bool = False) -> str:
 
 
 def colour_style() -> str:
-    """The rules that colour shapes on a dark ground."""
-    rules = "".join(
-        f".f-{colour.name}{{fill:{colour.value[1]}}}.s-{colour.name}{{stroke:{colour.value[1]}}}"
-        for colour in Colour.__members__.values()
+    """The rules that colour shapes on a dark ground, where the reader's system is dark."""
+    dark = {name: colour.value[1] for name, colour in Colour.__members__.items()}
+    return f"@media (prefers-color-scheme: dark){{{_rules(dark)}}}"
+
+
+def scheme_style() -> str:
+    """The rules that colour shapes by the `color-scheme` of the page, which it may let choose."""
+    return _rules(
+        {
+            name: f"light-dark({colour.value[0]},{colour.value[1]})"
+            for name, colour in Colour.__members__.items()
+        }
     )
-    return f"@media (prefers-color-scheme: dark){{{rules}}}"
+
+
+def _rules(colours: Mapping[str, str]) -> str:
+    return "".join(
+        f".f-{name}{{fill:{colour}}}.s-{name}{{stroke:{colour}}}"
+        for name, colour in colours.items()
+    )
 
 
 def _fill(colour: Colour) -> str:
@@ -48,7 +74,7 @@ def _shape(shape: Shape) -> str:
         dashes = ' stroke-dasharray="5 4"' if shape.dashed else ""
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
         stroke = _stroke(shape.colour, shape.width)
-        return f'<polyline points="{points}" fill="none" {stroke}{dashes}/>'
+        return f'<polyline{_key(shape.key)} points="{points}" fill="none" {stroke}{dashes}/>'
     if isinstance(shape, Box):
         return (
             f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" '
@@ -61,18 +87,19 @@ def _shape(shape: Shape) -> str:
 
 def _mark(mark: Mark) -> str:
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
-    if mark.glyph is Glyph.SQUARE:
-        side = 2 * RADIUS
-        place = (
-            f'x="{mark.x - RADIUS:.1f}" y="{mark.y - RADIUS:.1f}" width="{side}" height="{side}"'
-        )
-        return f"<rect {place} {_fill(mark.colour)}>{tip}</rect>"
+    if corners := corners_of(mark):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+        return f'<polygon{_key(mark.key)} points="{points}" {_fill(mark.colour)}>{tip}</polygon>'
     place = f'cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{RADIUS}"'
     if mark.glyph is Glyph.DISC:
-        return f"<circle {place} {_fill(mark.colour)}>{tip}</circle>"
+        return f"<circle{_key(mark.key)} {place} {_fill(mark.colour)}>{tip}</circle>"
     classes = f'class="f-{Colour.GROUND.name} s-{mark.colour.name}"'
     colours = f'fill="{Colour.GROUND.value[0]}" stroke="{mark.colour.value[0]}"'
-    return f'<circle {place} {classes} {colours} stroke-width="1.6">{tip}</circle>'
+    return f'<circle{_key(mark.key)} {place} {classes} {colours} stroke-width="1.6">{tip}</circle>'
+
+
+def _key(key: str) -> str:
+    return f' data-key="{escape(key)}"' if key else ""
 
 
 def _text(text: Text) -> str:

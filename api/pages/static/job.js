@@ -164,26 +164,27 @@ export function follow(job, showTimes) {
   /** Draws the best times of a part; false where the server has to draw its chart anew. */
   function drawBest(part) {
     const chart = job.querySelector(`.chart[data-part="${CSS.escape(part)}"]`);
-    const line = chart?.querySelector(".drawing .series.tuned");
-    if (!line) return false;
-    const { places, low, high, bottom, highest } = chart.dataset;
-    const [at, least, most, down, up] = [JSON.parse(places), ...[low, high, bottom, highest].map(Number)];
+    const line = chart?.querySelector("polyline[data-key=tuned]");
+    const [mark, ...others] = chart?.querySelectorAll("circle[data-key=tuned]") ?? [];
+    if (!mark) return false;
+    const [at, [least, most, down, up]] = [chart.dataset.places, chart.dataset.scale].map((one) => JSON.parse(one));
     const found = [...job.querySelectorAll("#bests tr")]
       .filter((row) => row.dataset.part === part && row.dataset.best)
       .map(({ dataset: { size, best } }) => ({ size, best: Number(best), x: at[size] }))
       .sort((one, other) => one.x - other.x);
     if (!found.every(({ best, x }) => x !== undefined && best >= least && best <= most)) return false;
+    if (found.length > 1 && !line) return false;
     const y = (time) => down + ((up - down) * Math.log(time / least)) / Math.log(most / least);
-    const path = line.querySelector(".run").cloneNode();
-    path.setAttribute("d", `M${found.map(({ best, x }) => `${x.toFixed(1)} ${y(best).toFixed(1)}`).join(" L")}`);
-    const dots = found.map(({ size, best, x }) => {
-      const dot = line.querySelector(".dot").cloneNode(true);
-      dot.setAttribute("cx", x.toFixed(1));
-      dot.setAttribute("cy", y(best).toFixed(1));
-      dot.querySelector("title").textContent = `best so far, ${size}: ${us(best)} µs`;
-      return dot;
+    line?.setAttribute("points", found.map(({ best, x }) => `${x.toFixed(1)},${y(best).toFixed(1)}`).join(" "));
+    const marks = found.map(({ size, best, x }) => {
+      const made = mark.cloneNode(true);
+      made.setAttribute("cx", x.toFixed(1));
+      made.setAttribute("cy", y(best).toFixed(1));
+      made.querySelector("title").textContent = `best so far, ${size}: ${us(best)} µs`;
+      return made;
     });
-    line.replaceChildren(path, ...dots);
+    mark.replaceWith(...marks);
+    for (const one of others) one.remove();
     return true;
   }
 
