@@ -53,6 +53,14 @@ def test_a_browser_shows_the_operations_and_tries_one(server: Server) -> None:
     assert {"{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in asked} == {server.url}
 
 
+def test_the_document_is_written_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All may ask for it, as often as they like."""
+    first = server.call("GET", "/openapi.json")
+    assert first.headers["content-type"] == "application/json"
+    monkeypatch.setattr("fastapi.responses.JSONResponse.render", None)
+    assert server.call("GET", "/openapi.json").body == first.body
+
+
 def test_the_page_needs_no_key_and_may_load_nothing_from_elsewhere(server: Server) -> None:
     page = server.call("GET", "/docs")
     policy = page.headers["content-security-policy"]
