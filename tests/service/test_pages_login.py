@@ -246,7 +246,7 @@ class TestForms:
         self, server: Server, visitor: Visitor
     ) -> None:
         posts = [filled(path) for method, path in ROUTES if method == "POST"]
-        assert len(posts) == 17
+        assert len(posts) == 19
         proof = visitor.proof()
         for path in posts:
             if path != "/login":
@@ -324,6 +324,27 @@ class TestForms:
         # No other site can fill in the form that waits.
         other = Visitor(server).send("POST", "/jobs", body, Sec_Fetch_Site="cross-site")
         assert other.status == 401 and b"kept:" not in other.body
+
+    def test_a_form_from_before_another_log_in_keeps_its_fields(
+        self, server: Server, keys: KeyStore, visitor: Visitor
+    ) -> None:
+        """Another tab of the browser has logged in meanwhile, so the proof is another session's."""
+        fields = {"model": "mixtral-8x7b", "device": "L40S", "measure": "predict", "tp": "8"}
+        old = visitor.proof("/jobs/new")
+        visitor.log_in(keys.add("second", Scope.SUBMIT))
+        answer = visitor.post("/jobs", {**fields, "name": SCRIPT, "proof": old})
+        html = answer.body.decode()
+        assert answer.status == 403 and "This form is too old" in html
+        assert "<script>alert" not in html and old not in html
+        assert server.app.state.api.jobs.list() == []
+        (_, kept) = re.findall(r'<form method="post" action="[^"]*"[^>]*>(.*?)</form>', html, re.S)
+        found = re.findall(r'name="(\w+)" value="([^"]*)"', kept)
+        again = {name: unescape(value) for name, value in found}
+        assert again.items() >= {**fields, "name": SCRIPT}.items()
+        again["name"] = "mixtral"
+        assert visitor.send("POST", "/jobs", urlencode(again).encode()).status == 303
+        elsewhere = visitor.post("/jobs", {**fields, "proof": old}, Sec_Fetch_Site="cross-site")
+        assert elsewhere.status == 403 and b"mixtral-8x7b" not in elsewhere.body
 
     def test_without_keys_a_form_needs_its_proof_too(self, tmp_path: Path) -> None:
         settings = ApiSettings(Settings(f"sqlite:///{tmp_path / 'open.db'}"), no_auth=True)
