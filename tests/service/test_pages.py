@@ -161,6 +161,18 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
     assert len(seen) > 60
 
 
+def test_pages_speak_of_no_flag_of_the_command_line(server: Server, visitor: Visitor) -> None:
+    """Commands to copy stand in <code>; sentences say what a page can do."""
+    for path in all_pages(server):
+        html = re.sub(r"<(code|textarea|pre)\b.*?</\1>", "", visitor.open(path), flags=re.S)
+        said = unescape(re.sub(r"<[^>]*>", " ", html))
+        assert re.findall(r".{0,60}(?<![\w-])--[a-z][a-z-]+", said) == [], path
+    answer = visitor.post("/jobs", {"model": "deepseek-r11", "device": "L40S"})
+    html = unescape(answer.body.decode())
+    assert "no preset is called 'deepseek-r11'; did you mean 'deepseek-r1'?" in html
+    assert "folder" not in html
+
+
 def test_hostile_texts_are_texts(server: Server, visitor: Visitor) -> None:
     found = 0
     for path in all_pages(server):
