@@ -44,7 +44,7 @@ STEERING = f"{SCRIPT}\u202e\u0085\x1b[31m\u2066"
 WORKER = WorkerInfo("w-1", STEERING, STEERING, "", "", None, (STEERING,), {"triton": SCRIPT})
 PAGES = (
     *("/", "/jobs", "/jobs/new", "/workers", "/nights", "/watches", "/keys", "/exports"),
-    *("/exports/L40S", "/bundles", "/devices", "/models", "/compare"),
+    *("/exports/L40S", "/bundles", "/devices", "/models", "/compare", "/sessions"),
     *("/?state=nothing&tick=true", "/?device=NVIDIA_A100_80GB_PCIe", "/watches?models=glm-4.5"),
 )
 RESULT = f"/results?problem={quote(PROBLEM.spec())}&device=L40S"
@@ -150,6 +150,7 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
                     "/several",
                     "/withdraw",
                     "/delete",
+                    "/end-others",
                 )
             )
             if link in seen or posted or place.endswith("/events"):

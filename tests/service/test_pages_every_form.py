@@ -269,6 +269,12 @@ def log_in_and_out(page: Page, server: Server) -> None:
     expect(page.locator("h1")).to_have_text("Log in")
 
 
+def end_others(page: Page, server: Server) -> None:
+    server.app.state.api.sessions.start("me")
+    press_twice(page, "/sessions", "form[action$='/end-others'] button", danger=True)
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
 def coverage(page: Page, server: Server) -> None:
     search(page, "/", "Search", "nothing-has-this-name", "No problem matches", "deepseek")
     expect(page.locator("table.matrix tbody tr")).to_have_count(1)
@@ -328,6 +334,7 @@ CASES: dict[str, Callable[[Page, Server], None]] = {
     "post /keys/*/revoke": revoke,
     "post /bundles": bundle,
     "post /results/withdraw": withdraw,
+    "post /sessions/end-others": end_others,
     "post /login": log_in_and_out,
     "post /logout": log_in_and_out,
     "get /": coverage,
@@ -359,6 +366,7 @@ def test_every_form_has_a_case(browser: Browser, server: Server) -> None:
     found: set[str] = set()
     ids = [job["id"] for job in server.call("GET", "/v1/jobs").json["jobs"]]
     server.app.state.api.workers.beat(IDLE)
+    server.app.state.api.sessions.start("me")  # another one, which can be ended
     with logged_in(browser, server) as tab:
         for path in (
             *(*PAGES, RESULT, GAPS, COMPARISON, "/nowhere", f"{RESULT}#tried"),

@@ -24,6 +24,7 @@ from api.pages import (
     exports,
     fleet,
     jobs,
+    logged_in,
     login,
     results,
     several,
@@ -42,8 +43,8 @@ from tuner.store.sessions import LASTS, SessionStore
 from workers.settings import Settings
 
 MODULES = (
-    *(bundles, compare, coverage, exports, fleet, jobs, key_pages, login, results, several),
-    *(static, tables),
+    *(bundles, compare, coverage, exports, fleet, jobs, key_pages, logged_in, login, results),
+    *(several, static, tables),
 )
 ROUTES = [
     (method, route.path)
@@ -183,6 +184,29 @@ class TestSessions:
             with pytest.raises(BadInput, match="no valid key is named 'me'"):
                 sessions.start("me")
 
+    def test_the_other_sessions_of_a_key_are_listed_and_ended(
+        self, server: Server, keys: KeyStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        api, key = server.app.state.api, keys.add("reader", Scope.READ)
+        mine, other, stranger = (Visitor(server) for _ in range(3))
+        stranger.log_in(keys.add("stranger", Scope.READ))
+        mine.log_in(key)
+        assert "End all others" not in mine.open("/sessions")
+        other.log_in(key)
+        html = mine.open("/sessions")
+        assert sorted(re.findall(r'<th scope="row">([^<]*)</th>', html)) == ["another", "this one"]
+        (what,) = re.findall(r'name="ask" value="([^"]+)"', html)
+        asked = mine.post("/sessions/end-others", {"ask": what})
+        assert asked.status == 200 and f"{what}?".encode() in asked.body
+        (token,), (kept,) = other.cookies.values(), stranger.cookies.values()
+        assert api.sessions.find(token)
+        with caplog.at_level("INFO", "tuner.api.audit"):
+            assert mine.post("/sessions/end-others").status == 303
+        (line,) = [one for one in caplog.records if one.name == "tuner.api.audit"]
+        assert (line.message, line.client) == ("ended 1 other sessions", "reader")
+        assert api.sessions.find(token) is None and api.sessions.find(kept)
+        assert "this one" in mine.open("/sessions")
+
     def test_the_cookie_is_not_stored(self, server: Server, visitor: Visitor) -> None:
         (token,) = visitor.cookies.values()
         path = server.app.state.api.settings.service.database_url.removeprefix("sqlite:///")
@@ -246,7 +270,7 @@ class TestForms:
         self, server: Server, visitor: Visitor
     ) -> None:
         posts = [filled(path) for method, path in ROUTES if method == "POST"]
-        assert len(posts) == 19
+        assert len(posts) == 20
         proof = visitor.proof()
         for path in posts:
             if path != "/login":
