@@ -15,7 +15,7 @@ from api.bodies import CheckBody
 from api.metrics import Metrics
 from api.middleware import AnswerHead, ContinueTrace, Observe, RefuseWithoutStore
 from api.pages import bundles as bundle_page
-from api.pages import compare, exports, fleet, login, several, static
+from api.pages import compare, exports, fleet, logged_in, login, several, static
 from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
 from api.pages import keys as key_pages
@@ -57,7 +57,7 @@ _PARTS = (
     *(submissions, jobs, retry, events, results, bundles, served_proofs, coverage, nights),
     *(workers, keys, tables, health),
     *(coverage_page, result_page, several, job_pages, fleet, table_pages, exports, compare),
-    *(bundle_page, key_pages, login, static),
+    *(bundle_page, key_pages, login, logged_in, static),
 )
 # Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
 _TELEMETRY: TelemetryConfig = {

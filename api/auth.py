@@ -62,7 +62,7 @@ class Authenticate:
         self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _needs_no_key(scope["path"]):
+        if scope["type"] != "http" or needs_no_key(scope["path"]):
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
@@ -217,7 +217,8 @@ def _is_form(scope: Scope) -> bool:
     )
 
 
-def _needs_no_key(path: str) -> bool:
+def needs_no_key(path: str) -> bool:
+    """Whether all may ask for a path: it shows nothing that is stored."""
     return path in OPEN_PATHS or docs.is_page(path) or is_open(path)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import socket
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -29,6 +30,9 @@ HEAD_S = 20.0  # a request's head must have arrived so long after its connection
 # Above the bounds so many connections are taken, of one address so many, and only for so long, for
 # requests for the health: nobody should take a full server for a dead one.
 HEALTH, HEALTH_OF_ONE, HEALTH_S = 20, 2, 2.0
+# The system keeps at most about twice so much of the answers that a client has not read yet. By
+# default it keeps up to 4 MiB: a client that reads nothing would have all of that made for it.
+UNREAD_BYTES = 1 << 17
 LINGER_S = 1.0  # a client that reads nothing keeps a closed connection for so long
 _OTHER_FILES = 200  # of this process: the store, Redis, modules, workers
 
@@ -100,6 +104,9 @@ class ClientConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES
+        )
         place = self._clients
         if refusal := place.refusal(self._address):
             self.app = _health_alone(self.app, refusal)

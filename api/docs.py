@@ -27,6 +27,7 @@ _HTML = """<!DOCTYPE html>
 <link rel="stylesheet" href="docs/assets/swagger-ui.css">
 </head>
 <body>
+<p><a href="./">Back to the pages</a></p>
 <div id="swagger-ui"></div>
 <script src="docs/assets/swagger-ui-bundle.js"></script>
 <script src="docs/start.js"></script>

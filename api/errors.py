@@ -22,6 +22,7 @@ from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
+    JobUnfinished,
     LastAdmin,
     NotRetriable,
     StoreFull,
@@ -52,6 +53,7 @@ _STATUSES: dict[type[BaseException], int] = {
     ExportRefused: 409,
     StoreFull: 507,
     NotRetriable: 409,
+    JobUnfinished: 409,
     UnusableStore: 503,
     UnwritableOutput: 500,  # requests name no folders: it is one of the server's own
     BadInput: 422,

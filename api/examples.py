@@ -167,8 +167,7 @@ _REFUSED = {
     "type": "urn:engine-tuner:error:unknown-model",
     "title": "Unprocessable Entity",
     "status": 422,
-    "detail": "no preset, folder or config.json is called 'deepseek-r11'; "
-    "did you mean 'deepseek-r1'?",
+    "detail": "no preset is called 'deepseek-r11'; did you mean 'deepseek-r1'?",
     "request_id": "2ccf662ab06a1f80",
 }
 

@@ -88,7 +88,7 @@ class _Store(Collector):
             return
         yield GaugeMetricFamily("tuner_store_up", "Whether the store answers.", 1)
         yield from _of_jobs(found)
-        finished = _gauge("tuner_jobs_finished", "Jobs at their end, of all time.", "state")
+        finished = _gauge("tuner_jobs_finished", "Jobs at their end that are stored.", "state")
         for state, count in self._finished.items():
             finished.add_metric((state.value,), count)
         yield finished

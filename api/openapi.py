@@ -9,8 +9,9 @@ from threading import Lock
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 
 from api.errors import MEDIA_TYPE
 from api.examples import ANSWERS, EVENT, PROBLEMS
@@ -89,22 +90,26 @@ def tags() -> list[dict[str, str]]:
 def install(app: FastAPI) -> None:
     """Serve the completed document at /openapi.json. It is made when it is first asked for.
 
-    To make it takes longer than all else that a server does at its start.
+    To make it takes longer than all else that a server does at its start. The bytes are kept too:
+    whoever asks for the document needs no key, and each time to write it would take its time from
+    the other requests.
     """
     make, making = app.openapi, Lock()
-    made: list[dict[str, Any]] = []
+    made: list[tuple[dict[str, Any], bytes]] = []
 
-    def document() -> dict[str, Any]:
+    def document() -> tuple[dict[str, Any], bytes]:
         with making:
             if not made:
-                made.append(complete(make()))
+                found = complete(make())
+                made.append((found, bytes(JSONResponse(found).body)))
         return made[0]
 
-    app.openapi = document  # type: ignore[method-assign]
+    app.openapi = lambda: document()[0]  # type: ignore[method-assign]
 
     @app.get(PATH, include_in_schema=False)
-    def show_document() -> JSONResponse:  # in a thread: other requests are answered meanwhile
-        return JSONResponse(document())
+    async def show_document() -> Response:
+        _, text = made[0] if made else await run_in_threadpool(document)
+        return Response(text, media_type="application/json")
 
 
 def methods_by_path(routers: Iterable[APIRouter]) -> dict[str, list[str]]:

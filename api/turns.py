@@ -11,13 +11,14 @@ from contextlib import ExitStack, asynccontextmanager
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import OPEN_PATHS
+from api.auth import HEALTH_PATHS, needs_no_key
 from api.errors import RETRY_S, problem_response
 
 WAIT_S = 5.0
 # More reading requests at once are not faster, because Python's lock lets one thread run at a time.
 # It picks threads at random: with eight at once, some answers took ten times as long as others.
 READS = 3  # one computes while the others wait for the database
+OPEN = 1  # requests that need no key: however many there are, the others wait for at most this one
 EXPORTS = 2  # they take long, and must not make the other reading requests wait
 ADMISSIONS = 4  # requests with a body, until it is read
 WRITES = 8  # and after that
@@ -68,10 +69,10 @@ class TakeTurns:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._reads, self._exports = Turns(READS), Turns(EXPORTS)
-        self._admissions = Turns(ADMISSIONS)
+        self._admissions, self._open = Turns(ADMISSIONS), Turns(OPEN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
         async with self._turns(scope).take(scope, receive, send) as sender:
@@ -81,4 +82,6 @@ class TakeTurns:
     def _turns(self, scope: Scope) -> Turns:
         if scope["method"] != "GET":
             return self._admissions
+        if needs_no_key(scope["path"]):
+            return self._open
         return self._exports if scope["path"].startswith(_EXPORTS) else self._reads

@@ -258,6 +258,10 @@ class EqualJobUnfinished(NotRetriable):
     """Another job for the same work is unfinished."""
 
 
+class JobUnfinished(BadInput):
+    """Only a job that has ended can be deleted."""
+
+
 class IdempotencyConflict(BadInput):
     """The idempotency key was used before, with another body."""
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import MEDIA_TYPE
 from api.pages.login import log_in_first
-from api.pages.places import here, is_page, wants_page
+from api.pages.places import checked_return, here, is_page, wants_page
 from api.pages.render import go, page
 
 # What a page of an error is called; HTTP's own words are for programmers.
@@ -71,6 +71,9 @@ def _answer(request: Request, status: int, problem: dict[str, str]) -> Response:
             return go(request, "login?" + urlencode({"next": here(request)}))
         if (form := request.scope["state"].get("form")) is not None:
             return log_in_first(request, form)
+    kept, again = request.scope["state"].get("too_old"), checked_return(here(request))
+    if kept is not None and again:
+        return page(request, "again", status, again=again, kept=kept, too_old=True)
     title = _TITLES.get(status, problem["title"])
     return page(
         request, "error", status, get=request.method == "GET", problem={**problem, "title": title}

@@ -100,6 +100,8 @@ def do_night(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
     if form.get("dry_run") == "true":
         planned = run_night(caller, api, NightIn(dry_run=True))
         return _nights(request, NightPage(limit=7), caller, api, planned)
+    if asking := ask_first(request, form, "nights"):
+        return asking
     run_night(caller, api, NightIn(force=form.get("force") == "true"))
     return go(request, "nights")
 

@@ -29,6 +29,7 @@ async def _posted(request: Request) -> Mapping[str, str]:
     if not is_same_origin(request.headers):
         raise HTTPException(403, "this form was not sent by a page of this server")
     if not is_proof(fields.pop("proof", ""), state.get("session")):
+        state["too_old"] = fields
         raise HTTPException(403, "this form is too old: open its page again, and send it again")
     return {name: value.strip() for name, value in fields.items() if value.strip()}
 

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Caller, Reader, Submitter
+from api.auth import Admin, Caller, Reader, Submitter
 from api.pages.forms import Posted, ask_first, asked, full_name, mistakes_in, refused_in
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import as_time, go, page
 from api.pages.steps import steps_of
-from api.routes.jobs import cancel_job, get_job, list_jobs
+from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs
 from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.retry import retry_job
 from api.routes.submissions import submit_job
@@ -69,7 +69,12 @@ def show_jobs(
 @router.post("/chosen")
 def change_chosen(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
     """Cancel or retry the jobs that are ticked. Those that it does not fit are passed over."""
-    for job_id in filter(None, form.get("job", "").split(",")):
+    query = f"?{request.url.query}" if request.url.query else ""
+    ticked = list(filter(None, form.get("job", "").split(",")))
+    ends = ticked and form.get("do") == "cancel"
+    if ends and (asking := ask_first(request, form, f"jobs{query}")):
+        return asking
+    for job_id in ticked:
         job = api.jobs.get(job_id).as_json()
         if not _owns(caller, job):
             continue
@@ -79,7 +84,6 @@ def change_chosen(request: Request, form: Posted, caller: Submitter, api: ApiDep
         elif form.get("do") == "retry" and _may_retry(job):
             with contextlib.suppress(NotRetriable):  # somebody was faster
                 retry_job(job_id, request, caller, api)
-    query = f"?{request.url.query}" if request.url.query else ""
     return go(request, f"jobs{query}")
 
 
@@ -171,6 +175,15 @@ def retry(
     """Queue a job again that ended without a result."""
     retry_job(job_id, request, caller, api)
     return go(request, f"jobs/{job_id}")
+
+
+@router.post("/{job_id}/delete")
+def delete(job_id: JobId, request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Delete a job that has ended."""
+    if asking := ask_first(request, form, f"jobs/{job_id}"):
+        return asking
+    delete_job(job_id, caller, api)
+    return go(request, "jobs")
 
 
 def _form(

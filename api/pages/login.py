@@ -65,7 +65,11 @@ async def log_in(request: Request, api: ApiDep) -> Response:
         return _form(request, 403, problem=text, next=after, again=again, kept=kept)
     token = await _start(request, api, caller.name)
     request.scope["state"].update(session=token, caller=caller)
-    answer = page(request, "again", again=again, kept=kept) if again else go(request, after)
+    answer = (
+        page(request, "again", again=again, kept=kept, too_old=False)
+        if again
+        else go(request, after)
+    )
     set_session(answer, request.headers, token)
     return answer
 

@@ -16,7 +16,7 @@ LOGIN = "/login"
 # The first parts of the addresses of pages.
 PAGES = (
     *("", "results", "jobs", "workers", "nights", "watches", "keys", "exports"),
-    *("bundles", "devices", "models", "compare"),
+    *("bundles", "devices", "models", "compare", "sessions"),
 )
 
 

@@ -1,7 +1,8 @@
-"""Look at jobs, and end them."""
+"""Look at jobs, end them and delete them."""
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.auth import Reader, Submitter
+from api.auth import Admin, Reader, Submitter
 from api.errors import responses
 from api.paging import job_position, page_of, read_job_cursor
 from api.schemas_jobs import JobOut, JobsOut
@@ -17,6 +18,8 @@ from api.schemas_query import JobPage
 from api.state import ApiDep
 from api.text import JobId
 from tuner.store.keys import Scope
+
+audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -92,3 +95,12 @@ def cancel_job(
     job = api.jobs.cancel(job_id, caller.name if mine and not everyone else None)
     response.status_code = 202 if job.cancel_requested and not job.state.finished else 200
     return job.as_json()
+
+
+@router.delete("/{job_id}", status_code=204, responses=responses(404, 409))
+def delete_job(job_id: JobId, caller: Admin, api: ApiDep) -> None:
+    """Delete a job that has ended, and its steps. What it tried and what is published stay."""
+    job = api.jobs.delete(job_id)
+    problem, device = job.request.problem.spec(), job.request.device
+    extra = {"client": caller.name, "job_id": job_id, "problem": problem, "device": device}
+    audit.info("deleted a job that was %s", job.state.value, extra=extra)

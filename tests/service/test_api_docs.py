@@ -53,13 +53,24 @@ def test_a_browser_shows_the_operations_and_tries_one(server: Server) -> None:
     assert {"{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in asked} == {server.url}
 
 
+def test_the_document_is_written_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All may ask for it, as often as they like."""
+    first = server.call("GET", "/openapi.json")
+    assert first.headers["content-type"] == "application/json"
+    monkeypatch.setattr("fastapi.responses.JSONResponse.render", None)
+    assert server.call("GET", "/openapi.json").body == first.body
+
+
 def test_the_page_needs_no_key_and_may_load_nothing_from_elsewhere(server: Server) -> None:
     page = server.call("GET", "/docs")
+    html = page.body.decode()
     policy = page.headers["content-security-policy"]
     sources = {word for part in policy.split(";") for word in part.split()[1:]}
     assert sources == {"'self'", "'none'", "data:"}
     assert "img-src 'self' data:" in policy  # Swagger UI's style has small pictures in it
-    for address in re.findall(r'(?:src|href)="([^"]+)"', page.body.decode()):
+    back, *loaded = re.findall(r'(?:src|href)="([^"]+)"', re.sub("(?s)^.*<body>", "", html))
+    assert back == "./"  # the first page, which needs a key
+    for address in [*loaded, *re.findall(r'<link [^>]*href="([^"]+)"', html)]:
         found = server.call("GET", f"/{address}")
         assert (found.status, found.headers["x-content-type-options"]) == (200, "nosniff")
     server.call("GET", "/v1/jobs").problem(401)

@@ -24,6 +24,7 @@ from tuner.errors import (
     BadInput,
     IdempotencyConflict,
     IdempotencyKeyInUse,
+    JobUnfinished,
     RunAlreadyActive,
     StaleLease,
     UnknownJob,
@@ -49,6 +50,7 @@ from tuner.problems.results import Totals
 from tuner.store import JobStore, LeasedStore, Leases, Store
 from tuner.store.connect import connect
 from tuner.store.job_tables import jobs as table
+from tuner.store.submissions import Submission
 from tuner.tuning.request import Effort
 
 REQUEST = JobRequest(
@@ -707,6 +709,38 @@ class TestCancelling:
         finish(leases, claim(leases))
         assert jobs.cancel(job_id).state is JobState.DONE
         assert "cancel_requested" not in kinds(jobs, job_id)
+
+
+@both_databases
+class TestDeleting:
+    def test_a_job_goes_with_its_events_and_its_run_stays(
+        self, jobs: JobStore, leases: Leases, store: Store
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        with pytest.raises(JobUnfinished, match="is queued: cancel it first"):
+            jobs.delete(job_id)
+        lease = claim(leases)
+        with pytest.raises(JobUnfinished):
+            jobs.delete(job_id)
+        finish(leases, lease)
+        before = runs(store)
+        assert before
+        assert jobs.delete(job_id).state is JobState.DONE
+        assert (jobs.list(), jobs.events(job_id), runs(store)) == ([], [], before)
+        with pytest.raises(UnknownJob):
+            jobs.delete(job_id)
+        assert jobs.submit(REQUEST).created
+
+    def test_an_idempotency_key_of_a_deleted_job_is_free(self, jobs: JobStore) -> None:
+        wanted = [Submission(one) for one in seeded(2)]
+        batch = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
+        jobs.submit(REQUEST, idempotency_key="other", body_hash="b")
+        for answer in batch:
+            jobs.cancel(answer.job.id)
+        jobs.delete(batch[1].job.id)
+        again = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
+        assert [answer.created for answer in again] == [True, True]
+        assert jobs.submit(REQUEST, idempotency_key="other", body_hash="b").replayed
 
 
 @both_databases

@@ -45,7 +45,7 @@ STEERING = f"{SCRIPT}\u202e\u0085\x1b[31m\u2066"
 WORKER = WorkerInfo("w-1", STEERING, STEERING, "", "", None, (STEERING,), {"triton": SCRIPT})
 PAGES = (
     *("/", "/jobs", "/jobs/new", "/workers", "/nights", "/watches", "/keys", "/exports"),
-    *("/exports/L40S", "/bundles", "/devices", "/models", "/compare"),
+    *("/exports/L40S", "/bundles", "/devices", "/models", "/compare", "/sessions"),
     *("/?state=nothing&tick=true", "/?device=NVIDIA_A100_80GB_PCIe", "/watches?models=glm-4.5"),
 )
 RESULT = f"/results?problem={quote(PROBLEM.spec())}&device=L40S"
@@ -150,6 +150,8 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
                     "/logout",
                     "/several",
                     "/withdraw",
+                    "/delete",
+                    "/end-others",
                 )
             )
             if link in seen or posted or place.endswith("/events"):
@@ -159,6 +161,18 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
             refused = answer.status == 409 and "/v1/exports/" in link
             assert answer.status == 200 or refused, (path, link, answer.status)
     assert len(seen) > 60
+
+
+def test_pages_speak_of_no_flag_of_the_command_line(server: Server, visitor: Visitor) -> None:
+    """Commands to copy stand in <code>; sentences say what a page can do."""
+    for path in all_pages(server):
+        html = re.sub(r"<(code|textarea|pre)\b.*?</\1>", "", visitor.open(path), flags=re.S)
+        said = unescape(re.sub(r"<[^>]*>", " ", html))
+        assert re.findall(r".{0,60}(?<![\w-])--[a-z][a-z-]+", said) == [], path
+    answer = visitor.post("/jobs", {"model": "deepseek-r11", "device": "L40S"})
+    html = unescape(answer.body.decode())
+    assert "no preset is called 'deepseek-r11'; did you mean 'deepseek-r1'?" in html
+    assert "folder" not in html
 
 
 def test_hostile_texts_are_texts(server: Server, visitor: Visitor) -> None:

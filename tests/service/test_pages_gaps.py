@@ -101,6 +101,57 @@ def test_a_withdrawn_result_is_gone_and_the_log_says_who_did_it(
     server.call("DELETE", "/v1/keys/posts")
 
 
+def test_a_job_that_ended_is_deleted_and_the_log_says_who_did_it(
+    server: Server, visitor: Visitor, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = server.submit(seed=5)["id"]
+    path = f"/v1/jobs/{job_id}"
+    assert "cancel it first" in server.call("DELETE", path).problem(409)
+    assert 'action="../jobs/' + job_id + '/delete"' not in visitor.open(f"/jobs/{job_id}")
+    server.call("POST", f"{path}/cancel")
+    other = server.call("POST", "/v1/keys", {"name": "mine", "scope": "submit"}).json["key"]
+    server.call("DELETE", path, key=other).problem(403)
+    assert 'action="../jobs/' + job_id + '/delete"' in visitor.open(f"/jobs/{job_id}")
+    asked = visitor.post(f"/jobs/{job_id}/delete", {"ask": "Delete this job and its steps"})
+    assert asked.status == 200 and b"Delete this job and its steps?" in asked.body
+    assert server.call("GET", path).status == 200
+    with caplog.at_level("INFO", "tuner.api.audit"):
+        assert visitor.post(f"/jobs/{job_id}/delete").status == 303
+    (line,) = [one for one in caplog.records if one.name == "tuner.api.audit"]
+    assert (line.client, line.job_id, line.device) == ("me", job_id, "NVIDIA_L40S")
+    for method in ("GET", "DELETE"):
+        server.call(method, path).problem(404)
+    server.call("DELETE", "/v1/keys/mine")
+
+
+def test_without_scripts_a_page_asks_before_it_ends_several_jobs_or_begins_a_night(
+    server: Server, visitor: Visitor
+) -> None:
+    job_id = server.submit(seed=6)["id"]
+    form = {"job": job_id, "do": "cancel", "ask": "Cancel the chosen jobs"}
+    assert form["ask"] in visitor.open("/jobs")
+    answer = visitor.post("/jobs/chosen?state=queued", form)
+    assert answer.status == 200 and b"Cancel the chosen jobs?" in answer.body
+    assert b'action="../jobs/chosen?state=queued"' in answer.body
+    assert b'name="ask"' not in answer.body
+    path = f"/v1/jobs/{job_id}"
+    assert server.call("GET", path).json["state"] == "queued"
+    done = visitor.post("/jobs/chosen?state=queued", {"job": job_id, "do": "cancel"})
+    assert (done.status, server.call("GET", path).json["state"]) == (303, "cancelled")
+    again = visitor.post("/jobs/chosen", {**form, "do": "retry"})  # which ends nothing
+    assert (again.status, server.call("GET", path).json["state"]) == (303, "queued")
+    server.call("POST", f"{path}/cancel")
+
+    before = server.call("GET", "/v1/nights").json
+    (what,) = re.findall(r'name="ask" value="([^"]+)"', visitor.open("/nights"))
+    answer = visitor.post("/nights", {"force": "true", "ask": what})
+    assert answer.status == 200 and f"{what}?".encode() in answer.body
+    assert b'name="force" value="true"' in answer.body
+    assert server.call("GET", "/v1/nights").json == before
+    assert visitor.post("/nights", {"force": "true"}).status == 303
+    assert server.call("GET", "/v1/nights").json != before
+
+
 def test_an_empty_list_leads_on(visitor: Visitor) -> None:
     html = visitor.open("/?device=NVIDIA_A100-SXM4-80GB")
     assert "Nothing is stored on A100-SXM4-80GB" in html

@@ -24,6 +24,7 @@ from api.pages import (
     exports,
     fleet,
     jobs,
+    logged_in,
     login,
     results,
     several,
@@ -42,8 +43,8 @@ from tuner.store.sessions import LASTS, SessionStore
 from workers.settings import Settings
 
 MODULES = (
-    *(bundles, compare, coverage, exports, fleet, jobs, key_pages, login, results, several),
-    *(static, tables),
+    *(bundles, compare, coverage, exports, fleet, jobs, key_pages, logged_in, login, results),
+    *(several, static, tables),
 )
 ROUTES = [
     (method, route.path)
@@ -183,6 +184,29 @@ class TestSessions:
             with pytest.raises(BadInput, match="no valid key is named 'me'"):
                 sessions.start("me")
 
+    def test_the_other_sessions_of_a_key_are_listed_and_ended(
+        self, server: Server, keys: KeyStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        api, key = server.app.state.api, keys.add("reader", Scope.READ)
+        mine, other, stranger = (Visitor(server) for _ in range(3))
+        stranger.log_in(keys.add("stranger", Scope.READ))
+        mine.log_in(key)
+        assert "End all others" not in mine.open("/sessions")
+        other.log_in(key)
+        html = mine.open("/sessions")
+        assert sorted(re.findall(r'<th scope="row">([^<]*)</th>', html)) == ["another", "this one"]
+        (what,) = re.findall(r'name="ask" value="([^"]+)"', html)
+        asked = mine.post("/sessions/end-others", {"ask": what})
+        assert asked.status == 200 and f"{what}?".encode() in asked.body
+        (token,), (kept,) = other.cookies.values(), stranger.cookies.values()
+        assert api.sessions.find(token)
+        with caplog.at_level("INFO", "tuner.api.audit"):
+            assert mine.post("/sessions/end-others").status == 303
+        (line,) = [one for one in caplog.records if one.name == "tuner.api.audit"]
+        assert (line.message, line.client) == ("ended 1 other sessions", "reader")
+        assert api.sessions.find(token) is None and api.sessions.find(kept)
+        assert "this one" in mine.open("/sessions")
+
     def test_the_cookie_is_not_stored(self, server: Server, visitor: Visitor) -> None:
         (token,) = visitor.cookies.values()
         path = server.app.state.api.settings.service.database_url.removeprefix("sqlite:///")
@@ -246,7 +270,7 @@ class TestForms:
         self, server: Server, visitor: Visitor
     ) -> None:
         posts = [filled(path) for method, path in ROUTES if method == "POST"]
-        assert len(posts) == 17
+        assert len(posts) == 20
         proof = visitor.proof()
         for path in posts:
             if path != "/login":
@@ -324,6 +348,27 @@ class TestForms:
         # No other site can fill in the form that waits.
         other = Visitor(server).send("POST", "/jobs", body, Sec_Fetch_Site="cross-site")
         assert other.status == 401 and b"kept:" not in other.body
+
+    def test_a_form_from_before_another_log_in_keeps_its_fields(
+        self, server: Server, keys: KeyStore, visitor: Visitor
+    ) -> None:
+        """Another tab of the browser has logged in meanwhile, so the proof is another session's."""
+        fields = {"model": "mixtral-8x7b", "device": "L40S", "measure": "predict", "tp": "8"}
+        old = visitor.proof("/jobs/new")
+        visitor.log_in(keys.add("second", Scope.SUBMIT))
+        answer = visitor.post("/jobs", {**fields, "name": SCRIPT, "proof": old})
+        html = answer.body.decode()
+        assert answer.status == 403 and "This form is too old" in html
+        assert "<script>alert" not in html and old not in html
+        assert server.app.state.api.jobs.list() == []
+        (_, kept) = re.findall(r'<form method="post" action="[^"]*"[^>]*>(.*?)</form>', html, re.S)
+        found = re.findall(r'name="(\w+)" value="([^"]*)"', kept)
+        again = {name: unescape(value) for name, value in found}
+        assert again.items() >= {**fields, "name": SCRIPT}.items()
+        again["name"] = "mixtral"
+        assert visitor.send("POST", "/jobs", urlencode(again).encode()).status == 303
+        elsewhere = visitor.post("/jobs", {**fields, "proof": old}, Sec_Fetch_Site="cross-site")
+        assert elsewhere.status == 403 and b"mixtral-8x7b" not in elsewhere.body
 
     def test_without_keys_a_form_needs_its_proof_too(self, tmp_path: Path) -> None:
         settings = ApiSettings(Settings(f"sqlite:///{tmp_path / 'open.db'}"), no_auth=True)

@@ -263,8 +263,8 @@ def _stale(winners: Sequence[Winner], device: Device, engine: tuple[str, str]) -
 def _open(runs: Runs) -> str:
     """Why nothing is advised where it is not known what runs."""
     return (
-        f"{runs.words}, and it is not known which of them was measured; --server-args tells what "
-        "servers are started with"
+        f"{runs.words}, and it is not known which of them was measured: the flags that servers "
+        "are started with tell"
     )
 
 

@@ -81,7 +81,7 @@ def find_preset(text: str) -> Model:
         return model
     near = _near(text)
     raise UnknownModel(
-        f"no preset, folder or config.json is called {text[:200]!r}{near}",
+        f"no preset is called {text[:200]!r}{near}",
         cli=""
         if near
         else "; give its config.json (hf download NAME config.json), or see `tuner models`",

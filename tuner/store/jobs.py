@@ -21,6 +21,7 @@ from tuner.jobs.job import (
 )
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.store.database import Clock, Database, time_of
+from tuner.store.deletions import delete_job
 from tuner.store.job_pages import select_page
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
 from tuner.store.job_tables import IS_QUEUED, idempotency_keys, job_events, jobs
@@ -29,7 +30,7 @@ from tuner.store.submissions import Submission, find_or_add
 
 
 class JobStore(Database):
-    """Posts, shows and cancels jobs. Workers use `tuner.store.Leases`.
+    """Posts, shows, cancels and deletes jobs. Workers use `tuner.store.Leases`.
 
     Every method is one transaction, and raises UnusableStore when the database fails.
     """
@@ -205,6 +206,11 @@ class JobStore(Database):
         """Queue a dead, failed or cancelled job again. Raises what `retry_job` raises."""
         with self._write() as connection:
             return retry_job(connection, job_id, client, time_of(connection, self._clock))
+
+    def delete(self, job_id: str) -> Job:
+        """Delete a job that has ended; its run stays. Raises what `delete_job` raises."""
+        with self._write() as connection:
+            return delete_job(connection, job_id)
 
 
 def _abandoned(job: Job, now: datetime) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Engine, delete, select, update
+from sqlalchemy import ColumnElement, Engine, ScalarSelect, delete, select, update
 
 from tuner.errors import BadInput, UnusableStore
 from tuner.store.api_key import ApiKey, read_key
@@ -17,6 +19,15 @@ from tuner.store.key_text import key_hash
 LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
 IDLE = timedelta(days=1)  # and without a request no longer than that
 USED_EVERY = timedelta(hours=1)  # a use is stored at most this often
+
+
+@dataclass(frozen=True)
+class Session:
+    """A browser that is logged in."""
+
+    began_at: datetime
+    ends_at: datetime  # unless it is used again
+    own: bool  # whether it is the session that asks
 
 
 class SessionStore(Database):
@@ -81,6 +92,28 @@ class SessionStore(Database):
             found = connection.execute(query.where(self._valid(), key_valid))
             return frozenset(found.scalars())
 
+    def of_same_key(self, token: str) -> Sequence[Session]:
+        """The sessions of the key that a session stands for, the newest first."""
+        mine = sessions.c.token_hash == key_hash(token)
+        query = (
+            select(sessions)
+            .where(sessions.c.key_id == _key_of(token), sessions.c.expires_at > self._clock())
+            .order_by(sessions.c.created_at.desc(), sessions.c.token_hash)
+            .add_columns(mine.label("own"))
+        )
+        with self._read() as connection:
+            return [
+                Session(row.created_at, row.expires_at, bool(row.own))
+                for row in connection.execute(query)
+            ]
+
+    def end_others(self, token: str) -> int:
+        """End the other sessions of the key that a session stands for; returns how many."""
+        others = sessions.c.token_hash != key_hash(token)
+        with self._write() as connection:
+            mine = delete(sessions).where(sessions.c.key_id == _key_of(token), others)
+            return connection.execute(mine).rowcount
+
     def end(self, token: str) -> None:
         """End a session. One that has ended stays so."""
         with self._write() as connection:
@@ -89,3 +122,9 @@ class SessionStore(Database):
 
     def _valid(self) -> ColumnElement[bool]:
         return api_keys.c.revoked_at.is_(None) & (sessions.c.expires_at > self._clock())
+
+
+def _key_of(token: str) -> ScalarSelect[int]:
+    """The id of the key that a session stands for."""
+    mine = sessions.c.token_hash == key_hash(token)
+    return select(sessions.c.key_id).where(mine).scalar_subquery()

@@ -80,8 +80,8 @@ def environment_notes(cluster: Cluster, environments: Sequence[Mapping[str, str]
             ]
             if lacking:
                 notes.append(
-                    f"{name} is not set on {', '.join(lacking)}: capture the nodes and bundle "
-                    "again with --node NAME=DIR, or set it in cluster.toml"
+                    f"{name} is not set on {', '.join(lacking)}: set it in "
+                    "cluster.toml, or capture the nodes for `tuner bundle --node NAME=DIR`"
                 )
     copied = [n for n in differing(environments) if n.startswith(("NCCL_", "UCX_"))]
     if cluster.engine.name == "vllm" and copied:
