@@ -39,8 +39,9 @@ def test_its_bounds_fit_those_of_the_api() -> None:
     assert number(r"req\.body_size gt (\d+)") == api.max_body_bytes
     assert number(r"tune\.bufsize (\d+)") > HEAD_BYTES
     assert number(r"server api api:8765 maxconn (\d+)") < api.connections
-    (rate,) = api.cache_rate
-    assert number(r"http_req_rate gt (\d+)") / 10 * rate.get_expiry() == rate.amount
+    # All keys behind an address share its bound, so it is wider than the API's for one key.
+    (rate,) = api.rate
+    assert number(r"http_req_rate gt (\d+)") / 10 > rate.amount / rate.get_expiry()
     assert number(r"timeout client (\d+)s") == number(r"timeout server (\d+)s") > api.wait_s
     assert api.connections_per_address == OF_ONE
 
