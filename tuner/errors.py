@@ -35,6 +35,7 @@ TunerError                      the root: catch this to catch them all
 │   ├── UnknownJob
 │   ├── NotRetriable
 │   │   └── EqualJobUnfinished
+│   ├── JobUnfinished
 │   └── IdempotencyConflict
 └── WorkFailed                  the input was good, the work was not done; exit code 1
     ├── NothingFits

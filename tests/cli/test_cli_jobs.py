@@ -218,7 +218,8 @@ def test_ids_stay_whole_and_their_beginning_names_a_job(
     several = tuner("job", common[:2])
     assert several.exit_code == 2
     assert f"{len(ids)} jobs begin with {common[:2]}" in several.stderr
-    unique = ids[0][: len(common) + 1]
+    shared = max(len(os.path.commonprefix([ids[0], other])) for other in ids[1:])
+    unique = ids[0][: shared + 1]
     assert json.loads(tuner("job", unique, "--json").stdout)["id"] == ids[0]
     assert f"{ids[0]} is cancelled" in tuner("cancel", unique).stdout
     assert tuner("job", "nothing").exit_code == 2
