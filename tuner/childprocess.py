@@ -13,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -141,3 +142,16 @@ class ParentPipes:
         for line in sys.stdin.buffer:
             self._requests.put(line)
         os.killpg(0, signal.SIGKILL)  # `ChildProcess` made this process the leader of its group
+
+
+def run_as_child(main: Callable[[], None]) -> None:
+    """Run the function that is the whole work of a child process.
+
+    If it fails, the last line of stderr has the reason, which the parent takes. A normal exit would
+    add to it, because the interpreter aborts while a thread still reads stdin.
+    """
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

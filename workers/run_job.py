@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tuner.childprocess import ParentPipes
+from tuner.childprocess import ParentPipes, run_as_child
 from tuner.errors import (
     BadInput,
     CompilerUnavailable,
@@ -131,10 +130,4 @@ def _session_request(request: JobRequest, settings: Settings) -> Request:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        # The parent takes the last line of stderr for the reason. A normal exit would add to it,
-        # because the interpreter aborts while a thread still reads stdin.
-        traceback.print_exc()
-        os._exit(1)
+    run_as_child(main)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import signal
-import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tuner.childprocess import ParentPipes
+from tuner.childprocess import ParentPipes, run_as_child
 from tuner.cli.runs import report_text, run_here
 from tuner.errors import TunerError
 from tuner.jobs.job import read_request
@@ -119,10 +117,4 @@ def _read_chosen(values: Sequence[Any]) -> list[tuple[Problem, Mapping[Point, Co
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        # The parent takes the last line of stderr for the reason. A normal exit would add to it,
-        # because the interpreter aborts while a thread still reads stdin.
-        traceback.print_exc()
-        os._exit(1)
+    run_as_child(main)
