@@ -185,13 +185,14 @@ def what_runs(
     refused = _refused(table, version or release, problem, named)
     if stops or refused:  # so no tuned file is read
         kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
+    merged = _merged(kernels)
     return Runs(
         engine=engine,
         version=version,
         release=release,
-        doubt=_doubt(table, release, version, problem, device, given),
+        doubt=_doubt(table, release, version, problem, device, given, merged),
         device=device.name,
-        kernels=_merged(kernels),
+        kernels=merged,
         to_triton={name: v for name, v in wanted.items() if named.get(name, "") != v},
         reads=stops or refused or others[0].reads,
         notes=[
@@ -209,22 +210,19 @@ def _doubt(
     problem: Problem,
     device: Device,
     given: Mapping[str, str],
+    runs: Sequence[Kernel],
 ) -> str:
-    """What the release read after a version runs, if it is another kernel; "" if it is the same."""
+    """Say what the release read after a version runs; "" if these are the backends of `runs`."""
     following = table.releases[table.releases.index(release) + 1 :][:1]
     if not (version and following) or release_of(version) <= release_of(release):
         return ""
     (later,) = following
     named = {**table.defaults, **given}
-
-    def kernels(release: str) -> list[Kernel]:
-        rules = _found(table, release, problem, device, given)
-        return _merged([_kernel(table, rule, release, named, given) for rule in rules])
-
-    after = kernels(later)
-    if not after or [k.backend for k in after] == [k.backend for k in kernels(release)]:
+    rules = _found(table, later, problem, device, given)
+    after = _merged([_kernel(table, rule, later, named, given) for rule in rules])
+    if not after or [kernel.backend for kernel in after] == [kernel.backend for kernel in runs]:
         return ""
-    return f"{later} runs {', else '.join(f'{k.name}{k.words}' for k in after)}"
+    return f"{later} runs {', else '.join(f'{kernel.name}{kernel.words}' for kernel in after)}"
 
 
 def engine_runs(
