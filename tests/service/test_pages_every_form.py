@@ -12,8 +12,9 @@ from api_server import ENTRY, Server
 from browsers import chromium
 from playwright.sync_api import Browser, Page, expect
 from store_writer import ENVIRONMENT, KEY, PROBLEM
-from test_pages import PAGES, RESULT, filled_server
+from test_pages import PAGES, RESULT
 from test_pages_browser import Tab, logged_in
+from test_pages_forms import server_of_forms
 
 from api.schemas_in import EXAMPLE_CLUSTER
 from tuner.jobs.workers import WorkerInfo
@@ -36,14 +37,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     url = f"sqlite:///{tmp_path_factory.mktemp('forms') / 'tuner.db'}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("api.matrix.FRESH_S", 0.0)
-        for running in filled_server(url):
-            with Store.open(url) as store:  # a reason that a manifest may hold
-                run = store.begin_run(replace(KEY, environment=replace(ENVIRONMENT), seed=8))
-                store.finish_run(run, [ENTRY], Totals())
-            running.app.state.api.workers.beat(IDLE)
-            yield running
+    for running in server_of_forms(url):
+        running.app.state.api.workers.beat(IDLE)
+        yield running
 
 
 def job_in(server: Server, state: str) -> str:

@@ -27,7 +27,11 @@ SECRET = re.compile(r'id="secret" readonly value="(tuner_[^"]+)"')
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    url = f"sqlite:///{tmp_path_factory.mktemp('forms') / 'tuner.db'}"
+    yield from server_of_forms(f"sqlite:///{tmp_path_factory.mktemp('forms') / 'tuner.db'}")
+
+
+def server_of_forms(url: str) -> Iterator[Server]:
+    """A server with something on each page, and a result whose reason needs care."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("api.matrix.FRESH_S", 0.0)
         for running in filled_server(url):
