@@ -208,7 +208,7 @@ def _names_loopback(host: str) -> bool:
 
 
 def _is_form(scope: Scope) -> bool:
-    """Whether a browser sends a form of a page of this server."""
+    """Return whether the request is a form that a browser sends from a page of this server."""
     return (
         scope["method"] == "POST"
         and is_page(scope["path"])
@@ -218,7 +218,7 @@ def _is_form(scope: Scope) -> bool:
 
 
 def needs_no_key(path: str) -> bool:
-    """Whether all may ask for a path: it shows nothing that is stored."""
+    """Return whether a path needs no key, because it shows nothing that is stored."""
     return path in OPEN_PATHS or docs.is_page(path) or is_open(path)
 
 

@@ -56,7 +56,7 @@ class Bundles:
         self._kept: deque[tuple[BundleRequest, str, Bundle]] = deque(maxlen=_KEPT)
 
     async def get(self, asked: BundleRequest) -> Bundle:
-        """The bundle of what is stored now.
+        """Build the bundle from the winners that are stored now.
 
         Raises UnknownEngine, ExportRefused and MalformedCluster, as `build_bundle` does.
         """

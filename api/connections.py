@@ -1,4 +1,4 @@
-"""How uvicorn runs the API, and how many connections of clients there may be, and how slow.
+"""Run the API with uvicorn, and bound the number and the slowness of clients' connections.
 
 h11 bounds what a request's head may hold, and reads the next request of a connection only when the
 one before is answered. Beyond loopback a proxy stands before all of this (docs/operations.md).
@@ -125,7 +125,7 @@ class ClientConnection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, unless another answer has begun."""
+        """Refuse bytes that are no request, unless another answer has begun."""
         with contextlib.suppress(h11.LocalProtocolError):
             super().send_400_response(msg)
         self.transport.close()

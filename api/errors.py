@@ -224,7 +224,7 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
 def problem_of_mistakes(
     errors: Sequence[Mapping[str, Any]], body: object, request: Request
 ) -> ProblemDetails:
-    """What Pydantic found wrong with a request, as problem details."""
+    """Return the mistakes that Pydantic found in a request, as problem details."""
     mistakes = mistakes_of(errors, body, on_page=wants_page(request.scope))
     detail = "; ".join(mistake.line() for mistake in mistakes[:MOST_NAMED])
     kind = "urn:engine-tuner:error:invalid-request"

@@ -214,7 +214,7 @@ def make_archive(store: Store, wanted: ExportRequest, engine: Engine) -> Archive
 
 
 def _use(way: WayTo, name: str) -> Iterator[str]:
-    """What somebody does with the unpacked folder."""
+    """Say how servers are pointed at the unpacked folder."""
     for variable in way.variables:
         yield f"export {variable}=/path/to/{name}"
     yield from way.notes

@@ -37,5 +37,5 @@ class Fleet:
         return JobRequirements.of(request).unmet(self.workers(), utc_now())
 
     def reasons(self) -> Reasons:
-        """What says of jobs why they do not go on."""
+        """Return the object that says of each job why it does not go on."""
         return Reasons(self.workers(), utc_now())

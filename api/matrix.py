@@ -88,7 +88,7 @@ class RowFilter:
     order: MatrixOrder = MatrixOrder.NAME
 
     def has(self, row: CoverageRow, devices: Iterable[str]) -> bool:
-        """Whether a row is shown, beside rows that have cells of `devices` in all."""
+        """Return whether the filter keeps a row; `devices` are those of all rows."""
         if self.family and row.family != self.family:
             return False
         if self.state is CellState.NOTHING:
@@ -191,7 +191,7 @@ class Matrix:
         self._known = _Known(seen, summaries, watches, watched, rows)
 
     def _lacks(self, known: _Known) -> bool:
-        """Whether another server of the store withdrew something that is known here."""
+        """Return whether another server of the store withdrew a result that is known here."""
         counted: Counter[int] = Counter()
         for one in known.summaries.values():
             counted[one.cursor[0]] += sum(one.points.values())

@@ -1,4 +1,4 @@
-"""What is wrong with a request: where each mistake is, and what is said of it.
+"""The mistakes in a request: the place of each, and the sentence about it.
 
 Pydantic's own words are for programmers. Pages say the same for people.
 """
@@ -52,13 +52,13 @@ class Mistake(BaseModel):
 def mistakes_of(
     errors: Sequence[Mapping[str, Any]], body: object = None, *, on_page: bool = False
 ) -> list[Mistake]:
-    """What Pydantic found wrong, each thing once."""
+    """Return the mistakes that Pydantic found, each once."""
     found = [_mistake(one, body, on_page) for one in errors[:_MOST]]
     return [one for at, one in enumerate(found) if one not in found[:at]]
 
 
 def mistakes_by_field(error: BadInput, *, on_page: bool = False) -> list[Mistake]:
-    """What an error says of the fields that it names."""
+    """Return the mistake of each field that an error names."""
     return [
         Mistake(pointer=f"/{name}", detail=said_of(one, on_page=on_page))
         for name, one in error.by_field.items()
@@ -71,7 +71,7 @@ def said_of(error: TunerError, *, on_page: bool) -> str:
 
 
 def refused_as(errors: Sequence[Mapping[str, Any]]) -> str | None:
-    """The class of BadInput that stands for all errors; None if one of them is something else."""
+    """Return the one class of BadInput that all errors have; None if they have no such class."""
     kinds = {str(one["type"]) for one in errors}
     if not all(kind.startswith((REFUSED, MALFORMED)) for kind in kinds):
         return None

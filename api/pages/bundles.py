@@ -92,7 +92,7 @@ def _usual(rows: Sequence[CoverageRow], device: str) -> tuple[str, str]:
 
 
 def _gains(cell: Mapping[str, Any]) -> bool:
-    """Whether files of a result are advised: it is faster than what runs without us."""
+    """Return whether a result's files are advised: it beats the kernel that runs without us."""
     return cell["over"] == WITHOUT_US and (cell["speedup"] or 0) > 1
 
 

@@ -59,12 +59,12 @@ class Side:
 
     @property
     def name(self) -> str:
-        """What differs most often comes first."""
+        """Return the label of a menu; the version differs most often, so it comes first."""
         return f"{self.version}, {device_short(self.device)}"
 
     @property
     def details(self) -> str:
-        """What else tells the results of a version on a device apart."""
+        """Return the words that tell results of one version on one device apart."""
         place = self.history["environment"]
         driver = f"driver {place['driver']}" if place["driver"] else "predicted"
         return f"Triton {place['triton']}, {driver}"
@@ -72,7 +72,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """How the first result compares with the second: times of a size are sums over its parts."""
+    """Compare the first result with the second. The time of a size is the sum over its parts."""
 
     first: str
     second: str
@@ -167,7 +167,7 @@ def _told_apart(left: Side, right: Side) -> tuple[str, str]:
 
 
 def _verdict(left: Side, right: Side) -> ResultComparison | None:
-    """How two results compare; None without a size at which all parts of both have a time."""
+    """Compare two results; None if no size has a time for all parts of both."""
     ratios = []
     for size in dict.fromkeys(size for _, size in left.entries):
         some = [_times_at(side, size) for side in (left, right)]

@@ -46,9 +46,9 @@ def show_workers(request: Request, caller: Reader, api: ApiDep) -> Response:
 def _by_server(
     workers: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The workers that live, or were lost and not started again; and those that are gone.
+    """Return the workers that live or are lost, and the starts that later ones replaced.
 
-    Each start of a worker is one of the API's workers.
+    The API lists each start of a worker as a worker of its own.
     """
     living = [one for one in workers if one["state"] not in ("stopped", "lost")]
     servers = {(one["host"], one["name"]) for one in living}

@@ -71,7 +71,7 @@ def mistakes_in(error: ValidationError, body: Mapping[str, Any]) -> dict[str, st
 
 
 def refused_in(error: BadInput, field: str) -> dict[str, str]:
-    """What an error says, by the field of the form: the one that it names, or else `field`."""
+    """Return an error's sentence for each field that it names; for `field` if it names none."""
     named = error.by_field or {field: error}
     return {name: one.in_page_words() for name, one in named.items()}
 

@@ -220,7 +220,7 @@ def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _owns(caller: Caller, job: Mapping[str, Any]) -> bool:
-    """Whether the caller may cancel and retry a job."""
+    """Return whether the caller may cancel and retry a job."""
     if caller.scope < Scope.SUBMIT:
         return False
     return caller.scope >= Scope.ADMIN or caller.name in (job["client"], *job["clients"])
