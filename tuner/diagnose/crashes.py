@@ -207,13 +207,14 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     if lacks := context.missing(engine, model=True):
         return [f"If it is one of them, `tuner tune` makes files that fit. {lacks}"]
     model = context.preset() if own else ""
-    options = f"--tp {context.tp} {context.options(engine)}"
+    options = context.options(engine)
     whose = context.model if own else "the very checkpoint that is served"
     steps = [] if model else [f"Copy config.json of {whose} to this folder."]
     steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
     for family in found:
-        flag = f"{family.flag} " if family.flag else ""
-        steps.append(f"$ tuner tune {shlex.quote(model or 'config.json')} {flag}{options}")
+        served = context.serving(engine, family)
+        words = [shlex.quote(model or "config.json"), family.flag, served, options]
+        steps.append(f"$ tuner tune {' '.join(word for word in words if word)}")
     return steps
 
 
