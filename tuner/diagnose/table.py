@@ -96,6 +96,7 @@ class Message:
     per: Sequence[str]  # holes whose values make findings of their own
     unless: Sequence[str]  # messages beside which this one says nothing new
     threads: Sequence[str]  # public reports, "owner/name#123"
+    below: int = 0  # how many lines below it the answer reads too
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ def _message(row: Mapping[str, Any]) -> Message:
         per=tuple(row.get("per", ())),
         unless=tuple(row.get("unless", ())),
         threads=tuple(row.get("threads", ())),
+        below=row.get("below", 0),
     )
 
 
