@@ -472,4 +472,35 @@ class TestWarningLine:
 
 def test_a_problem_is_taken_as_it_is():
     spec = "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant"
-    assert resolve(spec).problem.spec() == spec
+    assert resolve_moe(spec).problem.spec() == spec
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "says", "never"),
+    [
+        ("qwen3-30b-a3b", Dtype.FP8_W8A8, "qwen3-30b-a3b-fp8 has blocks of 128x128: name it", ""),
+        ("glm-4.6", Dtype.FP8_W8A8, "glm-4.6-fp8 has a scale for each channel: name it", ""),
+        ("deepseek-r1", Dtype.INT8_W8A8, "int8 has a scale for each channel, as it", "name it"),
+        ("kimi-k2-thinking", Dtype.FP8_W8A8, "is int4_w4a16 in groups of 32;", "name it"),
+    ],
+)  # fmt: skip
+def test_another_dtype_than_the_checkpoints_says_what_is_assumed(model, dtype, says, never):
+    (problem,) = resolve_moe(model, Serving(tp=2, dtype=dtype)).problems
+    notes = [
+        note for note in resolve_moe(model, Serving(tp=2, dtype=dtype)).notes if "taken" in note
+    ]
+    assert len(notes) == 1 and "no blocks" in notes[0] and says in notes[0]
+    assert problem.block_shape is None
+    assert "--block-shape 128x128" in notes[0] and not (never and never in notes[0])
+    assert "block_shape=[128, 128]" in notes[0].api
+
+
+def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_words():
+    own = resolve_moe("deepseek-r1", Serving(tp=2, dtype=Dtype.FP8_W8A8))
+    assert own.problems[0].block_shape == (128, 128)
+    asked = Serving(tp=2, dtype=Dtype.FP8_W8A8, options={"block_shape": (128, 128)})
+    found = resolve_moe("qwen3-30b-a3b", asked)
+    assert found.problems[0].block_shape == (128, 128)
+    assert not [note for note in own.notes if "taken" in note]
+    (note,) = [note for note in found.notes if "taken" in note]
+    assert note.endswith("is taken with blocks of 128x128, as asked")

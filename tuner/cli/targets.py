@@ -322,6 +322,7 @@ def problems_to_ship(
 
     Raises as `resolve` does where the model has no problem, or tp does not divide it.
     """
+    from tuner.cli.app import say
     from tuner.jobs.targets import reader_of, resolve_all
     from tuner.problems.registry import find_family, parse_problem
 
@@ -333,6 +334,9 @@ def problems_to_ship(
     of_model = resolve_all(
         model.target, _serving(model, choice), [choice.family] if choice.family else None
     )
+    if model.dtype:
+        for note in [note for target in of_model for note in target.notes]:
+            say(note)
     return [*found, *(problem for target in of_model for problem in target.problems)]
 
 
