@@ -47,6 +47,22 @@ NIC0\tPHB\tPHB\t X
 """
 NO_NIC = f"\tGPU0\tGPU1\t{TAIL}\nGPU0\t X \tNV4\t0-15\t0\nGPU1\tNV4\t X \t0-15\t0\n"
 
+# As NVIDIA/nccl#1453 has it, with two GPUs: the first NIC is far from all of them.
+EIGHT = """\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tNV18\tSYS\tNODE\tPIX\t0-79\t0\t\tN/A
+GPU1\tNV18\t X \tSYS\tPIX\tNODE\t0-79\t0\t\tN/A
+NIC0\tSYS\tSYS\t X \tSYS\tSYS
+NIC1\tNODE\tPIX\tSYS\t X \tNODE
+NIC2\tPIX\tNODE\tSYS\tNODE\t X
+"""
+# As NVIDIA/nccl#1405 has it: several cards below each socket's only switch.
+SHARED = """\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tSYS\tSYS\tPIX\t0-37\t0
+GPU1\tSYS\t X \tPIX\tSYS\t38-75\t1
+NIC0\tSYS\tPIX\t X \tSYS
+NIC1\tPIX\tSYS\tSYS\t X
+"""
+
 SAYS = [
     (FOUR, ["mlx5_0 with GPU1; mlx5_1 with GPU2", "none under the switch of GPU0; the switch of GPU3", "GPU0 and GPU3 reach one through the link between NUMA nodes (SYS)"], ["mlx5_0, under no"]),
     (SPARE, ["mlx5_2 with GPU0; mlx5_3 with GPU1", "mlx5_bond_0, under no GPU's PCIe switch"], ["none under", "SYS)"]),
@@ -54,6 +70,8 @@ SAYS = [
     (BOARD, ["GPU0 and GPU1 reach one through the PCIe host bridge (PHB)"], ["NODE)", "SYS)"]),
     (NO_NIC, ["names no RDMA device"], ["no RDMA device shares"]),
     (FOUR.replace("GPU3\tNV4\tNV4\tNV4\t X \tSYS\tSYS", "GPU3\tNV4\tNV4\tNV4 X\tSYSSYS"), ["rows of GPU3 are cut", "under the switch of GPU0;"], ["GPU0 and GPU3", "switch of GPU3"]),
+    (EIGHT, ["NIC2 with GPU0; NIC1 with GPU1", "NIC0, under no GPU's PCIe switch"], ["none under"]),
+    (SHARED, ["NIC1 with GPU0; NIC0 with GPU1"], ["under no", "none under", "SYS)"]),
     (f"> {FOUR}".replace("\n", "\n> "), ["mlx5_0 with GPU1", "GPU0 and GPU3 reach one"], []),
 ]  # fmt: skip
 

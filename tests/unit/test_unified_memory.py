@@ -1,4 +1,4 @@
-"""Memory of GPUs that share the host's (GB10): other causes and steps than on cards of their own."""
+"""Memory of GPUs that share the host's (GB10): other causes and steps than on other cards."""
 
 from __future__ import annotations
 
