@@ -117,6 +117,12 @@ def test_ranks_shared_experts_and_quantisation_are_carried_with_a_model():
     assert attention["dtype"] is None
 
 
+def test_a_value_that_is_no_number_ends_nothing():
+    text = f"GPU 0: NVIDIA L40S\n{LAUNCH} --page-size 6x\nout of resource: shared me"
+    assert "--page-size" not in " ".join(commands(text, Hints("sglang")))
+    assert commands(text, Hints("sglang"))
+
+
 # What a warning shows.
 
 

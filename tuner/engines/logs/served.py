@@ -9,10 +9,10 @@ from typing import Any
 
 from tuner.devices.table import Device, card_to_check, find_device
 from tuner.engines.engine import Engine, find_engine
-from tuner.engines.launch import read_flags
+from tuner.engines.launch import ServingFlags, read_flags
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.settings import as_words
-from tuner.errors import BadInput, UnknownDevice, UnknownEngine, UnknownModel
+from tuner.errors import BadInput, BadProblem, UnknownDevice, UnknownEngine, UnknownModel
 from tuner.models.table import find_preset
 from tuner.problems.options import Option
 from tuner.problems.registry import Family
@@ -61,7 +61,10 @@ class CompletedHints:
 
     def serving(self, name: str, family: Family) -> str:
         """The options by which a family's problems are those of this server's ranks."""
-        flags = read_flags(name, self.facts.settings)
+        try:
+            flags = read_flags(name, self.facts.settings) if name in ENGINES else ServingFlags()
+        except BadProblem:  # a flag's value is cut, or no number
+            flags = ServingFlags()
         asked = dict(flags.options)
         if self.ep > 1:
             asked["ep"] = self.ep
