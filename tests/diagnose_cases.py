@@ -882,6 +882,61 @@ CASES = (
         ("--tp 8",),
         ("expert parallelism",),
     ),
+    # Programs beside sglang and vLLM, and what else people of 2025 and 2026 met.
+    Case(
+        "InternLM/lmdeploy#3992",
+        '  File "/opt/lib/python3.10/site-packages/lmdeploy/pytorch/kernels/cuda/pagedattention.py"'
+        ", line 700, in flash_attention_fwd\n"
+        '  File "/opt/lib/python3.10/site-packages/triton/runtime/jit.py", line 347, in <lambda>\n'
+        + OUT.format(131088, 101376),
+        ("shared_memory",),
+        ("The kernel is lmdeploy's", "a newer release of lmdeploy"),
+        ("--engine", "tuner tune", "config file"),
+    ),
+    Case(
+        "InternLM/lmdeploy#4385",
+        "lmdeploy serve api_server /models/Qwen/Qwen3.5-35B-A3B --tp 8\n"
+        + OUT.format(81920, 65536),
+        ("shared_memory",),
+        ("The text is of lmdeploy",),
+        ("--engine", "tuner tune"),
+    ),
+    Case(
+        "sgl-project/sglang#8513",
+        '  File "/x/site-packages/sglang/srt/layers/moe/fused_moe_triton/x.py", line 603, in '
+        "invoke_fused_moe_kernel\n" + OUT.format(147456, 101376),
+        ("shared_memory",),
+        ("It is a kernel of a fused-MoE layer.",),
+        ("this tuner has kernels of sglang and vLLM alone",),
+    ),
+    Case(
+        "vllm-project/vllm#45101",
+        'File "/x/site-packages/triton/language/semantic.py", line 1488, in dot\n'
+        "AssertionError: Unsupported lhs dtype fp8e4nv",
+        ("dot_types",),
+        ("Triton multiplies fp8 by fp8 alone", "The GPU is not the cause", "--quantization"),
+    ),
+    Case(
+        "sgl-project/sglang#3820",
+        "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to "
+        "10.0.0.4<56849> returned 113(No route to host) errno 115(Operation now in progress)",
+        ("nccl_unreachable",),
+        ("10.0.0.4<56849>", "No route to host", "firewall"),
+    ),
+    Case(
+        "sgl-project/sglang#4857",
+        "node:1:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<40001> with error 12, "
+        "opcode 0, len 0, vendor err 129 (Recv)",
+        ("rdma_completion",),
+        ("Status 12 is a timeout",),
+    ),
+    Case(
+        "kvcache-ai/ktransformers#1692",
+        "python -m sglang.launch_server --model /m/v3-2 --tensor-parallel-size 1 "
+        "--attention-backend triton --kt-method AMXINT4\n" + FP8,
+        ("fp8_unsupported",),
+        ("RTX 3090 have not",),
+    ),
 )
 
 # Messages that the table does not have: nothing may be said of them.

@@ -117,8 +117,8 @@ def test_a_missing_file_says_which_kernel_the_engine_runs(tuner, tmp_path):
     )
     done = tuner("diagnose", str(log), "--engine", "sglang==0.5.23")
     said = " ".join(done.stdout.split())
-    assert "sglang 0.5.23 on NVIDIA_H200 runs DeepGEMM" in said
-    assert "which needs --fp8-gemm-backend triton." in said
+    assert "sglang 0.5.23 on NVIDIA_H200 runs Triton here; it reads tuned files." in said
+    assert "--server-args '--fp8-gemm-backend triton'" in said
 
 
 def test_what_is_unknown_exits_with_1(tuner, tmp_path):

@@ -92,10 +92,11 @@ def test_forms_are_told_apart_by_their_anchors(subtests):
 
 
 def test_rows_name_only_holes_that_some_form_has():
-    known = {"model", "tp", "estimated_length"}
+    known = {"model", "tp", "estimated_length", "kernel"}
     for message in TABLE.messages:
         holes = {name for form in message.forms for name in form.pattern.groupindex}
-        for sentence in (*message.cause, *message.fix):
+        unified = (*message.unified_cause, *message.unified_fix)
+        for sentence in (*message.cause, *message.fix, *unified):
             fields = {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
             assert fields <= holes | known, (message.name, sentence)
 

@@ -124,7 +124,8 @@ class TestOtherFamilies:
     def test_every_preset_has_a_family(self) -> None:
         without = {model.name for model in presets() if not families_of(model.name)}
         # Their experts are fp4, which no kernel that is tuned reads, unless a dtype is chosen.
-        assert without == {"deepseek-v4-flash", "deepseek-v4-pro", "kimi-k3"}
+        fp4 = {"deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash", "kimi-k3"}
+        assert without == fp4
         for name in without:
             assert resolve_all(name, Serving(dtype=Dtype.FP8_W8A8))
         assert MOE not in families_of("qwen3-32b")

@@ -473,3 +473,66 @@ class TestWarningLine:
 def test_a_problem_is_taken_as_it_is():
     spec = "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant"
     assert resolve(spec).problem.spec() == spec
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "says", "never"),
+    [
+        ("qwen3-30b-a3b", Dtype.FP8_W8A8, "qwen3-30b-a3b-fp8 has blocks of 128x128: name it", ""),
+        ("glm-4.6", Dtype.FP8_W8A8, "glm-4.6-fp8 has a scale for each channel: name it", ""),
+        ("deepseek-r1", Dtype.INT8_W8A8, "int8 has a scale for each channel, as it", "name it"),
+        ("kimi-k2-thinking", Dtype.FP8_W8A8, "is int4_w4a16 in groups of 32;", "name it"),
+    ],
+)  # fmt: skip
+def test_another_dtype_than_the_checkpoints_says_what_is_assumed(model, dtype, says, never):
+    (problem,) = resolve_moe(model, Serving(tp=2, dtype=dtype)).problems
+    notes = [
+        note for note in resolve_moe(model, Serving(tp=2, dtype=dtype)).notes if "taken" in note
+    ]
+    assert len(notes) == 1 and "no blocks" in notes[0] and says in notes[0]
+    assert problem.block_shape is None
+    assert "--block-shape 128x128" in notes[0] and not (never and never in notes[0])
+    assert "block_shape=[128, 128]" in notes[0].api
+
+
+def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_words():
+    own = resolve_moe("deepseek-r1", Serving(tp=2, dtype=Dtype.FP8_W8A8))
+    assert own.problems[0].block_shape == (128, 128)
+    asked = Serving(tp=2, dtype=Dtype.FP8_W8A8, options={"block_shape": (128, 128)})
+    found = resolve_moe("qwen3-30b-a3b", asked)
+    assert found.problems[0].block_shape == (128, 128)
+    assert not [note for note in own.notes if "taken" in note]
+    (note,) = [note for note in found.notes if "taken" in note]
+    assert note.endswith("is taken with blocks of 128x128, as asked")
+
+
+def test_deepseek_v4_1_has_fp4_experts_beside_fp8_layers_of_blocks_of_32():
+    """Its config.json names the experts' type among the quantisation's fields."""
+    text = {
+        "hidden_size": 5120,
+        "moe_intermediate_size": 2304,
+        "n_routed_experts": 384,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+    }
+    config = {
+        "architectures": ["DeepseekV41ForCausalLM"],
+        "model_type": "deepseek_v41",
+        "dtype": "bfloat16",
+        "text_config": text,
+        "quantization_config": {
+            "quant_method": "fp8",
+            "weight_block_size": [32, 32],
+            "scale_fmt": "ue8m0",
+            "expert_dtype": "fp4",
+        },
+    }
+    read = parse_checkpoint(json.dumps(config).encode(), "config.json")
+    preset = find_preset("deepseek-v4.1")
+    for name in ("architecture", "E", "intermediate", "hidden", "top_k", "n_shared_experts"):
+        assert getattr(read, name) == getattr(preset, name)
+    assert (read.quantization, read.dtype) == (preset.quantization, None)

@@ -60,7 +60,7 @@ FACTS = [
     ("python -m sglang.launch_server --model-path a/B-7B --tp 8 --ep-size 4", {"engine": "sglang", "model": "a/B-7B", "tp": "8", "ep": "4"}),
     ("sglang serve --model-path=/m/R1 --tp=2 --dp 2", {"engine": "sglang", "model": "/m/R1", "tp": "2", "dp": "2"}),
     ("$ vllm serve a/B-7B -tp 4 --pipeline-parallel-size 2", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "pp": "2"}),
-    (DOCKER, {"engine": "vllm", "version": "0.11.0", "model": "Qwen/Qwen3-30B-A3B-FP8", "tp": "4", "ep": "4", "quantization": "fp8", "server_args": "VLLM_TUNED_CONFIG_FOLDER=/configs"}),
+    (DOCKER, {"engine": "vllm", "version": "0.11.0", "model": "Qwen/Qwen3-30B-A3B-FP8", "tp": "4", "ep": "4", "quantization": "fp8", "server_args": "VLLM_TUNED_CONFIG_FOLDER=/configs --enable-expert-parallel --quantization fp8"}),
     (COMPOSE, {"engine": "sglang", "version": "0.5.4.post2", "model": "/models/DeepSeek-R1", "tp": "16", "server_args": "--moe-runner-backend triton"}),
     (KUBERNETES, {"engine": "vllm", "version": "0.33.0", "model": "deepseek-ai/DeepSeek-R1", "tp": "8"}),
     (JSON_ARGS, {"model": "Qwen/Qwen3-235B-A22B", "tp": "8", "dtype": "bfloat16"}),

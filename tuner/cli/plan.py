@@ -21,7 +21,7 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.targets import TargetOptions, selection_of, settings_of, targets_of
+from tuner.cli.targets import TargetOptions, seen_settings, selection_of, settings_of, targets_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +79,7 @@ def plan(
         for note in [note for one in targets for note in one.notes]:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
+        flags = seen_settings(target, problems, asked, flags)
     made = planned(problems, found, card, flags, choice, wanted)
     show(as_json, made.as_json, made.as_text)
 

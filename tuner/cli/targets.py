@@ -94,13 +94,16 @@ class ServedBy:
 
 
 def _read_log(target: str, hints: Hints) -> tuple[Findings, Context]:
-    from pathlib import Path
-
     from tuner.diagnose.context import Context
 
-    written = Path(target).stat().st_mtime_ns if target != "-" else 0
-    findings = _findings(target, written)
+    findings = _findings_of(target)
     return findings, Context(hints, findings.facts)
+
+
+def _findings_of(target: str) -> Findings:
+    from pathlib import Path
+
+    return _findings(target, Path(target).stat().st_mtime_ns if target != "-" else 0)
 
 
 @lru_cache(maxsize=1)  # standard input can be read once only
@@ -258,12 +261,36 @@ def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
 def settings_of(server_args: str, target: str | None) -> dict[str, str]:
     """The flags and variables of a server, and the class of its model if the target is a model.
 
-    Raises BadInput for quotation marks that are not closed.
+    Those that a log says count where `server_args` does not say otherwise. Raises BadInput for
+    quotation marks that are not closed.
     """
     from tuner.engines.dispatch import of_class, server_settings
     from tuner.models.table import class_of
 
-    return of_class(server_settings(server_args), class_of(target) if target else "")
+    said = _findings_of(target).facts.settings if target and is_log(target) else {}
+    given = {**said, **server_settings(server_args)}
+    return of_class(given, class_of(target) if target else "")
+
+
+def seen_settings(
+    target: str, problems: Sequence[Problem], asked: TargetOptions, flags: Mapping[str, str]
+) -> dict[str, str]:
+    """The settings, with what a log or a line about missing files shows of the server's kernels."""
+    from tuner.diagnose import diagnose_text
+    from tuner.diagnose.files import names_missing_file
+    from tuner.engines.dispatch import seen_to_run
+    from tuner.jobs.targets import reader_of
+
+    if is_log(target):
+        findings = _findings_of(target)
+    elif reader_of(target):
+        findings = diagnose_text(target).findings
+    else:
+        return dict(flags)
+    if not any(map(names_missing_file, findings.found)):
+        return dict(flags)
+    version = asked.engine_version or ""
+    return {**flags, **seen_to_run(asked.engine, version, problems, asked.device, flags)}
 
 
 def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:
@@ -295,6 +322,7 @@ def problems_to_ship(
 
     Raises as `resolve` does where the model has no problem, or tp does not divide it.
     """
+    from tuner.cli.app import say
     from tuner.jobs.targets import reader_of, resolve_all
     from tuner.problems.registry import find_family, parse_problem
 
@@ -306,6 +334,9 @@ def problems_to_ship(
     of_model = resolve_all(
         model.target, _serving(model, choice), [choice.family] if choice.family else None
     )
+    if model.dtype:
+        for note in [note for target in of_model for note in target.notes]:
+            say(note)
     return [*found, *(problem for target in of_model for problem in target.problems)]
 
 

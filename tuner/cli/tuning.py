@@ -40,6 +40,7 @@ from tuner.cli.targets import (
     refuse_one_file,
     refuse_several_gpus,
     resolve,
+    seen_settings,
     selection_of,
     server_of,
     settings_of,
@@ -146,6 +147,7 @@ def tune(
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
         flags = of_class(flags, targets[0].architecture)  # of a log, the text names the model
+        flags = seen_settings(target, problems, asked, flags)
     one_file = {"--record": record, "--routing": routing}
     refuse_one_file(every, one_file)
     if every:

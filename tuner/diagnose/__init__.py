@@ -70,10 +70,13 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
     message = finding.message
     added = ANSWERS[message.answer](finding, context) if message.answer else Added()
     engine, values = context.engine_of(finding), context.values(finding)
+    cause, fix = message.cause, message.fix
+    if context.unified and message.unified_fix:
+        cause, fix = message.unified_cause, message.unified_fix
     return Explanation(
         finding,
-        [*filled(message.cause, values), *added.cause],
-        [*filled([*for_engine(message.fix, engine)], values), *for_engine(added.fix, engine)],
+        [*filled(cause, values), *added.cause],
+        [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)],
         added.details,
         added.mends,
     )

@@ -8,6 +8,8 @@ from tuner.devices.table import Device, devices
 from tuner.diagnose.findings import LogFinding
 from tuner.engines.logs.served import ENGINES, CompletedHints
 
+_UNIFIED = {"sm_87", "sm_110", "sm_121"}  # Jetson Orin, Jetson Thor, GB10 (DGX Spark)
+
 
 @dataclass(frozen=True)
 class Context(CompletedHints):
@@ -24,6 +26,12 @@ class Context(CompletedHints):
             if len(programs & ENGINES.keys()) == 1:
                 return (programs & ENGINES.keys()).pop()
         return self.engine_name()
+
+    @property
+    def unified(self) -> bool:
+        """Whether the GPU has no memory of its own, and shares the host's."""
+        device = self.device()
+        return device.target.name in _UNIFIED if device else bool(self.facts.get("memory"))
 
     def values(self, finding: LogFinding) -> dict[str, str]:
         """What sentences may name."""

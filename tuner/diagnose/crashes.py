@@ -121,6 +121,13 @@ def _elsewhere(
     finding: LogFinding, frame: Frame | None, context: Context, details: dict[str, Any]
 ) -> Added:
     """The answer for kernels that are not known to be sglang's attention."""
+    if program := _other_program(frame, context):
+        whose = f"The kernel is {program}'s" if frame else f"The text is of {program}"
+        return Added(
+            (f"{whose}: this tuner has kernels of sglang and vLLM alone, and can make none fit.",),
+            (f"Use a newer release of {program}, or start the server with another backend.",),
+            {**details, "program": program},
+        )
     if frame is None:
         cause = "The traceback is cut, or not there: nothing shows which kernel it was."
         if finding.frames:
@@ -154,6 +161,19 @@ def _elsewhere(
     if needs := _compiled([family], details["required_bytes"], context):
         return _by_bytes(needs, [family], where, context, details)
     return Added((where, why), (check, *_tune_steps([family], context)), details)
+
+
+def _other_program(frame: Frame | None, context: Context) -> str:
+    """The program that is neither sglang nor vLLM and launched the kernel; "" if there is none."""
+    if frame is None:
+        return "" if context.engine_name() else context.facts.get("program")
+    path = frame.path.replace("\\", "/")
+    packages = re.findall(r"(?:site|dist)-packages/([A-Za-z]\w*)/", path) or re.findall(
+        r"/(lmdeploy|gpt_oss|ktransformers|exllamav3)/", path
+    )
+    if any(f"/{name}/" in path for name in engine_names()):
+        return ""
+    return packages[-1] if packages else ""
 
 
 def _families_of(context: Context) -> list[Family]:
@@ -207,13 +227,14 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     if lacks := context.missing(engine, model=True):
         return [f"If it is one of them, `tuner tune` makes files that fit. {lacks}"]
     model = context.preset() if own else ""
-    options = f"--tp {context.tp} {context.options(engine)}"
+    options = context.options(engine)
     whose = context.model if own else "the very checkpoint that is served"
     steps = [] if model else [f"Copy config.json of {whose} to this folder."]
     steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
     for family in found:
-        flag = f"{family.flag} " if family.flag else ""
-        steps.append(f"$ tuner tune {shlex.quote(model or 'config.json')} {flag}{options}")
+        served = context.serving(engine, family)
+        words = [shlex.quote(model or "config.json"), family.flag, served, options]
+        steps.append(f"$ tuner tune {' '.join(word for word in words if word)}")
     return steps
 
 

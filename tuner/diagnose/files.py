@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Findings, LogFinding
-from tuner.engines.dispatch import engine_runs, server_settings
+from tuner.engines.dispatch import engine_runs, of_class, options_text, seen_to_run
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.errors import BadInput, SeveralModels
 from tuner.jobs.targets import reader_of
 from tuner.models.serving import Resolved, Serving
-from tuner.problems.registry import Family
+from tuner.models.table import class_of
+from tuner.problems.points import Problem
+from tuner.problems.registry import Family, families, parse_problem
 
+NOTHING: Mapping[str, str] = {}
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _MOST_RANKS = 1 << 16
 _MOST_MODELS = 9  # that one file's name fits, and that are told each with its command
@@ -38,11 +42,16 @@ class MissingFile:
         return self.path.replace("\\", "/").rpartition("/")[2].rstrip("']")
 
 
+def names_missing_file(finding: LogFinding) -> bool:
+    """Whether a message says which config file was not found."""
+    return finding.message.answer == _ANSWER
+
+
 def missing_files(findings: Findings, context: Context, serving: Serving) -> list[MissingFile]:
     """Every missing file of a log once; files of the same problem count as one."""
     found: dict[object, MissingFile] = {}
     for finding in findings.found:
-        if finding.message.answer == _ANSWER:
+        if names_missing_file(finding):
             one = _missing(finding, context, serving)
             found.setdefault(one.resolved.problems if one.resolved else one.name, one)
     return list(found.values())
@@ -57,16 +66,49 @@ def missing_file(finding: LogFinding, context: Context) -> Added:
     if family is None:
         return Added(tuple(cause), details=details)
     if resolved is None:
-        return Added(tuple(cause), tuple(_without_problem(missing, context)), details)
+        seen, words = _of_any(missing, context)
+        fix = _without_problem(missing, context, seen)
+        return Added((*cause, *words), tuple(fix), details)
     device = context.device(resolved.device_name or "")
-    version = context.version(missing.engine)
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
     cause += [f"Read from it: {note}." for note in resolved.notes]
-    if device and (version or not (resolved.older_than or context.facts.get("before"))):
-        flags = server_settings(context.facts.get("server_args"))
-        runs = engine_runs(missing.engine, version, resolved.problems, device, flags)
-        cause += [f"{kernel.line()}." for kernel in runs]
-    return Added(tuple(cause), tuple(_steps(missing, resolved, context)), details)
+    seen = NOTHING
+    if device and (context.version(missing.engine) or not _only_before(resolved, context)):
+        seen, words = _what_runs(missing.engine, resolved.problems, device, context)
+        cause += words
+    return Added(tuple(cause), tuple(_steps(missing, resolved, context, seen)), details)
+
+
+def _only_before(resolved: Resolved, context: Context) -> bool:
+    """Whether only a release is known before which the server's was made."""
+    return bool(resolved.older_than or context.facts.get("before"))
+
+
+def _of_any(missing: MissingFile, context: Context) -> tuple[Mapping[str, str], list[str]]:
+    """`_what_runs` for a file whose name fits several models: they run the same kernel."""
+    device = context.device(facts_of_line(missing.name).get("device"))
+    if not isinstance(missing.error, SeveralModels) or context.facts.get("before") or not device:
+        return NOTHING, []
+    problem = parse_problem(next(iter(missing.error.problems)))
+    return _what_runs(missing.engine, [problem], device, context)
+
+
+def _what_runs(
+    engine: str, problems: Sequence[Problem], device: Device, context: Context
+) -> tuple[Mapping[str, str], list[str]]:
+    """The settings that the search for a file shows, and sentences on what the server runs."""
+    version = context.version(engine)
+    flags = of_class(context.facts.settings, class_of(context.preset()))
+    seen = seen_to_run(engine, version, problems, device, flags)
+    runs = engine_runs(engine, version, problems, device, {**flags, **seen})
+    words = [f"{one.line()}." for one in runs]
+    if seen:
+        words.append(
+            "This engine looks for the file only as it launches Triton's kernel, so the line shows "
+            f"that Triton runs, for some batch sizes at least. {options_text(seen)} tells the "
+            "commands below; the server needs no new flag."
+        )
+    return seen, words
 
 
 def unnamed_file(finding: LogFinding, context: Context) -> Added:
@@ -76,11 +118,12 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
         return Added(fix=(lacks,))
     model = context.preset()
     options = context.options(engine, device)
+    served = context.serving(engine, families()[0])
     return Added(
         fix=(
             f"The text names the model {context.model}"
             f"{'' if model else ': copy its config.json to this folder'}:",
-            f"$ tuner tune {shlex.quote(model or 'config.json')} --tp {context.tp} {options}",
+            f"$ tuner tune {shlex.quote(model or 'config.json')} {served} {options}",
             f"$ tuner export {options}",
         )
     )
@@ -117,21 +160,19 @@ def _ranks(context: Context) -> tuple[int, int] | None:
     return (seen, _MOST_RANKS) if seen > 1 else None
 
 
-def _without_problem(missing: MissingFile, context: Context) -> list[str]:
+def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, str]) -> list[str]:
     """What to do where the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
     model = context.preset()
     flag = missing.family.flag if missing.family and missing.family.flag else ""
-    options = context.options(missing.engine, device)
+    options = context.options(missing.engine, device, seen)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
     if "int4" in missing.name and missing.engine == "vllm":
         return [
             "int4_w4a16 in vLLM is not tuned by this program: its files help, and nothing here "
             "makes them."
         ]
-    with_tp = f"--tp {context.tp}" if context.tp else ""
-    if with_tp and context.ep > 1 and not flag:  # of fused-MoE layers alone
-        with_tp += f" --ep {context.ep}"
+    with_tp = context.serving(missing.engine, missing.family) if missing.family else ""
     sure = (
         "The sure way is the model's config.json, which lies in the checkpoint's folder"
         if not model
@@ -141,7 +182,7 @@ def _without_problem(missing: MissingFile, context: Context) -> list[str]:
         return [*steps, f"{sure}. {lacks}"]
     if isinstance(missing.error, SeveralModels) and len(missing.error.problems) <= _MOST_MODELS:
         return [*_older(missing.engine, context), *_of_several(missing.error, options)]
-    if not with_tp:
+    if not context.tp:
         words = " ".join(word for word in (flag, options) if word)
         return [
             *steps,
@@ -182,7 +223,9 @@ def _of_several(error: SeveralModels, options: str) -> list[str]:
     ]
 
 
-def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequence[str]:
+def _steps(
+    missing: MissingFile, resolved: Resolved, context: Context, seen: Mapping[str, str]
+) -> Sequence[str]:
     steps = []
     device = context.device(resolved.device_name or "")
     if resolved.device_name and device is None:
@@ -195,9 +238,10 @@ def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequen
         return [lacks]
     if resolved.older_than:
         steps += _older(missing.engine, context)
-    options = context.options(missing.engine, device)
+    options = context.options(missing.engine, device, seen)
     if resolved.assumed:
-        tp = f"--tp {context.tp}" if context.tp else "--tp of the server's command"
+        served = context.serving(missing.engine, missing.family) if missing.family else ""
+        tp = served if context.tp else "--tp of the server's command"
         flag = missing.family.flag if missing.family and missing.family.flag else ""
         steps += [
             "The sure way is the model's config.json, which lies in the checkpoint's folder: give "

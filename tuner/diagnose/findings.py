@@ -32,6 +32,7 @@ class LogFinding:
     text: str  # the line
     where: str  # FILE:LINE
     frames: Sequence[Frame]  # of the traceback before it, the innermost last
+    around: str = ""  # its lines as they are, a few before, and as many below as it asks for
     count: int = 0
     ranks: dict[str, None] = field(default_factory=dict)  # in order
 

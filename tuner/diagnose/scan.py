@@ -18,6 +18,7 @@ from tuner.diagnose.table import Form, Message, MessageTable
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
+_TITLE = 3  # lines above a message that answers may read
 _FRAME = re.compile(r'File "([^"]{1,400})", line (\d{1,9})(?:, in ([\w<>.]{1,200}))?')
 _ERROR = re.compile(r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources)): ?(.{0,300})")
 _SHOWN = 1000  # characters of a line
@@ -103,9 +104,14 @@ class _Scan:
         line = " ".join(" ".join(texts).split())[:_SHOWN]
         frames = self._frames(first)
         where = f"{self.name}:{self._first + first}"
-        found = LogFinding(message, form, values, line, where, frames)
+        around = self._around(first, last, message.below) if message.below else ""
+        found = LogFinding(message, form, values, line, where, frames, around)
         self.findings.add(found, "".join(rank_of(text)))
         return set(range(first, last + 1))
+
+    def _around(self, first: int, last: int, below: int) -> str:
+        end = min(last + 1 + below, len(self._lines))
+        return "\n".join(self._text(i) for i in range(max(0, first - _TITLE), end))
 
     def _windows(self, at: int) -> Iterator[tuple[int, int]]:
         """The line itself, then with the lines that may continue it or begin it."""

@@ -8,6 +8,7 @@ from tuner.diagnose.findings import LogFinding
 
 _CHANNELS = "a checkpoint with a scale for each channel instead of blocks."
 _EXPERTS = "expert parallelism, which divides experts instead of weights; or "
+_HOST_GIB = 8  # that a host keeps whose memory the GPU shares
 _LINEAR = "Weight "  # a linear layer's message begins so; expert parallelism does not divide it
 
 
@@ -50,10 +51,12 @@ def heads(finding: LogFinding, context: Context) -> Added:
 def memory_taken(finding: LogFinding, context: Context) -> Added:
     """The share of the GPU's memory that is free."""
     free, total = (float(finding.values[name]) for name in ("free", "total"))
-    share = int(100 * free / total) / 100 if total else 0.0
-    steps = ["$ nvidia-smi"]
+    left = _HOST_GIB if context.unified else 0
+    share = int(100 * max(0.0, free - left) / total) / 100 if total else 0.0
+    steps = [] if context.unified else ["$ nvidia-smi"]
     if share >= 0.1:
-        steps.append("If the other process is to stay, take what is free:")
+        rest = f", less {_HOST_GIB} GiB for the host" if left else ""
+        steps.append(f"If the other process is to stay, take what is free{rest}:")
         steps.append(f"$ --gpu-memory-utilization {share:.2f}")
     return Added((), tuple(steps), {"gpu_memory_utilization": share})
 

@@ -96,6 +96,10 @@ class Message:
     per: Sequence[str]  # holes whose values make findings of their own
     unless: Sequence[str]  # messages beside which this one says nothing new
     threads: Sequence[str]  # public reports, "owner/name#123"
+    # Instead of `cause` and `fix`, if the GPU shares the host's memory.
+    unified_cause: Sequence[str] = ()
+    unified_fix: Sequence[str] = ()
+    below: int = 0  # how many lines below it the answer reads too
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,9 @@ def _message(row: Mapping[str, Any]) -> Message:
         per=tuple(row.get("per", ())),
         unless=tuple(row.get("unless", ())),
         threads=tuple(row.get("threads", ())),
+        unified_cause=tuple(row.get("unified_cause", ())),
+        unified_fix=tuple(row.get("unified_fix", ())),
+        below=row.get("below", 0),
     )
 
 

@@ -250,6 +250,26 @@ def engine_runs(
     ]
 
 
+def seen_to_run(
+    engine: str,
+    version: str,
+    problems: Iterable[Problem],
+    device: Device,
+    flags: Mapping[str, str] = _NOTHING,
+) -> dict[str, str]:
+    """The settings by which a server that looks for files of these problems runs Triton's kernel.
+
+    They count only where the engine looks for a file as it launches that kernel, and where flags
+    and rules leave another one possible. `version` may be empty, as for `what_runs`.
+    """
+    table, seen = dispatch_table(engine), dict[str, str]()
+    for problem in problems:
+        runs = what_runs(engine, version, problem, device, {**flags, **seen})
+        if table and runs and not runs.always_triton and table.looks_late(runs.release, problem):
+            seen |= {name: value for name, value in runs.to_triton.items() if value}
+    return seen
+
+
 def _subject(group: Sequence[Problem], asked: Sequence[Problem]) -> str:
     """Words for some of the problems: a kind where all of the kind are among them."""
     totals = Counter(problem.family for problem in asked)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -109,6 +109,20 @@ class DispatchTable:
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refusals: Sequence[Refusal] = ()
     old_variables: Mapping[str, str] = field(default_factory=dict)  # new prefixes by old ones
+    looked_for: Mapping[str, str] = field(default_factory=dict)  # by problem, the first release
+
+    def looks_late(self, release: str, problem: Problem) -> bool:
+        """Whether a release looks for a file of the problem only as it launches Triton's kernel."""
+        since = self.looked_for.get(problem.family)
+        return since is not None and release_of(since) <= release_of(release)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The flags and variables that the rules ask for."""
+        asked = {name for rule in self.rules for name in (*rule.flags, *rule.to_triton)}
+        asked |= {fact.flag for fact in self.unknown.values() if fact.flag}
+        asked |= {flag for flags in self.alone.values() for flag in flags.values()}
+        return frozenset({*self.defaults, *asked} - {ARCHITECTURE})
 
     def with_new_names(self, flags: Mapping[str, str]) -> dict[str, str]:
         """The flags, and each variable of an old name under its new name too."""
@@ -154,6 +168,7 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
         backends=values.get("backends", {}),
         alone=values.get("alone", {}),
         old_variables=values.get("old_variables", {}),
+        looked_for=values.get("looked_for", {}),
         refusals=[Refusal(**row) for row in values.get("refuses", ())],
     )
 

@@ -31,7 +31,8 @@ def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
     quant = quantization_fields(config)
     if algo := quant.get("moe_quant_algo"):  # DeepSeek V4 by ModelOpt
         return _algorithm(str(algo))
-    if config.get("expert_dtype") == "fp4":  # DeepSeek V4: fp4 experts beside fp8 layers
+    # DeepSeek V4 and V4.1, which names it elsewhere: fp4 experts beside fp8 layers.
+    if "fp4" in (config.get("expert_dtype"), quant.get("expert_dtype")):
         return Quantization("mxfp4", None)
     if mixed := _mixed(quant):
         return _of_layers(mixed, torch_dtype, experts=True)

@@ -90,6 +90,23 @@ def find_preset(text: str) -> Model:
     )
 
 
+def sibling(model: Model, dtype: Dtype) -> Model | None:
+    """The preset of the same sizes whose checkpoint is quantised as this dtype; None: no such."""
+    return next(
+        (
+            one
+            for one in presets()
+            if one.dtype is dtype
+            and one.name != model.name
+            and (one.block_shape or one.per_channel_quant)
+            and (one.architecture, one.E, one.intermediate, one.hidden)
+            == (model.architecture, model.E, model.intermediate, model.hidden)
+            and one.name.startswith(model.name)
+        ),
+        None,
+    )
+
+
 def is_named(model: Model, text: str) -> bool:
     """Whether a checkpoint's name or path is a preset's, perhaps with more words behind it."""
     last = text.rstrip("/").rpartition("/")[2]

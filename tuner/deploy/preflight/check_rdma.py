@@ -14,6 +14,7 @@ from tuner.deploy.preflight.links import (
     without_gid,
 )
 
+_WAITING = ("INIT", "ARMED")  # of an InfiniBand port that no subnet manager has made active
 _DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
 
 
@@ -74,7 +75,11 @@ def _fix_down(node: Node, devices: list[str]) -> str:
     disabled = {d.device for d in node.devices if d.phys_state == _DISABLED}
     names = [interfaces[d] for d in sorted(devices, key=natural) if interfaces[d]]
     steps = "".join(f"ip link set {name} up; " for name in names)
-    cause = "" if disabled.issuperset(devices) else "check cable, transceiver and switch port; "
+    waiting = {d.device for d in node.devices if d.state.startswith(_WAITING)}
+    if waiting.issuperset(devices):
+        cause = "start a subnet manager, on the switch or as opensm: the link itself is up; "
+    else:
+        cause = "" if disabled.issuperset(devices) else "check cable, transceiver and switch port; "
     return (
         f"{cause}{steps}then look at ibdev2netdev again, or name only the devices to use "
         "in the cluster file (rdma = [...])"

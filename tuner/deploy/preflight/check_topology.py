@@ -13,6 +13,12 @@ Card = tuple[str, ...]  # the RDMA devices of a card
 # Relations of two devices on one PCIe switch, or on one processor socket.
 SWITCH = ("PIX", "PXB")
 SOCKET = ("PIX", "PXB", "PHB", "NODE")
+THROUGH = {  # the words of nvidia-smi's legend
+    "PHB": "through the PCIe host bridge (PHB)",
+    "NODE": "through host bridges of its NUMA node (NODE)",
+    "SYS": "through the link between NUMA nodes (SYS)",
+    "SOC": "through the link between processors (SOC)",
+}
 
 
 @dataclass
@@ -38,7 +44,7 @@ def find_switches(
     if not any(topology.near(g, n, kinds) for g in topology.gpus for n in nics):
         return []
     switches: list[PcieSwitch] = []
-    for gpu in topology.gpus:
+    for gpu in topology.read_gpus:
         near = [n for n in nics if topology.near(gpu, n, kinds)]
         same = [
             s
@@ -117,18 +123,56 @@ def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
     if wrong:
         return
     yield from _unused(node, links)
-    switches = find_switches(node.topology, links.compute)
+    switches = find_switches(node.topology, _named(node, links))
+    if not switches:
+        yield from _nowhere_near(node)
     bare = [s for s in switches if not s.nics]
     if bare:
         yield node.warning(
             "too-few-hcas",
             f"{sum(len(s.nics) for s in switches)} RDMA devices for {len(switches)} PCIe switches "
-            "with GPUs: none under " + "; ".join(str(s) for s in bare),
+            "with GPUs: none under "
+            + "; ".join(str(s) for s in bare)
+            + "".join(f"; {words}" for words in distances(node.topology, bare)),
             "add an RDMA card below each such switch, or expect these GPUs' traffic to cross the "
             "CPU and share another GPU's card",
             tuple(node.topology.lines.get(g, g) for s in bare for g in s.gpus),
         )
     yield from _uneven(node, switches)
+
+
+def _named(node: Node, links: NodeLinks) -> Card:
+    """The devices for collectives; those of the topology where no other capture names any."""
+    return links.compute or node.topology.nics
+
+
+def distances(topology: Topology, switches: list[PcieSwitch]) -> Iterator[str]:
+    """Through what the GPUs of switches without devices reach the nearest one."""
+    found: dict[str, list[str]] = {}
+    for gpu in (gpu for switch in switches for gpu in switch.gpus):
+        found.setdefault(topology.nearest(gpu)[0], []).append(gpu)
+    for kind, gpus in found.items():
+        if kind in THROUGH:
+            yield f"{joined(gpus)} reach{'' if len(gpus) > 1 else 'es'} one {THROUGH[kind]}"
+
+
+def _nowhere_near(node: Node) -> Iterator[Finding]:
+    """A finding for a node on which no GPU shares a PCIe switch with a device."""
+    topology = node.topology
+    if not topology.nics or not topology.read_gpus:
+        return
+    nearest = {gpu: topology.nearest(gpu)[0] for gpu in topology.read_gpus}
+    far = [PcieSwitch([gpu], []) for gpu, kind in nearest.items() if kind not in SOCKET]
+    every = [PcieSwitch([gpu], []) for gpu in nearest]
+    words = "; ".join(distances(topology, every))
+    report = node.warning if far and len(far) < len(every) else node.info
+    yield report(
+        "no-near-hca",
+        f"no RDMA device shares a PCIe switch with a GPU: {words}",
+        "nothing to do on a machine without PCIe switches; otherwise put the RDMA cards into slots "
+        "below the GPUs' switches",
+        tuple(topology.lines[gpu] for gpu in topology.read_gpus if gpu in topology.lines),
+    )
 
 
 def far_devices(node: Node, links: NodeLinks) -> list[str]:
@@ -137,12 +181,13 @@ def far_devices(node: Node, links: NodeLinks) -> list[str]:
     """
     others = movable(node, links)
     ports = [d for d in links.compute if d not in others and any(u in others for u in links.usable)]
-    switches = find_switches(node.topology, links.compute)
+    listed = _named(node, links)
+    switches = find_switches(node.topology, listed)
     if not switches or not all(s.nics for s in switches):
         return ports
     placed = {n for s in switches for n in s.nics}
     nics = node.topology.nics
-    return [d for d in links.compute if d in ports or (d in nics and d not in placed)]
+    return [d for d in listed if d in ports or (d in nics and d not in placed)]
 
 
 def _unused(node: Node, links: NodeLinks) -> Iterator[Finding]:

@@ -95,6 +95,19 @@ class Topology:
         """Whether the two have one of these relations; by default, they share a PCIe switch."""
         return self.relations.get((gpu, other)) in kinds
 
+    @property
+    def read_gpus(self) -> tuple[str, ...]:
+        """The GPUs whose rows were read; the text may be cut."""
+        return tuple(gpu for gpu in self.gpus if gpu in self.lines or not self.lines)
+
+    def nearest(self, gpu: str) -> tuple[str, tuple[str, ...]]:
+        """The nearest relation of a GPU to any NIC, and the NICs that have it."""
+        kinds = [(self.relations.get((gpu, nic), ""), nic) for nic in self.nics]
+        for kind in ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC"):
+            if some := tuple(nic for found, nic in kinds if found == kind):
+                return kind, some
+        return "", ()
+
 
 @dataclass(frozen=True)
 class NodeGpu:

@@ -22,6 +22,10 @@ _SHOW_GIDS = re.compile(
 )
 _CA = re.compile(r"\s*(?:CA '(?P<device>[^']+)'|Port (?P<port>[0-9]{1,3}):)\s*$")
 _HCA = re.compile(r"\s*(?:hca_id:\s*(?P<device>\S+)|port:\s*(?P<port>[0-9]{1,3}))\s*$")
+_LINK = re.compile(  # `link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1f0`
+    r"^.*\blink (\S+)/([0-9]{1,3}) (?:.*? )?state (\w+) physical_state (\w+)(?: netdev (\S+))?",
+    re.MULTILINE,
+)
 _END = "\0"
 _MAPPED = "0000:0000:0000:0000:0000:ffff:"  # prefix of an IPv4 address in IPv6 form
 _LARGEST_FILE = 4096  # bytes; a sysfs file is not larger
@@ -71,6 +75,14 @@ def parse_ibstat(text: str) -> tuple[RdmaDevice, ...]:
 def parse_ibv_devinfo(text: str) -> tuple[RdmaDevice, ...]:
     """The ports in the output of `ibv_devinfo` or `ibv_devinfo -v`."""
     return tuple(_listed(text, _HCA, ("state", "phys_state", "link_layer", "rate")))
+
+
+def parse_rdma_link(text: str) -> tuple[RdmaDevice, ...]:
+    """The ports in the output of `rdma link`."""
+    return tuple(
+        RdmaDevice(device, int(port), state, physical, "", "", interface)
+        for device, port, state, physical, interface in _LINK.findall(text)
+    )
 
 
 def _listed(

@@ -7,14 +7,16 @@ lists of arguments, paths of tracebacks, and names of config files: facts.toml h
 from __future__ import annotations
 
 import re
+import shlex
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from tuner.engines.logs.lines import BLANKS
+from tuner.engines.logs.lines import BEGINS, BLANKS
+from tuner.engines.logs.settings import MARKS, of_command, of_lines, of_log, waiting_flag, words_of
 from tuner.toml_table import shipped_toml
 
 _COMMAND = re.compile(
@@ -27,8 +29,8 @@ _STARTS = (  # of them, without blanks
 )
 _GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])")  # an argument of its own line
 _LONGEST = 80  # lines of a command
-_VARIABLE = re.compile(r"\b((?:VLLM|SGLANG|SGL|NCCL|TRITON)_[A-Z0-9_]+)=[\"']?([^\s\"'\\]+)")
-_BACKEND = re.compile(r"(--[\w-]*backend)(?:=|[\"',\s]+(?:-\s+)?[\"']?)([\w-]+)")
+# Where an engine logs the arguments that it was started with, without blanks.
+_ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=")
 _RANK = re.compile(rb"TP(\d{1,3})\b")
 # A shell's variable that is set in a line of its own, as scripts of launch commands do.
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
@@ -59,8 +61,10 @@ class Facts:
     _command: int = 0  # lines of a command that may follow
     _continued: bool = False  # by a backslash
     _waits: str = ""  # the fact whose flag ended the line before
+    _flag: str = ""  # a flag of `settings` that ended it
     _variables: dict[str, str] = field(default_factory=dict)  # of a shell, by their names
     _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: the variable, where
+    settings: dict[str, str] = field(default_factory=dict)  # flags and variables of the server
 
     def get(self, name: str) -> str:
         """The value of a fact; "" if nothing says it."""
@@ -94,7 +98,38 @@ class Facts:
                 self._read_command(texts[0], where)
             for form in hits[at]:
                 self._match(form, texts, where)
+        self._read_settings(lines, joined, starts, name, first)
         self._see_ranks(lines, name, first)
+
+    def _read_settings(
+        self, lines: Sequence[bytes], joined: bytes, starts: list[int], name: str, first: int
+    ) -> None:
+        """Read the variables that lines set, and the arguments that an engine logs."""
+        if any(mark in joined for mark in MARKS):
+            for at, line in enumerate(lines):
+                if any(mark in line for mark in MARKS):
+                    text = b"\n".join(lines[at : at + 2]).decode("utf-8", errors="replace")
+                    self._keep_settings(of_lines(text), f"{name}:{first + at}")
+        for anchor in _ARGUMENTS:
+            if (place := joined.find(anchor)) < 0:
+                continue
+            at = end = bisect_right(starts, place) - 1
+            texts = [line.decode("utf-8", errors="replace") for line in lines[at : at + _LONGEST]]
+            while end + 1 - at < len(texts) and not BEGINS.match(texts[end + 1 - at]):
+                end += 1
+            found = of_log("".join(texts[: end + 1 - at]))
+            self._keep_settings(found, f"{name}:{first + at}")
+
+    def _keep_settings(self, found: Iterable[tuple[str, str]], where: str) -> None:
+        """Keep settings; the first value of each counts, as of the other facts."""
+        for name, value in found:
+            if not value or value[0] in "$<{" or name in self.settings:
+                continue
+            self.settings[name] = value
+            word = shlex.join(words_of(name, value))
+            old = self.known.get("server_args")
+            text = f"{old.value} {word}" if old else word
+            self.known["server_args"] = Fact(text, old.where if old else where)
 
     def _set_variables(self, lines: Sequence[bytes]) -> None:
         """Keep what a script sets, and give facts that waited for it their values."""
@@ -149,10 +184,10 @@ class Facts:
         self._waits = _flag_alone(text)
         if "--enable-expert-parallel" in text:
             self.add("ep", self.get("tp"), where)
-        for flag, value in _BACKEND.findall(text):
-            self._append("server_args", f"{flag} {value}", where)
-        for name, value in _VARIABLE.findall(text):
-            self._append("server_args", f"{name}={value}", where)
+        if self._flag:
+            self._keep_settings([(self._flag, text.strip(" \t-\"',[]\\"))], where)
+        self._flag = waiting_flag(text)
+        self._keep_settings(of_command(text), where)
 
     def add(self, name: str, value: str | None, where: str) -> None:
         """Keep a value, if it is one: not empty, no hole of a template.
@@ -168,13 +203,6 @@ class Facts:
         if not value or value[0] in "$<{-" or (name in _NUMBERS and not value.isdecimal()):
             return
         self.known.setdefault(name, Fact(value, where))
-
-    def _append(self, name: str, value: str, where: str) -> None:
-        old = self.known.get(name)
-        if old is None:
-            self.known[name] = Fact(value, where)
-        elif value not in old.value:
-            self.known[name] = Fact(f"{old.value} {value}", old.where)
 
 
 def facts_of_line(line: str) -> Facts:

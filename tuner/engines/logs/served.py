@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tuner.devices.table import Device, card_to_check, find_device
 from tuner.engines.engine import Engine, find_engine
+from tuner.engines.launch import ServingFlags, read_flags
 from tuner.engines.logs.facts import Facts
-from tuner.errors import BadInput, UnknownDevice, UnknownEngine, UnknownModel
+from tuner.engines.logs.settings import as_words
+from tuner.errors import BadInput, BadProblem, UnknownDevice, UnknownEngine, UnknownModel
 from tuner.models.table import find_preset
+from tuner.problems.options import Option
+from tuner.problems.registry import Family
 
+# Flags that divide the experts among all ranks.
+_SPREAD = {"--enable-expert-parallel", "--enable-ep-moe"}
+_OF_WEIGHTS = {"fused_moe", "dense_gemm"}  # families whose problems have the weights' type
 ENGINES = {"sglang": "sglang", "vllm": "vLLM"}  # by the name in paths, as texts name them
 
 
@@ -45,7 +55,28 @@ class CompletedHints:
 
     @property
     def ep(self) -> int:
-        return int(self.facts.get("ep") or 0)
+        """The expert-parallel size; 0 where the text does not say it."""
+        spread = self.facts.settings.keys() & _SPREAD
+        return int(self.facts.get("ep") or 0) or (self.tp if spread else 0)
+
+    def serving(self, name: str, family: Family) -> str:
+        """The options by which a family's problems are those of this server's ranks."""
+        try:
+            flags = read_flags(name, self.facts.settings) if name in ENGINES else ServingFlags()
+        except BadProblem:  # a flag's value is cut, or no number
+            flags = ServingFlags()
+        asked = dict(flags.options)
+        if self.ep > 1:
+            asked["ep"] = self.ep
+        if "--enable-dp-attention" in self.facts.settings and self.facts.get("dp"):
+            asked["dp"] = int(self.facts.get("dp"))
+        words = [f"--tp {self.tp}"] if self.tp else []
+        if flags.dtype and family.name in _OF_WEIGHTS:
+            words.append(f"--dtype {flags.dtype.value}")
+        for option in family.shaping:
+            if option.name in asked:
+                words.append(_option(option, asked[option.name]))
+        return " ".join(words)
 
     def engine_name(self) -> str:
         """The engine: sglang, vllm, or nothing where neither the hints nor the text tell."""
@@ -80,11 +111,18 @@ class CompletedHints:
                 raise
             return None
 
-    def options(self, name: str, device: Device | None = None) -> str:
-        """The options by which a command works for this server, as far as they are known."""
+    def options(
+        self, name: str, device: Device | None = None, seen: Mapping[str, str] | None = None
+    ) -> str:
+        """The options by which a command works for this server, as far as they are known.
+
+        `seen`: settings that messages show, besides those of its command.
+        """
         device = device or self.device()
         words = [f"--device {card_name(device)}"] if device else []
         words += [f"--engine {self.spec(name)}"] if name else []
+        if given := as_words({**self.facts.settings, **(seen or {})}, name):
+            words.append(f"--server-args {shlex.quote(given)}")
         return " ".join(words)
 
     def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
@@ -101,6 +139,13 @@ class CompletedHints:
         if not name:
             lacks.append("--engine sglang or --engine vllm")
         return f"The text does not say, and the command needs: {'; '.join(lacks)}." if lacks else ""
+
+
+def _option(option: Option, value: Any) -> str:  # noqa: ANN401  # of the option's own type
+    yes, _, no = option.flag.partition("/")
+    if isinstance(value, bool):
+        return yes if value else no
+    return f"{yes} {value}"
 
 
 def _unknown(shown: str, capability: str) -> str:

@@ -83,7 +83,10 @@ def resolve_model(model: HasLinears, serving: Serving) -> Resolved:
             api="dtype=fp8_w8a8",
         )
     problems = [_problem(layer, shape.out) for layer in read]
-    return Resolved(tuple(dict.fromkeys(problems)), tuple(_notes(layers, len(set(problems)))))
+    notes = _notes(layers, len(set(problems)))
+    if scheme:
+        notes.append(_asked_words(model.name, scheme, [layer.scheme for layer in shape.layers]))
+    return Resolved(tuple(dict.fromkeys(problems)), tuple(notes))
 
 
 def _asked_scheme(dtype: Dtype | None, stored: Sequence[Quantization]) -> Quantization | None:
@@ -96,6 +99,21 @@ def _asked_scheme(dtype: Dtype | None, stored: Sequence[Quantization]) -> Quanti
     if dtype not in (Dtype.FP8_W8A8, Dtype.INT8_W8A8):
         raise BadProblem(f"a quantised dense GEMM is fp8_w8a8 or int8_w8a8, not {dtype.value}")
     return Quantization(dtype.value, dtype, per_channel_quant=True)
+
+
+def _asked_words(name: str, asked: Quantization, stored: Sequence[Quantization]) -> str:
+    """What was assumed for weights of another type than the checkpoint's."""
+    kinds = dict.fromkeys(
+        f"{one.kind} in blocks of {'x'.join(map(str, one.block_shape))}"
+        if one.block_shape and one.block_shape[0]
+        else ("not quantised" if one.kind == "none" else one.kind)
+        for one in stored
+    )
+    return (
+        f"the linear layers of {name}'s checkpoint are {' and '.join(kinds)}; {asked.kind} is "
+        "taken with a scale for each channel and no blocks, as an engine quantises weights itself; "
+        "for a checkpoint with blocks give its config.json"
+    )
 
 
 def _problem(layer: RankLinear, out: Dtype) -> DenseGemm:

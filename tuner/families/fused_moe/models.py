@@ -19,7 +19,7 @@ from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.model import Model
 from tuner.models.serving import Note, Resolved, Serving
-from tuner.models.table import preset_or_file
+from tuner.models.table import preset_or_file, sibling
 from tuner.problems.dtypes import Dtype
 
 _UNGATED = {"NemotronHForCausalLM"}
@@ -139,6 +139,8 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
                 api="dtype=fp8_w8a8",
             )
         )
+    if serving.dtype and serving.dtype is not model.dtype and problem.dtype.weight_bits == 8:
+        notes.append(_asked_words(model, problem, serving))
     wanted = serving.options.get("block_shape") or model.block_shape
     if problem.block_shape and wanted and problem.block_shape != wanted:
         what = "groups" if problem.grouped else "quantisation blocks"
@@ -146,6 +148,33 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
         sizes = [f"{n}x{k}" if n else str(k) for n, k in (wanted, problem.block_shape)]
         notes.append(f"{engine} makes the {what} of {sizes[0]} smaller, {sizes[1]}: N={problem.N}")
     return notes
+
+
+def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
+    """What was assumed for weights of another type than the checkpoint's, and what may be."""
+    has = model.dtype.value if model.dtype else model.quantization
+    if model.block_shape:
+        has += f" in {'groups' if not model.block_shape[0] else 'blocks'} of {_sized(model)}"
+    as_asked = f"{model.name}'s checkpoint is {has}; {problem.dtype.value} is taken with "
+    if problem.block_shape:
+        return f"{as_asked}blocks of {'x'.join(map(str, problem.block_shape))}, as asked"
+    scales = "a scale for each channel" if problem.per_channel_quant else "a scale for each tensor"
+    other, stored = "", sibling(model, problem.dtype)
+    if stored and stored.block_shape:
+        other = f"; {stored.name} has blocks of {_sized(stored)}: name it"
+    elif stored:
+        otherwise = ", as it is taken" if problem.per_channel_quant else ": name it"
+        other = f"; {stored.name} has a scale for each channel{otherwise}"
+    return Note(
+        f"{as_asked}{scales} and no blocks{other}; for a checkpoint with blocks add ",
+        cli="--block-shape 128x128, or give its config.json",
+        api="block_shape=[128, 128], or post its config.json",
+    )
+
+
+def _sized(model: Model) -> str:
+    rows, columns = model.block_shape or (0, 0)
+    return f"{rows}x{columns}" if rows else str(columns)
 
 
 def _require_experts(model: Model) -> None:

@@ -1,0 +1,169 @@
+"""Flags and variables of servers: read in every form, and carried to the commands that are printed."""
+
+# ruff: noqa: E501 (lines of logs are long)
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from test_pasted import commands, parse
+
+from tuner.cli.family_options import FamilyChoice
+from tuner.cli.targets import TargetOptions, seen_settings, settings_of, targets_of
+from tuner.devices.table import find_device
+from tuner.diagnose import Hints, diagnose_text
+from tuner.engines.dispatch import server_settings, what_runs
+
+MISSING = "Performance might be sub-optimal! Config file not found at "
+FOLDER = "/x/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/"
+R1 = "device_name=NVIDIA_B200,dtype=fp8_w8a8,block_shape=[128, 128].json"
+MOE = f"Using default MoE kernel config. {MISSING}{FOLDER}E=257,N=256,{R1}"
+GEMM = (
+    f"Using default W8A8 Block FP8 kernel config. {MISSING}/x/sglang/srt/configs/N=2112,K=7168,{R1}"
+)
+VLLM = (
+    f"Using default MoE config. {MISSING}/x/vllm/model_executor/layers/fused_moe/configs/"
+    "E=128,N=384,device_name=NVIDIA_B200,dtype=fp8_w8a8,block_shape=[128,128].json"
+)
+LAUNCH = "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 "
+ARGUMENTS = (
+    "server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-R1', tokenizer_path='x', tp_size=8, "
+    "quantization=None, kv_cache_dtype='auto', attention_backend='triton', enable_ep_moe=False, "
+    "decode_attention_backend=None, moe_runner_backend='auto', fp8_gemm_runner_backend='triton', "
+    "disable_radix_cache=True, speculative_algorithm='EAGLE', speculative_eagle_topk=1)"
+)
+FP8 = "fp8_gemm_runner_backend='triton', "
+OF_ARGUMENTS = {
+    "--attention-backend": "triton",
+    "--fp8-gemm-backend": "triton",
+    "--disable-radix-cache": "1",
+    "--speculative-algorithm": "EAGLE",
+    "--speculative-eagle-topk": "1",
+}
+WRAPPED = "\n".join(ARGUMENTS[i : i + 60] for i in range(0, len(ARGUMENTS), 60))
+
+FORMS = [
+    (f"{LAUNCH} --enable-ep-moe --disable-radix-cache > server.log", {"--enable-ep-moe": "1", "--disable-radix-cache": "1"}),
+    (f"SGLANG_ENABLE_JIT_DEEPGEMM=0 {LAUNCH} --moe-runner-backend=triton", {"SGLANG_ENABLE_JIT_DEEPGEMM": "0", "--moe-runner-backend": "triton"}),
+    (f"{LAUNCH} \\\n  --attention-backend \\\n  triton \\\n  --moe-a2a-backend deepep", {"--attention-backend": "triton", "--moe-a2a-backend": "deepep"}),
+    (f"export SGLANG_USE_AITER=1\nSGL_ENABLE_JIT_DEEPGEMM=0\n{LAUNCH}", {"SGLANG_USE_AITER": "1", "SGL_ENABLE_JIT_DEEPGEMM": "0"}),
+    ("ENV VLLM_ROCM_USE_AITER=1\nCMD vllm serve a/b --moe-backend triton", {"VLLM_ROCM_USE_AITER": "1", "--moe-backend": "triton"}),
+    ("environment:\n  - VLLM_BATCH_INVARIANT=1\ncommand: vllm serve a/b", {"VLLM_BATCH_INVARIANT": "1"}),
+    ("env:\n- name: VLLM_ROCM_USE_AITER\n  value: \"1\"\nargs:\n- --moe-backend\n- triton\n- --enable-expert-parallel\n", {"VLLM_ROCM_USE_AITER": "1", "--moe-backend": "triton", "--enable-expert-parallel": "1"}),
+    ('args: ["--model", "a/b", "--linear-backend", "triton"]', {"--linear-backend": "triton"}),
+    ("non-default args: {'model': 'a/b', 'moe_backend': 'triton', 'enable_expert_parallel': True}", {"--moe-backend": "triton", "--enable-expert-parallel": "1"}),
+    (ARGUMENTS, OF_ARGUMENTS),
+    (f"[2026-01-05 10:00:00] {WRAPPED}\n[2026-01-05 10:00:01] moe_runner_backend='deep_gemm'", OF_ARGUMENTS),
+    ("It works again with SGLANG_ENABLE_JIT_DEEPGEMM=0, and with --moe-runner-backend triton.", {}),
+    (f"{LAUNCH} --moe-runner-backend $BACKEND", {}),
+]  # fmt: skip
+
+
+def test_settings_are_read_in_every_form(subtests):
+    for text, expected in FORMS:
+        with subtests.test(text[:60]):
+            assert diagnose_text(text).findings.facts.settings == expected
+
+
+def test_the_first_value_of_a_flag_counts_as_of_other_facts():
+    text = f"{LAUNCH} --attention-backend fa3\nthen we tried\n{LAUNCH} --attention-backend triton"
+    assert diagnose_text(text).findings.facts.settings == {"--attention-backend": "fa3"}
+
+
+@pytest.mark.parametrize("said", [ARGUMENTS, f"[2026-01-05 10:00:00] {WRAPPED}"])
+def test_every_printed_command_has_the_settings_in_one_word(said):
+    found = commands(f"{said}\n{MOE}\n", Hints("sglang==0.5.16"))
+    assert {shlex.split(line)[1] for line in found} == {"tune", "export"}
+    for line in found:
+        given = server_settings(str(parse(line)["server_args"]))
+        assert OF_ARGUMENTS.items() <= given.items()
+
+
+def test_settings_with_characters_of_the_shell_stay_one_word():
+    text = f"{LAUNCH} --attention-backend=a;reboot --moe-a2a-backend=`id`\n{GEMM}"
+    for line in commands(text, Hints("sglang==0.5.16")):
+        given = server_settings(str(parse(line)["server_args"]))
+        assert given["--attention-backend"] == "a;reboot"
+        assert given["--moe-a2a-backend"] == "`id`"
+
+
+def test_settings_of_the_other_engine_and_defaults_are_left_out():
+    text = f"SGLANG_USE_AITER=1 VLLM_BATCH_INVARIANT=1 NCCL_DEBUG=INFO {LAUNCH} --ep-size 1\n{MOE}"
+    for line in commands(text, Hints("sglang==0.5.16")):
+        given = server_settings(str(parse(line)["server_args"]))
+        assert given == {"SGLANG_USE_AITER": "1", "--moe-runner-backend": "triton"}
+
+
+def test_ranks_shared_experts_and_quantisation_are_carried_with_a_model():
+    crash = (
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 102401, "
+        "Hardware limit: 101376. Reducing block sizes or `num_stages` may help."
+    )
+    command = (
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp 4 --enable-ep-moe "
+        "--quantization fp8 --enable-dp-attention --dp 2 --page-size 64\n"
+    )
+    text = f"GPU 0: NVIDIA L40S\n{command}{crash}"
+    moe, attention = (
+        next(parse(line) for line in commands(text, Hints("sglang")) if wanted(parse(line)))
+        for wanted in (
+            lambda one: not (one["attention"] or one["dense_gemm"]),
+            lambda one: one["attention"],
+        )
+    )
+    assert (moe["tp"], moe["ep"], moe["dtype"]) == (4, 4, "fp8_w8a8")
+    assert (attention["tp"], attention["dp"], attention["page_size"]) == (4, 2, 64)
+    assert attention["dtype"] is None
+
+
+def test_a_value_that_is_no_number_ends_nothing():
+    text = f"GPU 0: NVIDIA L40S\n{LAUNCH} --page-size 6x\nout of resource: shared me"
+    assert "--page-size" not in " ".join(commands(text, Hints("sglang")))
+    assert commands(text, Hints("sglang"))
+
+
+# What a warning shows.
+
+
+def said(text: str, engine: str) -> str:
+    found = diagnose_text(text, Hints(engine)).answers
+    return " ".join(" ".join(line for one in found for line in one.lines()).split())
+
+
+@pytest.mark.parametrize(
+    ("line", "engine", "flag"),
+    [
+        (MOE, "sglang==0.5.16", "--moe-runner-backend triton"),
+        (GEMM, "sglang==0.5.16", "--fp8-gemm-backend triton"),
+        (GEMM.replace("B200", "H200"), "sglang==0.5.23", "--fp8-gemm-backend triton"),
+        (VLLM, "vllm==0.33.0", "--moe-backend triton"),
+    ],
+)  # fmt: skip
+def test_a_missing_file_shows_that_triton_runs(line, engine, flag):
+    text = said(line, engine)
+    assert "runs Triton here; it reads tuned files" in text
+    assert "the line shows that Triton runs" in text
+    assert f"--server-args '{flag}'" in text
+    assert " if " not in text.partition("runs Triton here")[0].rpartition("Read from it")[2]
+
+
+def test_the_search_before_the_choice_shows_nothing():
+    """sglang 0.4.4 looks for the file of a GEMM, and then runs DeepGEMM."""
+    text = said(GEMM.replace("B200", "H200"), "sglang==0.4.4")
+    assert "shows that Triton runs" not in text
+
+
+def test_plan_and_tune_of_a_log_know_it_too(tmp_path):
+    gemm_name = GEMM.rpartition("/")[2]
+    log, card = tmp_path / "server.log", find_device("B200")
+    log.write_text(f"{ARGUMENTS.replace(FP8, '')}\n{GEMM}\n")
+    for target in (str(log), GEMM):
+        asked = TargetOptions(target, card, "sglang", "0.5.16")
+        targets = targets_of(asked, FamilyChoice(None, {}), every=False)
+        problems = [problem for one in targets for problem in one.problems]
+        flags = seen_settings(target, problems, asked, settings_of("", target))
+        runs = what_runs("sglang", "0.5.16", problems[0], card, flags)
+        assert runs and runs.always_triton
+        assert seen_settings(gemm_name, problems, asked, {}) == {}
+    assert settings_of("--attention-backend fa3", str(log))["--attention-backend"] == "fa3"

@@ -1,0 +1,124 @@
+"""The flags and variables by which a server chooses its kernels, in commands and in engines' logs.
+
+Which names count is what the engines' rules ask for: `tuner/engines/*/dispatch.toml`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from tuner.engines.dispatch_table import dispatch_table
+from tuner.toml_table import shipped_toml
+
+_ENGINES = ("sglang", "vllm")
+# What lines that set one of the variables have.
+MARKS = (b"VLLM_", b"SGLANG_", b"SGL_", b"CK_MOE", b"W8A8_FP8_KERNEL", b"CUTLASS_BLOCK_FP8")
+# Flags without a value, as the engines name them.
+_SWITCH = re.compile(r"--(?:enable|disable|enforce|use)-")
+_FLAG = re.compile(
+    r"(?<![\w-])(--[a-z][\w-]*)(?:(?:=|[\"',]*\s+(?:-\s+)?)[\"']?([^\s\"',\\\]-][^\s\"',\\\]]*))?"
+)
+_VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]{2,})=[\"']?([^\s\"'\\]+)")
+_OURS = re.compile(r"(?:VLLM|SGLANG|SGL|NCCL|TRITON)_")
+# A line that does nothing but set a variable, as scripts, Dockerfiles and compose files have it.
+_SET = re.compile(
+    r"^[ \t$]*(?:(?:export|set|ENV|-e|-)[ \t]+)?[\"']?([A-Z][A-Z0-9_]{2,})[=:][ \t]*[\"']?"
+    r"([\w./-]+)[\"']?[ \t;\\]*$"
+)
+# Kubernetes' pairs, whose value has a line of its own.
+_PAIR = re.compile(r"name:\s*[\"']?([A-Z][A-Z0-9_]{2,})[\"']?\s+value:\s*[\"']?([\w./-]+)")
+_FIELD = re.compile(r"[\"']?\b([a-z]\w*)[\"']?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([\w.+-]+))")
+_UNSET = {"none", "null", "auto", "false", ""}
+
+
+def of_command(text: str) -> Iterator[tuple[str, str]]:
+    """The flags and variables of a line of a launch command, those without a value as "1"."""
+    for flag, value in _FLAG.findall(text):
+        if flag in _names() or flag.endswith("backend"):
+            if _SWITCH.match(flag):
+                yield flag, "1"
+            elif value:
+                yield flag, value
+    for name, value in _VARIABLE.findall(text):
+        if name in _names() or _OURS.match(name):
+            yield name, value
+
+
+def waiting_flag(text: str) -> str:
+    """The flag that is alone in a line, so that the next one has its value; "" if there is none."""
+    flag = text.strip(" \t\"',[]\\").removeprefix("- ").strip(" \"'")
+    return flag if flag in _names() and flag[0] == "-" and not _SWITCH.match(flag) else ""
+
+
+def of_lines(text: str) -> Iterator[tuple[str, str]]:
+    """The variables that lines set outside of a command."""
+    for line in text.split("\n"):
+        if match := _SET.match(line):
+            yield from _if_known(match)
+    for match in _PAIR.finditer(text):
+        yield from _if_known(match)
+
+
+def _if_known(match: re.Match[str]) -> Iterator[tuple[str, str]]:
+    if match[1] in _names():
+        yield match[1], match[2]
+
+
+def of_log(text: str) -> Iterator[tuple[str, str]]:
+    """The flags in the arguments that an engine logs at start: ServerArgs(...), args: {...}."""
+    fields = _fields()
+    for name, single, double, bare in _FIELD.findall(text):
+        value = single or double or bare
+        if name in fields and value.lower() not in _UNSET:
+            yield fields[name], "1" if value == "True" else value
+
+
+def as_words(settings: Mapping[str, str], engine: str) -> str:
+    """The settings that the engine's rules ask for, as one text for --server-args; "" for none.
+
+    A value that is the engine's default is left out.
+    """
+    table = dispatch_table(engine) if engine in _ENGINES else None
+    if table is None:
+        return ""
+    words = []
+    for name, value in settings.items():
+        renamed = next(iter(table.with_new_names({name: value})))
+        if renamed not in table.names or table.defaults.get(renamed) == value:
+            continue
+        words += words_of(name, value)
+    return shlex.join(words)
+
+
+def words_of(name: str, value: str) -> list[str]:
+    """A flag or a variable as the words of a command."""
+    if not name.startswith("--"):
+        return [f"{name}={value}"]
+    return [name] if _SWITCH.match(name) else [name, value]
+
+
+@cache
+def _names() -> frozenset[str]:
+    """The flags and variables that some engine's rules ask for, and those that shape problems."""
+    names = {*shipped_toml(__package__, "facts.toml")["settings"]["shaping"]}
+    for engine in _ENGINES:
+        if table := dispatch_table(engine):
+            names |= table.names
+            names |= {
+                old + name.removeprefix(new)
+                for name in table.names
+                for old, new in table.old_variables.items()
+                if name.startswith(new)
+            }
+    return frozenset(names)
+
+
+@cache
+def _fields() -> Mapping[str, str]:
+    """The flag of each field that an engine logs."""
+    named: Mapping[str, str] = shipped_toml(__package__, "facts.toml")["settings"]["fields"]
+    flags = (name for name in _names() if name.startswith("--"))
+    return {**{flag.lstrip("-").replace("-", "_"): flag for flag in flags}, **named}
