@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tuner.cli import app
+from tuner.diagnose import diagnose_text
 
 TILE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1}
 FILE = json.dumps({"1": {**TILE, "num_warps": 4, "num_stages": 3}})
@@ -101,3 +102,26 @@ def test_options_of_a_server_need_its_model(tmp_path):
         assert code == 2 and "--model" in said
     code, _, said = checked(tmp_path / name, "--engine", SGLANG, "--model", "dsr1")
     assert code == 2 and "no preset is called 'dsr1'" in said
+
+
+def test_a_name_in_a_text_is_held_against_the_server_s(subtests):
+    """The same names as above, in a text that says how the server is started."""
+    serve = "sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8\nsglang==0.5.16\n"
+    asked, other = MOE.format(257, 256, ""), MOE.format(256, 256, "")
+    tuned = "tuner tune deepseek-r1 --tp 8 --device H200 --engine sglang==0.5.16"
+    answer = diagnose_text(f"{serve}tuned {other} is not loaded").as_text()
+    assert f"sglang 0.5.16 asks for {asked}" in answer and tuned in answer
+    assert "otherwise without flags" in answer
+    assert "is never read" not in diagnose_text(f"{serve}is {asked} loaded?").as_text()
+    for flags in ("--quantization fp8", "--dp 8"):
+        text = serve.replace("--tp 8", f"--tp 8 {flags}")
+        with subtests.test(flags):
+            assert "is never read" not in diagnose_text(f"{text}{other}").as_text()
+
+
+def test_a_name_of_a_model_that_the_engine_refuses_gets_no_command():
+    name = "E=128,N=192,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    serve = "sglang.launch_server --model-path Qwen/Qwen3-30B-A3B-FP8 --tp 4\nsglang==0.5.16\n"
+    answer = diagnose_text(f"{serve}where is {name}?").as_text()
+    assert "tuner tune" not in answer
+    assert "the nearest that works is tp=2" in answer

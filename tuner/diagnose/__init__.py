@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,17 +63,29 @@ def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
 
 def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     context = Context(hints, findings.facts)
-    return Diagnosis([_answer(finding, context) for finding in findings.found], findings)
+    answers = [_answer(finding, context) for finding in findings.found]
+    return Diagnosis(answers, findings, context.unsupported())
 
 
 def _answer(finding: LogFinding, context: Context) -> Explanation:
     message = finding.message
     added = ANSWERS[message.answer](finding, context) if message.answer else Added()
     engine, values = context.engine_of(finding), context.values(finding)
+    fix = [*filled([*for_engine(message.fix, engine)], values), *for_engine(added.fix, engine)]
     return Explanation(
         finding,
         [*filled(message.cause, values), *added.cause],
-        [*filled([*for_engine(message.fix, engine)], values), *for_engine(added.fix, engine)],
+        [*fix, *_of_words(fix, context)],
         added.details,
         added.mends,
     )
+
+
+def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
+    """A sentence on the GPU of commands, if people's words alone tell it."""
+    given = " --device "
+    if context.facts.in_words and not context.hints.device and any(given in one for one in fix):
+        yield (
+            f"--device is what the text calls {context.facts.get('device')}: if `nvidia-smi -L` "
+            "names another GPU on the server, give that name."
+        )

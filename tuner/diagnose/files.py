@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Findings, LogFinding
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
+from tuner.engines.logs.served import refused
 from tuner.errors import BadInput, SeveralModels
-from tuner.jobs.targets import reader_of
+from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.registry import Family
 
@@ -25,7 +27,7 @@ _MOST_MODELS = 9  # that one file's name fits, and that are told each with its c
 
 @dataclass(frozen=True)
 class MissingFile:
-    """A config file that a server looked for, and what it is for."""
+    """A config file that a server looked for or a text names, and what it is for."""
 
     path: str
     engine: str
@@ -43,30 +45,41 @@ def missing_files(findings: Findings, context: Context, serving: Serving) -> lis
     found: dict[object, MissingFile] = {}
     for finding in findings.found:
         if finding.message.answer == _ANSWER:
-            one = _missing(finding, context, serving)
+            one = config_file(
+                finding.values.get("path", ""), _engine(finding, context), context, serving
+            )
             found.setdefault(one.resolved.problems if one.resolved else one.name, one)
     return list(found.values())
 
 
 def missing_file(finding: LogFinding, context: Context) -> Added:
     """The file, and the command that tunes it; the families' own parsers read the path."""
-    missing = _missing(finding, context, Serving())
-    cause = [f"The missing file is {missing.name}."]
-    details: dict[str, Any] = {"file": missing.name}
-    resolved, family = missing.resolved, missing.family
+    path = finding.values.get("path", "")
+    missing = config_file(path, _engine(finding, context), context, Serving())
+    added = about(missing, context)
+    return replace(added, cause=(f"The missing file is {missing.name}.", *added.cause))
+
+
+def about(file: MissingFile, context: Context) -> Added:
+    """What the name of a config file says, and the commands that make it."""
+    details: dict[str, Any] = {"file": file.name}
+    resolved, family = file.resolved, file.family
     if family is None:
-        return Added(tuple(cause), details=details)
+        return Added(details=details)
+    if other := context.unsupported(facts_of_line(file.name).get("device")):
+        return Added(fix=(other,), details=details)
     if resolved is None:
-        return Added(tuple(cause), tuple(_without_problem(missing, context)), details)
+        return Added((), tuple(_without_problem(file, context)), details)
     device = context.device(resolved.device_name or "")
-    version = context.version(missing.engine)
+    version = context.version(file.engine)
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
-    cause += [f"Read from it: {note}." for note in resolved.notes]
-    if device and (version or not (resolved.older_than or context.facts.get("before"))):
+    cause = [f"Read from it: {note}." for note in resolved.notes]
+    old = resolved.older_than or context.facts.get(f"{file.engine}_before")
+    if device and (version or not old):
         flags = server_settings(context.facts.get("server_args"))
-        runs = engine_runs(missing.engine, version, resolved.problems, device, flags)
+        runs = engine_runs(file.engine, version, resolved.problems, device, flags)
         cause += [f"{kernel.line()}." for kernel in runs]
-    return Added(tuple(cause), tuple(_steps(missing, resolved, context)), details)
+    return Added(tuple(cause), tuple(_steps(file, resolved, context)), details)
 
 
 def unnamed_file(finding: LogFinding, context: Context) -> Added:
@@ -74,7 +87,7 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
     engine, device = context.engine_of(finding), context.device()
     if lacks := context.missing(engine, device, model=True):
         return Added(fix=(lacks,))
-    model = context.preset()
+    model = context.target()
     options = context.options(engine, device)
     return Added(
         fix=(
@@ -86,9 +99,12 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
     )
 
 
-def _missing(finding: LogFinding, context: Context, serving: Serving) -> MissingFile:
-    path = finding.values.get("path", "")
-    engine = context.engine_of(finding) or "sglang"
+def _engine(finding: LogFinding, context: Context) -> str:
+    return context.engine_of(finding) or "sglang"
+
+
+def config_file(path: str, engine: str, context: Context, serving: Serving) -> MissingFile:
+    """The file of that path, as an engine reads its name."""
     family = reader_of(path)
     if family is None or engine not in engine_names() or not supports(engine, family.name):
         return MissingFile(path, engine, None)
@@ -120,7 +136,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
 def _without_problem(missing: MissingFile, context: Context) -> list[str]:
     """What to do where the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
-    model = context.preset()
+    model = context.target()
     flag = missing.family.flag if missing.family and missing.family.flag else ""
     options = context.options(missing.engine, device)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
@@ -129,9 +145,6 @@ def _without_problem(missing: MissingFile, context: Context) -> list[str]:
             "int4_w4a16 in vLLM is not tuned by this program: its files help, and nothing here "
             "makes them."
         ]
-    with_tp = f"--tp {context.tp}" if context.tp else ""
-    if with_tp and context.ep > 1 and not flag:  # of fused-MoE layers alone
-        with_tp += f" --ep {context.ep}"
     sure = (
         "The sure way is the model's config.json, which lies in the checkpoint's folder"
         if not model
@@ -141,25 +154,61 @@ def _without_problem(missing: MissingFile, context: Context) -> list[str]:
         return [*steps, f"{sure}. {lacks}"]
     if isinstance(missing.error, SeveralModels) and len(missing.error.problems) <= _MOST_MODELS:
         return [*_older(missing.engine, context), *_of_several(missing.error, options)]
-    if not with_tp:
+    if not context.tp:
         words = " ".join(word for word in (flag, options) if word)
         return [
             *steps,
             f"{sure}: give it to `tuner tune` with {words} and --tp, the tensor-parallel size of "
             "the server's command, which the text does not say.",
         ]
-    asked = [shlex.quote(model or "config.json"), flag, with_tp, options]
-    return [
-        *steps,
-        f"{sure}{'' if model else '; copy it to this folder'}:",
-        f"$ tuner tune {' '.join(word for word in asked if word)}",
-        f"$ tuner export {options}",
+    if model and (why := why_not(missing.family, missing.engine, context)):
+        return [*steps, f"{sure}, and {why}."]
+    of_model = commands_for(missing.family, missing.engine, context, device)
+    return [*steps, f"{sure}{'' if model else '; copy it to this folder'}:", *of_model]
+
+
+def commands_for(
+    family: Family | None, engine: str, context: Context, device: Device | None = None
+) -> list[str]:
+    """The commands that tune and export the family of the text's model."""
+    flag = family.flag if family and family.flag else ""
+    ep = f"--ep {context.ep}" if context.ep > 1 and not flag else ""  # of fused-MoE layers alone
+    options = context.options(engine, device)
+    words = [
+        shlex.quote(context.target() or "config.json"),
+        flag,
+        f"--tp {context.tp}",
+        ep,
+        options,
     ]
+    return [f"$ tuner tune {' '.join(filter(None, words))}", f"$ tuner export {options}"]
+
+
+def serving_of(
+    family: Family | None, engine: str, context: Context, device: Device | None = None
+) -> Serving:
+    """How the text's server runs the kernels of a family; ep is of fused-MoE layers alone."""
+    return Serving(
+        engine or "sglang",
+        context.version(engine) or None,
+        device or context.device(),
+        context.tp or 1,
+        options={"ep": context.ep} if context.ep > 1 and family and not family.flag else {},
+    )
+
+
+def why_not(family: Family | None, engine: str, context: Context) -> str:
+    """Why a family of the context's model cannot be tuned as it is served; "" if it can."""
+    try:
+        resolve_target(context.target(), serving_of(family, engine, context), family=family)
+    except BadInput as error:
+        return str(error).partition("; the model has")[0]
+    return ""
 
 
 def _older(engine: str, context: Context) -> list[str]:
     """The sentence about a path that only old releases have, if the text tells no version."""
-    before = context.facts.get("before")
+    before = context.facts.get(f"{engine}_before")
     if not before or context.version(engine):
         return []
     return [
@@ -186,11 +235,10 @@ def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequen
     steps = []
     device = context.device(resolved.device_name or "")
     if resolved.device_name and device is None:
-        return [
-            f"This tuner has no figures for {resolved.device_name}: docs/operations.md says how to "
-            f"add a GPU. Then tune {resolved.problems[0].spec()} with "
-            f"{context.options(missing.engine)}."
-        ]
+        spec, options = resolved.problems[0].spec(), context.options(missing.engine)
+        why = refused(resolved.device_name) or "docs/operations.md says how to add a GPU"
+        none = f"This tuner has no figures for {resolved.device_name}: {why}."
+        return [none] if "too old" in why else [f"{none} Then tune {spec} with {options}."]
     if lacks := context.missing(missing.engine, device):
         return [lacks]
     if resolved.older_than:
