@@ -156,6 +156,20 @@ def test_a_card_of_another_maker_is_named_and_gets_no_command(card):
         find_device(card)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("GPU 0: NVIDIA GeForce RTX 5060 Ti (UUID: GPU-1)\nslow", "how to add a GPU"),
+        ("it is slow on my Tesla V100", "too old"),
+        ("2x RTX 3090 Ti, slow", "how to add a GPU"),
+    ],
+)
+def test_a_gpu_without_figures_is_told_if_nothing_else_is(text, said):
+    found = diagnose_text(text)
+    assert "This tuner has no figures for" in found.as_text() and said in found.as_text()
+    assert not diagnose_text(text, Hints(device="H200")).known
+
+
 def test_another_maker_s_card_beside_the_server_s_is_no_answer():
     found = diagnose_text("GPU 0: NVIDIA L40S (UUID: GPU-1)\nno such thing on Ascend 910B")
     assert not found.unsupported

@@ -19,7 +19,7 @@ from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
-from tuner.engines.logs.served import Hints, check_hints
+from tuner.engines.logs.served import Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
@@ -64,7 +64,10 @@ def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
 def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     context = Context(hints, findings.facts)
     answers = [_answer(finding, context) for finding in findings.found]
-    return Diagnosis(answers, findings, context.unsupported())
+    unsupported = context.unsupported()
+    if not answers and not hints.device and (shown := findings.facts.get("device")):
+        unsupported = unsupported or no_figures(shown)
+    return Diagnosis(answers, findings, unsupported)
 
 
 def _answer(finding: LogFinding, context: Context) -> Explanation:

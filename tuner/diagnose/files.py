@@ -14,7 +14,7 @@ from tuner.diagnose.findings import Findings, LogFinding
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
-from tuner.engines.logs.served import refused
+from tuner.engines.logs.served import no_figures
 from tuner.errors import BadInput, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
@@ -236,9 +236,8 @@ def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequen
     device = context.device(resolved.device_name or "")
     if resolved.device_name and device is None:
         spec, options = resolved.problems[0].spec(), context.options(missing.engine)
-        why = refused(resolved.device_name) or "docs/operations.md says how to add a GPU"
-        none = f"This tuner has no figures for {resolved.device_name}: {why}."
-        return [none] if "too old" in why else [f"{none} Then tune {spec} with {options}."]
+        none = no_figures(resolved.device_name)
+        return [none] if "too old" in none else [f"{none} Then tune {spec} with {options}."]
     if lacks := context.missing(missing.engine, device):
         return [lacks]
     if resolved.older_than:

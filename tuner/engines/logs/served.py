@@ -144,6 +144,16 @@ def refused(name: str) -> str:
     return ""
 
 
+def no_figures(name: str) -> str:
+    """A sentence on a GPU that the table of GPUs lacks or refuses; "" for any other."""
+    try:
+        find_device(name)
+    except UnknownDevice:
+        why = refused(name) or "docs/operations.md says how to add a GPU"
+        return f"This tuner has no figures for {name}: {why}."
+    return ""
+
+
 def card_name(device: Device) -> str:
     """The GPU as commands name it."""
     names = (device.name.removeprefix("NVIDIA_"), *device.aliases)
