@@ -182,7 +182,7 @@ class TestEveryFamily:
         ("module", "function", "parameters"),
         [
             ("tuning", "open_run", ["request"]),
-            ("models", "reads", ["text"]),
+            ("models", "reads", ["text", "engine"]),
             ("models", "resolve", ["text", "serving"]),
             ("models", "resolve_config", ["data", "name", "serving"]),
         ],

@@ -104,6 +104,7 @@ def test_rows_name_only_holes_that_some_form_has():
 def test_every_message_is_found_by_its_own_form():
     """A hole is filled by what it takes; nothing else may be found beside."""
     samples = {"int": "128", "num": "0.9", "word": "word", "path": "/a/b/E=1.json"}
+    samples |= {"sizes": "/a/b/E=8,N=64", "card": "NVIDIA_L40S.json"}
     for message in TABLE.messages:
         for form in message.forms:
             text = "".join(

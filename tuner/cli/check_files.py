@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.cli.family_options import FamilyChoice
+    from tuner.cli.targets import TargetOptions
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
+    from tuner.families.check import UnreadFile
     from tuner.problems.registry import Family
 
 
@@ -156,8 +158,11 @@ def check_files(
     tp: int,
     choice: FamilyChoice,
     named: Sequence[Path],
+    model: TargetOptions | None = None,
 ) -> list[CheckReport]:
     """Check config files; a file's name tells its family.
+
+    With a model, a file for which the engine never asks for this model is named, and does not fit.
 
     A file that is not `named` lies below a folder: if it is of no family, a message says so. If
     the kernels of one of several families cannot be read, its report says so and does not fit.
@@ -180,18 +185,45 @@ def check_files(
         module = family.module("check")
         flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
         given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
-        if given:
+        if given and model is None:
             asked = " or ".join(one.flag for one in families() if one.flag)
-            reason = f"for a model (with {asked}), and these are files"
+            reason = f"for a model (with --model or {asked}), and these are files"
             raise OptionsRefused({name: reason for name in flags if name in given}, flags)
+        unread = _unread_of_model(mine, family, device, engine, model, choice) if model else []
         try:
-            reports.append(module.check_files(mine, device, engine, choice.of(family.shaping)))
+            report = module.check_files(mine, device, engine, choice.of(family.shaping))
+            reports.append(replace(report, unread=unread) if model else report)
         except UnsupportedKernel as error:
             if len(by_family) == 1:
                 raise
             reason = f"not checked: {len(mine)} files of {family.title}: {error}"
             reports.append(NotChecked(device, reason))
     return reports
+
+
+def _unread_of_model(
+    paths: Sequence[Path],
+    family: Family,
+    device: Device,
+    engine: Engine,
+    model: TargetOptions,
+    choice: FamilyChoice,
+) -> list[UnreadFile]:
+    """The files that a server of the model never reads. Raises as `resolve` does."""
+    from tuner.cli.app import say
+    from tuner.cli.targets import resolve
+    from tuner.families.check import not_among
+
+    found = resolve(model, replace(choice, family=family))
+    for note in found.notes:
+        say(note)
+    cards = [replace(device, name=name) for name in device.driver_names]
+    names = family.module("check").asked_names
+    asked = [name for card in cards for name in names(found.problems, card, engine)]
+    ep = f", ep={choice.values['ep']}" if choice.values.get("ep") else ""
+    server = f"{model.target} at tp={model.tp}{ep} on {device.name}"
+    who = f"For {server}, {engine.name} {engine.version}"
+    return list(not_among(paths, list(dict.fromkeys(asked)), who))
 
 
 def _by_family(

@@ -155,7 +155,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
         )
     known = {o.name for one in found if one.family for o in one.family.options}
     refuse_options(found[0].family or families()[0], choice.values.keys() - known)
-    targets, errors, architecture = [], [], class_of(context.preset())
+    targets, errors, architecture = [], [], class_of(context.target())
     for missing in found:
         family = missing.family
         if family is None:

@@ -287,12 +287,20 @@ def check(
             help="NAME or NAME==VERSION; default: that of the files' export, else sglang.",
         ),
     ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete.models,
+            help="The model that files are for; names of which it has no use are told.",
+        ),
+    ] = "",
+    dtype: DtypeName = None,
     write_patch: WritePatch = None,
     as_json: Json = False,
 ) -> None:
     """Compile every entry of config files, or the engine's default constants for attention.
 
-    Exit 1 if an entry cannot run on the device.
+    Exit 1 if an entry cannot run on the device, or the engine never reads a file.
     """
     from tuner.cli.diagnose import write_remedy
     from tuner.devices.here import card_to_check_or_here, device_or_here
@@ -304,12 +312,17 @@ def check(
     paths = files_to_check(targets) if choice.family is None else []
     if not device and paths:
         device = device_of_files(paths)
-    card = card_to_check_or_here(device) if paths else device_or_here(device)
+    by_limits = paths and not model  # a name needs the card itself
+    card = card_to_check_or_here(device) if by_limits else device_or_here(device)
     found = find_engine(engine or engine_of_files(paths))
     if choice.family is None:
         say_other_device(paths, card)
+        served = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
+        if dtype and not served:
+            raise BadInput("--dtype is for the model of files: name it with --model")
+        named = [*map(Path, targets)]
         with waiting("compiling the files' entries"):
-            reports = check_files(paths, card, found, tp, choice, named=[*map(Path, targets)])
+            reports = check_files(paths, card, found, tp, choice, named, served)
     else:
         refuse_more_targets(choice.family, targets)
         asked = TargetOptions(targets[0], card, found.name, found.version, tp)

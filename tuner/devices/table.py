@@ -6,7 +6,7 @@ The figures and their sources are in devices.toml, which is parsed once, on firs
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -100,6 +100,11 @@ class Device:
         return self.architecture.target
 
     @property
+    def driver_names(self) -> tuple[str, ...]:
+        """What drivers call the card, spaces as underscores: AMD's have two names for some."""
+        return (self.name, *(alias for alias in self.aliases if "_" in alias))
+
+    @property
     def vendor(self) -> str:
         """The first word of the names of its maker's cards: NVIDIA, AMD."""
         return self.name.partition("_")[0]
@@ -159,10 +164,27 @@ def find_device(text: str) -> Device:
     for spelling, reason in _table().refused.items():
         if _key(spelling) == _key(text):
             raise UnknownDevice(f"{text} {reason}")
+    if found := other_maker(text):
+        raise UnknownDevice(found[1])
     spellings = [spelling for d in devices() for spelling in (*d.aliases, d.name)]
     if near := did_you_mean(text, spellings):
         raise UnknownDevice(f"unknown device {text!r}{near}")
     raise UnknownDevice(f"unknown device {text!r}", **_LISTED)
+
+
+def other_maker(text: str) -> tuple[str, str] | None:
+    """The card of another maker than NVIDIA and AMD that a text names, and a sentence on it."""
+    for named, reason in _table().other_makers:
+        if match := named.search(text.replace("_", " ")):
+            return match[0], f"{match[0]} {reason}; this tuner is for NVIDIA's and AMD's GPUs"
+    return None
+
+
+def spellings() -> tuple[str, ...]:
+    """How all GPUs of the table may be written, also those that are too old or refused."""
+    table = _table()
+    known = (one for card in table.devices for one in (card.name, *card.aliases))
+    return (*known, *table.too_old, *table.refused)
 
 
 def card_to_check(text: str) -> Device:
@@ -221,13 +243,15 @@ class DeviceTable:
     architectures: tuple[Architecture, ...]
     too_old: Mapping[str, int]  # spelling -> compute capability
     refused: Mapping[str, str]  # spelling -> why
+    other_makers: Sequence[tuple[re.Pattern[str], str]] = ()  # how a card is named, and why not
 
 
 def read_table(table: Mapping[str, Any]) -> DeviceTable:
     """Read the values of a devices.toml. They are not checked: tests check the package's table."""
     known = {name: _architecture(name, row) for name, row in table["arch"].items()}
     cards = tuple(_device(row, known[str(row["arch"])]) for row in table["device"])
-    return DeviceTable(cards, tuple(known.values()), table["too_old"], table["refused"])
+    others = [(re.compile(row["named"]), row["reason"]) for row in table.get("other_maker", ())]
+    return DeviceTable(cards, tuple(known.values()), table["too_old"], table["refused"], others)
 
 
 def _architecture(name: str, row: dict[str, Any]) -> Architecture:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +19,7 @@ from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
-from tuner.engines.logs.served import Hints, check_hints
+from tuner.engines.logs.served import Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
@@ -63,7 +63,11 @@ def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
 
 def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     context = Context(hints, findings.facts)
-    return Diagnosis([_answer(finding, context) for finding in findings.found], findings)
+    answers = [_answer(finding, context) for finding in findings.found]
+    unsupported = context.unsupported()
+    if not answers and not hints.device and (shown := findings.facts.get("device")):
+        unsupported = unsupported or no_figures(shown)
+    return Diagnosis(answers, findings, unsupported)
 
 
 def _answer(finding: LogFinding, context: Context) -> Explanation:
@@ -73,10 +77,21 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
     cause, fix = message.cause, message.fix
     if context.unified and message.unified_fix:
         cause, fix = message.unified_cause, message.unified_fix
+    steps = [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)]
     return Explanation(
         finding,
         [*filled(cause, values), *added.cause],
-        [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)],
+        [*steps, *_of_words(steps, context)],
         added.details,
         added.mends,
     )
+
+
+def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
+    """A sentence on the GPU of commands, if people's words alone tell it."""
+    given = " --device "
+    if context.facts.in_words and not context.hints.device and any(given in one for one in fix):
+        yield (
+            f"--device is what the text calls {context.facts.get('device')}: if `nvidia-smi -L` "
+            "names another GPU on the server, give that name."
+        )

@@ -20,7 +20,7 @@ class Context(CompletedHints):
         if not self.hints.engine:
             for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
                 for name in ENGINES:
-                    if f"/{name}/" in text.replace("\\", "/"):
+                    if f"/{name}/" in "/" + text.replace("\\", "/"):
                         return name
             programs = {origin.program.lower() for origin in finding.form.origins}
             if len(programs & ENGINES.keys()) == 1:

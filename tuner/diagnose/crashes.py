@@ -11,6 +11,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added, Mend
 from tuner.diagnose.context import Context, devices_with
+from tuner.diagnose.files import why_not
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.engines.engine import engine_names, engine_package, supports
@@ -51,6 +52,8 @@ def shared_memory(finding: LogFinding, context: Context) -> Added:
     cards = [known] if known else devices_with(limit)
     frame = _launch(finding)
     details: dict[str, Any] = {"required_bytes": required, "limit_bytes": limit}
+    if other := context.unsupported():
+        return Added((), (other,), details)
     if frame:
         details["kernel"] = {"file": frame.path, "line": frame.line, "function": frame.function}
     for name in engine_names():
@@ -178,7 +181,7 @@ def _other_program(frame: Frame | None, context: Context) -> str:
 
 def _families_of(context: Context) -> list[Family]:
     """The families that the model has; all that the engine runs if the model is not known."""
-    name, engine = context.preset(), context.engine_name()
+    name, engine = context.target(), context.engine_name()
     serving = Serving(engine=engine or "sglang", tp=context.tp or 1)
     found = families_of(name, serving) if name else list(families())
     return [one for one in found if not engine or supports(engine, one.name)]
@@ -187,15 +190,17 @@ def _families_of(context: Context) -> list[Family]:
 def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
     """Which kernels the model has, and the commands that compile what the engine would launch."""
     titles = ", ".join(one.title for one in found)
-    name = context.preset()
+    name = context.target()
+    if not found:
+        return [f"This tuner has no kernels of {name}."]
     whose = f"{name} has" if name else "This tuner knows kernels of"
-    return [f"{whose} these: {titles}.", *_tune_steps(found, context)]
+    return [f"{whose} these: {titles}.", *_unknown_layers(context), *_tune_steps(found, context)]
 
 
 def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
     """What these kernels need on the server's GPU; None where facts or the release are missing."""
     name, device = context.engine_name(), context.device()
-    model = context.preset()
+    model = context.target()
     engine = context.engine(name) if name and context.version(name) else None
     if not (model and context.tp and device and engine):
         return None
@@ -213,7 +218,8 @@ def _by_bytes(
     said = in_words(needs)
     details["launches"] = list(needs.found)
     if not needs.found:
-        return Added((cause, *said), (_WHOLE, *_tune_steps(among, context)), details)
+        steps = (*_unknown_layers(context), *_tune_steps(among, context))
+        return Added((cause, *said), (_WHOLE, *steps), details)
     found = list(dict.fromkeys(family_of(problem) for problem in needs.problems))
     return Added((cause, *said), tuple(_tune_steps(found, context, own=needs.own)), details)
 
@@ -226,16 +232,34 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     engine = context.engine_name()
     if lacks := context.missing(engine, model=True):
         return [f"If it is one of them, `tuner tune` makes files that fit. {lacks}"]
-    model = context.preset() if own else ""
     options = context.options(engine)
+    model = context.target() if own else ""
     whose = context.model if own else "the very checkpoint that is served"
     steps = [] if model else [f"Copy config.json of {whose} to this folder."]
-    steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
-    for family in found:
+    commands: list[str] = []
+    flags = [(family.flag, family) for family in found]
+    if not model and len(flags) > 1:
+        flags = [("--all", found[0])]  # nothing tells which of them the model has
+    for flag, family in flags:
+        if model and (lacks := why_not(family, engine, context)):
+            steps.append(f"Not tuned here: {family.title}, because {lacks}.")
+            continue
         served = context.serving(engine, family)
-        words = [shlex.quote(model or "config.json"), family.flag, served, options]
-        steps.append(f"$ tuner tune {' '.join(word for word in words if word)}")
-    return steps
+        words = [shlex.quote(model or "config.json"), flag, served, options]
+        commands.append(f"$ tuner tune {' '.join(filter(None, words))}")
+    if commands:
+        steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
+    return [*steps, *commands]
+
+
+def _unknown_layers(context: Context) -> list[str]:
+    """Sentences on layers that the model may have, and whose sizes are not known."""
+    if not context.target():
+        return []
+    reasons = {one.title: why_not(one, context.engine_name(), context) for one in families()}
+    return [
+        f"Left out: {title}; {why}." for title, why in reasons.items() if "are not known" in why
+    ]
 
 
 def _mend(answer: Any, name: str, context: Context) -> Mend | None:  # noqa: ANN401  # of an engine
@@ -274,12 +298,13 @@ def _int8_sizes(context: Context, device: Device) -> tuple[list[str], list[str]]
 
 def _dense_problems(context: Context, version: str) -> list[Any]:
     """The int8 GEMMs of one rank of the model, where the model and tp are known."""
-    if not context.model or not context.tp:
+    if not context.target() or not context.tp:
         return []
     serving = Serving(engine_version=version, tp=context.tp, dtype=Dtype.INT8_W8A8)
-    name = context.model.rpartition("/")[2]
     try:
-        return list(resolve_target(name, serving, family=find_family("channel_gemm:")).problems)
+        return list(
+            resolve_target(context.target(), serving, family=find_family("channel_gemm:")).problems
+        )
     except BadInput:
         return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.devices.table import Device
@@ -14,8 +14,9 @@ from tuner.diagnose.findings import Findings, LogFinding
 from tuner.engines.dispatch import engine_runs, of_class, options_text, seen_to_run
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
+from tuner.engines.logs.served import no_figures
 from tuner.errors import BadInput, SeveralModels
-from tuner.jobs.targets import reader_of
+from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import class_of
 from tuner.problems.points import Problem
@@ -29,13 +30,14 @@ _MOST_MODELS = 9  # that one file's name fits, and that are told each with its c
 
 @dataclass(frozen=True)
 class MissingFile:
-    """A config file that a server looked for, and what it is for."""
+    """A config file that a server looked for or a text names, and what it is for."""
 
     path: str
     engine: str
     family: Family | None  # None: no family of this engine has such files
     resolved: Resolved | None = None
     error: BadInput | None = None  # why the problem is not known
+    searched: bool = False  # whether a message says that the server looked for it
 
     @property
     def name(self) -> str:
@@ -52,54 +54,64 @@ def missing_files(findings: Findings, context: Context, serving: Serving) -> lis
     found: dict[object, MissingFile] = {}
     for finding in findings.found:
         if names_missing_file(finding):
-            one = _missing(finding, context, serving)
+            path = finding.values.get("path", "")
+            one = config_file(path, _engine(finding, context), context, serving)
+            one = replace(one, searched=True)
             found.setdefault(one.resolved.problems if one.resolved else one.name, one)
     return list(found.values())
 
 
 def missing_file(finding: LogFinding, context: Context) -> Added:
     """The file, and the command that tunes it; the families' own parsers read the path."""
-    missing = _missing(finding, context, Serving())
-    cause = [f"The missing file is {missing.name}."]
-    details: dict[str, Any] = {"file": missing.name}
-    resolved, family = missing.resolved, missing.family
+    path = finding.values.get("path", "")
+    missing = config_file(path, _engine(finding, context), context, Serving())
+    added = about(replace(missing, searched=True), context)
+    return replace(added, cause=(f"The missing file is {missing.name}.", *added.cause))
+
+
+def about(file: MissingFile, context: Context) -> Added:
+    """What the name of a config file says, and the commands that make it."""
+    details: dict[str, Any] = {"file": file.name}
+    resolved, family = file.resolved, file.family
     if family is None:
-        return Added(tuple(cause), details=details)
+        return Added(details=details)
+    if other := context.unsupported(facts_of_line(file.name).get("device")):
+        return Added(fix=(other,), details=details)
     if resolved is None:
-        seen, words = _of_any(missing, context)
-        fix = _without_problem(missing, context, seen)
-        return Added((*cause, *words), tuple(fix), details)
+        seen, words = _of_any(file, context)
+        return Added(tuple(words), tuple(_without_problem(file, context, seen)), details)
     device = context.device(resolved.device_name or "")
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
-    cause += [f"Read from it: {note}." for note in resolved.notes]
+    cause = [f"Read from it: {note}." for note in resolved.notes]
     seen = NOTHING
-    if device and (context.version(missing.engine) or not _only_before(resolved, context)):
-        seen, words = _what_runs(missing.engine, resolved.problems, device, context)
+    if device and (context.version(file.engine) or not _only_before(file, context)):
+        seen, words = _what_runs(file, resolved.problems, device, context)
         cause += words
-    return Added(tuple(cause), tuple(_steps(missing, resolved, context, seen)), details)
+    return Added(tuple(cause), tuple(_steps(file, resolved, context, seen)), details)
 
 
-def _only_before(resolved: Resolved, context: Context) -> bool:
+def _only_before(file: MissingFile, context: Context) -> bool:
     """Whether only a release is known before which the server's was made."""
-    return bool(resolved.older_than or context.facts.get("before"))
+    old = file.resolved.older_than if file.resolved else None
+    return bool(old or context.facts.get(f"{file.engine}_before"))
 
 
-def _of_any(missing: MissingFile, context: Context) -> tuple[Mapping[str, str], list[str]]:
+def _of_any(file: MissingFile, context: Context) -> tuple[Mapping[str, str], list[str]]:
     """`_what_runs` for a file whose name fits several models: they run the same kernel."""
-    device = context.device(facts_of_line(missing.name).get("device"))
-    if not isinstance(missing.error, SeveralModels) or context.facts.get("before") or not device:
+    device = context.device(facts_of_line(file.name).get("device"))
+    if not isinstance(file.error, SeveralModels) or _only_before(file, context) or not device:
         return NOTHING, []
-    problem = parse_problem(next(iter(missing.error.problems)))
-    return _what_runs(missing.engine, [problem], device, context)
+    problem = parse_problem(next(iter(file.error.problems)))
+    return _what_runs(file, [problem], device, context)
 
 
 def _what_runs(
-    engine: str, problems: Sequence[Problem], device: Device, context: Context
+    file: MissingFile, problems: Sequence[Problem], device: Device, context: Context
 ) -> tuple[Mapping[str, str], list[str]]:
     """The settings that the search for a file shows, and sentences on what the server runs."""
-    version = context.version(engine)
-    flags = of_class(context.facts.settings, class_of(context.preset()))
-    seen = seen_to_run(engine, version, problems, device, flags)
+    engine, version = file.engine, context.version(file.engine)
+    flags = of_class(context.facts.settings, class_of(context.target()))
+    seen = seen_to_run(engine, version, problems, device, flags) if file.searched else NOTHING
     runs = engine_runs(engine, version, problems, device, {**flags, **seen})
     words = [f"{one.line()}." for one in runs]
     if seen:
@@ -116,7 +128,7 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
     engine, device = context.engine_of(finding), context.device()
     if lacks := context.missing(engine, device, model=True):
         return Added(fix=(lacks,))
-    model = context.preset()
+    model = context.target()
     options = context.options(engine, device)
     served = context.serving(engine, families()[0])
     return Added(
@@ -129,9 +141,12 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
     )
 
 
-def _missing(finding: LogFinding, context: Context, serving: Serving) -> MissingFile:
-    path = finding.values.get("path", "")
-    engine = context.engine_of(finding) or "sglang"
+def _engine(finding: LogFinding, context: Context) -> str:
+    return context.engine_of(finding) or "sglang"
+
+
+def config_file(path: str, engine: str, context: Context, serving: Serving) -> MissingFile:
+    """The file of that path, as an engine reads its name."""
     family = reader_of(path)
     if family is None or engine not in engine_names() or not supports(engine, family.name):
         return MissingFile(path, engine, None)
@@ -163,7 +178,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
 def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, str]) -> list[str]:
     """What to do where the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
-    model = context.preset()
+    model = context.target()
     flag = missing.family.flag if missing.family and missing.family.flag else ""
     options = context.options(missing.engine, device, seen)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
@@ -172,7 +187,6 @@ def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, 
             "int4_w4a16 in vLLM is not tuned by this program: its files help, and nothing here "
             "makes them."
         ]
-    with_tp = context.serving(missing.engine, missing.family) if missing.family else ""
     sure = (
         "The sure way is the model's config.json, which lies in the checkpoint's folder"
         if not model
@@ -189,18 +203,55 @@ def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, 
             f"{sure}: give it to `tuner tune` with {words} and --tp, the tensor-parallel size of "
             "the server's command, which the text does not say.",
         ]
-    asked = [shlex.quote(model or "config.json"), flag, with_tp, options]
-    return [
-        *steps,
-        f"{sure}{'' if model else '; copy it to this folder'}:",
-        f"$ tuner tune {' '.join(word for word in asked if word)}",
-        f"$ tuner export {options}",
-    ]
+    if model and (why := why_not(missing.family, missing.engine, context)):
+        return [*steps, f"{sure}, and {why}."]
+    of_model = commands_for(missing.family, missing.engine, context, device, seen)
+    return [*steps, f"{sure}{'' if model else '; copy it to this folder'}:", *of_model]
+
+
+def commands_for(
+    family: Family | None,
+    engine: str,
+    context: Context,
+    device: Device | None = None,
+    seen: Mapping[str, str] = NOTHING,
+) -> list[str]:
+    """The commands that tune and export the family of the text's model.
+
+    `seen`: settings that messages show, besides those of the server's command.
+    """
+    flag = family.flag if family and family.flag else ""
+    served = context.serving(engine, family) if family else f"--tp {context.tp}"
+    options = context.options(engine, device, seen)
+    words = [shlex.quote(context.target() or "config.json"), flag, served, options]
+    return [f"$ tuner tune {' '.join(filter(None, words))}", f"$ tuner export {options}"]
+
+
+def serving_of(
+    family: Family | None, engine: str, context: Context, device: Device | None = None
+) -> Serving:
+    """How the text's server runs the kernels of a family; ep is of fused-MoE layers alone."""
+    return Serving(
+        engine or "sglang",
+        context.version(engine) or None,
+        device or context.device(),
+        context.tp or 1,
+        options={"ep": context.ep} if context.ep > 1 and family and not family.flag else {},
+    )
+
+
+def why_not(family: Family | None, engine: str, context: Context) -> str:
+    """Why a family of the context's model cannot be tuned as it is served; "" if it can."""
+    try:
+        resolve_target(context.target(), serving_of(family, engine, context), family=family)
+    except BadInput as error:
+        return str(error).partition("; the model has")[0]
+    return ""
 
 
 def _older(engine: str, context: Context) -> list[str]:
     """The sentence about a path that only old releases have, if the text tells no version."""
-    before = context.facts.get("before")
+    before = context.facts.get(f"{engine}_before")
     if not before or context.version(engine):
         return []
     return [
@@ -229,11 +280,9 @@ def _steps(
     steps = []
     device = context.device(resolved.device_name or "")
     if resolved.device_name and device is None:
-        return [
-            f"This tuner has no figures for {resolved.device_name}: docs/operations.md says how to "
-            f"add a GPU. Then tune {resolved.problems[0].spec()} with "
-            f"{context.options(missing.engine)}."
-        ]
+        spec, options = resolved.problems[0].spec(), context.options(missing.engine)
+        none = no_figures(resolved.device_name)
+        return [none] if "too old" in none else [f"{none} Then tune {spec} with {options}."]
     if lacks := context.missing(missing.engine, device):
         return [lacks]
     if resolved.older_than:

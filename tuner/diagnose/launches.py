@@ -41,8 +41,8 @@ def that_need(
 ) -> Needs:
     """Compile what the engine launches for a rank of a model, and compare it with `required`.
 
-    `model` is a preset. Where nothing needs these bytes, other types of its weights are compiled
-    too. What cannot be compiled here is in `failed`.
+    `model` is a preset or the path of a config.json. Where nothing needs these bytes, other types
+    of its weights are compiled too. What cannot be compiled here is in `failed`.
     """
     serving = Serving(engine.name, engine.version, device, tp)
     failed: dict[str, str] = {}

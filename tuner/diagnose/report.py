@@ -66,11 +66,13 @@ class Diagnosis:
 
     answers: Sequence[Explanation]
     findings: Findings
+    unsupported: str = ""  # a sentence on the server's GPU, if no command can be for it
 
     @property
     def known(self) -> bool:
-        """Whether a message was recognised that says what is the matter."""
-        return any(answer.finding.message.kind.value != "follows" for answer in self.answers)
+        """Whether a message or a GPU was recognised that says what is the matter."""
+        kinds = {answer.finding.message.kind.value for answer in self.answers}
+        return bool(self.unsupported or kinds - {"follows"})
 
     @property
     def unknown(self) -> Mapping[str, str]:
@@ -83,6 +85,7 @@ class Diagnosis:
             "lines": self.findings.lines,
             "facts": self.findings.facts.as_json(),
             "found": [answer.as_json() for answer in self.answers],
+            "unsupported": self.unsupported or None,
             "unknown": [{"text": text, "where": where} for text, where in self.unknown.items()],
         }
 
@@ -91,6 +94,10 @@ class Diagnosis:
         for number, answer in enumerate(self.answers, 1):
             first, *rest = answer.lines()
             blocks.append("\n".join([f"{number}. {first}", *rest]))
+        if self.unsupported and not any(self.unsupported in one for one in blocks):
+            blocks.append(
+                f"note: a GPU that this tuner does not have\n   {printable(self.unsupported)}"
+            )
         if self.unknown:
             lines = ["unknown: no message of the table explains"]
             for text, where in self.unknown.items():

@@ -8,6 +8,8 @@ holes for what the engine fills in:
     {name:num}    a number, perhaps with a fraction
     {name:word}   text without blanks, quotes, brackets and commas
     {name:path}   text that ends in .json
+    {name:sizes}  numbers with names as config files have them, E=64,N=1536, perhaps behind a folder
+    {name:card}   the rest of such a file's name, with a GPU, up to .json
     {a|b}         one of these words; {name:a|b} keeps it
 
 A hole without a name is not kept. A blank stands for any white space or none, because terminals and
@@ -34,6 +36,9 @@ _KINDS = {
     "num": r"\d+(?:\.\d+)?",
     "word": r"[^\s'\",;()\[\]{}]+",
     "path": r"\S.{0,400}?\.json",
+    "sizes": r"(?:[^\s'\"`,|]{0,400}/)?(?:\w{1,20}=\d{1,7},){0,4}\w{1,20}=\d{1,7}",
+    "card": r"[^\s,;'\"`<>|/\\]{1,80}?(?:,\w{1,20}=(?:\[\d+,\s*\d+\]|\w{1,40}?)){0,4}"
+    r"(?:_down)?\.json",
 }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.compile import Farm, KernelCompiler
@@ -22,6 +24,7 @@ from tuner.render import folded, verdicts
 
 NULL = "null"  # the status of an entry that leaves its size to a kernel that is not Triton's
 _NOTHING = Compiled(Status.OK)  # of such an entry
+_NAMED = 6  # names that a message lists
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,33 @@ E = TypeVar("E", bound=CheckedEntry)
 
 
 @dataclass(frozen=True)
+class UnreadFile:
+    """A config file that a server never opens."""
+
+    file: str
+    asked: Sequence[str]  # the names that the engine asks for instead
+    why: str  # a sentence
+
+    def as_json(self) -> dict[str, Any]:
+        """What `tuner check --json` has of it."""
+        return {"file": self.file, "asked": list(self.asked), "why": self.why}
+
+
+def not_among(files: Sequence[Path], asked: Sequence[str], who: str) -> Iterator[UnreadFile]:
+    """The files that have none of the names for which `who`, an engine with a model, asks."""
+    for path in files:
+        if path.name in asked:
+            continue
+        near = get_close_matches(path.name, asked, n=_NAMED, cutoff=0.0)
+        some = [one for one in near if one.endswith("_down.json") == path.stem.endswith("_down")]
+        names = some or near
+        more = f" and {len(asked) - len(names)} more" if len(asked) > _NAMED else ""
+        listed = " or ".join(names[:1] if some and len(asked) <= 2 else names)
+        why = f"{who} asks for {listed}{more}; this file is {path.name}, so it is never read."
+        yield UnreadFile(str(path), tuple(asked), why)
+
+
+@dataclass(frozen=True)
 class Check(Generic[E]):
     """The results for every entry. A family's class says its columns."""
 
@@ -93,6 +123,7 @@ class Check(Generic[E]):
     runs: Sequence[Runs] = ()  # what the engine runs for these problems
     warnings: Mapping[str, str] = field(default_factory=dict)  # of files
     notes: Sequence[str] = ()  # what was assumed, and which files were not checked
+    unread: Sequence[UnreadFile] = ()
 
     columns: ClassVar[tuple[str, ...]]  # of the table, before the verdict and its details
     by: ClassVar[str] = "M"  # the column that names an entry beside its details
@@ -107,14 +138,16 @@ class Check(Generic[E]):
 
     @property
     def fits(self) -> bool:
-        return all(entry.fits for entry in self.entries)
+        return not self.unread and all(entry.fits for entry in self.entries)
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner check --json` prints."""
+        unread = [one.as_json() for one in self.unread]
         return {
             "device": self.device.name,
             "entries": [self.entry_json(entry) for entry in self.entries],
             "runs": [runs.as_json() for runs in self.runs],
+            **({"unread": unread} if unread else {}),
         }
 
     def entry_json(self, entry: E) -> dict[str, Any]:
@@ -155,6 +188,8 @@ class Check(Generic[E]):
             verdict = "none was checked"
         if few := len(self.warnings):
             verdict += f"; {few} {'file is' if few == 1 else 'files are'} likely slower than none"
+        if self.unread:
+            verdict += "".join(f"\n{one.why}" for one in self.unread)
         return f"{len(self.entries)} entries on {self.device.name}: {verdict}"
 
 

@@ -31,6 +31,10 @@ def claims(name: str, engine: Engine) -> bool:
     return toy_engine(engine).claims(name)
 
 
+def asked_names(problems: Sequence[Scale], device: Device, engine: Engine) -> list[str]:
+    return [toy_engine(engine).file_name(problem, device) for problem in problems]
+
+
 def check_files(
     files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
 ) -> ToyCheck:

@@ -6,7 +6,7 @@ from tuner.models.serving import Resolved, Serving
 from tuner.models.table import find_preset
 
 
-def reads(text: str) -> bool:
+def reads(text: str, engine: str = "") -> bool:
     return False
 
 

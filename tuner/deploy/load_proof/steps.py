@@ -24,7 +24,7 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
         else:
             commands += [f"tune {shlex.quote(str(log))} {server.options(name)}" for log in missing]
     if decode:
-        model = server.preset()
+        model = server.target()
         if lacks := server.missing(name, model=True):
             yield f"decode attention: {lacks}"
         else:
@@ -39,7 +39,7 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
 
 def _old(server: CompletedHints, name: str) -> str:
     """A sentence where only "before a release" is known: newer ones look for other files."""
-    before = server.facts.get("before")
+    before = server.facts.get(f"{name}_before")
     if not before or server.version(name):
         return ""
     return (

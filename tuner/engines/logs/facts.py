@@ -15,6 +15,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
+from tuner.engines.logs.cards import Cards
 from tuner.engines.logs.lines import BEGINS, BLANKS
 from tuner.engines.logs.settings import MARKS, of_command, of_lines, of_log, waiting_flag, words_of
 from tuner.toml_table import shipped_toml
@@ -36,6 +37,7 @@ _RANK = re.compile(rb"TP(\d{1,3})\b")
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
 _USED = re.compile(r"\$\{?(\w+)\}?")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
+_IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ class Facts:
     """The facts of one server. The first value of each counts; `ranks` is the most that is seen."""
 
     known: dict[str, Fact] = field(default_factory=dict)
+    cards: Cards = field(default_factory=Cards)  # what names of files and people's words say
+    _read: int = 0  # bytes
+    _shown: bool = False  # the device is that of a program's own output
     _command: int = 0  # lines of a command that may follow
     _continued: bool = False  # by a backslash
     _waits: str = ""  # the fact whose flag ended the line before
@@ -100,6 +105,29 @@ class Facts:
                 self._match(form, texts, where)
         self._read_settings(lines, joined, starts, name, first)
         self._see_ranks(lines, name, first)
+        self._see_cards(lines, name, first)
+        self._name_card()
+
+    def _see_cards(self, lines: Sequence[bytes], name: str, first: int) -> None:
+        """The GPUs that people name in the first lines."""
+        for number, line in enumerate(lines, first):
+            self._read += len(line)
+            if self._read > _IN_WORDS:
+                return
+            self.cards.read(line.decode("utf-8", errors="replace"), f"{name}:{number}")
+
+    @property
+    def in_words(self) -> bool:
+        """Whether people's words alone tell the GPU."""
+        card = self.cards.sole()
+        return not self._shown and card is not None and card.in_words
+
+    def _name_card(self) -> None:
+        """Take the GPU that the text names, if it shows none and names one alone."""
+        if not self._shown:
+            self.known.pop("device", None)
+            if card := self.cards.sole():
+                self.known["device"] = Fact(card.name, card.where)
 
     def _read_settings(
         self, lines: Sequence[bytes], joined: bytes, starts: list[int], name: str, first: int
@@ -153,12 +181,13 @@ class Facts:
 
     def _match(self, form: _Form, texts: Sequence[str], where: str) -> None:
         """Match a form in a line, else in the line and those into which it may be wrapped."""
-        match = None
+        matches: list[re.Match[str]] = []
         if form.pattern:
-            match = form.pattern.search(texts[0]) or form.pattern.search("".join(texts))
-        if form.pattern and not match:
-            return
-        for name, value in (match.groupdict() if match else {}).items():
+            found = map(form.pattern.finditer, (texts[0], "".join(texts)))
+            matches = next(filter(None, map(list, found)), [])
+            if not matches:
+                return
+        for name, value in (pair for match in matches for pair in match.groupdict().items()):
             engine = self.get("engine")
             if name == "version" and engine not in ("", form.sets.get("engine", engine)):
                 continue  # of the other engine, which is installed too
@@ -202,6 +231,12 @@ class Facts:
             value = self._variables[used[1]]
         if not value or value[0] in "$<{-" or (name in _NUMBERS and not value.isdecimal()):
             return
+        if name in ("card", "card_of_file"):
+            self.cards.add(value, where, in_words=name == "card")
+            return
+        if name == "device" and not self._shown:
+            self._shown = True
+            self.known.pop("device", None)
         self.known.setdefault(name, Fact(value, where))
 
 

@@ -11,6 +11,8 @@ _BLOCK = 1 << 20  # bytes
 _LONGEST = 16_384  # bytes of a line; the rest of a longer one counts as wrapped
 _COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _CHARACTERS = {b"quot": b'"', b"#39": b"'", b"#x27": b"'", b"lt": b"<", b"gt": b">", b"amp": b"&"}
+# Names of config files in the address of a page.
+_IN_ADDRESSES = {b"%3D": b"=", b"%2C": b",", b"%5B": b"[", b"%5D": b"]", b"%20": b" "}
 _ESCAPED = re.compile(rb"&(quot|#39|#x27|lt|gt|amp);")
 # Marks of a quotation, and what docker compose writes before a service's line.
 _QUOTED = re.compile(
@@ -44,6 +46,9 @@ def lines_of(block: bytes) -> list[bytes]:
         block = _COLOURS.sub(b"", block)
     if b"&" in block:
         block = _ESCAPED.sub(lambda match: _CHARACTERS[match[1]], block)
+    if b"device_name%3D" in block:
+        for code, character in _IN_ADDRESSES.items():
+            block = block.replace(code, character)
     if b"|" in block or b">" in block:
         block = _QUOTED.sub(b"", block)
     lines = block.replace(b"\r", b"\n").split(b"\n") if b"\r" in block else block.split(b"\n")

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.devices.table import Device, card_to_check, find_device
+from tuner.devices.table import Device, card_to_check, find_device, other_maker
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.launch import ServingFlags, read_flags
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.settings import as_words
 from tuner.errors import BadInput, BadProblem, UnknownDevice, UnknownEngine, UnknownModel
+from tuner.models.fields import is_path
 from tuner.models.table import find_preset
 from tuner.problems.options import Option
 from tuner.problems.registry import Family
@@ -20,6 +21,7 @@ from tuner.problems.registry import Family
 # Flags that divide the experts among all ranks.
 _SPREAD = {"--enable-expert-parallel", "--enable-ep-moe"}
 _OF_WEIGHTS = {"fused_moe", "dense_gemm"}  # families whose problems have the weights' type
+_NAMED = 4  # GPUs that are listed by name
 ENGINES = {"sglang": "sglang", "vllm": "vLLM"}  # by the name in paths, as texts name them
 
 
@@ -45,9 +47,12 @@ class CompletedHints:
         """The name of the model, or its last part where it is a path of another machine."""
         return self.hints.model or self.facts.get("model").rstrip("/")
 
-    def preset(self) -> str:
-        """The preset of the model; "" if there is none, so that its config.json is needed."""
-        return _preset(self.model)
+    def target(self) -> str:
+        """The model as commands take it: a preset, or the path on the command line; "" if neither
+        is there, so that its config.json is needed.
+        """
+        given = self.hints.model
+        return given if given and is_path(given) else _preset(self.model)
 
     @property
     def tp(self) -> int:
@@ -111,6 +116,13 @@ class CompletedHints:
                 raise
             return None
 
+    def unsupported(self, name: str = "") -> str:
+        """A sentence on the GPU of that name or of the text, if no command can be for it; "" if
+        one can.
+        """
+        found = None if self.hints.device else other_maker(name or self.facts.get("device"))
+        return f"{found[1]}." if found else ""
+
     def options(
         self, name: str, device: Device | None = None, seen: Mapping[str, str] | None = None
     ) -> str:
@@ -128,9 +140,14 @@ class CompletedHints:
     def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
         """A sentence on the facts that a command still needs; "" if none is missing."""
         lacks = []
+        if not device and (other := self.unsupported()):
+            return other
         if not (device or self.device()):
             shown, capability = self.facts.get("device"), self.facts.get("capability")
             known = f" ({_unknown(shown, capability)})" if shown or capability else ""
+            names = [card.name for card in self.facts.cards.several()]
+            if not known and len(names) > 1:
+                known = f" (the text names {' and '.join(names[:_NAMED])})"
             lacks.append(f"--device, the GPU as nvidia-smi -L names it{known}")
         if model and not self.model:
             lacks.append("the model, by its name or its config.json")
@@ -151,11 +168,8 @@ def _option(option: Option, value: Any) -> str:  # noqa: ANN401  # of the option
 def _unknown(shown: str, capability: str) -> str:
     """Why commands cannot take a GPU that the text shows, and what they can take."""
     add = "docs/operations.md says how to add a GPU"
-    try:
-        find_device(shown)
-    except UnknownDevice as error:
-        if shown and not str(error).startswith("unknown device"):
-            return str(error)  # it says what to name instead
+    if shown and (reason := refused(shown)):
+        return reason  # it says what to name instead
     try:
         same = card_to_check(capability)
     except UnknownDevice:
@@ -164,6 +178,25 @@ def _unknown(shown: str, capability: str) -> str:
         f"the text shows {shown or 'a GPU'} of compute capability {capability}: `tuner check` of "
         f"config files takes --device {same.name}, and {add}"
     )
+
+
+def refused(name: str) -> str:
+    """Why the table of GPUs refuses a card; "" for any other."""
+    try:
+        find_device(name)
+    except UnknownDevice as error:
+        return "" if str(error).startswith("unknown device") else str(error)
+    return ""
+
+
+def no_figures(name: str) -> str:
+    """A sentence on a GPU that the table of GPUs lacks or refuses; "" for any other."""
+    try:
+        find_device(name)
+    except UnknownDevice:
+        why = refused(name) or "docs/operations.md says how to add a GPU"
+        return f"This tuner has no figures for {name}: {why}."
+    return ""
 
 
 def card_name(device: Device) -> str:

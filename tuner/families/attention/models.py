@@ -16,7 +16,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families
 
 
-def reads(text: str) -> bool:
+def reads(text: str, engine: str = "") -> bool:
     """Whether an engine's log line or path names an attention file. Engines have none."""
     return False
 

@@ -53,6 +53,12 @@ def claims(name: str, engine: Engine) -> bool:
     return gemm_engine(engine).claims(name)
 
 
+def asked_names(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> list[str]:
+    """The files for which the engine asks. Raises UnsupportedKernel."""
+    gemm = gemm_engine(engine)
+    return [gemm.file_name(problem, device) for problem in problems]
+
+
 def check_files(
     files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
 ) -> GemmCheck:

@@ -23,9 +23,13 @@ from tuner.models.table import preset_or_file
 from tuner.problems.dtypes import Dtype
 
 
-def reads(text: str) -> bool:
-    """Whether an engine's log line or path names a dense GEMM's config file."""
-    return any(_rules(name).parse_warning(text) is not None for name in _engines())
+def reads(text: str, engine: str = "") -> bool:
+    """Whether an engine's log line or path names a dense GEMM's config file.
+
+    `engine`: of this engine alone.
+    """
+    asked = (name for name in _engines() if engine in ("", name))
+    return any(_rules(name).parse_warning(text) is not None for name in asked)
 
 
 def resolve(text: str, serving: Serving) -> Resolved:

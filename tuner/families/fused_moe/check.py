@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.devices.table import Device
+from tuner.compile.environment import triton_for
+from tuner.devices.table import Device, find_device
 from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.engine import Engine
-from tuner.errors import BadProblem, UnsupportedKernel
-from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
+from tuner.errors import BadProblem, MalformedConfigFile, UnknownDevice, UnsupportedKernel
+from tuner.families.check import (
+    Check,
+    CheckedEntry,
+    CheckPlan,
+    EntryToCheck,
+    UnreadFile,
+    check_plans,
+    not_among,
+)
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Constant
@@ -25,6 +36,7 @@ DEFAULT_HIDDEN_SIZE = 7168
 DEFAULT_TOP_K = 8
 FILE_OPTIONS = ("hidden_size", "top_k")
 _LARGE = 1024  # a file that ends below it leaves prefill steps to an entry for decode steps
+_FOLDER = re.compile(r"(.*)/configs/triton_[\d_]+")
 EXAMPLE_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json"
 
 
@@ -58,6 +70,13 @@ def claims(name: str, engine: Engine) -> bool:
     return bool(key.dtype or not key.block_shape)  # no engine asks for blocks of 16-bit weights
 
 
+def asked_names(problems: Sequence[FusedMoe], device: Device, engine: Engine) -> list[str]:
+    """The files for which the engine asks. Raises UnsupportedKernel."""
+    layer = moe_engine(engine)
+    gemms = list(Gemm) if layer.has_down_files() else [Gemm.UP]
+    return [layer.file_name(problem, device, gemm) for problem in problems for gemm in gemms]
+
+
 def check_files(
     files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
 ) -> MoeCheck:
@@ -73,7 +92,57 @@ def check_files(
     read = [_plan_of_file(path, layer, options, device) for path in files]
     notes, plans = _checkable(read, options)
     notes += [*_changed(plans, engine), *_beyond(plans)]
-    return check_plans(MoeCheck, plans, device, engine, notes)
+    notes += _other_spellings(plans, layer)
+    unread = list(_never_read(plans, layer))
+    return replace(check_plans(MoeCheck, plans, device, engine, notes), unread=unread)
+
+
+def _never_read(plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine) -> Iterator[UnreadFile]:
+    """Files that this release never reads, whatever the model."""
+    triton = triton_for(layer.engine)
+    for plan in plans:
+        path = Path(plan.name)
+        key = layer.read_file_name(path.name)
+        # Without a folder of a Triton, or without the release's own Triton, folders tell nothing.
+        below = None if triton.note else _FOLDER.fullmatch(path.absolute().parent.as_posix())
+        with contextlib.suppress(UnknownDevice):  # the table has not all GPUs
+            device = replace(find_device(key.device), name=key.device)
+            try:
+                asked = layer.file_name(plan.problem, device, key.gemm)
+            except UnsupportedKernel as error:
+                yield UnreadFile(plan.name, (), f"{path.name} is never read: {error}.")
+                continue
+            if key.per_channel_quant == plan.problem.per_channel_quant:
+                yield from not_among([path], [asked], f"{layer.name} {layer.version}")
+            if below:
+                yield from _elsewhere(plan, Path(below[1]), layer, device, triton.version)
+
+
+def _elsewhere(
+    plan: CheckPlan[FusedMoe], root: Path, layer: MoeEngine, device: Device, triton: str
+) -> Iterator[UnreadFile]:
+    """The plan's file, if the engine reads another one below `root`, or none."""
+    path = Path(plan.name).absolute()
+    gemm = layer.read_file_name(path.name).gemm
+    try:
+        found = layer.find_file(root, plan.problem, device, gemm, triton)
+    except MalformedConfigFile:
+        return  # another folder stops the engine
+    if found is None or (found.parent, found.name) != (path.parent, path.name):
+        does = f"reads {found}" if found else "does not look into its folder"
+        who = f"{layer.name} {layer.version} with Triton {triton}"
+        why = f"{who} {does}: {plan.name} is never read."
+        yield UnreadFile(plan.name, (str(found),) if found else (), why)
+
+
+def _other_spellings(plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine) -> Iterator[str]:
+    """Files with a short name of a GPU, which no driver is known to say."""
+    for name in dict.fromkeys(Path(plan.name).name for plan in plans):
+        key = layer.read_file_name(name)
+        with contextlib.suppress(UnknownDevice):
+            device = find_device(key.device)
+            if key.device not in device.driver_names:
+                yield f"{name}: the driver calls this GPU {device.name}, and a server asks for that"
 
 
 def _plan_of_file(

@@ -25,9 +25,13 @@ from tuner.problems.dtypes import Dtype
 _UNGATED = {"NemotronHForCausalLM"}
 
 
-def reads(text: str) -> bool:
-    """Whether an engine's log line or path names a fused-MoE config file."""
-    return any(_rules(name).parse_config_name(text) is not None for name in _engines())
+def reads(text: str, engine: str = "") -> bool:
+    """Whether an engine's log line or path names a fused-MoE config file.
+
+    `engine`: of this engine alone.
+    """
+    asked = (name for name in _engines() if engine in ("", name))
+    return any(_rules(name).parse_config_name(text) is not None for name in asked)
 
 
 def resolve(text: str, serving: Serving) -> Resolved:

@@ -45,6 +45,12 @@ def claims(name: str, engine: Engine) -> bool:
     return state_engine(engine).claims(name)
 
 
+def asked_names(problems: Sequence[StateUpdate], device: Device, engine: Engine) -> list[str]:
+    """The files for which the engine asks."""
+    states = state_engine(engine)
+    return [states.file_name(problem, device) for problem in problems]
+
+
 def check_files(
     files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
 ) -> StateCheck:

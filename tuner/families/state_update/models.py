@@ -16,9 +16,13 @@ from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
 
 
-def reads(text: str) -> bool:
-    """Whether an engine's log line or path names a config file of a state update."""
-    return any(_rules(name).find_file_name(text) is not None for name in _engines())
+def reads(text: str, engine: str = "") -> bool:
+    """Whether an engine's log line or path names a config file of a state update.
+
+    `engine`: of this engine alone.
+    """
+    asked = (name for name in _engines() if engine in ("", name))
+    return any(_rules(name).find_file_name(text) is not None for name in asked)
 
 
 def resolve(text: str, serving: Serving) -> Resolved:

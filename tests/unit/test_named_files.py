@@ -1,0 +1,191 @@
+"""Names of config files in a text without the engine's warning line, and GPUs in people's words."""
+
+# ruff: noqa: E501 (lines of texts are long)
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.devices.in_words import cards_in
+from tuner.devices.table import find_device
+from tuner.diagnose import Diagnosis, Hints, diagnose_text
+from tuner.errors import UnknownDevice
+
+MODELS = Path(__file__).parents[1] / "data" / "models"
+H20 = "E=64,N=1536,device_name=NVIDIA_H20,dtype=fp8_w8a8.json"
+BLOCKS = "E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128{}128]{}.json"
+LIMIT = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: {}, Hardware limit: {}. Reducing block sizes or `num_stages` may help."
+
+
+def commands(found: Diagnosis) -> list[str]:
+    return [word for answer in found.as_json()["found"] for word in answer["commands"]]
+
+
+def names(found: Diagnosis) -> list[str]:
+    return [answer.finding.message.name for answer in found.answers]
+
+
+# Public threads, and made-up texts of the same kinds: (text, words of the answer, never).
+NAMED = [
+    # vllm-project/vllm#44688: the name alone, which both engines have
+    (H20, ["If the server is sglang:", "If the server is vLLM:", "--device H20 --engine vllm"], []),
+    (f"where is {H20} in vLLM 0.33.0? I start `vllm serve zai-org/GLM-4.7-Flash -tp 1`", ["tuner tune fused_moe:E=64,N=1536,K=2048,top_k=4,dtype=fp8_w8a8 --device H20 --engine vllm==0.33.0", "tuner export --device H20"], ["sglang:"]),
+    # vllm-project/vllm#36273, #43506: a file that a pull request adds
+    ("- `vllm/model_executor/layers/fused_moe/configs/E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json`", ["--device GB10 --engine vllm"], ["--engine sglang"]),
+    # vllm-project/vllm#39263: blocks without a type
+    ("E=256,N=256,device_name=NVIDIA_GeForce_RTX_5090,block_shape=[128,128].json", ["Neither sglang nor vLLM looks for"], ["tuner tune"]),
+    # sgl-project/sglang#9978: sglang's spelling, in the folder of a Triton
+    (f"python/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_4_0/{BLOCKS.format(', ', '')}", ["in the spelling of sglang", "folder of Triton 3.4.0", "before sglang 0.5.11"], ["spelling of vLLM"]),
+    (f"vLLM 0.33.0: is {BLOCKS.format(', ', '')} used?", ["vLLM looks for no file that is spelled so", "--engine sglang"], ["--engine vllm"]),
+    (f"/x/vllm/model_executor/layers/fused_moe/configs/{H20} is of a release before?", [], ["before vllm"]),
+    (BLOCKS.format(", ", "_down"), ["in the spelling of sglang"], ["spelling of vLLM"]),
+    # MetaX-MACA/vLLM-metax#319, #295
+    ("| `Qwen/Qwen1.5-MoE-A2.7B` | 2048 | `H=2048,E=60,N=1408,device_name=MXC500.json` |", ["is a card of MetaX"], ["tuner tune", "spelling"]),
+    ("https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/layers/fused_moe/configs/E%3D8%2CN%3D14336%2Cdevice_name%3DNVIDIA_H200.json", ["--device H200 --engine vllm"], []),
+    ("N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json", ["quantised dense GEMMs", "block_gemm:N=2112,K=7168", "--engine sglang"], []),
+]  # fmt: skip
+
+
+def test_a_file_s_name_without_a_warning_is_answered(subtests):
+    for text, says, never in NAMED:
+        with subtests.test(text):
+            found = diagnose_text(text)
+            assert names(found) == ["config_named"]
+            answer = found.as_text()
+            assert not [words for words in says if words not in answer], answer
+            assert not [words for words in never if words in answer], answer
+
+
+def test_the_facts_of_a_name_are_in_the_json():
+    path = f"configs/triton_3_4_0/{BLOCKS.format(', ', '')}"
+    (answer,) = diagnose_text(path).as_json()["found"]
+    (file,) = answer["details"]["files"]
+    assert file["fields"] == {
+        "E": "256",
+        "N": "256",
+        "device_name": "NVIDIA_H200",
+        "dtype": "fp8_w8a8",
+        "block_shape": "[128, 128]",
+        "triton": "3.4.0",
+    }
+    assert file["engines"] == ["sglang"]
+
+
+def test_two_names_in_a_line_are_two_files_and_no_gpu_is_sure():
+    found = diagnose_text(f"{H20} or E=8,N=3584,device_name=NVIDIA_L40S.json")
+    (answer,) = found.answers
+    assert [one["file"][:6] for one in answer.details["files"]] == ["E=64,N", "E=8,N="]
+    assert not found.findings.facts.get("device")
+
+
+def test_a_warning_or_a_loaded_file_is_not_asked_for_again():
+    warning = (
+        "Using default MoE config. Performance might be sub-optimal! Config file not found at "
+    )
+    assert names(diagnose_text(f"{warning}/x/vllm/v1/{H20}\nmore on {H20}")) == [
+        "moe_config_missing"
+    ]
+    loaded = diagnose_text(f"Using configuration from /x/vllm/v1/{H20} for MoE layer.")
+    assert names(loaded) == ["config_loaded"]
+    assert not commands(loaded)
+
+
+CARDS = [
+    ("vLLM on my DGX Spark (GB10)", "NVIDIA_GB10"),
+    ("8xH100 SXM", "NVIDIA_H100_80GB_HBM3"),
+    ("two RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition"),
+    ("4 x L20", "NVIDIA_L20"),
+    ("it fails on my 4090s", "NVIDIA_GeForce_RTX_4090"),
+    ("an RTX-A6000 of 48GB", "NVIDIA_RTX_A6000"),
+    ("GB200 NVL72", "NVIDIA_GB200"),
+    ("H100, and E=8,N=3584,device_name=NVIDIA_H100_PCIe.json", "NVIDIA_H100_PCIe"),
+    # No GPU, or not sure which.
+    ("port 4090, 4090 tokens, --max-model-len=4090, the 4090 requests", ""),
+    ("see fused_moe.py#L20 and L4 cache, T4 and A10 of the table", ""),
+    ("works on A100/H100", ""),
+    ("an RTX 4090 and an H200", ""),
+    ("RTX 3090 Ti", ""),
+    ("0xA100 Apache Spark", ""),
+]  # fmt: skip
+
+
+def test_gpus_in_prose(subtests):
+    for text, name in CARDS:
+        with subtests.test(text):
+            shown = diagnose_text(text).findings.facts.get("device")
+            assert (find_device(shown).name if shown else "") == name
+
+
+def test_a_program_s_own_words_are_surer_than_people_s():
+    shown = diagnose_text("better than on an A100\nGPU 0: NVIDIA L40S (UUID: GPU-1)").findings.facts
+    assert shown.get("device") == "NVIDIA L40S"
+    assert not shown.in_words
+    far = "x" * 99 + "\n"
+    assert not diagnose_text(far * 4000 + "on an A100").findings.facts.get("device")
+
+
+def test_a_command_for_a_gpu_of_people_s_words_says_so():
+    text = f"vLLM 0.33.0 on my DGX Spark: vllm serve Qwen/Qwen3-30B-A3B -tp 2\n{H20}"
+    assert "--device is what" not in diagnose_text(text).as_text()  # two GPUs: H20, Spark
+    log = "sglang==0.5.99\nDGX Spark: python -m sglang.launch_server --model deepseek-r1 --tp 2\n"
+    answer = diagnose_text(log + LIMIT.format(147456, 101376)).as_text()
+    assert "--device GB10" in answer
+    assert "--device is what the text calls DGX Spark" in answer
+    several = diagnose_text(f"a 4090 or an H100\n{LIMIT.format(147456, 101376)}").as_text()
+    assert "the text names 4090 and H100" in several
+
+
+OTHERS = ["MetaX C500", "Ascend 910B3", "Moore Threads MTT S4000", "Intel Arc B580", "MLU590"]
+
+
+@pytest.mark.parametrize("card", OTHERS)
+def test_a_card_of_another_maker_is_named_and_gets_no_command(card):
+    found = diagnose_text(f"serving on {card} is slow")
+    assert found.known
+    assert f"{card} is " in found.as_text()
+    assert "for NVIDIA's and AMD's GPUs" in found.as_json()["unsupported"]
+    crash = diagnose_text(
+        f"vllm serve Qwen/Qwen3-30B-A3B -tp 1 on {card}\n{LIMIT.format(1, 65536)}"
+    )
+    assert "Turing" not in crash.as_text()
+    assert f"{card} is " in crash.as_text()
+    assert not commands(crash)
+    with pytest.raises(UnknownDevice, match="NVIDIA's and AMD's"):
+        find_device(card)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("GPU 0: NVIDIA GeForce RTX 5060 Ti (UUID: GPU-1)\nslow", "how to add a GPU"),
+        ("it is slow on my Tesla V100", "too old"),
+        ("2x RTX 3090 Ti, slow", "how to add a GPU"),
+    ],
+)
+def test_a_gpu_without_figures_is_told_if_nothing_else_is(text, said):
+    found = diagnose_text(text)
+    assert "This tuner has no figures for" in found.as_text() and said in found.as_text()
+    assert not diagnose_text(text, Hints(device="H200")).known
+
+
+def test_another_maker_s_card_beside_the_server_s_is_no_answer():
+    found = diagnose_text("GPU 0: NVIDIA L40S (UUID: GPU-1)\nno such thing on Ascend 910B")
+    assert not found.unsupported
+    assert list(cards_in("model name: Hygon C86 7390 32-core Processor")) == []
+
+
+def test_a_config_json_of_the_command_line_gets_commands_that_work(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text((MODELS / "dbrx" / "config.json").read_text())
+    log = f"sglang==0.5.99\nGPU 0: NVIDIA L40S (UUID: GPU-1)\n{LIMIT.format(147456, 101376)}"
+    found = diagnose_text(log, Hints(model=str(config), tp=2))
+    options = "--tp 2 --device L40S --engine sglang==0.5.99"
+    assert commands(found) == [
+        f"tuner tune {config} {options}",
+        f"tuner tune {config} --attention {options}",
+    ]
+    assert "the linear layers of" in found.as_text()  # are not known
+    unknown = diagnose_text(log, Hints(model="somebody/his-own", tp=2))
+    assert commands(unknown) == [f"tuner tune config.json --all {options}"]
