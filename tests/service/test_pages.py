@@ -16,9 +16,8 @@ from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, trial
 from visitor import Visitor, links_of
 
 from api.matrix import CellState
-from api.pages.cells import cells_of
-from api.pages.names import device_short, problem_words
-from api.pages.plain import plain
+from api.pages.coverage import cells_of
+from api.pages.names import device_short, plain, problem_words
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
 from tuner.deploy.served.compare import LoadGain, gains_of
@@ -145,6 +144,7 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
                     "/drain",
                     "/resume",
                     "/remove",
+                    "/hide",
                     "/rotate",
                     "/revoke",
                     "/logout",
