@@ -109,8 +109,10 @@ locks: $(LOCK)/.installed
 # Known vulnerabilities of the locked packages, for each night: they become known later. Without an
 # answer of the database it fails.
 audit: $(LOCK)/.installed
-	for name in api worker-cpu; do \
-	  $(LOCK)/bin/pip-audit --strict --require-hashes --disable-pip --requirement docker/$$name.lock || exit 1; \
+	@for name in api worker-cpu; do \
+	  $(LOCK)/bin/pip-audit --strict --require-hashes --disable-pip --requirement docker/$$name.lock || { \
+	    echo "audit: docker/$$name.lock is not known to be safe: what pip-audit says above is a package" \
+	      "with a known vulnerability, or a database that did not answer" >&2; exit 1; }; \
 	done
 
 # About 20 minutes on two cores. It harms only what it started. It fills a disk of its own, which

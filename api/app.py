@@ -13,16 +13,14 @@ from api import docs, errors, openapi
 from api.auth import OPEN_PATHS, Authenticate
 from api.bodies import CheckBody
 from api.metrics import Metrics
-from api.middleware import AnswerHead, ContinueTrace, Observe, RefuseWithoutStore
+from api.middleware import AnswerHead, CompressPages, ContinueTrace, Observe, RefuseWithoutStore
 from api.pages import bundles as bundle_page
-from api.pages import compare, exports, fleet, logged_in, login, several, static
+from api.pages import compare, exports, fleet, login, several, static
 from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
 from api.pages import keys as key_pages
 from api.pages import results as result_page
-from api.pages import tables as table_pages
 from api.pages.errors import ShowErrors
-from api.pages.packing import CompressPages
 from api.rates import Limiter
 from api.readiness import Readiness
 from api.routes import (
@@ -34,8 +32,6 @@ from api.routes import (
     keys,
     nights,
     results,
-    retry,
-    served_proofs,
     submissions,
     tables,
     workers,
@@ -54,10 +50,10 @@ if TYPE_CHECKING:  # FastAPI before 0.165 has none
     from fastapi.telemetry import TelemetryConfig
 
 _PARTS = (
-    *(submissions, jobs, retry, events, results, bundles, served_proofs, coverage, nights),
+    *(submissions, jobs, events, results, bundles, coverage, nights),
     *(workers, keys, tables, health),
-    *(coverage_page, result_page, several, job_pages, fleet, table_pages, exports, compare),
-    *(bundle_page, key_pages, login, logged_in, static),
+    *(coverage_page, result_page, several, job_pages, fleet, exports, compare),
+    *(bundle_page, key_pages, login, static),
 )
 # Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
 _TELEMETRY: TelemetryConfig = {

@@ -270,6 +270,7 @@ ANSWERS: dict[str, Any] = {
                 "standing": "missing",
                 "why": "36 of 36 points have no result",
                 "tuned_at": None,
+                "watch_id": 1,
             }
         ],
         "next": "WzFd",

@@ -1,4 +1,6 @@
-"""Rate limits for each caller, counted in Redis for all API processes, or in this process.
+"""How much each caller may ask for: rates, and jobs in the queue.
+
+Rates are counted in Redis for all API processes, or in this process.
 
 Answers say what is left of them, in the headers of draft-ietf-httpapi-ratelimit-headers-10.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +21,7 @@ from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
 
+from tuner.store import JobStore
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.api.rates")
@@ -26,6 +30,8 @@ ANSWER_S = 0.5  # a Redis that takes longer counts as unreachable
 AWAY_S = 10.0  # an unreachable Redis is left alone for so long, as each try delays a request
 _PREFIX = "tuner-rates"
 KNOWN_S = 1.0  # what Redis said is left is counted down here for so long, to save a round trip
+COUNT_FOR_S = 1.0  # a submission need not count the queued jobs each time
+RETRY_S = 60  # of a client whose queue is full
 _MOST_KNOWN = 10_000  # callers and rates
 
 
@@ -137,3 +143,29 @@ def _redis(settings: Settings) -> RedisStorage:
     if settings.broker_ca and settings.broker_url.startswith("rediss:"):
         options["ssl_ca_certs"] = str(settings.broker_ca)
     return RedisStorage(settings.broker_url, key_prefix=_PREFIX, wrap_exceptions=True, **options)
+
+
+class Quotas:
+    """Counts each client's queued jobs, at most once a second. Threads may share it."""
+
+    def __init__(self, jobs: JobStore, most: int) -> None:
+        self._jobs = jobs
+        self._most = most
+        self._lock = threading.Lock()
+        self._counts: dict[str, tuple[float, int]] = {}  # until when it holds, and the count
+
+    def check(self, client: str, more: int) -> None:
+        """Raises HTTPException 429 where `more` jobs would be too many, and UnusableStore."""
+        now = time.monotonic()
+        with self._lock:
+            until, count = self._counts.get(client, (0.0, 0))
+        if now >= until:
+            until, count = now + COUNT_FOR_S, self._jobs.queued_of(client, self._most)
+        if count + more > self._most:
+            raise HTTPException(
+                429,
+                f"{client} has {count} queued jobs, and may have {self._most}: wait or cancel some",
+                {"Retry-After": str(RETRY_S)},
+            )
+        with self._lock:
+            self._counts[client] = until, count + more

@@ -89,6 +89,7 @@ class WatchedOut(BaseModel):
     standing: str = Field(description="tuned, stale, missing, or error: no job can be made of it.")
     why: str
     tuned_at: datetime | None
+    watch_id: int | None = Field(description="Of the watch; null for one of a nightly.toml.")
 
 
 class WatchedPageOut(BaseModel):

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from api.bounds import CLUSTER_CHARS
+from api.examples import EXAMPLE_PROBLEM
 from api.text import (
     ENDS,
     NAME_OF_KEY,
@@ -250,6 +251,15 @@ class WatchIn(Strict):
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
     effort: Effort = Effort.STANDARD
+
+
+class HideIn(Strict):
+    """Which problem of a watch to hide, or to show again."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"problem": EXAMPLE_PROBLEM}]})
+
+    problem: Name = Field(description="A problem's text.")
+    hidden: Annotated[Flag, Field(description="false: keep it tuned again.")] = True
 
 
 class NightIn(Strict):

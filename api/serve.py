@@ -19,7 +19,7 @@ from api.app import create_app
 from api.auth import is_loopback
 from api.connections import uvicorn_options
 from api.first_key import KeyPolicy, check_keys
-from api.pages.links import VALID_S
+from api.pages.sessions import VALID_S
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store.connect import place_of

@@ -15,8 +15,8 @@ from api.fleet import Fleet
 from api.known_keys import KnownKeys
 from api.matrix import Matrix
 from api.metrics import Metrics
-from api.pages.links import Links
-from api.quotas import Quotas
+from api.pages.sessions import Links
+from api.rates import Quotas
 from api.readiness import Readiness
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams

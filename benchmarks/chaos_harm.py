@@ -230,6 +230,10 @@ class Servers:
     def fill_disk(self, seconds: float) -> None:
         self._full_since, self._full_until = utc_now(), time.monotonic() + seconds
 
+    @property
+    def disk_is_full(self) -> bool:
+        return self._full_since is not None
+
     def keep_disk_full(self) -> None:
         """To be called often: PostgreSQL gives room back that has to be taken again."""
         if self._full_since is None:

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from tuner.store.keys import KeyStore, Scope
 
-RESULTS = Path(__file__).parent / "results"
 JOB = {"model": "deepseek-r1", "device": "L40S", "tp": 32, "dtype": "int8_w8a8"}
 
 

@@ -73,14 +73,17 @@ def watched_rows(
 ) -> list[dict[str, Any]]:
     """A page of the watched requests and their states, in the order of the watch list."""
     workers = WorkerStore.sharing(lookups).list()
-    every = (request for watch in watch_list.watches for request in watch.requests(workers))
-    wanted = (request for request in every if device in (None, request.device))
+    every = ((watch.id, one) for watch in watch_list.watches for one in watch.requests(workers))
+    wanted = ((watch, one) for watch, one in every if device in (None, one.device))
     page = list(islice(wanted, skip, skip + limit))
-    resolved = [request for request in page if isinstance(request, JobRequest)]
+    resolved = [request for _, request in page if isinstance(request, JobRequest)]
     statuses = iter(watch_statuses(resolved, lookups))
     return [
-        _error_row(one) if isinstance(one, Unresolved) else _watched_row(next(statuses))
-        for one in page
+        {
+            **(_error_row(one) if isinstance(one, Unresolved) else _watched_row(next(statuses))),
+            "watch_id": watch,
+        }
+        for watch, one in page
     ]
 
 

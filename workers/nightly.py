@@ -135,7 +135,9 @@ def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
     """The watches of the file, and the ones that were added over the API."""
     listed = read_watch_list(settings.nightly) if settings.nightly else WatchList(())
-    added = [read_watch(row.watch, f"watch {row.id}") for row in nights.watches()]
+    added = [
+        replace(read_watch(row.watch, f"watch {row.id}"), id=row.id) for row in nights.watches()
+    ]
     return replace(listed, watches=(*listed.watches, *added))
 
 

@@ -14,6 +14,7 @@ It is a nightly.toml. The API takes the same tables as JSON objects:
     engine = "sglang"
     measure = "gpu"
     effort = "standard"
+    hidden = ["fused_moe:..."]         # problems of it that nobody wants
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ class Watch:
     engine: str = "sglang"
     measure: str = "gpu"
     effort: str = "standard"
+    hidden: tuple[str, ...] = ()  # problems that are left out
+    id: int | None = field(default=None, compare=False)  # of a watch that was added
 
     def __post_init__(self) -> None:
         for device in self.devices:
@@ -72,17 +75,20 @@ class Watch:
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
+        """Names the watch, whatever is hidden of it."""
+        whole = replace(self, hidden=()).as_json()
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
         """The watch as a table of nightly.toml."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
+            if name != "id" and (name != "hidden" or value)
         }
 
     def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
-        """A job for each combination; Unresolved where there can be none.
+        """A job for each combination that is not hidden; Unresolved where there can be none.
 
         Problems are those of the engine's version that a job would get now.
         """
@@ -94,7 +100,9 @@ class Watch:
             try:
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
-                yield self._request(model, tp, ep, dtype, engine, device)
+                request = self._request(model, tp, ep, dtype, engine, device)
+                if request.problem.spec() not in self.hidden:
+                    yield request
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
                 yield Unresolved(name, device, error)
@@ -183,6 +191,7 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
             engine=table.text("engine", None, "sglang"),
             measure=table.text("measure", None, "gpu"),
             effort=table.text("effort", None, "standard"),
+            hidden=tuple(parse_problem(one).spec() for one in table.strings("hidden", ())),
         )
         table.done()
     except MalformedWatchList:

@@ -14,9 +14,8 @@ from api.auth import Caller, Reader
 from api.matrix import CoverageRow, RowFilter
 from api.pages.forms import asked
 from api.pages.names import device_short
-from api.pages.points import WinnerRow, entries_of
+from api.pages.points import PartChart, Times, WinnerRow, chart_of, entries_of
 from api.pages.render import page
-from api.pages.times_chart import PartChart, Times, chart_of
 from api.routes.results import get_result
 from api.schemas_query import ResultOf
 from api.state import Api, ApiDep

@@ -1,22 +1,22 @@
-"""The first page: problems by device, and what runs now."""
+"""The first page, problems by device and what runs now; and what is known by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
+from markupsafe import Markup, escape
 from pydantic import Field
-from starlette.responses import Response
 
 from api.auth import Reader
 from api.matrix import CellState, MatrixOrder
-from api.pages.cells import boxes_of
 from api.pages.forms import asked
-from api.pages.names import problem_words
+from api.pages.names import device_short, gain_words, plain, problem_words, status_words
 from api.pages.render import page
 from api.routes.coverage import list_matrix
 from api.routes.jobs import list_jobs
+from api.routes.tables import list_devices, list_models
 from api.schemas_in import MOST_JOBS
 from api.schemas_query import JobPage, MatrixPage
 from api.state import ApiDep
@@ -26,6 +26,7 @@ from tuner.jobs.job import HELD
 from tuner.models.table import find_preset
 from tuner.problems.registry import families
 from tuner.store.api_key import Scope
+from tuner.tuning.gains import WITHOUT_US
 
 router = APIRouter(include_in_schema=False)
 
@@ -64,6 +65,7 @@ def show_coverage(
         columns=columns,
         wanted=wanted,
         chosen=chosen,
+        cells_of=cells_of,
         others=[one.name for one in devices() if one.name not in matrix["devices"]],
         model=_preset(wanted.q or ""),
         ticked=ticked,
@@ -93,3 +95,77 @@ def _preset(text: str) -> str:
         return find_preset(text).name
     except UnknownModel:
         return ""
+
+
+@router.get("/devices")
+def show_devices(request: Request, caller: Reader) -> Response:
+    """The GPUs that can be tuned for."""
+    return page(request, "devices", devices=list_devices(caller)["devices"])
+
+
+@router.get("/models")
+def show_models(request: Request, caller: Reader) -> Response:
+    """The models that are known by name."""
+    return page(request, "models", models=list_models(caller)["models"])
+
+
+# Jinja takes ten times as long for each cell, and there are thousands. A cell is two elements, and
+# its style draws the mark: a browser takes long for each element.
+def cells_of(
+    cells: Mapping[str, Mapping[str, Any]], columns: Sequence[str], result: str, gap: str
+) -> Markup:
+    """The cells of a row, in the order of the devices. `cells` are those of the API's answer.
+
+    `result` and `gap` are the addresses of a result and of a form, which a device's name completes.
+    """
+    to_result, to_gap = escape(result), escape(gap)
+    shown = (_cell(name, cells.get(name), to_result, to_gap) for name in columns)
+    return Markup("\n".join(shown))  # noqa: S704 - every text in it is escaped
+
+
+def boxes_of(
+    cells: Mapping[str, Mapping[str, Any]], columns: Sequence[str], row: str, field: str, ticks: int
+) -> tuple[Markup, int]:
+    """As `cells_of`, with a box to tick where nothing is stored: the first `ticks` are ticked.
+
+    `row` names the row, and a device before `field` the box. Also returns the number of boxes.
+    """
+    named, of_row = escape(field), escape(row)
+    shown, boxes = [], 0
+    for name in columns:
+        if (cell := cells.get(name)) is not None and cell["state"] != "missing":
+            shown.append(_shown(cell))
+            continue
+        ticked = " checked" if boxes < ticks else ""
+        boxes += 1
+        said = f'aria-label="{of_row} on {escape(device_short(name))}"'
+        box = f'<input type="checkbox" name="{escape(name)} {named}" value="true" {said}{ticked}>'
+        shown.append(f'<td><label class="cell gap">{box}</label></td>')
+    return Markup("\n".join(shown)), boxes  # noqa: S704 - every text in it is escaped
+
+
+def _cell(name: str, cell: Mapping[str, Any] | None, result: str, gap: str) -> str:
+    device = escape(name)
+    if cell is None:
+        said = 'aria-label="nothing: queue a job"'
+        return f'<td><a class="cell gap" href="{gap}{device}" {said}></a></td>'
+    state, title = cell["state"].value, _title(cell)
+    if state == "missing":
+        said = 'aria-label="missing: queue a job"'
+        return f'<td><a class="cell missing" href="{gap}{device}"{title} {said}></a></td>'
+    speedup = gain_words(cell["speedup"])
+    said = f'aria-label="{speedup} {status_words(state)}"'
+    return f'<td><a class="cell {state}" href="{result}{device}"{title} {said}>{speedup}</a></td>'
+
+
+def _shown(cell: Mapping[str, Any]) -> str:
+    """A cell between boxes."""
+    state, speedup = cell["state"].value, gain_words(cell["speedup"])
+    said = f'<span class="hide">{status_words(state)}</span>'
+    return f'<td><span class="cell {state}"{_title(cell)}>{speedup}{said}</span></td>'
+
+
+def _title(cell: Mapping[str, Any]) -> str:
+    over = f"over {cell['over']}" if cell["over"] not in (None, WITHOUT_US) else ""
+    told = "; ".join(filter(None, (str(plain(cell["why"])), over)))
+    return f' title="{escape(told)}"' if told else ""

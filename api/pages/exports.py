@@ -19,10 +19,9 @@ from api.auth import Reader
 from api.matrix import devices_of
 from api.pages.forms import asked, mistakes_in, refused_in
 from api.pages.render import page
-from api.routes.results import ExportDevice, export_of
-from api.routes.served_proofs import list_proofs
-from api.schemas_proofs import ServedProofPage
+from api.routes.results import ExportDevice, export_of, list_proofs
 from api.schemas_query import ExportIn
+from api.schemas_results import ServedProofPage
 from api.state import ApiDep
 from tuner.errors import ExportRefused, UnknownEngine
 from tuner.problems.fields import Strict

@@ -18,6 +18,7 @@ from api.routes.coverage import (
     list_watched,
     list_watches,
     remove_watch,
+    set_hidden,
 )
 from api.routes.nights import list_nights, outcomes_of, run_night
 from api.routes.tables import list_devices, list_models
@@ -163,6 +164,14 @@ def remove(
     if asking := ask_first(request, form, "watches"):
         return asking
     remove_watch(watch_id, caller, api)
+    return go(request, "watches")
+
+
+@router.post("/watches/{watch_id}/hide")
+def hide(watch_id: WatchId, request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Leave a problem of a watch out, or keep it tuned again."""
+    hidden = form.get("hidden") != "false"
+    set_hidden(watch_id, form.get("problem", ""), hidden=hidden, api=api)
     return go(request, "watches")
 
 

@@ -15,12 +15,11 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Admin, Caller, Reader, Submitter
 from api.pages.forms import Posted, ask_first, asked, full_name, mistakes_in, refused_in
+from api.pages.names import steps_of
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import as_time, go, page
-from api.pages.steps import steps_of
-from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs
+from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs, retry_job
 from api.routes.results import get_progress, list_trials, list_winners
-from api.routes.retry import retry_job
 from api.routes.submissions import submit_job
 from api.routes.tables import list_devices, list_models
 from api.schemas_in import SubmitJob

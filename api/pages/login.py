@@ -1,19 +1,19 @@
-"""Log in with a key or with a link that works once, and log out."""
+"""Log in with a key or with a link that works once, log out, and end other sessions."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from api.auth import Reader, caller_of, too_many_wrong
 from api.known_keys import TooManyWrong
-from api.pages.forms import Posted
+from api.pages.forms import Posted, ask_first
 from api.pages.places import checked_return
 from api.pages.render import go, page
 from api.pages.sessions import clear_session, is_same_origin, session_of, set_session
@@ -123,3 +123,24 @@ async def _start(request: Request, api: Api, key_name: str) -> str:
 
 def _address(request: Request) -> str:
     return request.client.host if request.client else "?"
+
+
+audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
+
+
+@router.get("/sessions")
+def show_sessions(request: Request, caller: Reader, api: ApiDep) -> Response:
+    """The sessions of the key that the browser has logged in with."""
+    token = session_of(request.headers)
+    return page(request, "sessions", sessions=api.sessions.of_same_key(token) if token else [])
+
+
+@router.post("/sessions/end-others")
+def end_others(request: Request, form: Posted, caller: Reader, api: ApiDep) -> Response:
+    """End all sessions of the key but this one. Event streams and other servers notice soon."""
+    if asking := ask_first(request, form, "sessions"):
+        return asking
+    if token := session_of(request.headers):
+        count = api.sessions.end_others(token)
+        audit.info("ended %d other sessions", count, extra={"client": caller.name})
+    return go(request, "sessions")

@@ -1,8 +1,11 @@
-"""Words for what the API answers: devices, problems, states."""
+"""Words for what the API answers: devices, problems, states, and the steps of a job."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from tuner.jobs.names import models_of
 from tuner.models.table import presets
@@ -36,6 +39,8 @@ _STEPS = {
     "retried": "queued again",
     "cancel_requested": "asked to stop",
 }
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+MOST_BEST = 2  # best times that a step of trials names
 _FIELDS = {"top_k": "top", "per_channel_quant": "per channel"}
 
 
@@ -97,3 +102,43 @@ def _field_words(field: str) -> str:
     if name in ("block", "block_shape"):
         return f"blocks {value.replace('x', '×')}"
     return f"{_FIELDS.get(name, name.replace('_', ' '))} {value}".strip()
+
+
+def steps_of(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The kind, the time, the text and the number of trials of each step, the newest first.
+
+    Trials that follow each other are one step.
+    """
+    steps: list[dict[str, Any]] = []
+    for event in events:
+        kind, data = event["kind"], event["data"]
+        if kind != "trials":
+            steps.append({"kind": kind, "at": event["at"], "said": _said(kind, data), "tried": 0})
+            continue
+        before = steps[-1] if steps and steps[-1]["kind"] == "trials" else None
+        if before is None:
+            before = {"kind": kind, "tried": 0, "best": {}}
+            steps.append(before)
+        before["tried"] += data["tried"]
+        before["best"] |= data.get("best_us", {})
+        before |= {"at": event["at"], "said": _trials(before["tried"], before["best"])}
+    return steps[::-1]
+
+
+def _trials(tried: int, best: Mapping[str, float]) -> str:
+    newest = list(best.items())[-MOST_BEST:]
+    return "; ".join([f"{tried:,} tried", *(f"{point} {time:.4g} µs" for point, time in newest)])
+
+
+def _said(kind: str, data: Mapping[str, Any]) -> str:
+    if kind == "planned":
+        return f"at most {words_of_count(data['to_try'], 'configuration')}"
+    said = data.get("reason") or data.get("error") or data.get("owner") or data.get("client") or ""
+    return str(said)
+
+
+def plain(value: object) -> object:
+    """A value without characters that turn the direction of the text around them, or control it."""
+    if not isinstance(value, str) or not _STEERS.search(value):
+        return value
+    return type(value)(_STEERS.sub("\N{REPLACEMENT CHARACTER}", value))

@@ -14,19 +14,18 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from api.auth import Caller
-from api.pages.cells import cells_of
 from api.pages.names import (
     device_short,
     engine_words,
     gain_words,
     model_words,
+    plain,
     problem_words,
     status_words,
     step_words,
     words_of_count,
 )
 from api.pages.places import root_of
-from api.pages.plain import plain
 from api.pages.sessions import proof_of
 from api.pages.static import VERSION
 
@@ -223,7 +222,7 @@ def _environment() -> Environment:
         "words": status_words,
         "problem": problem_words,
     }
-    made.globals |= {"query_of": _query, "query_with": _with, "cells_of": cells_of}
+    made.globals |= {"query_of": _query, "query_with": _with}
     made.globals["named"] = model_words
     return made
 

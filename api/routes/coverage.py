@@ -15,12 +15,14 @@ from api.matrix import counts_of, devices_of
 from api.paging import page_of, read_cursor, read_one, read_pair
 from api.requests import watch_of
 from api.schemas_coverage import HeldPageOut, MatrixOut, WatchedPageOut, WatchesOut, WatchOut
-from api.schemas_in import WatchIn
+from api.schemas_in import HideIn, WatchIn
 from api.schemas_query import MatrixPage, StoredPage, WatchedPage
-from api.state import ApiDep
+from api.state import Api, ApiDep
 from tuner.devices.table import find_device
+from tuner.problems.registry import parse_problem
 from workers.coverage import stored_rows, watched_rows
 from workers.nightly import watch_list_of
+from workers.watches import Unresolved, read_watch
 
 router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
 
@@ -102,6 +104,29 @@ def remove_watch(watch_id: WatchId, caller: Admin, api: ApiDep) -> None:
     """Stop keeping its models tuned. What is stored stays."""
     if not api.nights.remove_watch(watch_id):
         raise _no_watch(watch_id)
+
+
+@router.post("/watches/{watch_id}/hide", response_model=WatchOut, responses=responses(404, 415))
+def hide_problem(watch_id: WatchId, body: HideIn, caller: Admin, api: ApiDep) -> dict[str, Any]:
+    """Leave a problem of a watch out, on all its devices, or keep it tuned again."""
+    return set_hidden(watch_id, body.problem, hidden=body.hidden, api=api)
+
+
+def set_hidden(watch_id: int, text: str, *, hidden: bool, api: Api) -> dict[str, Any]:
+    """Hide a problem of a watch, or show it again.
+
+    Raises BadProblem, and HTTPException 404 for no such watch, or no such problem of it.
+    """
+    problem, stored = parse_problem(text).spec(), api.nights.watch(watch_id)
+    if stored is None:
+        raise _no_watch(watch_id)
+    every = read_watch({**stored.watch, "hidden": []}).requests(api.fleet.workers())
+    if all(isinstance(one, Unresolved) or one.problem.spec() != problem for one in every):
+        raise HTTPException(404, f"watch {watch_id} has no problem {problem}")
+    stored = api.nights.hide(watch_id, problem, hidden=hidden)
+    if stored is None:
+        raise _no_watch(watch_id)
+    return asdict(stored)
 
 
 def _no_watch(watch_id: int) -> HTTPException:

@@ -1,4 +1,4 @@
-"""Look at jobs, end them and delete them."""
+"""Look at jobs, end them, queue them again and delete them."""
 
 from __future__ import annotations
 
@@ -104,3 +104,23 @@ def delete_job(job_id: JobId, caller: Admin, api: ApiDep) -> None:
     problem, device = job.request.problem.spec(), job.request.device
     extra = {"client": caller.name, "job_id": job_id, "problem": problem, "device": device}
     audit.info("deleted a job that was %s", job.state.value, extra=extra)
+
+
+@router.post(
+    "/{job_id}/retry",
+    status_code=202,
+    response_model=JobOut,
+    response_model_exclude_unset=True,
+    responses=responses(404, 409),
+)
+def retry_job(job_id: JobId, request: Request, caller: Submitter, api: ApiDep) -> dict[str, Any]:
+    """Queue a dead, failed or cancelled job again, with all its attempts. Its trials count."""
+    state = request.scope["state"]
+    state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
+    job = api.jobs.get(job_id)
+    if caller.scope < Scope.ADMIN and caller.name not in (job.client, *job.clients):
+        text = f"job {job_id} was posted by {job.client}: they or a key of scope admin may retry it"
+        raise HTTPException(403, text)
+    job = api.jobs.retry(job_id, caller.name)
+    api.announcer.announce(job)
+    return job.as_json()

@@ -1,4 +1,4 @@
-"""What came of a job: winners, trials, and the files that an engine loads."""
+"""What came of jobs: winners, trials, the files that an engine loads, and proofs of these."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from api.errors import responses
 from api.exports import Archive, ExportRequest, is_named
 from api.mistakes import said_of
 from api.pages.places import wants_page
-from api.paging import page_of, read_cursor
+from api.paging import page_of, read_cursor, read_one
 from api.progress import progress_of
 from api.schemas_query import ExportIn, Page, ResultOf
-from api.schemas_results import ProgressOut, ResultsOut, TrialsOut, WinnersOut
+from api.schemas_results import (
+    ProgressOut,
+    ResultsOut,
+    ServedProofPage,
+    ServedProofsOut,
+    TrialsOut,
+    WinnersOut,
+)
 from api.state import Api, ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
@@ -267,3 +274,15 @@ def _winner(winner: Winner) -> dict[str, Any]:
         "run_id": winner.run_id,
         "published_at": winner.published_at,
     }
+
+
+@router.get("/served-proofs", response_model=ServedProofsOut, responses=responses())
+def list_proofs(
+    page: Annotated[ServedProofPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
+    """List what servers gained from exported files, the newest first."""
+    device = find_device(page.device).name if page.device else None
+    after = read_cursor(page.after, read_one)
+    found = api.proofs.proofs(after=after, limit=page.limit + 1, device=device, model=page.model)
+    proofs, cursor = page_of(found, page.limit, lambda proof: [proof.id])
+    return {"proofs": [asdict(proof) for proof in proofs], "next": cursor}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmark_scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 # job for a while. And mounting a small disk, to fill it, takes root.
 OPTIONS = (
     "--jobs 40 --clients 4 --workers 3 --every 4 --restart-every 20 --full-disk 0 "
-    "--reclaim-limit 300 --limit 400"
+    "--reclaim-limit 300 --limit 300"
 )
 
 
 @pytest.mark.slow  # each kind of harm has tests of its own
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1800)
 def test_nothing_is_lost_or_done_twice() -> None:
     script = ROOT / "benchmarks" / "chaos.py"
     run = subprocess.run(
@@ -30,3 +31,30 @@ def test_nothing_is_lost_or_done_twice() -> None:
     assert "| jobs accepted over HTTP | 40 (" in run.stdout
     for done in ("PostgreSQL crashed", "Redis flushed", "clock set 2 times", "4 API keys replaced"):
         assert done in run.stdout
+
+
+def test_harm_waits_for_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    chaos = load_script("chaos.py")
+    pace, done = chaos.Pace(every_s=0.0), chaos.Done
+    assert not pace.is_due(done(accepted=0, ended=0))
+    assert not pace.is_due(done(accepted=3, ended=0))  # what is accepted is not done yet
+    assert pace.is_due(done(accepted=3, ended=1))
+    assert not pace.is_due(done(accepted=3, ended=2))  # clients wait for an API that starts
+    assert pace.is_due(done(accepted=3, ended=2), anyway=True)
+    assert not chaos.Pace(every_s=60.0).is_due(done(accepted=1, ended=1))
+
+
+def test_attacks_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    attacks = load_script("attacks.py")
+    kept = {"attack": "bombs", "key": "none", "MB before": 90.0, "after": 140.0}
+    kept |= {f"{what} {figure}": 0 for what in ("health", "list") for figure in ("p99", "failed")}
+    assert attacks.faults(kept, kept) == []
+    for name, value, said in (
+        ("health p99", 300.0, "bombs, key none: health p99 300.0 ms"),
+        ("list p99", 1200.0, "bombs, key none: list p99 1200.0 ms"),
+        ("health failed", 1, "bombs, key none: 1 requests failed (health failed)"),
+        ("after", 140.1, "bombs, key none: 140.1 MB are kept, of 90.0 MB at first"),
+    ):
+        assert attacks.faults({**kept, name: value}, kept) == [said]

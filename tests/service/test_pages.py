@@ -16,9 +16,8 @@ from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, trial
 from visitor import Visitor, links_of
 
 from api.matrix import CellState
-from api.pages.cells import cells_of
-from api.pages.names import device_short, problem_words
-from api.pages.plain import plain
+from api.pages.coverage import cells_of
+from api.pages.names import device_short, plain, problem_words
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
 from tuner.deploy.served.compare import LoadGain, gains_of
@@ -145,6 +144,7 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
                     "/drain",
                     "/resume",
                     "/remove",
+                    "/hide",
                     "/rotate",
                     "/revoke",
                     "/logout",
@@ -311,6 +311,14 @@ def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Vis
     assert watch["watch"]["models"] == ["qwen3-235b-a22b", "mixtral-8x7b"]
     refused = visitor.post("/watches", {"models": "mixtrall", "devices": "H20"})
     assert refused.status == 422 and b"did you mean" in refused.body
+    hide = f"/watches/{watch['id']}/hide"
+    problem = re.search(rf'{hide}.*?name="problem" value="([^"]*)"', visitor.open("/watches"))
+    assert problem
+    assert visitor.post(hide, {"problem": problem[1]}).status == 303
+    assert f'"{problem[1]}"' in visitor.open("/watches").partition("hidden: ")[2]  # to show it
+    assert visitor.post(hide, {"problem": problem[1], "hidden": "false"}).status == 303
+    assert "hidden: " not in visitor.open("/watches")
+    assert visitor.post(hide).status == 422
     assert visitor.post(f"/watches/{watch['id']}/remove").status == 303
     planned = visitor.post("/nights", {"dry_run": "true"})
     assert b"Tonight would" in planned.body

@@ -185,6 +185,14 @@ def watch(page: Page, server: Server) -> None:
     expect(page.locator(".card.split strong").last).to_have_text("mixtral-8x7b, qwen3-235b-a22b")
 
 
+def hide_problem(page: Page, server: Server) -> None:
+    press_twice(page, "/watches", "form[action$='/hide'] button")
+    shown = page.get_by_role("button", name="Show again")
+    expect(shown).to_have_count(1)
+    shown.click()
+    expect(page.locator("main")).not_to_contain_text("hidden:")
+
+
 def remove_watch(page: Page, server: Server) -> None:
     press_twice(page, "/watches", "form[action$='/remove'] button", danger=True)
     expect(page).to_have_url(re.compile("/watches$"))
@@ -321,6 +329,7 @@ CASES: dict[str, Callable[[Page, Server], None]] = {
     "post /jobs/chosen": chosen,
     "post /watches/several": several_watches,
     "post /watches": watch,
+    "post /watches/*/hide": hide_problem,
     "post /watches/*/remove": remove_watch,
     "post /workers/*/drain": drain,
     "post /workers/*/resume": resume,

@@ -192,6 +192,12 @@ def test_a_server_has_its_own_watch_list(server: Server, tmp_path: Path) -> None
     assert "leave --watch-list out" in refused.stderr
 
 
+def watched(server: Server) -> list[str]:
+    """The problems that are watched, once for each device."""
+    rows = server.call("GET", "/v1/coverage/watched").json["watched"]
+    return [row["problem"] for row in rows]
+
+
 class TestApi:
     def test_a_watch_is_shown(self, server: Server) -> None:
         body = {"models": ["deepseek-r1"], "devices": ["L40S"]}
@@ -199,6 +205,35 @@ class TestApi:
         assert server.call("GET", f"/v1/watches/{added['id']}").json == added
         said = server.call("GET", f"/v1/watches/{added['id'] + 1}").problem(404)
         assert said == f"there is no watch {added['id'] + 1}"
+
+    def test_a_problem_of_a_watch_is_hidden_and_shown_again(self, server: Server) -> None:
+        body = {"models": ["deepseek-r1"], "devices": ["L40S", "H20"], "tp": [8, 16]}
+        added = server.call("POST", "/v1/watches", body).json
+        hide, problems = f"/v1/watches/{added['id']}/hide", watched(server)
+        hidden = server.call("POST", hide, {"problem": problems[0]}).json
+        assert hidden == {**added, "watch": {**added["watch"], "hidden": [problems[0]]}}
+        assert server.call("POST", hide, {"problem": problems[0]}).json == hidden
+        assert watched(server) == [one for one in problems if one != problems[0]]
+        server.app.state.api.matrix.forget()  # or what it knows may be a second old
+        cells = server.call("GET", "/v1/coverage/matrix?state=missing").json["rows"]
+        assert [row["problem"] for row in cells] == [problems[1]]
+        night = server.call("POST", "/v1/nights", {"dry_run": True}).json
+        assert night["watched"] == len(problems) - 2
+        assert server.call("POST", "/v1/watches", body).json == hidden  # an equal watch
+        shown = server.call("POST", hide, {"problem": problems[0], "hidden": False}).json
+        assert (shown["watch"]["hidden"], watched(server)) == ([], problems)
+
+    def test_what_cannot_be_hidden(self, server: Server) -> None:
+        body = {"models": ["deepseek-r1"], "devices": ["L40S"], "tp": [8]}
+        added = server.call("POST", "/v1/watches", body).json
+        hide = f"/v1/watches/{added['id']}/hide"
+        other = {"problem": PROBLEM}
+        assert "has no problem" in server.call("POST", hide, other).problem(404)
+        assert server.call("POST", hide, {"problem": "moe"}).status == 422
+        assert server.call("POST", "/v1/watches/77/hide", other).problem(404)
+        key = server.app.state.api.keys.add("ci", Scope.SUBMIT)
+        server.call("POST", hide, {"problem": watched(server)[0]}, key=key).problem(403)
+        assert server.call("GET", f"/v1/watches/{added['id']}").json == added
 
     def test_only_admins_do_nights(self, server: Server) -> None:
         keys: KeyStore = server.app.state.api.keys

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from api.pages.compare import Side, _verdict
+from api.pages.names import steps_of
 from api.pages.points import WinnerRow
-from api.pages.steps import steps_of
 
 
 def side(version: str, times: dict[tuple[str, str], float | None]) -> Side:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.pages.points import charts_of, entries_of
-from api.pages.times_chart import Times, chart_of
+from api.pages.points import Times, chart_of, charts_of, entries_of
 from tuner.draw.shapes import Colour, Glyph, Line, Mark
 
 

@@ -61,6 +61,16 @@ def test_a_watch_comes_back_from_json() -> None:
     assert watch.key != Watch(("deepseek-r1",), ("L40S",), tp=(16,)).key
 
 
+def test_problems_of_a_watch_are_hidden(tmp_path: Path) -> None:
+    (_, second) = read_watch_list(written(tmp_path, FULL)).watches
+    (problem,) = second.models
+    (_, hiding) = read_watch_list(written(tmp_path, f'{FULL}hidden = ["{problem}"]')).watches
+    assert (hiding.hidden, list(hiding.requests())) == ((problem,), [])
+    assert len(list(second.requests())) == 1
+    assert hiding.key == second.key  # an equal watch is not added twice
+    assert read_watch(hiding.as_json()) == hiding
+
+
 def test_a_watch_stands_for_every_combination(tmp_path: Path) -> None:
     watch = read_watch_list(written(tmp_path, FULL)).watches[0]
     requests = [one for one in watch.requests() if isinstance(one, JobRequest)]

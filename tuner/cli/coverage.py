@@ -162,6 +162,7 @@ def _watch_text(row: Mapping[str, Any]) -> str:
     said += [_listed(watch["dtypes"])] if watch["dtypes"] else []
     said += [f"batch sizes {_listed(watch['batch_sizes'])}"] if watch["batch_sizes"] else []
     said += [watch["engine"], watch["measure"], watch["effort"]]
+    said += [f"without {problem}" for problem in watch.get("hidden", ())]
     what = f"{_listed(watch['models'])} on {_listed(watch['devices'])}"
     added = f"added by {row['client']} on {row['created_at'][:10]}"
     return item(f"{row['id']:<3}", what, f"{'; '.join(said)}; {added}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -144,6 +144,20 @@ class NightStore(Database):
         with self._write() as connection:
             removed = connection.execute(delete(watches).where(watches.c.id == watch_id))
             return removed.rowcount == 1
+
+    def hide(self, watch_id: int, problem: str, *, hidden: bool) -> StoredWatch | None:
+        """Leave a problem out of a watch, or take it in again; None if there is no such watch."""
+        row = _WATCHES.where(watches.c.id == watch_id)
+        with self._write() as connection:
+            found = connection.execute(row.with_for_update()).one_or_none()
+            if found is None:
+                return None
+            stored = StoredWatch(*found)
+            others = [one for one in stored.watch.get("hidden", ()) if one != problem]
+            watch = {**stored.watch, "hidden": sorted([*others, *[problem] * hidden])}
+            changed = update(watches).where(watches.c.id == watch_id).values(watch=watch)
+            connection.execute(changed)
+            return replace(stored, watch=watch)
 
 
 def _round(schedule: str, day: date) -> tuple[Any, Any]:
