@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
-from worker_processes import PROBLEM, RECORDING
+from worker_processes import PROBLEM, RECORDING, embedded
 
 from tuner.cli import app
-from workers.embedded import EmbeddedWorker
 from workers.settings import Settings
 
 Tuner = Callable[..., Result]
@@ -46,12 +45,8 @@ def test_a_job_is_posted_followed_and_listed(tuner: Tuner, url: str) -> None:
     posted = tuner(*REPLAY, f"replay:{RECORDING}")
     assert posted.exit_code == 0, posted.stderr
     job_id = posted.stdout.strip()
-    worker = EmbeddedWorker(Settings(url), gpus=())
-    worker.start()
-    try:
+    with embedded(Settings(url)):
         followed = tuner("job", job_id, "--follow", "--json")
-    finally:
-        worker.stop()
     assert followed.exit_code == 0
     assert json.loads(followed.stdout)["state"] == "done"
     steps = [line.split()[1].rstrip(":") for line in followed.stderr.splitlines()]

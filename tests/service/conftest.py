@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from api_server import Server, serving
 from clocks import Clock
 from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import URL, make_url
 
+from api.settings import ApiSettings
 from tuner.store import JobStore, Leases, Store
+from workers.settings import Settings
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
@@ -103,6 +106,22 @@ def clock() -> Clock:
 def store(store_url: str) -> Iterator[Store]:
     with Store.open(store_url) as opened:
         yield opened
+
+
+@pytest.fixture
+def server(store_url: str) -> Iterator[Server]:
+    """The API on that store, open to this machine without a key."""
+    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For requests that must not get as far as the store; the files of a process share it."""
+    settings = Settings(f"sqlite:///{tmp_path_factory.mktemp('untouched') / 'tuner.db'}")
+    with serving(ApiSettings(settings, rate=(), submit_rate=(), no_auth=True)) as running:
+        yield running
+        assert running.call("GET", "/v1/jobs").json["jobs"] == []
 
 
 @pytest.fixture

@@ -72,12 +72,6 @@ def test_each_job_of_a_batch_has_an_answer_with_all_of_its_mistakes(server: Serv
     assert {"/jobs/1/measure", "/jobs/1/engine"} < {e["pointer"] for e in answer.json["errors"]}
 
 
-def test_an_unknown_parameter_is_named(server: Server) -> None:
-    answer = server.call("GET", "/v1/jobs?stat=done")
-    assert answer.problem(422) == "stat: unknown field; did you mean 'state'?"
-    assert [one["pointer"] for one in answer.json["errors"]] == ["stat"]
-
-
 def test_a_name_without_end_is_not_repeated(server: Server) -> None:
     answer = server.call("POST", "/v1/jobs", {**JOB, "x" * 50_000: 1})
     assert "unknown field" in answer.problem(422)

@@ -238,9 +238,12 @@ class TestReadOnly:
 class TestFullDisk:
     FULL = "the store's disk is full: nothing was stored. Its operator must make room"
 
-    def test_a_full_sqlite_file_takes_no_job_and_loses_none(self, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with serving(ApiSettings(Settings(url), rate=(), submit_rate=(), no_auth=True)) as server:
+    def test_a_full_sqlite_file_takes_no_job_and_loses_none(
+        self, sqlite_url: str, tmp_path: Path
+    ) -> None:
+        with serving(
+            ApiSettings(Settings(sqlite_url), rate=(), submit_rate=(), no_auth=True)
+        ) as server:
             engine = server.app.state.api.store._engine
 
             @event.listens_for(engine, "connect")
@@ -299,14 +302,13 @@ class TestFullDisk:
     def test_a_full_disk_for_temporary_files_is_named_and_not_where(
         self,
         small_disk: Callable[[int], Path],
-        tmp_path: Path,
+        sqlite_url: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         folder = small_disk(1)
-        url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with serving(ApiSettings(Settings(url), no_auth=True)) as server:
+        with serving(ApiSettings(Settings(sqlite_url), no_auth=True)) as server:
             server.submit()
-            with Leases.open(url) as leases:
+            with Leases.open(sqlite_url) as leases:
                 work(leases)
             fill(folder)
             monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -32,12 +32,6 @@ STATES = tuple(enumerate(JobState))
 
 
 @pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
-        yield running
-
-
-@pytest.fixture
 def clients() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(MOST_OF_ONE) as pool:
         yield pool

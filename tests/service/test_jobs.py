@@ -35,7 +35,6 @@ from tuner.jobs.job import (
     FRESH,
     LEASE,
     MAX_ATTEMPTS,
-    Job,
     JobFilter,
     JobRequest,
     JobState,
@@ -44,7 +43,6 @@ from tuner.jobs.job import (
     Submitted,
     read_request,
 )
-from tuner.jobs.listing import JobQuery
 from tuner.problems.records import RunState
 from tuner.problems.results import Totals
 from tuner.store import JobStore, LeasedStore, Leases, Store
@@ -265,30 +263,6 @@ def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
 
 @both_databases
 class TestListing:
-    def test_pages_are_complete_and_newest_first(self, jobs: JobStore, clock: Clock) -> None:
-        posted = []
-        for number, request in enumerate(seeded(7)):
-            posted.append(jobs.submit(request).job)
-            clock.advance(timedelta(seconds=number % 2))  # some at the same moment
-        found: list[Job] = []
-        after = None
-        while page := jobs.list(limit=2, after=after):
-            found += page
-            after = page[-1].created_at, page[-1].id
-        assert {job.id for job in found} == {job.id for job in posted}
-        assert found == sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
-
-    def test_filters(self, jobs: JobStore) -> None:
-        mine = jobs.submit(REQUEST).job
-        other = jobs.submit(replace(REQUEST, device="H200", model="qwen3")).job
-        cancelled = jobs.cancel(jobs.submit(replace(REQUEST, seed=1)).job.id)
-        assert ids(jobs.list(JobQuery(device="NVIDIA_H200"))) == [other.id]
-        assert ids(jobs.list(JobQuery(model="qwen3"))) == [other.id]
-        assert ids(jobs.list(JobQuery(states=frozenset({JobState.CANCELLED})))) == [cancelled.id]
-        l40s = JobQuery(device="NVIDIA_L40S", states=frozenset({JobState.QUEUED}))
-        assert ids(jobs.list(l40s)) == [mine.id]
-        assert ids(jobs.list(JobQuery(device="NVIDIA_A10"))) == []
-
     def test_counts(self, jobs: JobStore) -> None:
         first, *_ = [jobs.submit(request).job.id for request in seeded(3)]
         jobs.cancel(first)
@@ -801,15 +775,6 @@ QUERIES = {
         "SELECT client FROM jobs WHERE state = 'queued' AND needs_gpu = false "
         "AND client > 'a' ORDER BY client LIMIT 1",
         "ix_jobs_turn",
-    ),
-    "page of a client": (
-        "SELECT * FROM jobs WHERE client = 'a' ORDER BY created_at DESC, id DESC LIMIT 50",
-        "ix_jobs_page_client",
-    ),
-    "page": ("SELECT * FROM jobs ORDER BY created_at DESC, id DESC LIMIT 50", "ix_jobs_page"),
-    "page of a state": (
-        "SELECT * FROM jobs WHERE state = 'done' ORDER BY created_at DESC, id DESC LIMIT 50",
-        "ix_jobs_page_state",
     ),
 }
 

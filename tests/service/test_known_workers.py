@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -122,11 +121,6 @@ class TestRows:
 
 
 class TestOverHttp:
-    @pytest.fixture
-    def server(self, store_url: str) -> Iterator[Server]:
-        with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
-            yield running
-
     def api_workers(self, server: Server) -> WorkerStore:
         found: WorkerStore = server.app.state.api.workers
         return found

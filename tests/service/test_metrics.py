@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from subprocess import PIPE, run
@@ -16,7 +15,7 @@ from cases import RECORDINGS
 from databases import both_databases
 from scraping import Scrape, add_worker, fleet, free_ports, running, scrape, scrape_port
 from servers import started_redis
-from worker_processes import REPLAY, descendants, replay, wait_for
+from worker_processes import REPLAY, descendants, embedded, replay, wait_for
 from worker_processes import running as is_running
 
 from api.metrics import Metrics
@@ -25,16 +24,9 @@ from tuner.jobs.job import JobState
 from tuner.store import JobStore, Leases, NightStore
 from tuner.store.connect import connect
 from tuner.store.figures import Figures
-from workers.embedded import EmbeddedWorker
 from workers.settings import Settings
 
 L40S = "NVIDIA_L40S"
-
-
-@pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
-        yield running
 
 
 def test_a_series_does_not_vanish_at_zero(server: Server, store_url: str) -> None:
@@ -244,17 +236,15 @@ def test_an_embedded_worker_is_shown_by_its_api(
     settings = Settings(f"sqlite:///{tmp_path / 'tuner.db'}", recordings=RECORDINGS)
     monkeypatch.setenv("TUNER_DATABASE_URL", settings.database_url)  # for the child
     monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
-    embedded = EmbeddedWorker(settings, gpus=())
-    embedded.start()
-    try:
-        with serving(ApiSettings(settings, no_auth=True), embedded) as server:
+    with (
+        embedded(settings) as worker,
+        serving(ApiSettings(settings, no_auth=True), worker) as server,
+    ):
 
-            def done() -> float:
-                name = "tuner_attempts_total"
-                return scrape(server).value(name, device="NVIDIA_H200", outcome="done") or 0
+        def done() -> float:
+            name = "tuner_attempts_total"
+            return scrape(server).value(name, device="NVIDIA_H200", outcome="done") or 0
 
-            before = done()
-            assert server.call("POST", "/v1/jobs", REPLAY).status == 202
-            wait_for(lambda: done() == before + 1)
-    finally:
-        embedded.stop()
+        before = done()
+        assert server.call("POST", "/v1/jobs", REPLAY).status == 202
+        wait_for(lambda: done() == before + 1)

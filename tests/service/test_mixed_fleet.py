@@ -90,15 +90,14 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
 
 
 def test_a_worker_without_triton_refuses_what_it_cannot_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
     environ = {**os.environ, **other_host(tmp_path, "broken", "0.5.16", lacks="triton")}
-    with Leases.open(url) as leases:
+    with Leases.open(sqlite_url) as leases:
         jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
         registration = Registration(workers, describe(None, None, "broken"))
         registration.beat()
-        broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": url})
+        broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": sqlite_url})
         monkeypatch.setattr(broken._stopping, "wait", lambda pause_s: None)
         posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
         assert broken.drain() == 2

@@ -14,7 +14,7 @@ from databases import both_databases
 from sqlalchemy import select, update
 from store_writer import PROBLEM
 from typer.testing import CliRunner
-from worker_processes import replay, wait_for
+from worker_processes import embedded, replay, wait_for
 
 from api.settings import ApiSettings
 from tuner.cli import app
@@ -25,7 +25,6 @@ from tuner.store.database import utc_now
 from tuner.store.job_rows import append_event
 from tuner.store.job_tables import jobs as table
 from tuner.store.keys import Scope
-from workers.embedded import EmbeddedWorker
 from workers.settings import Settings
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
@@ -81,12 +80,8 @@ class TestStore:
         monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
         job_id = ended(jobs, replay())
         jobs.retry(job_id)
-        worker = EmbeddedWorker(Settings(store_url), gpus=())
-        worker.start()
-        try:
+        with embedded(Settings(store_url)):
             wait_for(lambda: jobs.get(job_id).state is JobState.DONE)
-        finally:
-            worker.stop()
         assert (jobs.get(job_id).attempts, jobs.get(job_id).error) == (1, "")
 
     def test_what_is_done_or_ends_just_now_is_not_retried(self, jobs: JobStore) -> None:

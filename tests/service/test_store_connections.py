@@ -123,9 +123,8 @@ class TestLimits:
         ):
             jobs.counts()
 
-    def test_sqlite_s_writers_of_one_process_give_up_too(self, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with JobStore.open(url, IMPATIENT) as jobs, jobs._write():
+    def test_sqlite_s_writers_of_one_process_give_up_too(self, sqlite_url: str) -> None:
+        with JobStore.open(sqlite_url, IMPATIENT) as jobs, jobs._write():
             with pytest.raises(StoreUnreachable, match="it is being written"):
                 jobs.submit(REQUEST)
             assert jobs.counts() == {}

@@ -81,9 +81,8 @@ def test_a_server_that_does_not_let_us_in_is_unreachable(postgres_url: str) -> N
             server.execute("DROP ROLE tuner_nobody")
 
 
-def test_a_full_disk_under_sqlite_is_said_to_be_full(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Store.open(url) as store, pytest.raises(StoreFull, match="disk is full"):
+def test_a_full_disk_under_sqlite_is_said_to_be_full(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store, pytest.raises(StoreFull, match="disk is full"):
         run(
             store,
             "PRAGMA max_page_count = 1",
@@ -93,10 +92,9 @@ def test_a_full_disk_under_sqlite_is_said_to_be_full(tmp_path: Path) -> None:
 
 
 def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(
-    tmp_path: Path,
+    sqlite_url: str,
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Store.open(url) as first, Store.open(url) as second:
+    with Store.open(sqlite_url) as first, Store.open(sqlite_url) as second:
         with second._engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA busy_timeout = 0")
         with first._write(), pytest.raises(StoreUnreachable, match="is locked"):

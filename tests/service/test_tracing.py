@@ -212,14 +212,15 @@ def check_failure(collector: Collector, database_url: str) -> None:
 NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
 
-def test_a_child_whose_collector_is_away_does_its_jobs(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url: str) -> None:
+    with Leases.open(sqlite_url) as leases:
         jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
         registration = Registration(workers, describe(None, None, "test"))
         registration.beat()
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
-        worker = Worker(leases, registration, {**os.environ, **NOBODY, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registration, {**os.environ, **NOBODY, "TUNER_DATABASE_URL": sqlite_url}
+        )
         assert worker.drain() == 2
         worker.stop()
         assert {jobs.get(one).state for one in posted} == {JobState.DONE}

@@ -17,12 +17,11 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 from servers import Postgres, Redis, started_redis
-from worker_processes import replay, wait_for
+from worker_processes import embedded, replay, wait_for
 
 from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
-from workers.embedded import EmbeddedWorker
 from workers.fleet import celery_command
 from workers.outages import Outage
 from workers.queue import Announcer
@@ -132,9 +131,7 @@ def test_a_worker_outlives_its_store_and_says_so_twice(
         said = (record.getMessage() for record in caplog.records)
         return [one.partition(" after ")[0].partition(":")[0] for one in said if "the store" in one]
 
-    embedded = EmbeddedWorker(Settings(url), gpus=())
-    embedded.start()
-    try:
+    with embedded(Settings(url)):
         postgres_alone.stop()
         wait_for(lambda: store_said() == ["the store does not answer"])
         postgres_alone.start()
@@ -142,8 +139,6 @@ def test_a_worker_outlives_its_store_and_says_so_twice(
         with JobStore.open(url) as jobs:
             job = jobs.submit(replay()).job
             wait_for(lambda: jobs.get(job.id).state is JobState.DONE)
-    finally:
-        embedded.stop()
     assert len(store_said()) == 2
 
 

@@ -23,6 +23,7 @@ from worker_processes import (
     RECORDING,
     celery_worker,
     descendants,
+    embedded,
     replay,
     running,
     tuning_child,
@@ -39,7 +40,6 @@ from tuner.store.job_tables import idempotency_keys
 from tuner.store.job_tables import jobs as job_table
 from tuner.store.workers import WorkerStore
 from workers.child import Runner
-from workers.embedded import EmbeddedWorker
 from workers.queue import Announcer
 from workers.registration import Registration, describe
 from workers.settings import Settings, read_settings
@@ -201,11 +201,12 @@ class TestOneWorker:
         os.close(end)
 
 
-def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(sqlite_url: str) -> None:
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
+        )
         first = jobs.submit(replay()).job.id
         assert worker.drain() == 1
         assert jobs.get(first).error == ""
@@ -237,13 +238,9 @@ def test_a_killed_worker_s_job_is_done_by_another(
     # The other one looks more often, and waits less long for a renewal.
     monkeypatch.setattr("workers.service.EVERY_S", 0.1)
     monkeypatch.setenv("TUNER_DATABASE_URL", board.settings.database_url)
-    another = EmbeddedWorker(replace(board.settings, limits=AttemptLimits(lease_s=1.0)), gpus=())
-    another.start()
-    try:
+    with embedded(replace(board.settings, limits=AttemptLimits(lease_s=1.0))):
         again = wait_for(lambda: job if (job := board.held(first.id)).attempts > 1 else None)
         assert again.owner != first.owner
-    finally:
-        another.stop()
 
 
 @pytest.mark.slow
@@ -331,12 +328,11 @@ def registered(leases: Leases) -> Registration:
 
 
 def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    works = {**os.environ, "TUNER_DATABASE_URL": url}
+    works = {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
     rests: list[float] = []
-    with Leases.open(url) as leases:
+    with Leases.open(sqlite_url) as leases:
         jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
         posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
         registration = registered(leases)
@@ -364,11 +360,12 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     assert rests == [BACKOFF_S, 2 * BACKOFF_S]
 
 
-def test_a_worker_takes_no_job_whose_engine_it_lacks(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_worker_takes_no_job_whose_engine_it_lacks(sqlite_url: str) -> None:
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
+        )
         lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
         good = jobs.submit(replay()).job.id
         assert worker.drain() == 1
@@ -387,27 +384,24 @@ def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(
     monkeypatch.setattr("workers.worker.POLL_S", 0.1)
     # Less than three seconds without a trial may pass in good runs, where the machine is busy.
     settings = read_settings({"TUNER_DATABASE_URL": url, "TUNER_NEXT_TRIAL_LIMIT_S": "3"})
-    embedded = EmbeddedWorker(settings, gpus=())
-    embedded.start()
-    try:
+    with embedded(settings):
         job_id = board.jobs.submit(replay()).job.id
         child = wait_for(lambda: tuning_child(os.getpid()))
         wait_for(lambda: "trials" in board.kinds(job_id))
         os.kill(child, signal.SIGSTOP)
         wait_for(lambda: not running(child))  # killed: nothing else ends a stopped process
         assert board.finished(job_id).state is JobState.DONE
-    finally:
-        embedded.stop()
     (given_back,) = [one for one in board.jobs.events(job_id) if one.kind == "requeued"]
     assert "stored no further trial in 3 s" in given_back.data["reason"]
     assert board.jobs.get(job_id).attempts == 2
 
 
-def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_job_whose_run_another_worker_has_waits_for_it(sqlite_url: str) -> None:
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
+        )
         first = jobs.submit(replay()).job.id
         assert worker.drain() == 1
         set_job(leases, first, state=JobState.RUNNING.value)  # as if another had it yet
@@ -430,9 +424,8 @@ def set_job(leases: Leases, job_id: str, **values: object) -> None:
         connection.execute(update(job_table).where(job_table.c.id == job_id).values(**values))
 
 
-def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with JobStore.open(url) as jobs:
+def test_workers_forget_old_idempotency_keys(sqlite_url: str) -> None:
+    with JobStore.open(sqlite_url) as jobs:
         for days in (6, 8):
             past = JobStore(jobs._engine, lambda days=days: utc_now() - timedelta(days=days))
             past.cancel(past.submit(replay(), idempotency_key=f"{days} days").job.id)
@@ -442,51 +435,35 @@ def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
                 return list(connection.execute(select(idempotency_keys.c.key)).scalars())
 
         assert keys() == ["6 days", "8 days"]
-        embedded = EmbeddedWorker(Settings(url), gpus=())
-        embedded.start()
-        try:
+        with embedded(Settings(sqlite_url)):
             wait_for(lambda: keys() == ["6 days"])
-        finally:
-            embedded.stop()
 
 
 def test_a_failed_replay_names_the_recording_and_not_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.setenv("TUNER_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
     request = replace(replay(recording=Path(RECORDING.name)), selection=MoeSelection((3,)))
-    with Leases.open(url) as leases:
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
         job_id = jobs.submit(request).job.id
         lacking = jobs.submit(replay(recording=Path("none.csv.gz"))).job.id
-        worker = EmbeddedWorker(Settings(url), gpus=())
-        worker.start()
-        try:
+        with embedded(Settings(sqlite_url)):
             errors = [
                 wait_for(lambda one=one: jobs.get(one).state.finished and jobs.get(one).error)
                 for one in (job_id, lacking)
             ]
-        finally:
-            worker.stop()
     assert errors[0].startswith(f"{RECORDING.name} has nothing for M=3")
     assert "none.csv.gz" in errors[1]
     assert not any("/" in error for error in errors)
 
 
-def test_embedded_workers_need_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+def test_embedded_workers_need_no_redis(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_DATABASE_URL", sqlite_url)
     before = descendants(os.getpid())  # servers that other tests share
-    embedded = EmbeddedWorker(Settings(url), gpus=())
-    embedded.start()
-    try:
-        with JobStore.open(url) as jobs:
-            posted = [jobs.submit(replay(seed)).job for seed in range(2)]
-            for job in posted:
-                embedded.announce(job)
-                wait_for(lambda job=job: jobs.get(job.id).state is JobState.DONE)
-    finally:
-        embedded.stop()
+    with embedded(Settings(sqlite_url)) as worker, JobStore.open(sqlite_url) as jobs:
+        for job in [jobs.submit(replay(seed)).job for seed in range(2)]:
+            worker.announce(job)
+            wait_for(lambda job=job: jobs.get(job.id).state is JobState.DONE)
     assert descendants(os.getpid()).keys() <= before.keys()
