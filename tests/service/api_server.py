@@ -11,27 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from cases import config
 from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
 from api.connections import uvicorn_options
 from api.settings import ApiSettings
 from tuner.jobs.job import Job, JobFilter
-from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store import JobStore, Leases
 from workers.queue import Announces
 
-_CONFIG = Config(
-    {
-        "BLOCK_SIZE_M": 16,
-        "BLOCK_SIZE_N": 64,
-        "BLOCK_SIZE_K": 128,
-        "GROUP_SIZE_M": 1,
-        "num_warps": 4,
-        "num_stages": 3,
-    }
-)
+_CONFIG = config(16, 64, 128)
 ENTRY = Entry(
     POINTS[0],
     _CONFIG,
@@ -42,6 +33,14 @@ ENTRY = Entry(
     "faster than default",
 )
 JOB = {"model": "deepseek-r1", "device": "L40S", "tp": 32, "dtype": "int8_w8a8"}
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "intermediate_size": 14336,
+    "hidden_size": 4096,
+    "num_experts_per_tok": 2,
+    "torch_dtype": "bfloat16",
+}
 NEVER = "0" * 26  # an id that no job has
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from api_server import JOB, NEVER, Server, eventually, serving, work
+from api_server import JOB, MIXTRAL, NEVER, Server, eventually, serving, work
 from attention_cases import EXTEND, fill
 from databases import both_databases
 from job_submitter import go_on, submitting
@@ -78,20 +78,12 @@ class TestSubmit:
 
     def test_a_model_is_a_problem_a_warning_or_a_config_json_too(self, server: Server) -> None:
         problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"
-        config = {
-            "architectures": ["MixtralForCausalLM"],
-            "num_local_experts": 8,
-            "intermediate_size": 14336,
-            "hidden_size": 4096,
-            "num_experts_per_tok": 2,
-            "torch_dtype": "bfloat16",
-        }
         warning = (
             "Using default MoE kernel config. Config file not found at "
             "/x/E=8,N=1792,device_name=NVIDIA_L40S.json"
         )
         given = [
-            *((problem, {}), (config, {"tp": 8}), ("mixtral-8x7b", {"tp": 8})),
+            *((problem, {}), (MIXTRAL, {"tp": 8}), ("mixtral-8x7b", {"tp": 8})),
             (warning, {"hidden_size": 4096, "top_k": 2}),
         ]
         jobs = [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import JOB, Server, serving
+from api_server import JOB, MIXTRAL, Server, serving
 from limits import RateLimitItemPerHour
 
 import api.bodies
@@ -21,14 +21,6 @@ from api.settings import ApiSettings
 from tuner.store.keys import Scope as KeyScope
 from workers.settings import Settings
 
-MIXTRAL = {
-    "architectures": ["MixtralForCausalLM"],
-    "num_local_experts": 8,
-    "intermediate_size": 14336,
-    "hidden_size": 4096,
-    "num_experts_per_tok": 2,
-    "torch_dtype": "bfloat16",
-}
 # As of a model whose layers are not all quantized: 3 MiB.
 SKIPPED = [f"model.layers.{n}.mlp.experts.{n % 256}.gate_proj" for n in range(70_000)]
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from api_server import JOB, NEVER, Server, serving
+from api_server import JOB, MIXTRAL, NEVER, Server, serving
 from limits import RateLimitItemPerHour
 from servers import started_redis
 from sqlalchemy import text
@@ -374,17 +374,7 @@ class TestNames:
     def test_models(self, untouched: Server, tmp_path: Path) -> None:
         config = tmp_path / "model" / "config.json"
         config.parent.mkdir()
-        config.write_text(
-            json.dumps(
-                {
-                    "architectures": ["MixtralForCausalLM"],
-                    "num_local_experts": 8,
-                    "intermediate_size": 14336,
-                    "hidden_size": 4096,
-                    "num_experts_per_tok": 2,
-                }
-            )
-        )
+        config.write_text(json.dumps(MIXTRAL))
         for path in (*self.PATHS, str(config), str(config.parent)):
             said = untouched.call("POST", "/v1/jobs", {**JOB, "model": path}).problem(422)
             assert "no preset" in said

@@ -13,13 +13,14 @@ from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import parse_log
+from plugin_cases import attention_file, here, put
 
 from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed
 from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome
 from tuner.engines.sglang.plugin import backend, kernels
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_file
-from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.engines.sglang.plugin.file_checks import check_file
+from tuner.engines.sglang.plugin.files import AttentionEntry
 from tuner.families.attention.problem import Attention, Stage
 from tuner.problems.points import Config
 from tuner.problems.results import Status
@@ -40,21 +41,16 @@ def parsed(lines: list[str]) -> LoadProof:
 
 def place(root: Path, problem: Attention, status: Status = Status.OK, **changes: str) -> Path:
     part = problem.parts[0]
-    entries = (AttentionEntry(part, 8, 1, CONFIGS[part], status),)
-    made = AttentionFile(problem, "NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "k", entries, {})
-    file = replace(made, **changes)
-    path = file.path_under(root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(file.text())
-    return path
+    entry = AttentionEntry(part, 8, 1, CONFIGS[part], status)
+    return put(root, attention_file(problem, [entry], **changes))
 
 
 def said(
     *paths: Path, rank: str = "TP0", splits: int = 8, troubles: tuple[str, ...] = ()
 ) -> list[str]:
     """What a rank logs of these files."""
-    here = RuntimeFacts("sglang", "0.5.16", "NVIDIA_H200", "3.6.0", lambda: "k", lambda _: {splits})
-    verdicts = [check_file(path, here) for path in paths]
+    facts = here(kv_splits=lambda _: {splits})
+    verdicts = [check_file(path, facts) for path in paths]
     malformed = [f"tuner attention: {v}" for v in verdicts if v.file is None]
     lines = [*malformed, backend._line(verdicts, troubles)]
     return [f"[2026-11-01 10:00:00 {rank}] {line}" for line in lines]
