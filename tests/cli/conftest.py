@@ -1,10 +1,14 @@
-"""What tests of the command line share: one cache of compiled kernels."""
+"""What tests of the command line share: a cache of compiled kernels, variables, winners."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from bundle_cases import CASES, fill
+
+from tuner.store import Store
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +18,24 @@ def compile_cache(run_folder: Path) -> Path:
     A test that counts compiles, or that is about the cache, has one of its own.
     """
     return run_folder / "compile-cache"
+
+
+@pytest.fixture
+def env(tmp_path: Path, compile_cache: Path) -> dict[str, str]:
+    """The variables of commands with an empty store of their own."""
+    return {
+        **os.environ,
+        "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'store' / 'tuner.db'}",
+        "TUNER_CACHE_DIR": str(compile_cache),
+    }
+
+
+@pytest.fixture
+def bundled_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with the winners of each example cluster, and an empty folder to work in."""
+    url = f"sqlite:///{tmp_path}/store/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    with Store.open(url) as opened:
+        for case in CASES:
+            fill(opened, case)

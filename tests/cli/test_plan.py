@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from cases import FP8_RECORDING, ROOT
@@ -16,15 +14,6 @@ from tuner.cli import app
 
 R1 = ("deepseek-r1", "--tp", "8")
 RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
-
-
-@pytest.fixture
-def env(tmp_path: Path, compile_cache: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
-        "TUNER_CACHE_DIR": str(compile_cache),
-    }
 
 
 def planned(env, *words, device="H200"):

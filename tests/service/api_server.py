@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 from cases import config
+from sqlalchemy import text
 from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
@@ -20,6 +21,7 @@ from api.settings import ApiSettings
 from tuner.jobs.job import Job, JobFilter
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store import JobStore, Leases
+from tuner.store.connect import connect
 from workers.queue import Announces
 
 _CONFIG = config(16, 64, 128)
@@ -41,6 +43,7 @@ MIXTRAL = {
     "num_experts_per_tok": 2,
     "torch_dtype": "bfloat16",
 }
+LARGEST = 100_000  # bytes of a body, for `untouched`
 NEVER = "0" * 26  # an id that no job has
 
 
@@ -165,3 +168,11 @@ def eventually(condition: Callable[[], bool]) -> None:
             return
         threading.Event().wait(0.005)
     raise AssertionError("it did not happen")
+
+
+def rows_of(database_url: str) -> int:
+    """What was written on behalf of clients."""
+    tables = ("jobs", "job_events", "idempotency_keys", "watches")
+    with connect(database_url).connect() as connection:
+        counts = (connection.execute(text(f"SELECT count(*) FROM {t}")).scalar() for t in tables)  # noqa: S608
+        return sum(int(count or 0) for count in counts)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api_server import Server, serving
+from api_server import LARGEST, Server, rows_of, serving
 from clocks import Clock
 from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import URL, make_url
@@ -117,11 +117,12 @@ def server(store_url: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """For requests that must not get as far as the store; the files of a process share it."""
-    settings = Settings(f"sqlite:///{tmp_path_factory.mktemp('untouched') / 'tuner.db'}")
-    with serving(ApiSettings(settings, rate=(), submit_rate=(), no_auth=True)) as running:
+    """For requests that must write nothing; the files of a process share it."""
+    service = Settings(f"sqlite:///{tmp_path_factory.mktemp('untouched') / 'tuner.db'}")
+    settings = ApiSettings(service, LARGEST, rate=(), submit_rate=(), no_auth=True)
+    with serving(settings) as running:
         yield running
-        assert running.call("GET", "/v1/jobs").json["jobs"] == []
+        assert rows_of(service.database_url) == 0
 
 
 @pytest.fixture

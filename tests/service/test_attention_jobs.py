@@ -120,14 +120,6 @@ def test_a_use_is_taken_by_name(server: Server, workload: str | None) -> None:
     ("change", "said"),
     [
         ({"gemms": ["up"]}, "gemms is for a fused-MoE layer: leave it out"),
-        ({"ep": 8}, "ep is for a fused-MoE layer and quantised dense GEMMs: leave it out"),
-        ({"block_shape": [128, 128]}, "block_shape is for a fused-MoE layer: leave it out"),
-        (
-            {"fuse_shared": False},
-            "fuse_shared is for a fused-MoE layer and quantised dense GEMMs: leave it out",
-        ),
-        ({"hidden_size": 7168}, "hidden_size is for a fused-MoE layer: leave it out"),
-        ({"top_k": 8}, "top_k is for a fused-MoE layer: leave it out"),
         ({"wide": False}, "wide is for a fused-MoE layer: leave it out"),
         ({"tp": 8}, "tp is for a model"),
         ({"dtype": "fp8_w8a8"}, "dtype is for a model"),

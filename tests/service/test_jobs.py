@@ -21,7 +21,6 @@ from store_writer import KEY, PROBLEM, batch, trial
 from worker_processes import wait_for
 
 from tuner.errors import (
-    BadInput,
     IdempotencyConflict,
     IdempotencyKeyInUse,
     JobUnfinished,
@@ -41,7 +40,6 @@ from tuner.jobs.job import (
     Lease,
     Priority,
     Submitted,
-    read_request,
 )
 from tuner.problems.records import RunState
 from tuner.problems.results import Totals
@@ -153,30 +151,6 @@ class TestSubmitting:
         claim(leases)
         jobs.cancel(first.id)
         assert jobs.submit(REQUEST).created
-
-    def test_a_request_comes_back_from_json(self) -> None:
-        down = MoeSelection((2, 16), (Gemm.DOWN,))
-        request = replace(ON_GPU, selection=down, effort=Effort.QUICK, wide=True, seed=2**62)
-        assert read_request(request.as_json()) == request
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"device": "L40X"},
-            {"measure": "guess"},
-            {"batch_sizes": []},
-            {"batch_sizes": [0]},
-            {"batch_sizes": [1 << 20]},
-            {"gemms": []},
-            {"seed": -1},
-            {"seed": 1 << 63},
-        ],
-        ids=str,
-    )
-    def test_what_no_worker_could_run_is_refused(self, change: dict[str, Any]) -> None:
-        with pytest.raises(BadInput) as caught:
-            read_request({**REQUEST.as_json(), **change})
-        assert "\n" not in str(caught.value)
 
 
 @both_databases

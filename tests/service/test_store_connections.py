@@ -79,15 +79,18 @@ class TestRoundTrips:
 
 
 class TestRestarts:
-    def test_a_restart_of_the_server_fails_no_later_call(self) -> None:
+    def test_a_server_that_stops_is_unreachable_and_its_restart_fails_no_later_call(self) -> None:
         with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
             server = Postgres(Path(home))
             server.start()
-            url = server.url.render_as_string(hide_password=False)
-            with JobStore.open(url) as jobs:
+            with JobStore.open(server.url.render_as_string(hide_password=False)) as jobs:
                 with jobs._read(), jobs._read():
                     jobs.counts()  # three connections in the pool
-                server.stop()
+                with pytest.raises(StoreUnreachable), jobs._write() as connection:
+                    server.stop()
+                    connection.execute(text("SELECT 1"))
+                with pytest.raises(StoreUnreachable):  # a new connection
+                    jobs.counts()
                 server.start()
                 with jobs._read(), jobs._read():
                     assert jobs.counts() == {}

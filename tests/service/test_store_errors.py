@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import psycopg
 import pytest
 from databases import both_databases
-from servers import Postgres
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -51,21 +49,6 @@ def test_postgresql_says_by_its_codes_what_is_wrong(
     with Store.open(postgres_url) as store, pytest.raises(UnusableStore) as caught:
         run(store, raising(code))
     assert type(caught.value) is kind
-
-
-def test_a_server_that_stops_is_unreachable_and_then_answers_again() -> None:
-    with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
-        server = Postgres(Path(home))
-        server.start()
-        with Store.open(server.url.render_as_string(hide_password=False)) as store:
-            with pytest.raises(StoreUnreachable), store._write() as connection:
-                server.stop()
-                connection.execute(text("SELECT 1"))
-            with pytest.raises(StoreUnreachable):  # a new connection
-                run(store, "SELECT 1")
-            server.start()
-            run(store, "SELECT 1")
-        server.stop()
 
 
 def test_a_server_that_does_not_let_us_in_is_unreachable(postgres_url: str) -> None:

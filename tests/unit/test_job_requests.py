@@ -17,6 +17,7 @@ from tuner.jobs.job import JobRequest, read_request
 from tuner.jobs.memory import refuse_too_large
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
+from tuner.tuning.request import Effort
 
 LAYER = JobRequest(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")
 DECODE = JobRequest(
@@ -31,6 +32,7 @@ OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
         LAYER,
         replace(LAYER, architecture="NemotronHForCausalLM"),
         replace(LAYER, selection=MoeSelection((1, 2), (Gemm.DOWN,))),
+        replace(LAYER, measure="gpu", effort=Effort.QUICK, wide=True, seed=2**62),
         DECODE,
         replace(DECODE, selection=AttentionSelection("offline")),
         replace(DECODE, selection=AttentionSelection(OWN)),
@@ -89,6 +91,11 @@ def test_attention_has_no_gemms() -> None:
     ("request_", "change", "said"),
     [
         (LAYER, {"gemms": ["upp"]}, "'upp'.*'up'"),
+        *((LAYER, {"batch_sizes": sizes}, "batch") for sizes in ([], [0], [1 << 20])),
+        *((LAYER, {"seed": seed}, "seed") for seed in (-1, 1 << 63)),
+        (LAYER, {"device": "L40X"}, "L40"),
+        (LAYER, {"measure": "guess"}, "guess"),
+        (LAYER, {"gemms": []}, "gemm"),
         (DECODE, {"workload": "chatt"}, "'chatt'.*chat"),
         (
             DECODE,
@@ -100,8 +107,9 @@ def test_attention_has_no_gemms() -> None:
 def test_what_no_worker_could_run_is_refused(
     request_: JobRequest, change: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=said) as caught:
         read_request({**request_.as_json(), **change})
+    assert "\n" not in str(caught.value)
 
 
 def test_the_points_of_a_request() -> None:
