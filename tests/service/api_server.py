@@ -133,7 +133,7 @@ def serving(
         await startup(*arguments, **named)
         started.set()
 
-    server.startup = startup_and_say  # type: ignore[method-assign]
+    server.startup = startup_and_say
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
 
@@ -152,7 +152,6 @@ def serving(
 def work(leases: Leases, *, finish: bool = True) -> Job:
     """What a worker does with the next job: some trials, then the end."""
     lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "test")
-    assert lease is not None
     store = leases.store(lease)
     run = store.begin_run(KEY)
     store.add_trials(run, batch(0))

@@ -212,7 +212,6 @@ class TestCancel:
     ) -> None:
         path = f"/v1/jobs/{server.submit()['id']}/cancel"
         lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "worker")
-        assert lease is not None
         assert server.call("POST", path).status == 202
         leases.cancelled(lease)
         ended = server.call("POST", path)
@@ -242,8 +241,8 @@ class TestEvents:
         ]  # fmt: skip
         assert [one["id"] for one in events] == ["1", "2", "3", "4", "5", "6"]
         posted_at = server.call("GET", f"/v1/jobs/{job_id}").json["created_at"]
-        assert events[0]["data"]["at"] == posted_at and posted_at.endswith("Z")  # type: ignore[index]
-        assert events[4]["data"]["data"]["new"] == 100  # type: ignore[index]
+        assert events[0]["data"]["at"] == posted_at and posted_at.endswith("Z")
+        assert events[4]["data"]["data"]["new"] == 100
         eventually(lambda: server.app.state.api.streams.open == 0)
 
     def test_a_stream_ends_with_a_cancelled_job(self, server: Server) -> None:

@@ -42,8 +42,7 @@ def server(settings: ApiSettings) -> Iterator[Server]:
 
 @pytest.fixture
 def keys(server: Server) -> KeyStore:
-    store: KeyStore = server.app.state.api.keys
-    return store
+    return server.app.state.api.keys
 
 
 class Nobody:

@@ -174,7 +174,7 @@ class TestReadiness:
                 """It can be written, once it answers."""
 
         async def ask() -> None:
-            readiness: Any = Readiness(Hanging())  # type: ignore[arg-type]
+            readiness: Any = Readiness(Hanging())
             for _ in range(2):
                 with pytest.raises(StoreUnreachable, match="did not answer within"):
                     await readiness.check()

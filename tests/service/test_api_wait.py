@@ -124,7 +124,7 @@ class TestWaits:
         jobs.away = True
 
         async def wait(job_id: str) -> None:
-            await waiting.until_ended(job_id, Client(), "a", 600)  # type: ignore[arg-type]
+            await waiting.until_ended(job_id, Client(), "a", 600)
             ended.append(job_id)
 
         with anyio.fail_after(30):
@@ -159,7 +159,7 @@ class TestWaits:
             await anyio.sleep(0)
             assert waiting.count == MOST
             with anyio.fail_after(30):
-                await waiting.until_ended("x", Client(), "another", 600)  # type: ignore[arg-type]
+                await waiting.until_ended("x", Client(), "another", 600)
             tasks.cancel_scope.cancel()
         assert waiting.count == 0
 
@@ -175,7 +175,7 @@ class TestWaits:
         state = type("State", (), {"api": type("Api", (), {"metrics": metrics})})
         scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": []}
         scope["app"] = type("App", (), {"state": state})
-        await Observe(app)(scope, send, send)  # type: ignore[arg-type]
+        await Observe(app)(scope, send, send)
         (line,) = (
             one for one in metrics.text().decode().splitlines() if "request_seconds_sum" in one
         )

@@ -33,7 +33,6 @@ def of_cli(request: JobRequest) -> tuple[str, ...]:
     flags = of_class({}, NANO.architecture)
     card = find_device(request.device)
     runs = what_runs("sglang", "0.5.16", request.problem, card, flags)
-    assert runs is not None
     return tuple(kernel.name for kernel in runs.kernels)
 
 

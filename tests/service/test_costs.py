@@ -64,7 +64,6 @@ def test_a_done_job_says_what_it_cost(store: Store, jobs: JobStore, leases: Leas
     assert posted.cost is None
     assert Estimates.sharing(store).of(posted) is not None
     lease = leases.claim([JobFilter(needs_gpu=True)], "worker")
-    assert lease is not None
     own = leases.store(lease)
     extra = {"gpu_s": 41.34, "gpu_idle_s": 16.0, "cpu_s": 150.0}
     own.finish_run(own.begin_run(key()), [], Totals(compile_s=140.0, extra=extra))
@@ -72,7 +71,6 @@ def test_a_done_job_says_what_it_cost(store: Store, jobs: JobStore, leases: Leas
     assert done.cost == Cost(41.34, 16.0, 150.0)
     assert done.as_json()["cost"] == {"gpu_s": 41.3, "gpu_idle_s": 16.0, "cpu_s": 150.0}
     times = Figures.sharing(store).job_times(posted.id, lease.fence)
-    assert times is not None
     assert times.cost == done.cost
     assert Estimates.sharing(store).of(done) is None
 

@@ -151,13 +151,11 @@ def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
 ) -> None:
     job = JobStore.sharing(leases).submit(ON_GPU).job
     first = leases.claim(ALL, "first")
-    assert first is not None
     times = figures.job_times(job.id, first.fence)
     assert times is not None and times.started_at is not None
     assert times == JobTimes(JobState.LEASED, job.created_at, times.started_at, None)
     leases.release(first)
     second = leases.claim(ALL, "second")
-    assert second is not None
     leases.fail(second, "no")
     assert figures.job_times(job.id, first.fence) is None  # it is not its to count
     ended = figures.job_times(job.id, second.fence)
@@ -179,5 +177,4 @@ def test_the_pool(figures: Figures) -> None:
     assert pool is not None
     with figures._read():
         use = figures.pool()
-        assert use is not None
         assert (use.size, use.used) == (pool.size, 1)

@@ -122,8 +122,7 @@ class TestRows:
 
 class TestOverHttp:
     def api_workers(self, server: Server) -> WorkerStore:
-        found: WorkerStore = server.app.state.api.workers
-        return found
+        return server.app.state.api.workers
 
     def look_again(self, server: Server) -> None:
         api = server.app.state.api

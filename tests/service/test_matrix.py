@@ -146,7 +146,7 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
     assert counts_of(found.rows())["measured"] == 3
 
     def problems(**wanted: object) -> list[str]:
-        return [row.problem for row in found.find(RowFilter(**wanted))]  # type: ignore[arg-type]
+        return [row.problem for row in found.find(RowFilter(**wanted))]
 
     named, unnamed = PROBLEM.spec(), OTHER.spec()
     assert problems() == [named, unnamed]  # what has a model's name comes first

@@ -53,7 +53,6 @@ def night(settings: Settings, day: date, blocks: dict[int, float]) -> None:
     run_nightly(settings, today=day)
     with Leases.open(settings.database_url) as leases:
         lease = leases.claim([JobFilter(needs_gpu=True)], "worker")
-        assert lease is not None
         store = leases.store(lease)
         key = RunKey(
             PROBLEM, HERE, MeasureKind.GPU, "standard", lease.request.seed, POINTS, "sglang"

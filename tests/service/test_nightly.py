@@ -440,5 +440,4 @@ class TestRound:
         assert nights.begin("b", DAY)
         assert nights.begin("a", DAY + timedelta(days=1))
         last = nights.last("b")
-        assert last is not None
         assert (last.date, last.summary, last.finished_at) == (DAY, None, None)

@@ -31,8 +31,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def report_of(place: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((place / "served_proof/report.json").read_text())
-    return found
+    return json.loads((place / "served_proof/report.json").read_text())
 
 
 def test_both_servers_are_compared_and_the_report_is_kept(place: Path) -> None:

@@ -39,7 +39,7 @@ def announcer(redis: Redis) -> Announcer:
 
 def waiting(redis: Redis, queue: str = QUEUE) -> int:
     with redis_client.Redis.from_url(redis.url) as client:
-        return int(client.llen(queue))  # type: ignore[arg-type]
+        return int(client.llen(queue))
 
 
 def test_a_queue_that_nobody_reads_is_not_filled(redis: Redis, job: Job) -> None:

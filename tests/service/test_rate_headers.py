@@ -76,7 +76,7 @@ def test_redis_is_seldom_asked(
 
     def count(self: MovingWindowRateLimiter, *arguments: object) -> object:
         calls.append(arguments)
-        return ask(self, *arguments)  # type: ignore[arg-type]
+        return ask(self, *arguments)
 
     monkeypatch.setattr(MovingWindowRateLimiter, "get_window_stats", count)
     monkeypatch.setattr(rates, "KNOWN_S", known_s)

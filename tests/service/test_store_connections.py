@@ -43,7 +43,7 @@ def round_trips(store: Store, tmp_path: Path, call: Callable[[], object]) -> int
 def age(store: Store, seconds: float) -> None:
     """Let the store's connection look as if nobody had used it for so long."""
     with store._engine.connect() as connection:
-        record: Any = connection.connection._connection_record  # type: ignore[attr-defined]
+        record: Any = connection.connection._connection_record
     record.info["since"] -= seconds
 
 

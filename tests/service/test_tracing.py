@@ -73,7 +73,6 @@ def test_a_traceparent_passes_through_without_opentelemetry(store_url: str) -> N
         assert stored_trace(jobs, traced) == TRACEPARENT
         assert stored_trace(jobs, plain) == stored_trace(jobs, ignored) == ""
         lease = leases.claim([JobFilter(needs_gpu=True)], "me")
-        assert lease is not None
         assert (lease.job_id, lease.trace) == (traced, TRACEPARENT)
 
 

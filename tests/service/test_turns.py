@@ -82,7 +82,6 @@ class TestTurns:
         jobs.submit(replace(REQUEST, engine="sglang==0.5.16"), client="b")
         newer = [JobFilter(False, None, ("sglang==0.5.16", "sglang"))]
         lease = leases.claim(newer, "worker")
-        assert lease is not None
         assert lease.request.engine == "sglang==0.5.16"
         assert leases.claim(newer, "worker") is None
 
@@ -91,7 +90,6 @@ class TestTurns:
     ) -> None:
         job_id = jobs.submit(REQUEST).job.id
         lease = leases.claim(ANY, "worker", {"sglang": "sglang==0.5.16"})
-        assert lease is not None
         assert lease.request.engine == "sglang==0.5.16"
         assert jobs.get(job_id).request == lease.request
 
@@ -107,7 +105,6 @@ class TestTurns:
     ) -> None:
         post(jobs, "a")
         lease = leases.claim(ANY, "worker")
-        assert lease is not None
         leases.release(lease, "another is at it", timedelta(seconds=30))
         assert leases.claim(ANY, "worker") is None
         clock.advance(-LONGEST_DELAY)
@@ -134,7 +131,6 @@ class TestSharedJobs:
         job_id = jobs.submit(REQUEST, client="a").job.id
         jobs.submit(REQUEST, client="b")
         lease = leases.claim(ANY, "worker")
-        assert lease is not None
         assert not jobs.cancel(job_id, "b").cancel_requested
         assert jobs.cancel(job_id, "a").cancel_requested
         assert leases.look(lease).cancel_requested
@@ -184,7 +180,6 @@ class TestBatches:
         mine = {"client": "a", "idempotency_key": "k", "body_hash": "x"}
         first = jobs.submit_all(self.wanted(2, 0, 1), **mine)
         lease = leases.claim(ANY, "worker")
-        assert lease is not None
         leased = leases.store(lease)
         leased.finish_run(leased.begin_run(KEY), [], Totals())
         clock.advance(timedelta(days=2))

@@ -67,7 +67,7 @@ def config(**changes: object) -> dict[str, object]:
 
 
 def specs(text: str, tp: int, **options: object) -> list[str]:
-    found = resolve_attention(text, tp=tp, **options)  # type: ignore[arg-type]
+    found = resolve_attention(text, tp=tp, **options)
     return [p.spec().replace(",dtype=bfloat16", "") for p in found.problems]
 
 

@@ -24,7 +24,7 @@ R1 = [
 
 
 def resolved(text: str, **how: object) -> Resolved:
-    return models.resolve(text, Serving(device=L40S, **how))  # type: ignore[arg-type]
+    return models.resolve(text, Serving(device=L40S, **how))
 
 
 def shapes(found: Resolved) -> list[tuple[int, int]]:
@@ -34,7 +34,7 @@ def shapes(found: Resolved) -> list[tuple[int, int]]:
 def test_a_rank_of_a_model_has_each_shape_once() -> None:
     found = resolved("deepseek-r1", tp=8, options={"fuse_shared": False})
     assert shapes(found) == R1
-    assert {p.block for p in found.problems} == {(128, 128)}  # type: ignore[attr-defined]
+    assert {p.block for p in found.problems} == {(128, 128)}
     assert found.notes[0].startswith("8 shapes of 8 linear layers of a rank: self_attn.")
 
 

@@ -64,7 +64,6 @@ def test_known_winners_and_the_default_are_legal(config: Config) -> None:
 )
 def test_rules_say_why_a_configuration_is_not(config: Config, rule: str) -> None:
     broken = space().broken_rule(config)
-    assert broken is not None
     assert broken.name == rule
     assert broken.source
 

@@ -41,7 +41,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 def session(monkeypatch: pytest.MonkeyPatch, *, thorough: bool = False) -> gpu.MoeOnGpu:
     opened = object.__new__(gpu.MoeOnGpu)
     inputs = SimpleNamespace(launches=lambda kernel, config: [[]] * 10, read_bytes=1e9)
-    opened._layer = SimpleNamespace(  # type: ignore[assignment]
+    opened._layer = SimpleNamespace(
         inputs=lambda point: inputs, problem=SimpleNamespace(dtype=Dtype.BFLOAT16)
     )
     opened._thorough, opened._copy_rate, opened._errors = thorough, 1e6, {}

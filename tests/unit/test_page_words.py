@@ -19,7 +19,6 @@ def test_a_comparison_is_of_whole_sizes_and_above_one_where_the_first_is_faster(
     first = {("up", "1"): 10.0, ("down", "1"): 10.0, ("up", "8"): 50.0, ("down", "8"): 50.0}
     second = {("up", "1"): 30.0, ("down", "1"): 50.0, ("up", "8"): 40.0, ("down", "8"): 60.0}
     found = _verdict(side("0.5.23", first), side("0.5.16", second))
-    assert found is not None
     assert (found.first, found.second) == ("sglang 0.5.23", "sglang 0.5.16")
     assert found.ratio == 2.0  # four times at one size, the same at the other
     assert (found.slower, found.sizes) == (0, 2)

@@ -136,7 +136,7 @@ def parse(line: str) -> dict[str, object]:
     """The values that our own parser reads from a command."""
     _, name, *words = shlex.split(line)
     group = typer.main.get_command(app)
-    command = group.commands[name]  # type: ignore[attr-defined]
+    command = group.commands[name]
     return dict(command.make_context(name, words).params)
 
 

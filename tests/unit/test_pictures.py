@@ -54,7 +54,7 @@ def winner(
     known = Status.OK if status is Status.OK else Status.PREDICTED
     incumbents = {name: Incumbent(OWN, known, us) for name, us in engine_us.items()}
     entry = Entry(point, config, status, tuned_us, Compiled(Status.OK), incumbents, "why")
-    return Winner(problem, HERE, entry, 1, datetime(2026, 11, 22, tzinfo=timezone.utc))  # type: ignore[arg-type]
+    return Winner(problem, HERE, entry, 1, datetime(2026, 11, 22, tzinfo=timezone.utc))
 
 
 def layer(status: Status = Status.OK, sizes: Sequence[int] = (1, 64, 4096)) -> list[Winner]:

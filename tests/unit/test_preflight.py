@@ -229,7 +229,7 @@ def one_node(name: str = "a", **fields: object) -> Expected:
         "gpus": 1,
         "environment": {},
     }
-    node = ExpectedNode(name=name, **{**values, **fields})  # type: ignore[arg-type]
+    node = ExpectedNode(name=name, **{**values, **fields})
     ports = {"serve": 30000, "rendezvous": 5000}
     return Expected("sglang", "image", "/model", (node,), 1, ports)
 
@@ -238,7 +238,7 @@ def gpu(**changes: object) -> NodeGpu:
     usual = NodeGpu(
         "00000000:0F:00.0", "NVIDIA L40S", 46068 * 2**20, "P0", PcieLink(4, 4, 16, 16), 4
     )
-    return replace(usual, **changes)  # type: ignore[arg-type]
+    return replace(usual, **changes)
 
 
 @pytest.mark.parametrize(

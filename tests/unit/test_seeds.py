@@ -37,7 +37,7 @@ def spaces(problem: FusedMoe = FP8, device: str = "H200") -> dict[Gemm, Space]:
 def seeds(*files: ShippedFile, point: Point = POINT, **more: object) -> list[Config]:
     there = spaces()
     at = {point: there[point.part]}
-    return seeds_for(at, FP8, H200, there, files, **more)[point]  # type: ignore[arg-type]
+    return seeds_for(at, FP8, H200, there, files, **more)[point]
 
 
 # Each is nearer to the problem than the file below, which is otherwise like it.

@@ -47,7 +47,7 @@ def measured(running: Sequence[Any], numbers: Sequence[int], of: Rounds) -> list
 
 
 def new_rounds() -> Rounds:
-    return Rounds(SimpleNamespace(), (SHORT, MIDDLE, LONG), 2, 1.0, lambda _: None)  # type: ignore[arg-type]
+    return Rounds(SimpleNamespace(), (SHORT, MIDDLE, LONG), 2, 1.0, lambda _: None)
 
 
 def test_a_short_load_is_repeated_until_a_second_was_measured(sent: Sent) -> None:

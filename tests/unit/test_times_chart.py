@@ -17,7 +17,6 @@ def line(times: dict[str, float]) -> Times:
 
 def test_sizes_that_are_no_numbers_stand_at_equal_distances() -> None:
     chart = chart_of("extend", [line({"4×512+0": 10.0, "1×64+8192": 30.0, "2×8+0": 3.0})])
-    assert chart is not None
     first, second, third = chart.places.values()
     assert second - first == pytest.approx(third - second)
     tips = [shape.tip for shape in chart.drawing.shapes if isinstance(shape, Mark) and shape.tip]
