@@ -1,7 +1,5 @@
 """The console script's commands, run in this process: they end as they would in their own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,9 +1,6 @@
 """What tests of the command line share: a cache of compiled kernels, variables, winners."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 from bundle_cases import CASES, fill
@@ -12,7 +9,7 @@ from tuner.store import Store
 
 
 @pytest.fixture(scope="session")
-def compile_cache(run_folder: Path) -> Path:
+def compile_cache(run_folder):
     """A TUNER_CACHE_DIR for all tests of a run.
 
     A test that counts compiles, or that is about the cache, has one of its own.
@@ -21,7 +18,7 @@ def compile_cache(run_folder: Path) -> Path:
 
 
 @pytest.fixture
-def env(tmp_path: Path, compile_cache: Path) -> dict[str, str]:
+def env(tmp_path, compile_cache):
     """The variables of commands with an empty store of their own."""
     return {
         **os.environ,
@@ -31,7 +28,7 @@ def env(tmp_path: Path, compile_cache: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def bundled_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def bundled_store(tmp_path, monkeypatch):
     """A store with the winners of each example cluster, and an empty folder to work in."""
     url = f"sqlite:///{tmp_path}/store/tuner.db"
     monkeypatch.setenv("TUNER_DATABASE_URL", url)

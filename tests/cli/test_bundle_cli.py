@@ -1,10 +1,7 @@
 """The commands around a bundle, as a user types them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example
@@ -22,7 +19,7 @@ def one_line(*words: object, code: int) -> str:
 
 @pytest.mark.usefixtures("bundled_store")
 @pytest.mark.parametrize("case", CASES)
-def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
+def test_a_bundle_is_built_and_verified(case, tmp_path):
     device = CASES[case][0]
     options = ["--device", device, "--cluster", EXAMPLES / f"{case}.toml", "--allow-predicted"]
     options += ["--engine", ENGINES[case][0]]
@@ -38,7 +35,7 @@ def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bundled_store")
-def test_captures_reach_the_scripts(tmp_path: Path) -> None:
+def test_captures_reach_the_scripts(tmp_path):
     nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
     options = ["--device", "H20", "--cluster", EXAMPLES / f"{RAY}.toml", "--allow-predicted"]
     options += ["--engine", ENGINES[RAY][0]]
@@ -48,7 +45,7 @@ def test_captures_reach_the_scripts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bundled_store")
-def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path: Path) -> None:
+def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path):
     folder = tmp_path / "captures"
     shutil.copytree(CAPTURES / "h20-node01", folder)
     links = folder / "ibdev2netdev.txt"
@@ -63,7 +60,7 @@ def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path
 
 
 @pytest.mark.usefixtures("bundled_store")
-def test_refusals_are_one_line(tmp_path: Path) -> None:
+def test_refusals_are_one_line(tmp_path):
     cluster = ["--cluster", EXAMPLES / f"{L40S}.toml"]
     assert "needs --device and --cluster" in one_line("bundle", code=2)
     said = one_line("bundle", "--device", "L40S", *cluster, code=1)
@@ -83,7 +80,7 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bundled_store")
-def test_a_log_of_the_servers_names_the_gpu_and_what_differs(tmp_path: Path) -> None:
+def test_a_log_of_the_servers_names_the_gpu_and_what_differs(tmp_path):
     log = tmp_path / "server.log"
     log.write_text(
         "sglang-1  | [2026-11-20 10:00:00] server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-"
@@ -100,7 +97,7 @@ def test_a_log_of_the_servers_names_the_gpu_and_what_differs(tmp_path: Path) -> 
     assert "--device, the GPU as nvidia-smi" in one_line("bundle", *options, "--log", log, code=2)
 
 
-def test_preflight_takes_the_cluster_in_both_forms(tmp_path: Path) -> None:
+def test_preflight_takes_the_cluster_in_both_forms(tmp_path):
     nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
     (tmp_path / "cluster.json").write_text(example(H20).expected().to_json())
     results = [
@@ -112,7 +109,7 @@ def test_preflight_takes_the_cluster_in_both_forms(tmp_path: Path) -> None:
     assert proposed["NCCL_IB_HCA"] == ",".join(f"mlx5_{i}" for i in range(1, 9))
 
 
-def test_preflight_exits_with_what_it_found(tmp_path: Path) -> None:
+def test_preflight_exits_with_what_it_found(tmp_path):
     result = tuner("preflight", f"--node=l40s-01={CAPTURES / 'l40s-miswired'}", code=1)
     assert "2 errors, 0 warnings" in result.stdout
     tuner("preflight", "--capture", tmp_path / "here")
@@ -120,7 +117,7 @@ def test_preflight_exits_with_what_it_found(tmp_path: Path) -> None:
     assert "is not NAME=DIR" in one_line("preflight", "--node", "x", code=2)
 
 
-def test_load_proof_exits_with_what_it_found(tmp_path: Path) -> None:
+def test_load_proof_exits_with_what_it_found(tmp_path):
     result = tuner("load-proof", CAPTURES / "logs" / "l40s-missing-config.log", code=1)
     assert "not as tuned" in result.stdout
     log = tmp_path / "server.log"
@@ -133,7 +130,7 @@ def test_load_proof_exits_with_what_it_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bundled_store")
-def test_bench_report_keeps_the_runs_beside_their_release(tmp_path: Path) -> None:
+def test_bench_report_keeps_the_runs_beside_their_release(tmp_path):
     release = tmp_path / "b.tar.gz"
     options = ["--device", "L40S", "--cluster", EXAMPLES / f"{L40S}.toml", "--allow-predicted"]
     tuner("bundle", *options, "--out", release)

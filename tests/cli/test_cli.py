@@ -1,7 +1,5 @@
 """The command line as users and checks rely on it: real stores, real compiles, real kills."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

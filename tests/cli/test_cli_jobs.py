@@ -1,14 +1,11 @@
 """`tuner submit`, `jobs`, `job`, `cancel` and `nightly` on a local store."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import pytest
 from commands import tuner as run
@@ -21,7 +18,7 @@ Tuner = Callable[..., Result]
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(tmp_path, monkeypatch):
     found = f"sqlite:///{tmp_path / 'tuner.db'}"
     monkeypatch.setenv("TUNER_DATABASE_URL", found)
     for name in ("TUNER_BROKER_URL", "TUNER_SERVER", "TUNER_NIGHTLY", "TUNER_RECORDINGS"):
@@ -30,7 +27,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def tuner(url: str) -> Tuner:
+def tuner(url):
     return run
 
 
@@ -41,7 +38,7 @@ REPLAY = (
 )
 
 
-def test_a_job_is_posted_followed_and_listed(tuner: Tuner, url: str) -> None:
+def test_a_job_is_posted_followed_and_listed(tuner, url):
     posted = tuner(*REPLAY, f"replay:{RECORDING}")
     job_id = posted.stdout.strip()
     with embedded(Settings(url)):
@@ -62,15 +59,13 @@ def test_a_job_is_posted_followed_and_listed(tuner: Tuner, url: str) -> None:
     assert "it is done" in again.stderr
 
 
-def test_a_recording_is_named_as_the_worker_will_see_it(
-    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_is_named_as_the_worker_will_see_it(tuner, monkeypatch):
     monkeypatch.chdir(RECORDING.parent)
     posted = tuner(*REPLAY, f"replay:{RECORDING.name}", "--json")
     assert json.loads(posted.stdout)["request"]["measure"] == f"replay:{RECORDING}"
 
 
-def test_attention_s_points_travel_with_the_job(tuner: Tuner, tmp_path: Path) -> None:
+def test_attention_s_points_travel_with_the_job(tuner, tmp_path):
     file = tmp_path / "own.toml"
     file.write_text("[[point]]\nbatch_size = 64\ncached_tokens = 4096\n")
     posted = tuner("submit", DECODE, "--device", "H200", "--workload", str(file), "--json")
@@ -86,9 +81,7 @@ SERVED = (
 )
 
 
-def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(
-    tuner: Tuner, tmp_path: Path
-) -> None:
+def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(SERVED)
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--workload", str(log))
@@ -104,9 +97,7 @@ def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(
     assert points == {"decode_attention": [decode], "extend_attention": [extend]}
 
 
-def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(
-    tuner: Tuner, tmp_path: Path
-) -> None:
+def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(SERVED.splitlines()[1])
     options = ("--device", "H200", "--attention", "--workload", str(log), "--json")
@@ -115,7 +106,7 @@ def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(
     assert "the usual batches are tuned" in posted.stderr
 
 
-def test_a_model_s_attention_is_a_job_for_each_problem(tuner: Tuner) -> None:
+def test_a_model_s_attention_is_a_job_for_each_problem(tuner):
     options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
     posted = tuner("submit", "deepseek-r1", *options)
     ids = posted.stdout.split()
@@ -127,7 +118,7 @@ def test_a_model_s_attention_is_a_job_for_each_problem(tuner: Tuner) -> None:
     assert {request["model"] for request in listed.values()} == {"deepseek-r1"}
 
 
-def test_all_families_of_a_model_are_jobs(tuner: Tuner) -> None:
+def test_all_families_of_a_model_are_jobs(tuner):
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--batch-sizes", "1,2")
     posted = tuner("submit", *options, "--workload", "offline", "--all", "--json")
     assert "also has" not in posted.stderr
@@ -158,9 +149,7 @@ REFUSED_FOR_ATTENTION = [
 
 
 @pytest.mark.parametrize("command", ["tune", "submit"])
-def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(
-    tuner: Tuner, command: str, subtests: pytest.Subtests
-) -> None:
+def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(tuner, command, subtests):
     """A problem names its model's sizes, so it takes no option of a model."""
     for target, option in REFUSED_FOR_ATTENTION:
         with subtests.test(f"{target} {option}"):
@@ -170,9 +159,7 @@ def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(
             assert option.split()[0] in done.stderr
 
 
-def test_ids_stay_whole_and_their_beginning_names_a_job(
-    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_stay_whole_and_their_beginning_names_a_job(tuner, monkeypatch):
     options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
     ids = tuner("submit", "deepseek-r1", *options).stdout.split()
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -192,7 +179,7 @@ def test_ids_stay_whole_and_their_beginning_names_a_job(
     tuner("job", "nothing", code=2)
 
 
-def test_a_cancelled_job_ends_following_with_1(tuner: Tuner) -> None:
+def test_a_cancelled_job_ends_following_with_1(tuner):
     job_id = tuner(*REPLAY, f"replay:{RECORDING}", "--urgent").stdout.strip()
     assert "cancelled" in tuner("cancel", job_id).stdout
     followed = tuner("job", job_id, "--follow", code=1)
@@ -219,9 +206,7 @@ BAD_INPUT = [
 ]
 
 
-def test_bad_input_is_one_line(
-    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
-) -> None:
+def test_bad_input_is_one_line(tuner, tmp_path, monkeypatch, subtests):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hello.log").write_text("hello\n")
     for arguments, reason in BAD_INPUT:
@@ -232,7 +217,7 @@ def test_bad_input_is_one_line(
             assert json.loads(tuner("jobs", "--json").stdout) == []
 
 
-def test_jobs_are_listed_by_state_client_time_and_order(tuner: Tuner) -> None:
+def test_jobs_are_listed_by_state_client_time_and_order(tuner):
     first, second, third = (
         tuner(*REPLAY, f"replay:{RECORDING}", "--seed", seed).stdout.strip() for seed in "123"
     )
@@ -248,7 +233,7 @@ def test_jobs_are_listed_by_state_client_time_and_order(tuner: Tuner) -> None:
     assert listed("--client", "team") == listed("--created-before", "2026-01-01 12:00:00") == []
 
 
-def test_a_night_is_shown_before_and_after(tuner: Tuner, tmp_path: Path) -> None:
+def test_a_night_is_shown_before_and_after(tuner, tmp_path):
     watch_list = tmp_path / "nightly.toml"
     watch_list.write_text(
         '[[watch]]\nmodels = ["deepseek-r1"]\ndevices = ["L40S"]\ntp = [8, 16]\n'
@@ -265,9 +250,7 @@ def test_a_night_is_shown_before_and_after(tuner: Tuner, tmp_path: Path) -> None
     assert "2 queued" in tuner("nightly", "--last").stdout
 
 
-def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(
-    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(tuner, monkeypatch):
     posted = tuner("submit", "deepseek-r1", "--tp", "8", "--device", "H20", "--engine", "sglang")
     job_id = posted.stdout.strip()
     why = "no worker with NVIDIA_H20 and sglang"
@@ -286,9 +269,7 @@ def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(
     assert why not in tuner("jobs").stdout
 
 
-def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(
-    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(tuner, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     added = tuner("watches", "add", "deepseek-r1", "--device", "H20", "--tp", "16")
     assert "its jobs will wait: no worker with NVIDIA_H20 and sglang was ever seen" in added.stderr
@@ -303,12 +284,12 @@ def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(
     )
 
 
-def test_migrate_names_the_store_that_it_made(tuner: Tuner, tmp_path: Path) -> None:
+def test_migrate_names_the_store_that_it_made(tuner, tmp_path):
     done = tuner("migrate")
     assert f"the store {tmp_path / 'tuner.db'} has this program's schema" in done.stderr
 
 
-def test_with_all_an_option_says_which_families_it_does_not_bound(tuner: Tuner) -> None:
+def test_with_all_an_option_says_which_families_it_does_not_bound(tuner):
     options = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--all")
     few = tuner("submit", *options, "--batch-sizes", "1,64")
     assert "--batch-sizes does not bound attention: --workload does" in few.stderr

@@ -1,7 +1,5 @@
 """`tuner diagnose` as people use it, and the way from a log to running files and flags."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -22,7 +20,7 @@ OLD = "sglang==0.4.4"
 
 
 @pytest.fixture
-def tuner(tmp_path: Path, env: dict[str, str]):
+def tuner(tmp_path, env):
     def tuner(*words: object, code: int = 0, stdin: str = "") -> CompletedProcess[str]:
         return run(*words, env=env, cwd=tmp_path, stdin=stdin, code=code)
 

@@ -4,8 +4,6 @@ Their posts: sglang on 2 x 8 H20 (sglang issue 4978) and vLLM on Ray on the same
 differs on purpose is said in docs/deploy.md.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path
@@ -48,7 +46,7 @@ def after(words: list[str], flag: str) -> str:
 
 @pytest.mark.usefixtures("bundled_store")
 @pytest.mark.parametrize(("node", "rank"), [(NODES[0], "0"), (NODES[1], "1")])
-def test_sglang_s_start_script(tmp_path: Path, node: str, rank: str) -> None:
+def test_sglang_s_start_script(tmp_path, node, rank):
     words = started(H20, tmp_path, node)
     assert (
         variables(words).items()
@@ -71,7 +69,7 @@ def test_sglang_s_start_script(tmp_path: Path, node: str, rank: str) -> None:
 
 
 @pytest.mark.usefixtures("bundled_store")
-def test_vllm_s_start_script(tmp_path: Path) -> None:
+def test_vllm_s_start_script(tmp_path):
     head = started(RAY, tmp_path, NODES[0])
     assert (
         variables(head).items()
@@ -99,7 +97,7 @@ def test_vllm_s_start_script(tmp_path: Path) -> None:
     assert after(joined, "--address") == "10.63.65.207:8379"
 
 
-def test_the_summary_of_one_run(tmp_path: Path) -> None:
+def test_the_summary_of_one_run(tmp_path):
     sweep = CAPTURES / "bench" / "h20-2node-sglang-sweep.md"
     shown = tuner("bench-report", sweep, "--out", tmp_path)
     rows = (tmp_path / "summary.csv").read_text().splitlines()

@@ -1,7 +1,5 @@
 """`tuner plan`, and the plan that `tune --all` shows: who runs each problem, and what is known."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -128,9 +126,7 @@ def test_bad_input_is_one_line(env, words, said):
     assert said in line
 
 
-def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(monkeypatch):
     monkeypatch.setattr("tuner.cli.tuning.run_all", lambda *_: None)
     said = "sglang ships a file for fused_moe:E=128,N=384,"
     for device, measure, shipped in (

@@ -1,7 +1,5 @@
 """`tuner profile` as people use it, with files and with a server."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -7,8 +7,6 @@ Its record is one text file with a section for each output.
 store that two cases open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

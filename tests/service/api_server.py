@@ -1,7 +1,5 @@
 """A real API on 127.0.0.1, and a client so plain that it can misbehave."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,8 +1,6 @@
 """`GET /v1/jobs/{id}?wait=...`: the answer comes when the job ends, and waiting costs nobody."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -32,7 +30,7 @@ STATES = tuple(enumerate(JobState))
 
 
 @pytest.fixture
-def clients() -> Iterator[ThreadPoolExecutor]:
+def clients():
     with ThreadPoolExecutor(MOST_OF_ONE) as pool:
         yield pool
 
@@ -44,9 +42,7 @@ def waiting(server: Server, clients: ThreadPoolExecutor, job_id: str) -> Future[
     return future
 
 
-def test_the_answer_comes_when_the_job_ends(
-    server: Server, store_url: str, clients: ThreadPoolExecutor
-) -> None:
+def test_the_answer_comes_when_the_job_ends(server, store_url, clients):
     done, cancelled = server.submit(seed=1)["id"], server.submit(seed=2)["id"]
     asked = [waiting(server, clients, job_id) for job_id in (done, done, cancelled)]
     with Leases.open(store_url) as leases:
@@ -59,7 +55,7 @@ def test_the_answer_comes_when_the_job_ends(
     assert server.call("GET", f"/v1/jobs/{done}?wait=60").json["state"] == "done"  # at once
 
 
-def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
+def test_without_an_end_the_job_is_shown_as_it_is(store_url):
     settings = replace(ApiSettings(Settings(store_url), no_auth=True), wait_s=1)
     with serving(settings) as server:
         job_id = server.submit()["id"]
@@ -70,9 +66,7 @@ def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
             assert "wait: " in server.call("GET", f"/v1/jobs/{job_id}?wait={wrong}").problem(422)
 
 
-def test_those_who_wait_hold_neither_threads_nor_turns(
-    server: Server, clients: ThreadPoolExecutor
-) -> None:
+def test_those_who_wait_hold_neither_threads_nor_turns(server, clients):
     job_id = server.submit()["id"]
     asked = [waiting(server, clients, job_id) for _ in range(MOST_OF_ONE)]  # 40 threads work
     assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
@@ -111,14 +105,14 @@ class Client:
 @pytest.mark.anyio
 class TestWaits:
     @pytest.fixture
-    def anyio_backend(self) -> str:
+    def anyio_backend(self):
         return "asyncio"
 
     @pytest.fixture(autouse=True)
-    def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quickly(self, monkeypatch):
         monkeypatch.setattr(waits, "POLL_S", 0.0)
 
-    async def test_one_look_is_for_all_and_a_store_that_is_away_comes_back(self) -> None:
+    async def test_one_look_is_for_all_and_a_store_that_is_away_comes_back(self):
         jobs, ended = Jobs(), []
         waiting = Waits(jobs)
         jobs.away = True
@@ -140,7 +134,7 @@ class TestWaits:
                 jobs.done = {"x"}
         assert (ended, waiting.count) == (["y", "x", "x"], 0)
 
-    async def test_a_client_that_has_gone_waits_no_more(self) -> None:
+    async def test_a_client_that_has_gone_waits_no_more(self):
         waiting, client = Waits(Jobs()), Client()
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
@@ -150,7 +144,7 @@ class TestWaits:
                 client.gone.set()
         assert waiting.count == 0
 
-    async def test_more_than_the_most_are_answered_at_once(self) -> None:
+    async def test_more_than_the_most_are_answered_at_once(self):
         waiting = Waits(Jobs())
         async with anyio.create_task_group() as tasks:
             for number in range(MOST):
@@ -163,7 +157,7 @@ class TestWaits:
             tasks.cancel_scope.cancel()
         assert waiting.count == 0
 
-    async def test_waiting_does_not_count_as_a_slow_answer(self) -> None:
+    async def test_waiting_does_not_count_as_a_slow_answer(self):
         async def app(scope: Any, receive: Any, send: Any) -> None:
             scope["state"]["waited_s"] = 1000.0
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -183,7 +177,7 @@ class TestWaits:
 
 
 @both_databases
-def test_a_job_has_ended_in_each_last_state(store_url: str) -> None:
+def test_a_job_has_ended_in_each_last_state(store_url):
     with Store.open(store_url) as store:
         jobs = JobStore.sharing(store)
         request = JobRequest(PROBLEM, "L40S")

@@ -1,13 +1,9 @@
 """Attention through the queue: posted, run by a worker's own code, and shown by the API."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import date
-from pathlib import Path
 
 import pytest
-from api_server import Server, serving
+from api_server import serving
 
 from api.settings import ApiSettings
 from tuner.devices.table import find_device
@@ -34,7 +30,7 @@ STAGES = (Stage.DECODE, Stage.REDUCE)
 
 
 @pytest.fixture
-def settings(store_url: str, tmp_path: Path) -> Settings:
+def settings(store_url, tmp_path):
     """With a recording in which more warps are always faster."""
     device = find_device("H200")
     trials = [
@@ -52,13 +48,13 @@ def settings(store_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def server(settings: Settings) -> Iterator[Server]:
+def server(settings):
     with serving(ApiSettings(settings, no_auth=True)) as running:
         yield running
 
 
 @pytest.fixture
-def leases(server: Server, settings: Settings) -> Iterator[Leases]:
+def leases(server, settings):
     with Leases.open(settings.database_url) as opened:
         yield opened
 
@@ -70,9 +66,7 @@ def run_next(leases: Leases, settings: Settings) -> None:
     assert result.outcome is AttemptOutcome.DONE, result.reason
 
 
-def test_a_job_is_run_and_its_results_are_shown(
-    server: Server, leases: Leases, settings: Settings
-) -> None:
+def test_a_job_is_run_and_its_results_are_shown(server, leases, settings):
     answer = server.call("POST", "/v1/jobs", JOB)
     assert answer.status == 202, answer.body
     job = answer.json
@@ -111,7 +105,7 @@ def test_a_job_is_run_and_its_results_are_shown(
 
 
 @pytest.mark.parametrize("workload", [None, "offline"])
-def test_a_use_is_taken_by_name(server: Server, workload: str | None) -> None:
+def test_a_use_is_taken_by_name(server, workload):
     job = server.submit(**{**JOB, "tp": 1, "dtype": None, "measure": "gpu", "workload": workload})
     assert job["request"]["workload"] == workload
 
@@ -141,12 +135,12 @@ def test_a_use_is_taken_by_name(server: Server, workload: str | None) -> None:
         ),
     ],
 )
-def test_a_mistake_is_named(untouched: Server, change: dict[str, object], said: str) -> None:
+def test_a_mistake_is_named(untouched, change, said):
     answer = untouched.call("POST", "/v1/jobs", {**JOB, "measure": "gpu", **change})
     assert said in answer.problem(422)
 
 
-def test_every_field_that_does_not_apply_is_pointed_at(untouched: Server) -> None:
+def test_every_field_that_does_not_apply_is_pointed_at(untouched):
     wrong = {**JOB, "measure": "gpu", "ep": 8, "top_k": 2, "gemms": ["up"]}
     answer = untouched.call("POST", "/v1/jobs", wrong)
     assert answer.status == 422
@@ -154,9 +148,7 @@ def test_every_field_that_does_not_apply_is_pointed_at(untouched: Server) -> Non
     assert [one["pointer"] for one in answer.json["errors"]] == ["/ep", "/top_k", "/gemms"]
 
 
-def test_a_watched_problem_is_judged_at_its_own_points(
-    server: Server, leases: Leases, settings: Settings
-) -> None:
+def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings):
     with Store.open(settings.database_url) as store:
         watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
         nights = NightStore.sharing(store)

@@ -1,11 +1,8 @@
 """A job has the class of its model, so that its worker knows what runs without this program."""
 
-from __future__ import annotations
-
 import json
 
-import pytest
-from api_server import MIXTRAL, Server
+from api_server import MIXTRAL
 from typer.testing import CliRunner
 
 from tuner.cli import app
@@ -36,7 +33,7 @@ def of_cli(request: JobRequest) -> tuple[str, ...]:
     return tuple(kernel.name for kernel in runs.kernels)
 
 
-def test_a_watch_s_job_knows_what_runs_without_us() -> None:
+def test_a_watch_s_job_knows_what_runs_without_us():
     watch = Watch((NANO.name,), ("H100",), engine=ENGINE, measure="predict")
     (request,) = watch.requests([])
     assert isinstance(request, JobRequest)
@@ -46,7 +43,7 @@ def test_a_watch_s_job_knows_what_runs_without_us() -> None:
     assert without_us(bare) != of_cli(request)  # so the class says something
 
 
-def test_a_posted_job_has_the_class(server: Server, subtests: pytest.Subtests) -> None:
+def test_a_posted_job_has_the_class(server, subtests):
     problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"
     for body, wanted in (
         ({"model": NANO.name}, NANO.architecture),
@@ -62,9 +59,7 @@ def test_a_posted_job_has_the_class(server: Server, subtests: pytest.Subtests) -
             assert refused.status == 422
 
 
-def test_a_submitted_job_has_the_class_here_and_on_a_server(
-    server: Server, store_url: str, monkeypatch
-) -> None:
+def test_a_submitted_job_has_the_class_here_and_on_a_server(server, store_url, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
     words = ["submit", NANO.name, "--device", "H100", "--engine", ENGINE, "--measure", "predict"]
     here = CliRunner().invoke(app, [*words, "--json"])

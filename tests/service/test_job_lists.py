@@ -1,9 +1,6 @@
 """Lists of jobs: filters, orders and pages, in the store on each database and over HTTP."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -39,7 +36,7 @@ class Hourly:
 
 
 @pytest.fixture
-def jobs(store_url: str) -> Iterator[JobStore]:
+def jobs(store_url):
     """Twelve jobs, two each hour, in turns of three states and two clients."""
     clock = Hourly()
     with Store.open(store_url) as store:
@@ -66,7 +63,7 @@ def in_pages(jobs: JobStore, query: JobQuery, limit: int) -> list[int]:
 
 
 @both_databases
-def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> None:
+def test_pages_of_several_states_are_complete_in_both_orders(jobs):
     every = jobs.list(limit=50)
     assert every == sorted(every, key=lambda job: (job.created_at, job.id), reverse=True)
     for states in ({DEAD}, {DEAD, FAILED}, {DEAD, FAILED, QUEUED}, set(JobState)):
@@ -78,7 +75,7 @@ def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> 
 
 
 @both_databases
-def test_times_and_clients_filter(jobs: JobStore) -> None:
+def test_times_and_clients_filter(jobs):
     def found(**fields: Any) -> set[int]:
         return set(seeds(jobs.list(JobQuery(**fields))))
 
@@ -101,7 +98,7 @@ WALKS = (
 
 
 @both_databases
-def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
+def test_a_page_is_a_walk_along_an_index(jobs):
     on_postgres = jobs._engine.dialect.name == "postgresql"
     word = "EXPLAIN" if on_postgres else "EXPLAIN QUERY PLAN"
     with jobs._write() as connection:  # a transaction, for which the settings hold
@@ -121,7 +118,7 @@ def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
 
 
 @pytest.fixture
-def leases(server: Server, store_url: str) -> Iterator[Leases]:
+def leases(server, store_url):
     with Leases.open(store_url) as opened:
         yield opened
 
@@ -138,7 +135,7 @@ def pages(server: Server, path: str, name: str) -> list[list[dict[str, Any]]]:
 
 
 class TestOverHttp:
-    def test_filters_and_order(self, server: Server, leases: Leases) -> None:
+    def test_filters_and_order(self, server, leases):
         made = [server.submit(seed=seed) for seed in range(4)]
         done = work(leases)
         server.call("POST", f"/v1/jobs/{made[3]['id']}/cancel")
@@ -157,7 +154,7 @@ class TestOverHttp:
         elsewhere = quote("9999-12-31T23:59:59-14:00")  # as UTC, it has no year of four digits
         assert found(f"created_after={elsewhere}") == []
 
-    def test_a_cursor_belongs_to_its_list(self, server: Server) -> None:
+    def test_a_cursor_belongs_to_its_list(self, server):
         for seed in range(3):
             server.submit(seed=seed)
         first = server.call("GET", "/v1/jobs?limit=1&device=l40s").json
@@ -169,9 +166,7 @@ class TestOverHttp:
             assert "with other filters or another order" in said
             assert "leave `after` out" in said
 
-    def test_the_command_line_s_client_asks_for_the_same(
-        self, server: Server, leases: Leases
-    ) -> None:
+    def test_the_command_line_s_client_asks_for_the_same(self, server, leases):
         for seed in range(3):
             server.submit(seed=seed)
         work(leases)
@@ -193,7 +188,7 @@ class TestOverHttp:
 class TestTheLastPage:
     """`next` is null exactly where no page follows, also behind a full one."""
 
-    def test_of_jobs(self, server: Server) -> None:
+    def test_of_jobs(self, server):
         for seed in range(4):
             server.submit(seed=seed)
         for order in ("newest", "oldest"):
@@ -201,19 +196,19 @@ class TestTheLastPage:
             assert [len(page) for page in found] == [2, 2]
         assert [len(page) for page in pages(server, "/v1/jobs?limit=3", "jobs")] == [3, 1]
 
-    def test_of_trials(self, server: Server, leases: Leases) -> None:
+    def test_of_trials(self, server, leases):
         job_id = server.submit()["id"]
         work(leases)
         found = pages(server, f"/v1/jobs/{job_id}/trials?limit=50", "trials")
         assert [len(page) for page in found] == [50, 50]
         assert len({json.dumps(one["config"]) for page in found for one in page}) == 100
 
-    def test_of_what_is_stored(self, server: Server, leases: Leases) -> None:
+    def test_of_what_is_stored(self, server, leases):
         server.submit()
         work(leases)
         assert [len(page) for page in pages(server, "/v1/coverage?limit=1", "stored")] == [1]
 
-    def test_of_what_is_watched(self, server: Server) -> None:
+    def test_of_what_is_watched(self, server):
         watch = {"models": ["deepseek-r1"], "devices": ["L40S", "H200"], "tp": [8, 16]}
         server.call("POST", "/v1/watches", {**watch, "dtypes": ["int8_w8a8"]})
         found = pages(server, "/v1/coverage/watched?limit=2", "watched")
@@ -238,7 +233,7 @@ class TestTheLastPage:
         ("created_before=2026-02-30T05:00:00Z", "created_before", "day"),
     ],
 )
-def test_a_mistake_is_named(untouched: Server, query: str, pointer: str, said: str) -> None:
+def test_a_mistake_is_named(untouched, query, pointer, said):
     answer = untouched.call("GET", f"/v1/jobs?{query}")
     assert said in answer.problem(422)
     assert [one["pointer"] for one in answer.json.get("errors", [])] == [pointer] * bool(pointer)

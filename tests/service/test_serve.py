@@ -1,7 +1,5 @@
 """`tuner serve` and `--server` as their users meet them: real processes, real work."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -44,7 +42,7 @@ REPLAY = (
 
 
 @pytest.fixture
-def env(tmp_path: Path, run_folder: Path) -> dict[str, str]:
+def env(tmp_path, run_folder):
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("TUNER_")},
         "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
@@ -112,7 +110,7 @@ def tuner(env: dict[str, str], *arguments: str, code: int | None = 0) -> Run:
     return Run(ended.exit_code, ended.stdout, ended.stderr)
 
 
-def test_a_taken_port_is_told_before_anything_is_done(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_taken_port_is_told_before_anything_is_done(env, tmp_path):
     """No key is made, no store is opened, and no worker takes a job."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -128,7 +126,7 @@ def test_a_taken_port_is_told_before_anything_is_done(env: dict[str, str], tmp_p
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1"])  # noqa: S104
-def test_a_server_listens_on_all_addresses_of_its_host(host: str) -> None:
+def test_a_server_listens_on_all_addresses_of_its_host(host):
     with ExitStack() as open_ones:
         try:
             found = [open_ones.enter_context(one) for one in listen(host, 0)]
@@ -142,7 +140,7 @@ def test_a_server_listens_on_all_addresses_of_its_host(host: str) -> None:
             listen(host, port)
 
 
-def test_a_job_is_posted_followed_done_and_exported(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_is_posted_followed_done_and_exported(env, tmp_path):
     with serving(env) as (url, process):
         remote = {**env, "TUNER_SERVER": url, "TUNER_DATABASE_URL": "sqlite:////nowhere/x.db"}
         posted = tuner(remote, "submit", *PREDICT)
@@ -170,7 +168,7 @@ def test_a_job_is_posted_followed_done_and_exported(env: dict[str, str], tmp_pat
     assert "configs/triton_3_6_0/E=257,N=64,device_name=NVIDIA_L40S" in listing.stdout
 
 
-def test_a_job_is_cancelled_over_http(env: dict[str, str]) -> None:
+def test_a_job_is_cancelled_over_http(env):
     with serving(env, "--no-worker") as (url, _):
         job_id = tuner(env, "submit", *JOB, "--server", url).stdout.strip()
         ended = tuner(env, "cancel", job_id, "--server", url)
@@ -178,7 +176,7 @@ def test_a_job_is_cancelled_over_http(env: dict[str, str]) -> None:
         tuner(env, "job", job_id, "--follow", "--server", url, code=1)
 
 
-def test_following_outlives_a_restart_of_the_server(env: dict[str, str]) -> None:
+def test_following_outlives_a_restart_of_the_server(env):
     with serving(env, "--no-worker") as (url, killed):
         job_id = tuner(env, "submit", *REPLAY, "--server", url).stdout.strip()
         command = [str(TUNER), "job", job_id, "--follow", "--server", url]
@@ -196,9 +194,7 @@ def test_following_outlives_a_restart_of_the_server(env: dict[str, str]) -> None
     assert kinds[-1] == "done"
 
 
-def test_following_gives_up_on_a_server_that_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_gives_up_on_a_server_that_does_not_come_back(tmp_path, monkeypatch):
     monkeypatch.setattr("tuner.cli.jobs.LOST_S", 1.0)
     with (
         ThreadPoolExecutor(1) as pool,
@@ -217,7 +213,7 @@ def test_following_gives_up_on_a_server_that_does_not_come_back(
     assert "trying again for 1 s" in said[-2]
 
 
-def test_the_client_says_what_is_amiss(env: dict[str, str]) -> None:
+def test_the_client_says_what_is_amiss(env):
     made = tuner(env, "keys", "add", "team", "--scope", "read")
     key = made.stdout.strip()
     assert key.startswith("tuner_") and "not shown again" in made.stderr
@@ -250,7 +246,7 @@ def test_the_client_says_what_is_amiss(env: dict[str, str]) -> None:
     tuner(env, "jobs", "--server", "ftp://x", code=2)
 
 
-def test_the_first_start_makes_a_key_that_the_command_line_finds(env: dict[str, str]) -> None:
+def test_the_first_start_makes_a_key_that_the_command_line_finds(env):
     file = key_file(env)
     with serving(env, "--no-worker") as (url, process):
         said = said_by(process)
@@ -281,7 +277,7 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env: dict[str, 
 
 
 @pytest.mark.parametrize("how", only(["usual", "variable"], ["usual", "named", "variable"]))
-def test_a_key_of_elsewhere_is_left_alone(env: dict[str, str], tmp_path: Path, how: str) -> None:
+def test_a_key_of_elsewhere_is_left_alone(env, tmp_path, how):
     if how == "variable":
         env["TUNER_API_KEY"] = "of-another-server"
         says = "TUNER_API_KEY is set, and the store has no key: unset it"
@@ -306,7 +302,7 @@ def test_a_key_of_elsewhere_is_left_alone(env: dict[str, str], tmp_path: Path, h
         tuner(env, "jobs", "--server", url)
 
 
-def test_a_key_that_cannot_be_written_is_not_made(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_written_is_not_made(env, tmp_path):
     (tmp_path / "config").write_text("a file, not a folder")
     run = tuner(env, "serve", "--port", "0", code=2)
     assert f"cannot write a key to {key_file(env)}" in run.stderr
@@ -314,9 +310,7 @@ def test_a_key_that_cannot_be_written_is_not_made(env: dict[str, str], tmp_path:
     assert json.loads(tuner(env, "keys", "list", "--json").stdout) == []
 
 
-def test_a_server_says_when_the_command_line_has_no_valid_key(
-    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_says_when_the_command_line_has_no_valid_key(env, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", env["XDG_CONFIG_HOME"])
     tuner(env, "keys", "add", "team")
 
@@ -338,7 +332,7 @@ def test_a_server_says_when_the_command_line_has_no_valid_key(
     assert door() == f", and none is valid: {add}"
 
 
-def test_only_no_auth_opens_the_door_and_only_here(env: dict[str, str]) -> None:
+def test_only_no_auth_opens_the_door_and_only_here(env):
     with serving(env, "--no-worker", "--no-auth") as (url, process):
         said = said_by(process)
         assert said[2] == "Requests from this machine need no key (--no-auth)."
@@ -359,7 +353,7 @@ def test_only_no_auth_opens_the_door_and_only_here(env: dict[str, str]) -> None:
     assert "--no-auth is refused, because the store has" in run.stderr
 
 
-def test_beyond_loopback_what_it_says_is_in_its_log(env: dict[str, str]) -> None:
+def test_beyond_loopback_what_it_says_is_in_its_log(env):
     tuner(env, "keys", "add", "admin", "--scope", "admin")
     command = [str(TUNER), "serve", "--port", "0", "--host", "0.0.0.0", "--no-worker"]  # noqa: S104
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -386,9 +380,7 @@ def nvmlDeviceGetName(index): return "NVIDIA L40S"
 
 
 @pytest.mark.parametrize("torch", [True, False])
-def test_on_a_gpu_host_it_says_what_it_measures_on(
-    env: dict[str, str], tmp_path: Path, torch: bool
-) -> None:
+def test_on_a_gpu_host_it_says_what_it_measures_on(env, tmp_path, torch):
     (tmp_path / "pynvml.py").write_text(DRIVER)
     hidden = "import sys\nsys.modules['torch'] = None\n"
     (tmp_path / "sitecustomize.py").write_text("" if torch else hidden)
@@ -404,7 +396,7 @@ def test_on_a_gpu_host_it_says_what_it_measures_on(
         assert said.startswith("Nothing is measured on NVIDIA_L40S, because torch is missing: ")
 
 
-def test_the_api_finds_gpus_with_its_own_requirements() -> None:
+def test_the_api_finds_gpus_with_its_own_requirements():
     extras = parse_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml", BadInput)[
         "project"
     ]
@@ -412,7 +404,7 @@ def test_the_api_finds_gpus_with_its_own_requirements() -> None:
         assert "nvidia-ml-py>=12" in extras["optional-dependencies"][extra]
 
 
-def test_keys_are_listed_without_themselves(env: dict[str, str], tmp_path: Path) -> None:
+def test_keys_are_listed_without_themselves(env, tmp_path):
     token = tmp_path / "token"
     token.write_text("k" * 43 + "\n")
     run = tuner(env, "keys", "add", "admin", "--scope", "admin", "--token-file", str(token))
@@ -444,7 +436,7 @@ def test_keys_are_listed_without_themselves(env: dict[str, str], tmp_path: Path)
         assert says in refused.stderr
 
 
-def test_a_key_is_ensured_from_a_file(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_key_is_ensured_from_a_file(env, tmp_path):
     token = tmp_path / "token"
     ensure = ("keys", "ensure", "admin", "--scope", "admin", "--token-file", str(token))
 

@@ -1,7 +1,5 @@
 """What workers and beat log: JSON, and a line each for the begin and the end of an outage."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 from kombu.exceptions import OperationalError
-from servers import Postgres, Redis, started_redis
+from servers import Postgres, started_redis
 from worker_processes import embedded, replay, wait_for
 
 from tuner.jobs.job import JobState
@@ -32,7 +30,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def postgres_alone() -> Iterator[Postgres]:
+def postgres_alone():
     """A server that the test may stop."""
     with tempfile.TemporaryDirectory(prefix="tuner-pg-") as folder:
         server = Postgres(Path(folder))
@@ -42,7 +40,7 @@ def postgres_alone() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def redis_alone() -> Iterator[Redis]:
+def redis_alone():
     with started_redis() as server:
         yield server
 
@@ -78,9 +76,7 @@ def said(lines: Lines, *words: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow  # test_workers.py has an outage of Redis, and the test below one of the store
-def test_outages_are_two_lines_and_every_line_is_json(
-    postgres_alone: Postgres, redis_alone: Redis, tmp_path: Path
-) -> None:
+def test_outages_are_two_lines_and_every_line_is_json(postgres_alone, redis_alone, tmp_path):
     url = postgres_alone.url.render_as_string(hide_password=False)
     environ = {**os.environ, "TUNER_DATABASE_URL": url, "TUNER_BROKER_URL": redis_alone.url}
     worker = [BIN / "tuner", "worker", "--device", "H200"]
@@ -119,9 +115,7 @@ def test_outages_are_two_lines_and_every_line_is_json(
         assert len(said(lines, "the broker", "answer")) == 2
 
 
-def test_a_worker_outlives_its_store_and_says_so_twice(
-    postgres_alone: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_outlives_its_store_and_says_so_twice(postgres_alone, monkeypatch, caplog):
     url = postgres_alone.url.render_as_string(hide_password=False)
     monkeypatch.setenv("TUNER_DATABASE_URL", url)
     monkeypatch.setattr("workers.service.EVERY_S", 0.1)
@@ -142,7 +136,7 @@ def test_a_worker_outlives_its_store_and_says_so_twice(
     assert len(store_said()) == 2
 
 
-def test_an_outage_has_one_begin_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_has_one_begin_and_one_end(caplog):
     caplog.set_level(logging.INFO)
     now = [100.0]
     outage = Outage("the store", lambda: now[0])
@@ -170,7 +164,7 @@ def record_of(logger: str, error: Exception, cause: Exception | None = None) -> 
         )
 
 
-def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage() -> None:
+def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage():
     outage = Outage("the broker")
     taken = BrokerErrors(outage).filter
     assert taken(record_of("celery.beat", ValueError("a mistake")))
@@ -181,7 +175,7 @@ def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage() -> None
     assert outage._since is not None
 
 
-def test_two_fleets_on_one_host_have_other_names() -> None:
+def test_two_fleets_on_one_host_have_other_names():
     def name_of(command: list[str]) -> str:
         return command[command.index("--hostname") + 1]
 

@@ -1,7 +1,5 @@
 """Reading and writing engines' config files, and their names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The plugin's GEMM files: what is written is read back, and nothing malformed reaches a kernel."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

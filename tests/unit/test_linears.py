@@ -1,7 +1,5 @@
 """Linear layers from presets and config.json files, and what one rank has of each."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load proof of dense GEMMs: the messages are made by the plugin and the real loaders."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models from presets, config.json files and warning lines, and the problems they divide into."""
 
-from __future__ import annotations
-
 import json
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which candidates a fused-MoE session compares with the reference, without a GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,7 @@ FAST, SLOW, WRONG = (Config({"BLOCK_SIZE_M": 16, "US": us}) for us in (100, 200,
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def compared(monkeypatch):
     """What was compared. A kernel is its configuration here, and takes what that says."""
     seen: list[Config] = []
 
@@ -53,7 +51,7 @@ def request(config: Config, best_us: float | None) -> dict[str, Any]:
     return {**point_fields(POINT), "config": dict(config), "best_us": best_us}
 
 
-def test_what_is_surely_slower_is_not_compared(monkeypatch, compared) -> None:
+def test_what_is_surely_slower_is_not_compared(monkeypatch, compared):
     opened = session(monkeypatch)
     assert "worst error" in opened.measure(request(FAST, None))["detail"]
     assert "not compared" in opened.measure(request(SLOW, 100.0))["detail"]
@@ -61,13 +59,13 @@ def test_what_is_surely_slower_is_not_compared(monkeypatch, compared) -> None:
     assert compared == [FAST, WRONG]
 
 
-def test_an_exhaustive_run_compares_all(monkeypatch, compared) -> None:
+def test_an_exhaustive_run_compares_all(monkeypatch, compared):
     opened = session(monkeypatch, thorough=True)
     assert "worst error" in opened.measure(request(SLOW, 100.0))["detail"]
     assert compared == [SLOW]
 
 
-def test_a_race_compares_what_was_left_and_nothing_twice(monkeypatch, compared) -> None:
+def test_a_race_compares_what_was_left_and_nothing_twice(monkeypatch, compared):
     opened = session(monkeypatch)
     opened.measure(request(FAST, None))
     configs = [dict(config) for config in (FAST, SLOW, WRONG)]

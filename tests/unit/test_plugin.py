@@ -1,7 +1,5 @@
 """The plugin's parts without an engine: what is registered, what is refused, what is launched."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
