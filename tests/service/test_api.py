@@ -115,6 +115,18 @@ class TestSubmit:
         said = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"}).problem(422)
         assert "used before with another body" in said
 
+    @both_databases
+    def test_eight_at_once_with_one_key_make_one_job(self, server):
+        def post(seed: int) -> tuple[int, str]:
+            answer = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "c-1"})
+            return answer.status, answer.json.get("id", "")
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = set(pool.map(post, range(8)))
+        assert {status for status, _ in answers} <= {202, 409}
+        assert len({job for status, job in answers if status == 202}) == 1
+        assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
+
     @pytest.mark.parametrize(
         ("change", "said"),
         [

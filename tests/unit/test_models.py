@@ -1,6 +1,7 @@
 """Models from presets, config.json files and warning lines, and the problems they divide into."""
 
 import json
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 
@@ -76,15 +77,12 @@ class TestPresets:
         ],
     )
     def test_an_unknown_model_is_refused_in_one_line(self, texts, said):
-        for text in texts:
-            for find in (find_model, find_preset):
-                with pytest.raises(UnknownModel) as caught:
-                    find(text)
-                assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
-            if said == "no suggestion":
-                assert "did you mean" not in str(caught.value)
-            else:
-                assert said in str(caught.value)
+        for text, find in product(texts, (find_model, find_preset)):
+            with pytest.raises(UnknownModel) as caught:
+                find(text)
+            told = str(caught.value)
+            assert "\n" not in told and len(told) < 400
+            assert "did you mean" not in told if said == "no suggestion" else said in told
 
     def test_every_preset_is_a_problem(self, subtests):
         for model in presets():
