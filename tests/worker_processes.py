@@ -16,8 +16,10 @@ from tuner.engines.locate import find_packages
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
+from workers.embedded import EmbeddedWorker
 from workers.fleet import celery_command
 from workers.gpus import NAME_VARIABLE, worker_environ
+from workers.settings import Settings
 
 T = TypeVar("T")
 
@@ -80,6 +82,17 @@ def celery_worker(
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def embedded(settings: Settings) -> Iterator[EmbeddedWorker]:
+    """A worker in this process, without a GPU."""
+    worker = EmbeddedWorker(settings, gpus=())
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
 
 
 def other_host(folder: Path, name: str, *versions: str, lacks: str = "") -> dict[str, str]:

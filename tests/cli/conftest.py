@@ -1,16 +1,38 @@
-"""What tests of the command line share: one cache of compiled kernels."""
+"""What tests of the command line share: a cache of compiled kernels, variables, winners."""
 
-from __future__ import annotations
-
-from pathlib import Path
+import os
 
 import pytest
+from bundle_cases import CASES, fill
+
+from tuner.store import Store
 
 
 @pytest.fixture(scope="session")
-def compile_cache(run_folder: Path) -> Path:
+def compile_cache(run_folder):
     """A TUNER_CACHE_DIR for all tests of a run.
 
     A test that counts compiles, or that is about the cache, has one of its own.
     """
     return run_folder / "compile-cache"
+
+
+@pytest.fixture
+def env(tmp_path, compile_cache):
+    """The variables of commands with an empty store of their own."""
+    return {
+        **os.environ,
+        "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'store' / 'tuner.db'}",
+        "TUNER_CACHE_DIR": str(compile_cache),
+    }
+
+
+@pytest.fixture
+def bundled_store(tmp_path, monkeypatch):
+    """A store with the winners of each example cluster, and an empty folder to work in."""
+    url = f"sqlite:///{tmp_path}/store/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    with Store.open(url) as opened:
+        for case in CASES:
+            fill(opened, case)

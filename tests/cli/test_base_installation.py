@@ -1,7 +1,5 @@
 """Every command of a base installation: one that needs an extra names it, and none falls over."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -63,9 +61,7 @@ def run_each(lines: list[str], folder: Path, **environ: str) -> dict[str, tuple[
 
 
 @pytest.mark.slow  # each command: the next test has the ones that once fell over
-def test_no_command_needs_an_extra_without_saying_so(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_no_command_needs_an_extra_without_saying_so(tmp_path, subtests):
     examples = [line for some in EXAMPLES.values() for line in some if not line.startswith(LONG)]
     lines = [line.removeprefix("tuner ") for line in examples if "engines add" not in line]
     for line, (code, output, fell) in run_each([*MORE, *lines], tmp_path).items():
@@ -74,12 +70,12 @@ def test_no_command_needs_an_extra_without_saying_so(
             assert code in (0, 1, 2)
 
 
-def test_the_store_of_a_base_installation_is_read_and_watched(tmp_path: Path) -> None:
+def test_the_store_of_a_base_installation_is_read_and_watched(tmp_path):
     said = run_each(list(MORE), tmp_path)
     assert {line: code for line, (code, *_) in said.items() if code} == {}, said
 
 
-def test_a_worker_without_celery_names_the_extra(tmp_path: Path) -> None:
+def test_a_worker_without_celery_names_the_extra(tmp_path):
     needs = "celery and prometheus_client: pip install 'engine-tuner[service]'"
     lines = ["worker", "nightly"]
     said = run_each(lines, tmp_path, TUNER_BROKER_URL="redis://localhost:1/0")

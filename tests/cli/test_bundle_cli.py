@@ -1,75 +1,51 @@
 """The commands around a bundle, as a user types them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example, fill
-from typer.testing import CliRunner, Result
-
-from tuner.cli import app
-from tuner.store import Store
+from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example
+from commands import tuner
 
 L40S, H20, RAY = CASES
 BENCH = CAPTURES / "bench"
 
 
-def tuner(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def one_line(result: Result, code: int) -> str:
-    assert result.exit_code == code, result.output
-    (line,) = result.stderr.splitlines()
+def one_line(*words: object, code: int) -> str:
+    (line,) = tuner(*words, code=code).stderr.splitlines()
     assert line.startswith("tuner: error: ")
     return line
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"sqlite:///{tmp_path}/store/tuner.db"
-    monkeypatch.setenv("TUNER_DATABASE_URL", url)
-    monkeypatch.chdir(tmp_path)
-    with Store.open(url) as opened:
-        for case in CASES:
-            fill(opened, case)
-
-
-@pytest.mark.usefixtures("store")
+@pytest.mark.usefixtures("bundled_store")
 @pytest.mark.parametrize("case", CASES)
-def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
+def test_a_bundle_is_built_and_verified(case, tmp_path):
     device = CASES[case][0]
     options = ["--device", device, "--cluster", EXAMPLES / f"{case}.toml", "--allow-predicted"]
     options += ["--engine", ENGINES[case][0]]
     result = tuner("bundle", *options)
-    assert result.exit_code == 0, result.output
     path = tmp_path / f"{example(case).name}-NVIDIA_{device}.tar.gz"
     assert result.stdout.startswith(f"{path.name}  ")
     assert "entries were predicted, not measured" in result.stderr
     first = path.read_bytes()
-    assert tuner("bundle", *options).exit_code == 0
+    tuner("bundle", *options)
     assert path.read_bytes() == first
     verified = tuner("bundle", "verify", path, "--json")
-    assert verified.exit_code == 0
     assert json.loads(verified.stdout)["sha256"] == result.stdout.split()[1]
 
 
-@pytest.mark.usefixtures("store")
-def test_captures_reach_the_scripts(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bundled_store")
+def test_captures_reach_the_scripts(tmp_path):
     nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
     options = ["--device", "H20", "--cluster", EXAMPLES / f"{RAY}.toml", "--allow-predicted"]
     options += ["--engine", ENGINES[RAY][0]]
     result = tuner("bundle", *options, *nodes, "--out", tmp_path / "b.tar.gz", "--json")
-    assert result.exit_code == 0, result.output
     assert "info: h20-node01: not captured" in result.stderr
     assert not any("is not set" in note for note in json.loads(result.stdout)["notes"])
 
 
-@pytest.mark.usefixtures("store")
-def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bundled_store")
+def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path):
     folder = tmp_path / "captures"
     shutil.copytree(CAPTURES / "h20-node01", folder)
     links = folder / "ibdev2netdev.txt"
@@ -77,35 +53,34 @@ def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path
     options = ["--device", "H20", "--cluster", EXAMPLES / f"{RAY}.toml", "--allow-predicted"]
     options += ["--engine", ENGINES[RAY][0], f"--node=h20-node01={folder}"]
     options += [f"--node=h20-node02={CAPTURES / 'h20-node02'}"]
-    result = tuner("bundle", *options, "--out", tmp_path / "b.tar.gz")
-    assert result.exit_code == 1, result.output
+    result = tuner("bundle", *options, "--out", tmp_path / "b.tar.gz", code=1)
     assert "error: h20-node01: " in result.stderr
     assert "correct what is an error above" in result.stderr
-    assert tuner("bundle", "verify", tmp_path / "b.tar.gz").exit_code == 0
+    tuner("bundle", "verify", tmp_path / "b.tar.gz")
 
 
-@pytest.mark.usefixtures("store")
-def test_refusals_are_one_line(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bundled_store")
+def test_refusals_are_one_line(tmp_path):
     cluster = ["--cluster", EXAMPLES / f"{L40S}.toml"]
-    assert "needs --device and --cluster" in one_line(tuner("bundle"), 2)
-    said = one_line(tuner("bundle", "--device", "L40S", *cluster), 1)
+    assert "needs --device and --cluster" in one_line("bundle", code=2)
+    said = one_line("bundle", "--device", "L40S", *cluster, code=1)
     assert "--allow-predicted" in said
-    none = one_line(tuner("bundle", "--device", "H100", *cluster, "--allow-predicted"), 1)
+    none = one_line("bundle", "--device", "H100", *cluster, "--allow-predicted", code=1)
     assert "no winners for NVIDIA_H100" in none
     tune = f"`tuner tune --cluster {EXAMPLES / L40S}.toml --device NVIDIA_H100_80GB_HBM3`"
     assert tune in none
-    assert "did you mean" in one_line(tuner("bundle", "--device", "L40X", *cluster), 2)
+    assert "did you mean" in one_line("bundle", "--device", "L40X", *cluster, code=2)
     options = ["--device", "L40S", *cluster, "--allow-predicted"]
-    assert "'x' is not NAME=DIR" in one_line(tuner("bundle", *options, "--node", "x"), 2)
-    assert "cannot write to" in one_line(tuner("bundle", *options, "--out", "/proc/x/b"), 2)
+    assert "'x' is not NAME=DIR" in one_line("bundle", *options, "--node", "x", code=2)
+    assert "cannot write to" in one_line("bundle", *options, "--out", "/proc/x/b", code=2)
     assert not list(tmp_path.glob("*.tar.gz"))
-    assert "cannot be read" in one_line(tuner("bundle", "verify", tmp_path / "absent"), 2)
+    assert "cannot be read" in one_line("bundle", "verify", tmp_path / "absent", code=2)
     (tmp_path / "noise").write_bytes(b"noise")
-    assert "is no gzip file" in one_line(tuner("bundle", "verify", tmp_path / "noise"), 1)
+    assert "is no gzip file" in one_line("bundle", "verify", tmp_path / "noise", code=1)
 
 
-@pytest.mark.usefixtures("store")
-def test_a_log_of_the_servers_names_the_gpu_and_what_differs(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bundled_store")
+def test_a_log_of_the_servers_names_the_gpu_and_what_differs(tmp_path):
     log = tmp_path / "server.log"
     log.write_text(
         "sglang-1  | [2026-11-20 10:00:00] server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-"
@@ -114,63 +89,54 @@ def test_a_log_of_the_servers_names_the_gpu_and_what_differs(tmp_path: Path) -> 
     )
     options = ["--cluster", EXAMPLES / f"{L40S}.toml", "--engine", ENGINES[L40S][0]]
     result = tuner("bundle", *options, "--allow-predicted", "--log", log)
-    assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
     assert "note: the log says tp 16 (server.log:1), and the files are for tp 32" in said
     assert "the log says version 0.5.12 (server.log:3), and the files are for version" in said
     assert "the log says device" not in said and "says ep" not in said
     log.write_text("nothing of a GPU\n")
-    assert "--device, the GPU as nvidia-smi" in one_line(tuner("bundle", *options, "--log", log), 2)
+    assert "--device, the GPU as nvidia-smi" in one_line("bundle", *options, "--log", log, code=2)
 
 
-def test_preflight_takes_the_cluster_in_both_forms(tmp_path: Path) -> None:
+def test_preflight_takes_the_cluster_in_both_forms(tmp_path):
     nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
     (tmp_path / "cluster.json").write_text(example(H20).expected().to_json())
     results = [
         tuner("preflight", *nodes, "--cluster", path, "--json")
         for path in (EXAMPLES / f"{H20}.toml", tmp_path / "cluster.json")
     ]
-    assert results[0].exit_code == 0, results[0].output
     assert results[0].stdout == results[1].stdout
     proposed = json.loads(results[0].stdout)["nodes"][0]["environment"]
     assert proposed["NCCL_IB_HCA"] == ",".join(f"mlx5_{i}" for i in range(1, 9))
 
 
-def test_preflight_exits_with_what_it_found(tmp_path: Path) -> None:
-    result = tuner("preflight", f"--node=l40s-01={CAPTURES / 'l40s-miswired'}")
-    assert result.exit_code == 1
+def test_preflight_exits_with_what_it_found(tmp_path):
+    result = tuner("preflight", f"--node=l40s-01={CAPTURES / 'l40s-miswired'}", code=1)
     assert "2 errors, 0 warnings" in result.stdout
-    here = tuner("preflight", "--capture", tmp_path / "here")
-    assert here.exit_code == 0
+    tuner("preflight", "--capture", tmp_path / "here")
     assert (tmp_path / "here" / "capture.json").is_file()
-    assert "is not NAME=DIR" in one_line(tuner("preflight", "--node", "x"), 2)
+    assert "is not NAME=DIR" in one_line("preflight", "--node", "x", code=2)
 
 
-def test_load_proof_exits_with_what_it_found(tmp_path: Path) -> None:
-    result = tuner("load-proof", CAPTURES / "logs" / "l40s-missing-config.log")
-    assert result.exit_code == 1
+def test_load_proof_exits_with_what_it_found(tmp_path):
+    result = tuner("load-proof", CAPTURES / "logs" / "l40s-missing-config.log", code=1)
     assert "not as tuned" in result.stdout
     log = tmp_path / "server.log"
     name = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
     log.write_text(f"Using MoE kernel config from /x/triton_3_6_0/{name}.json.\n")
-    unknown = tuner("load-proof", log, "--json")
-    assert unknown.exit_code == 1
+    unknown = tuner("load-proof", log, "--json", code=1)
     assert json.loads(unknown.stdout)["loads"][0]["origin"] == "unknown"
-    assert "cannot be read" in one_line(tuner("load-proof", tmp_path / "absent"), 2)
-    assert "neither MANIFEST.json nor provenance/" in one_line(
-        tuner("load-proof", tmp_path, log), 2
-    )
+    assert "cannot be read" in one_line("load-proof", tmp_path / "absent", code=2)
+    assert "neither MANIFEST.json nor provenance/" in one_line("load-proof", tmp_path, log, code=2)
 
 
-@pytest.mark.usefixtures("store")
-def test_bench_report_keeps_the_runs_beside_their_release(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bundled_store")
+def test_bench_report_keeps_the_runs_beside_their_release(tmp_path):
     release = tmp_path / "b.tar.gz"
     options = ["--device", "L40S", "--cluster", EXAMPLES / f"{L40S}.toml", "--allow-predicted"]
-    assert tuner("bundle", *options, "--out", release).exit_code == 0
+    tuner("bundle", *options, "--out", release)
     before = BENCH / "l40s-32gpu-before-bench_serving.txt"
     after = BENCH / "l40s-32gpu-after-bench_serving.txt"
     result = tuner("bench-report", before, after, "--out", tmp_path / "r", "--release", release)
-    assert result.exit_code == 0, result.output
     assert "1.49x" in result.stdout
     assert "deepseek-r1 on NVIDIA_L40S" in (tmp_path / "r" / "report.html").read_text()
     kept = json.loads((tmp_path / "b.tar.gz.runs.json").read_text())

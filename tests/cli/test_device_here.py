@@ -1,7 +1,5 @@
 """Commands find the machine's own GPU where `--device` does not name one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,7 +14,7 @@ TUNE = ("tune", "deepseek-r1", "--tp", "3")
 
 
 @pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def smi(tmp_path, monkeypatch):
     """A nvidia-smi that a test writes; until then there is none."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path / "nvidia-smi"
@@ -27,19 +25,19 @@ def answers(smi: Path, *names: str, code: int = 0) -> None:
     smi.chmod(0o755)
 
 
-def test_the_one_kind_of_gpu_here_is_taken(smi: Path) -> None:
+def test_the_one_kind_of_gpu_here_is_taken(smi):
     answers(smi, *["NVIDIA L40S"] * 4)
     assert device_or_here("").name == "NVIDIA_L40S"
     assert device_or_here("H200").name == "NVIDIA_H200"
 
 
-def test_several_kinds_are_named(smi: Path) -> None:
+def test_several_kinds_are_named(smi):
     answers(smi, "NVIDIA L40S", "NVIDIA H200", "NVIDIA L40S")
     with pytest.raises(UnknownDevice, match="has NVIDIA H200 and NVIDIA L40S: .* --device"):
         device_or_here("")
 
 
-def test_a_card_that_is_not_known_is_named(smi: Path) -> None:
+def test_a_card_that_is_not_known_is_named(smi):
     answers(smi, "Tesla V100-SXM2-16GB")
     with pytest.raises(UnknownDevice, match="V100"):
         device_or_here("")
@@ -47,13 +45,7 @@ def test_a_card_that_is_not_known_is_named(smi: Path) -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("words", [TUNE, ("check", "x.json"), ("export",), ("prove",)])
-def test_without_a_gpu_the_error_names_the_option(
-    smi: Path,
-    words: tuple[str, ...],
-    broken: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_gpu_the_error_names_the_option(smi, words, broken, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.json").write_text("{}")
     if broken:
@@ -63,16 +55,14 @@ def test_without_a_gpu_the_error_names_the_option(
     assert "--device H200" in done.output
 
 
-def test_tune_uses_it(smi: Path) -> None:
+def test_tune_uses_it(smi):
     answers(smi, "NVIDIA L40S")
     done = CliRunner().invoke(app, [*TUNE, "--measure", "bla"])
     assert done.exit_code == 2
     assert "--device" not in done.output
 
 
-def test_an_unknown_gpu_here_is_checked_by_its_compute_capability(
-    smi: Path, tmp_path: Path, compile_cache
-) -> None:
+def test_an_unknown_gpu_here_is_checked_by_its_compute_capability(smi, tmp_path, compile_cache):
     smi.write_text(
         "#!/bin/sh\ncase $1 in *compute_cap*) echo 12.0;; *) echo NVIDIA New Card;; esac\n"
     )
@@ -102,9 +92,7 @@ def test_an_unknown_gpu_here_is_checked_by_its_compute_capability(
         (("--gpus", "1", "--device", "H200", "--measure", "predict"), "tp=3"),
     ],
 )
-def test_the_gpus_to_measure_on_say_for_which_kind(
-    smi: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_the_gpus_to_measure_on_say_for_which_kind(smi, words, said):
     answers(smi, "NVIDIA H200", "NVIDIA L40S", "NVIDIA H200")
     done = CliRunner().invoke(app, [*TUNE, *words])
     assert done.exit_code == 2

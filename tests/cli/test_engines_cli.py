@@ -1,21 +1,18 @@
 """`tuner engines`: what it prints, and how it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 from commands import run
-from package_index import ENGINE_FILES, Index, serving
+from package_index import ENGINE_FILES, serving
 
 
 @pytest.fixture(scope="module")
-def index() -> Iterator[Index]:
+def index():
     with serving() as found:
         refused = b"import torch, triton\n@triton.jit\ndef second(x):\n    return torch.e\n"
         files = {**ENGINE_FILES, f"vllm/{'long/' * 20}torch_ops.py": refused}
@@ -25,7 +22,7 @@ def index() -> Iterator[Index]:
 
 
 @pytest.fixture(scope="module")
-def env(index: Index, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def env(index, tmp_path_factory):
     """A user who cannot write to Python's prefix, so engines lie in the user's data folder."""
     home = tmp_path_factory.mktemp("home")
     (home / "none").write_text("not a folder")
@@ -40,7 +37,7 @@ def tuner(env: dict[str, str], *args: str) -> CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def added(env: dict[str, str]) -> Path:
+def added(env):
     done = tuner(env, "add", "vllm==1.2.0", "--json")
     assert done.returncode == 0, done.stderr
     assert "Triton" in done.stderr

@@ -1,7 +1,5 @@
 """Another distribution's `workers` or `api` on the path."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -27,9 +25,7 @@ def run(arguments: list[str], path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("package", COMMANDS)
-def test_a_command_refuses_the_package_of_another_distribution(
-    tmp_path: Path, package: str
-) -> None:
+def test_a_command_refuses_the_package_of_another_distribution(tmp_path, package):
     foreign = tmp_path / package
     foreign.mkdir()
     (foreign / "__init__.py").write_text("raise SystemExit('the foreign package was imported')\n")

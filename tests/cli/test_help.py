@@ -1,7 +1,5 @@
 """What `--help` shows: every command has a section and an example that its options take."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from importlib import metadata
@@ -34,17 +32,17 @@ def run(*words: str) -> str:
     return done.output
 
 
-def test_each_command_has_one_section() -> None:
+def test_each_command_has_one_section():
     listed = [name for section in SECTIONS.values() for name in section]
     assert sorted(listed) == sorted(GROUP.commands)
 
 
-def test_each_command_has_an_example_and_nothing_else_has() -> None:
+def test_each_command_has_an_example_and_nothing_else_has():
     assert set(EXAMPLES) == {"", *ALL}
     assert all(EXAMPLES.values())
 
 
-def test_help_shows_the_examples_in_80_columns(subtests: pytest.Subtests) -> None:
+def test_help_shows_the_examples_in_80_columns(subtests):
     for words in ("", *ALL):
         with subtests.test(words):
             said = run(*words.split(), "--help")
@@ -54,7 +52,7 @@ def test_help_shows_the_examples_in_80_columns(subtests: pytest.Subtests) -> Non
                 assert f"    {example}\n" in said
 
 
-def test_an_example_is_a_command_line_that_is_read(subtests: pytest.Subtests) -> None:
+def test_an_example_is_a_command_line_that_is_read(subtests):
     for example in (line for some in EXAMPLES.values() for line in some):
         with subtests.test(example):
             program, *words = shlex.split(example.rpartition("| ")[2])
@@ -70,7 +68,7 @@ def read(words: list[str]) -> None:
         context = group.make_context(name, list(left), parent=context)
 
 
-def test_the_list_of_commands_is_grouped_and_nothing_is_cut() -> None:
+def test_the_list_of_commands_is_grouped_and_nothing_is_cut():
     said = run("--help")
     places = [said.index(f"\n{section}:\n") for section in SECTIONS]
     assert places == sorted(places)
@@ -78,17 +76,17 @@ def test_the_list_of_commands_is_grouped_and_nothing_is_cut() -> None:
     assert "attention" not in said.partition("Tune:")[2].partition("Examples")[0]
 
 
-def test_no_command_shows_the_help() -> None:
+def test_no_command_shows_the_help():
     assert run() == run("--help") == run("help")
     assert run("help", "tune") == run("tune", "--help")
     assert run("help", "engines", "add") == run("engines", "add", "--help")
 
 
-def test_the_version() -> None:
+def test_the_version():
     assert run("--version") == f"tuner {metadata.version('engine-tuner')}\n"
 
 
-def test_completion_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_can_be_installed(monkeypatch):
     # The tests' own parent may be no shell.
     monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
     assert "--install-completion" in run("--help")
@@ -107,7 +105,7 @@ def test_completion_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tuner jobs --state ru", {"running"}),
     ],
 )
-def test_names_and_values_are_completed(words: str, found: set[str]) -> None:
+def test_names_and_values_are_completed(words, found):
     typed = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     done = RUNNER.invoke(
         app, [], env={"_TUNER_COMPLETE": "complete_bash", **typed}, prog_name="tuner"
@@ -116,7 +114,7 @@ def test_names_and_values_are_completed(words: str, found: set[str]) -> None:
 
 
 @pytest.mark.parametrize("words", ["export", "check", "report", "tune", "plan", "submit"])
-def test_common_options_come_before_those_of_kernels(words: str) -> None:
+def test_common_options_come_before_those_of_kernels(words):
     common, _, kernels = run(words, "--help").partition("\nOptions of kernels:\n")
     assert "  --device" in common
     assert "  --json" in common
@@ -127,20 +125,20 @@ def test_common_options_come_before_those_of_kernels(words: str) -> None:
 
 
 @pytest.mark.parametrize(("typed", "near"), [("tunne", "'tune'"), ("bundel", "'bundle'")])
-def test_a_mistyped_command_is_told_the_near_one(typed: str, near: str) -> None:
+def test_a_mistyped_command_is_told_the_near_one(typed, near):
     done = RUNNER.invoke(app, [typed])
     assert done.exit_code == 2
     assert f"Did you mean {near}" in done.output
 
 
-def test_a_word_near_to_nothing_is_told_no_command() -> None:
+def test_a_word_near_to_nothing_is_told_no_command():
     done = RUNNER.invoke(app, ["frobnicate"])
     assert done.exit_code == 2
     assert "No such command 'frobnicate'." in done.output
     assert "Did you mean" not in done.output
 
 
-def test_the_engines_names_of_options_are_understood(subtests: pytest.Subtests) -> None:
+def test_the_engines_names_of_options_are_understood(subtests):
     for name, ours in OPTION_NAMES.items():
         with subtests.test(name):
             done = RUNNER.invoke(app, ["tune", "deepseek-r1", f"--{name}", "x", "--device", "H200"])
@@ -148,7 +146,7 @@ def test_the_engines_names_of_options_are_understood(subtests: pytest.Subtests) 
             assert f"Invalid value for '--{ours}'" in done.output
 
 
-def test_the_lists_have_the_other_names() -> None:
+def test_the_lists_have_the_other_names():
     models, devices = run("models").splitlines(), run("devices").splitlines()
     assert models[models.index(next(m for m in models if m.startswith("glm-5-fp8 "))) + 1] == (
         "  or glm-5.1-fp8"

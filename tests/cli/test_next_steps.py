@@ -1,10 +1,7 @@
 """Errors of commands that need what this machine lacks say where to run them."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -20,14 +17,14 @@ from tuner.models.serving import Serving
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def modules(tmp_path, monkeypatch):
     """A folder of modules for child processes; `no_torch` is one that needs a missing package."""
     (tmp_path / "no_torch.py").write_text("import torch_that_is_not_here\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return tmp_path
 
 
-def test_measuring_without_torch_names_the_next_step(modules: Path) -> None:
+def test_measuring_without_torch_names_the_next_step(modules):
     with pytest.raises(MeasurerUnavailable) as caught:
         GpuWorker({}, {"PYTHONPATH": str(modules)}, ChildLimits(), "no_torch")
     said = str(caught.value)
@@ -37,9 +34,7 @@ def test_measuring_without_torch_names_the_next_step(modules: Path) -> None:
     assert "--measure" not in caught.value.in_api_words()
 
 
-def test_proving_without_the_engine_names_the_next_step(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proving_without_the_engine_names_the_next_step(modules, monkeypatch):
     class Layer:
         PROVING_CHILD = "no_torch"
 
@@ -56,9 +51,7 @@ def test_proving_without_the_engine_names_the_next_step(
         prove.prove(modules, "NVIDIA_H200", "sglang")
 
 
-def test_what_no_server_can_load_is_told_before_the_work(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_no_server_can_load_is_told_before_the_work(capsys):
     problem = "extend_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16"
     for version, told in (("0.4.4", True), ("0.5.16", False)):
         engine = find_engine(f"sglang=={version}")
@@ -67,7 +60,7 @@ def test_what_no_server_can_load_is_told_before_the_work(
         assert ("cannot be exported: " in capsys.readouterr().err) is told
 
 
-def test_an_unknown_gpu_is_told_no_far_name() -> None:
+def test_an_unknown_gpu_is_told_no_far_name():
     for name in ("Gaudi3", "MI999"):
         done = CliRunner().invoke(app, ["tune", "deepseek-r1", "--device", name])
         assert done.exit_code == 2

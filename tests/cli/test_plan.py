@@ -1,10 +1,6 @@
 """`tuner plan`, and the plan that `tune --all` shows: who runs each problem, and what is known."""
 
-from __future__ import annotations
-
 import json
-import os
-from pathlib import Path
 
 import pytest
 from cases import FP8_RECORDING, ROOT
@@ -16,15 +12,6 @@ from tuner.cli import app
 
 R1 = ("deepseek-r1", "--tp", "8")
 RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
-
-
-@pytest.fixture
-def env(tmp_path: Path, compile_cache: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
-        "TUNER_CACHE_DIR": str(compile_cache),
-    }
 
 
 def planned(env, *words, device="H200"):
@@ -139,9 +126,7 @@ def test_bad_input_is_one_line(env, words, said):
     assert said in line
 
 
-def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(monkeypatch):
     monkeypatch.setattr("tuner.cli.tuning.run_all", lambda *_: None)
     said = "sglang ships a file for fused_moe:E=128,N=384,"
     for device, measure, shipped in (

@@ -1,7 +1,5 @@
 """The preflight as one file, run by the system's Python without site packages; and a capture."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -19,7 +17,7 @@ L40S = DATA / "l40s-miswired"
 
 
 @pytest.fixture(scope="module")
-def single_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("single") / "preflight.py"
     build_single_file(path)
     return path
@@ -30,7 +28,7 @@ def run_single(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent)
 
 
-def test_single_file_says_what_the_package_says(single_file: Path) -> None:
+def test_single_file_says_what_the_package_says(single_file):
     done = run_single(single_file, "--node", f"l40s-01={L40S.resolve()}")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout == render(run_preflight({"l40s-01": L40S}))
@@ -40,22 +38,20 @@ def test_single_file_says_what_the_package_says(single_file: Path) -> None:
     assert json.loads(done.stdout)["nodes"][1]["environment"]["NCCL_IB_GID_INDEX"] == "3"
 
 
-def test_single_file_checks_the_machine_it_is_on(single_file: Path) -> None:
+def test_single_file_checks_the_machine_it_is_on(single_file):
     done = run_single(single_file, "--json")
     assert done.returncode in (0, 1)
     assert len(json.loads(done.stdout)["nodes"]) == 1
 
 
-def test_single_file_refuses_bad_input_in_one_line(single_file: Path) -> None:
+def test_single_file_refuses_bad_input_in_one_line(single_file):
     done = run_single(single_file, "--node", "node01")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "NAME=DIR" in done.stderr
 
 
-def test_capture_notes_missing_tools_and_keeps_no_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capture_notes_missing_tools_and_keeps_no_secrets(tmp_path, monkeypatch):
     tools = tmp_path / "bin"
     tools.mkdir()
     source = (H20["h20-node01"] / "ibdev2netdev.txt").resolve()
@@ -84,7 +80,7 @@ def test_capture_notes_missing_tools_and_keeps_no_secrets(
     assert node.devices == read_sysfs(L40S / "sys/class/infiniband")[0]
 
 
-def test_single_file_checks_a_model_s_files(single_file: Path, tmp_path: Path) -> None:
+def test_single_file_checks_a_model_s_files(single_file, tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

@@ -1,7 +1,5 @@
 """The README's demo prints what `make demo` prints."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -14,7 +12,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.slow  # it tunes for 36 points
-def test_the_demo_prints_what_the_readme_shows(tmp_path: Path, compile_cache: Path) -> None:
+def test_the_demo_prints_what_the_readme_shows(tmp_path, compile_cache):
     env = {
         **os.environ,
         "COLUMNS": "80",

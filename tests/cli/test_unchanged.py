@@ -3,8 +3,6 @@
 To record anew on purpose: `python tests/cli/unchanged_cases.py --record [CASE ...]`.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib.metadata
 import sys
@@ -37,7 +35,7 @@ def _triton() -> str:
 @pytest.mark.skipif(_triton() != TRITON, reason=f"recorded with triton {TRITON}")
 @pytest.mark.skipif(not ENGINE_FOLDER.is_dir(), reason=f"needs {ENGINE}: make engines")
 @pytest.mark.parametrize("case", only(EACH_COMMIT, CASES))
-def test_outputs_are_as_recorded(case: str, tmp_path: Path, compile_cache: Path) -> None:
+def test_outputs_are_as_recorded(case, tmp_path, compile_cache):
     if case == "checked" and find_triton(OLD_TRITON) is None:
         pytest.skip(f"no triton-{OLD_TRITON} beside the engines: `make test` unpacks it")
     before, now = recorded(case), outputs(case, tmp_path, compile_cache)
@@ -45,7 +43,7 @@ def test_outputs_are_as_recorded(case: str, tmp_path: Path, compile_cache: Path)
         pytest.fail(f"{case} gives other outputs:\n{_difference(before, now)}", pytrace=False)
 
 
-def test_every_record_has_its_case() -> None:
+def test_every_record_has_its_case():
     names = {path.name.partition(".")[0] for path in RECORDS.glob("*.txt.gz")}
     assert names == set(CASES)
 

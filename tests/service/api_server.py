@@ -1,7 +1,5 @@
 """A real API on 127.0.0.1, and a client so plain that it can misbehave."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -11,27 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from cases import config
+from sqlalchemy import text
 from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
 from api.connections import uvicorn_options
 from api.settings import ApiSettings
 from tuner.jobs.job import Job, JobFilter
-from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store import JobStore, Leases
+from tuner.store.connect import connect
 from workers.queue import Announces
 
-_CONFIG = Config(
-    {
-        "BLOCK_SIZE_M": 16,
-        "BLOCK_SIZE_N": 64,
-        "BLOCK_SIZE_K": 128,
-        "GROUP_SIZE_M": 1,
-        "num_warps": 4,
-        "num_stages": 3,
-    }
-)
+_CONFIG = config(16, 64, 128)
 ENTRY = Entry(
     POINTS[0],
     _CONFIG,
@@ -42,6 +33,15 @@ ENTRY = Entry(
     "faster than default",
 )
 JOB = {"model": "deepseek-r1", "device": "L40S", "tp": 32, "dtype": "int8_w8a8"}
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "intermediate_size": 14336,
+    "hidden_size": 4096,
+    "num_experts_per_tok": 2,
+    "torch_dtype": "bfloat16",
+}
+LARGEST = 100_000  # bytes of a body, for `untouched`
 NEVER = "0" * 26  # an id that no job has
 
 
@@ -131,7 +131,7 @@ def serving(
         await startup(*arguments, **named)
         started.set()
 
-    server.startup = startup_and_say  # type: ignore[method-assign]
+    server.startup = startup_and_say
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
 
@@ -150,7 +150,6 @@ def serving(
 def work(leases: Leases, *, finish: bool = True) -> Job:
     """What a worker does with the next job: some trials, then the end."""
     lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "test")
-    assert lease is not None
     store = leases.store(lease)
     run = store.begin_run(KEY)
     store.add_trials(run, batch(0))
@@ -166,3 +165,11 @@ def eventually(condition: Callable[[], bool]) -> None:
             return
         threading.Event().wait(0.005)
     raise AssertionError("it did not happen")
+
+
+def rows_of(database_url: str) -> int:
+    """What was written on behalf of clients."""
+    tables = ("jobs", "job_events", "idempotency_keys", "watches")
+    with connect(database_url).connect() as connection:
+        counts = (connection.execute(text(f"SELECT count(*) FROM {t}")).scalar() for t in tables)  # noqa: S608
+        return sum(int(count or 0) for count in counts)

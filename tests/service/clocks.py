@@ -1,7 +1,5 @@
 """Clocks that go on when they are told to, and a reconciler that follows one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 

@@ -4,32 +4,31 @@ A store's fixtures give a copy of one that is made once in each process. `empty_
 tests of what makes it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from api_server import LARGEST, rows_of, serving
 from clocks import Clock
 from servers import postgres_database, postgres_server, redis_server
-from sqlalchemy import URL, make_url
+from sqlalchemy import make_url
 
+from api.settings import ApiSettings
 from tuner.store import JobStore, Leases, Store
+from workers.settings import Settings
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 @pytest.fixture(scope="session")
-def postgres(run_folder: Path) -> Iterator[URL]:
+def postgres(run_folder):
     """A PostgreSQL server that databases may be made on: one for all of xdist's workers."""
     with postgres_server(run_folder) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres: URL) -> Iterator[str]:
+def postgres_template(postgres):
     """The name of a PostgreSQL database with an empty store."""
     with postgres_database(postgres) as url:
         Store.open(url).close()
@@ -37,7 +36,7 @@ def postgres_template(postgres: URL) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sqlite_template(tmp_path_factory):
     """A SQLite file with an empty store."""
     file = tmp_path_factory.mktemp("template") / "tuner.db"
     Store.open(f"sqlite:///{file}").close()
@@ -45,21 +44,21 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def postgres_url(postgres: URL, postgres_template: str) -> Iterator[str]:
+def postgres_url(postgres, postgres_template):
     """A PostgreSQL database with an empty store, for one test."""
     with postgres_database(postgres, postgres_template) as url:
         yield url
 
 
 @pytest.fixture
-def empty_postgres_url(postgres: URL) -> Iterator[str]:
+def empty_postgres_url(postgres):
     """A PostgreSQL database with nothing in it, for one test."""
     with postgres_database(postgres) as url:
         yield url
 
 
 @pytest.fixture
-def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+def sqlite_url(sqlite_template, tmp_path):
     """A SQLite file with an empty store, for one test."""
     file = tmp_path / "tuner.db"
     shutil.copyfile(sqlite_template, file)
@@ -67,20 +66,20 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def database(request: pytest.FixtureRequest) -> str:
+def database(request):
     """The kind of database of the test's store; see `both_databases`."""
     return str(request.param)
 
 
 @pytest.fixture
-def store_url(request: pytest.FixtureRequest, database: str) -> str:
+def store_url(request, database):
     """An empty store on each database."""
     name = "sqlite_url" if database == "sqlite" else "postgres_url"
     return str(request.getfixturevalue(name))
 
 
 @pytest.fixture
-def empty_store_url(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> str:
+def empty_store_url(request, database, tmp_path):
     """A place for a store on each database, with nothing in it."""
     if database == "sqlite":
         return f"sqlite:///{tmp_path / 'made' / 'tuner.db'}"
@@ -88,28 +87,45 @@ def empty_store_url(request: pytest.FixtureRequest, database: str, tmp_path: Pat
 
 
 @pytest.fixture(scope="session")
-def redis_url(run_folder: Path) -> Iterator[str]:
+def redis_url(run_folder):
     """A Redis that messages may be sent over: a database for each of xdist's workers."""
     with redis_server(run_folder, WORKER) as url:
         yield url
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url):
     with Store.open(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
-def jobs(store: Store, clock: Clock) -> JobStore:
+def server(store_url):
+    """The API on that store, open to this machine without a key."""
+    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory):
+    """For requests that must write nothing; the files of a process share it."""
+    service = Settings(f"sqlite:///{tmp_path_factory.mktemp('untouched') / 'tuner.db'}")
+    settings = ApiSettings(service, LARGEST, rate=(), submit_rate=(), no_auth=True)
+    with serving(settings) as running:
+        yield running
+        assert rows_of(service.database_url) == 0
+
+
+@pytest.fixture
+def jobs(store, clock):
     return JobStore(store._engine, clock)
 
 
 @pytest.fixture
-def leases(store: Store, clock: Clock) -> Leases:
+def leases(store, clock):
     return Leases(store._engine, clock)

@@ -3,8 +3,6 @@
 `python job_claimer.py URL` prints "ready" and waits for a line before it begins.
 """
 
-from __future__ import annotations
-
 import sys
 
 from tuner.jobs.job import JobFilter

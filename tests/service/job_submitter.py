@@ -4,8 +4,6 @@
 commits and prints the job's id.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A schema cannot say that `deepseek-r1` is a model and `deepseek-r0` is none, so 
 that the schema allows. But then for its meaning: data that the schema allows must be understood.
 """
 
-from __future__ import annotations
-
 import schemathesis
 
 

@@ -1,7 +1,5 @@
 """What Prometheus reads of the service, its processes, and rows of workers."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

@@ -4,8 +4,6 @@
 the number of each batch once the store has it.
 """
 
-from __future__ import annotations
-
 import sys
 
 from tuner.families.fused_moe.problem import FusedMoe, Gemm

@@ -1,18 +1,14 @@
 """Large bodies: refused unread where they can be, parsed once and one at a time."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import JOB, Server, serving
+from api_server import JOB, MIXTRAL, Server, serving
 from limits import RateLimitItemPerHour
 
 import api.bodies
@@ -21,20 +17,12 @@ from api.settings import ApiSettings
 from tuner.store.keys import Scope as KeyScope
 from workers.settings import Settings
 
-MIXTRAL = {
-    "architectures": ["MixtralForCausalLM"],
-    "num_local_experts": 8,
-    "intermediate_size": 14336,
-    "hidden_size": 4096,
-    "num_experts_per_tok": 2,
-    "torch_dtype": "bfloat16",
-}
 # As of a model whose layers are not all quantized: 3 MiB.
 SKIPPED = [f"model.layers.{n}.mlp.experts.{n % 256}.gate_proj" for n in range(70_000)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     url = f"sqlite:///{tmp_path_factory.mktemp('bodies') / 'tuner.db'}"
     with serving(ApiSettings(Settings(url), large_rate=(), no_auth=True)) as running:
         yield running
@@ -59,14 +47,14 @@ def answer_to(server: Server, headers: str, start: bytes, key: str = "") -> tupl
         return answer.status, answer.read()
 
 
-def test_a_body_of_many_values_is_refused_before_its_end(server: Server) -> None:
+def test_a_body_of_many_values_is_refused_before_its_end(server):
     start = b"[" + b"1," * (VALUES + 1)
     status, said = answer_to(server, "Content-Length: 4000000\r\n", start)
     assert status == 413
     assert f"at most {VALUES} commas, colons and brackets" in json.loads(said)["detail"]
 
 
-def test_the_largest_config_json_is_taken(server: Server) -> None:
+def test_the_largest_config_json_is_taken(server):
     body = json.dumps(large()).encode()
     assert len(body) > 3_000_000
     answer = server.call("POST", "/v1/jobs", body)
@@ -74,7 +62,7 @@ def test_the_largest_config_json_is_taken(server: Server) -> None:
     assert answer.json["request"]["problem"].startswith("fused_moe:E=8,N=1792,K=4096")
 
 
-def test_large_bodies_of_a_key_have_a_rate_and_are_refused_unread(tmp_path: Path) -> None:
+def test_large_bodies_of_a_key_have_a_rate_and_are_refused_unread(tmp_path):
     service = Settings(f"sqlite:///{tmp_path / 'tuner.db'}")
     with serving(ApiSettings(service, large_rate=(RateLimitItemPerHour(2),))) as server:
         keys = server.app.state.api.keys
@@ -90,7 +78,7 @@ def test_large_bodies_of_a_key_have_a_rate_and_are_refused_unread(tmp_path: Path
         assert server.call("POST", "/v1/jobs", large(), key=other).status == 202
 
 
-def test_a_large_body_is_parsed_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_body_is_parsed_once(server, monkeypatch):
     body, parsed = json.dumps(large()).encode(), []
     loads = json.loads
 
@@ -103,9 +91,7 @@ def test_a_large_body_is_parsed_once(server: Server, monkeypatch: pytest.MonkeyP
     assert parsed.count(True) == 1
 
 
-def test_large_bodies_are_parsed_one_at_a_time(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_bodies_are_parsed_one_at_a_time(server, monkeypatch):
     lock, active, most = threading.Lock(), 0, 0
     check_json = api.bodies.check_json
 
@@ -130,6 +116,6 @@ def test_large_bodies_are_parsed_one_at_a_time(
 @pytest.mark.parametrize(
     ("text", "said"), [("\\ud800", "half a character"), ("é" * 10 + "\\udfff", "half a character")]
 )
-def test_half_characters_are_found(server: Server, text: str, said: str) -> None:
+def test_half_characters_are_found(server, text, said):
     body = b'{"model": "%s"}' % text.encode()
     assert said in server.call("POST", "/v1/jobs", body).problem(400)

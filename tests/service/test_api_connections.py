@@ -1,15 +1,11 @@
 """What a client's connection may cost: too many, too slow, or with bytes that bring nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from api_server import JOB, Server, eventually, serving
@@ -24,13 +20,13 @@ FEW = 12
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ApiSettings:
+def settings(tmp_path):
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     return ApiSettings(Settings(url), body_s=1, connections=FEW, no_auth=True)
 
 
 @pytest.fixture
-def server(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(settings, monkeypatch):
     monkeypatch.setattr("api.connections.HEAD_S", 0.3)
     with serving(settings) as running:
         yield running
@@ -94,7 +90,7 @@ def rest(client: socket.socket) -> bytes:
 
 
 class TestTooSlow:
-    def test_a_head_that_does_not_come_ends_the_connection(self, server: Server) -> None:
+    def test_a_head_that_does_not_come_ends_the_connection(self, server):
         with contextlib.ExitStack() as clients:
             begun = {}
             for start in (b"", b"GET /v1/jo", HEAD):
@@ -104,12 +100,12 @@ class TestTooSlow:
                 begun, b""
             )
 
-    def test_so_does_the_second_one(self, server: Server) -> None:
+    def test_so_does_the_second_one(self, server):
         with connect(server) as client:
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
             assert rest(client).startswith(b"HTTP/1.1 200 OK")
 
-    def test_a_body_that_does_not_come_is_given_up(self, server: Server) -> None:
+    def test_a_body_that_does_not_come_is_given_up(self, server):
         body = json.dumps(JOB).encode()
         with connect(server) as client:
             client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body) + 1, body))
@@ -118,14 +114,14 @@ class TestTooSlow:
         assert b"the body did not arrive within 1 s" in said
         assert server.call("GET", "/v1/jobs").json["jobs"] == []
 
-    def test_slow_bodies_keep_nobody_waiting(self, server: Server) -> None:
+    def test_slow_bodies_keep_nobody_waiting(self, server):
         with contextlib.ExitStack() as clients:
             for _ in range(FEW - 2):
                 client = clients.enter_context(connect(server))
                 client.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
             assert server.submit()["created"]
 
-    def test_an_answer_may_take_longer(self, server: Server) -> None:
+    def test_an_answer_may_take_longer(self, server):
         """An event stream, of which nothing more is asked."""
         job_id = server.submit()["id"]
         with connect(server) as client:
@@ -142,9 +138,7 @@ class TestTooSlow:
                 said += client.recv(4096)
 
 
-def test_a_server_that_stops_waits_for_no_event_stream(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_stops_waits_for_no_event_stream(server, caplog):
     path = f"/v1/jobs/{server.submit()['id']}/events"
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(server.call, "GET", path)
@@ -156,9 +150,7 @@ def test_a_server_that_stops_waits_for_no_event_stream(
 
 
 class TestTooMany:
-    def test_one_more_is_refused_at_once_and_fits_later(
-        self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_more_is_refused_at_once_and_fits_later(self, settings, monkeypatch):
         with serving(settings) as server:
             with contextlib.ExitStack() as clients:
                 for _ in range(FEW):
@@ -169,9 +161,7 @@ class TestTooMany:
                     assert server.call("GET", path).status == 200
             eventually(lambda: server.call("GET", "/v1/jobs").status == 200)
 
-    def test_of_one_address_more_are_refused_than_of_all(
-        self, settings: ApiSettings, subtests: pytest.Subtests
-    ) -> None:
+    def test_of_one_address_more_are_refused_than_of_all(self, settings, subtests):
         few = replace(settings, connections_per_address=3)
         with serving(few) as server, contextlib.ExitStack() as clients:
             for _ in range(3):
@@ -183,9 +173,7 @@ class TestTooMany:
                 assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
             assert server.call("GET", "/v1/jobs").status == 200
 
-    def test_idle_ones_do_not_take_the_places_for_health_checks(
-        self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_idle_ones_do_not_take_the_places_for_health_checks(self, settings, monkeypatch):
         monkeypatch.setattr("api.connections.HEALTH_S", 0.1)
         with serving(settings) as server, contextlib.ExitStack() as clients:
             for _ in range(FEW + api.connections.HEALTH_OF_ONE):
@@ -195,9 +183,7 @@ class TestTooMany:
                 clients.enter_context(connect(server))
             eventually(lambda: is_healthy(server))
 
-    def test_files_are_left_for_the_process_s_own(
-        self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_files_are_left_for_the_process_s_own(self, settings, monkeypatch):
         monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (256, 256))
         assert most(settings) == FEW
         monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (205, 256))
@@ -209,7 +195,7 @@ class TestUseless:
 
     MORE = b"x" * 16_384
 
-    def test_they_end_soon(self, settings: ApiSettings) -> None:
+    def test_they_end_soon(self, settings):
         with serving(settings) as server:
             for what, start in {
                 "a URL": b"GET /",
@@ -226,12 +212,12 @@ class TestUseless:
                             sent += len(self.MORE)
                 assert sent < 64 << 20, what
 
-    def test_a_long_head_is_refused(self, settings: ApiSettings) -> None:
+    def test_a_long_head_is_refused(self, settings):
         with serving(settings) as server, connect(server) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + self.MORE * 5)
             assert rest(client).startswith(b"HTTP/1.1 400 ")
 
-    def test_a_request_is_read_when_the_one_before_is_answered(self, server: Server) -> None:
+    def test_a_request_is_read_when_the_one_before_is_answered(self, server):
         """A client that reads nothing gets answers until its buffers are full, and no more."""
         asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with connect(server) as client:
@@ -244,16 +230,14 @@ class TestUseless:
             assert settled(server) - before < 12
         eventually(lambda: server.call("GET", "/healthz").status == 200)
 
-    def test_what_is_no_request_is_refused_while_an_answer_goes_out(
-        self, server: Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_what_is_no_request_is_refused_while_an_answer_goes_out(self, server, caplog):
         with connect(server) as client:
             client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\nno chunk\r\n")
             rest(client)
         assert server.call("GET", "/healthz").status == 200
         assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
-    def test_a_body_has_one_length(self, server: Server) -> None:
+    def test_a_body_has_one_length(self, server):
         """A proxy may see another end of it, and pass on a second request."""
         for headers, status in {
             b"Content-Length: 2\r\nContent-Length: 3\r\n": 400,

@@ -1,13 +1,10 @@
 """The API browser at /docs, in a real browser: it works, and asks no other host for anything."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from api_server import Server, serving
+from api_server import serving
 from browsers import chromium
 
 from api.settings import ApiSettings
@@ -16,14 +13,14 @@ from workers.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     url = f"sqlite:///{tmp_path_factory.mktemp('docs') / 'tuner.db'}"
     with serving(ApiSettings(Settings(url))) as running:
         running.app.state.api.keys.add("somebody", Scope.READ)
         yield running
 
 
-def test_a_browser_shows_the_operations_and_tries_one(server: Server) -> None:
+def test_a_browser_shows_the_operations_and_tries_one(server):
     key = server.app.state.api.keys.add("me", Scope.READ)
     document = server.call("GET", "/openapi.json").json
     operations = [one for path in document["paths"].values() for one in path.values()]
@@ -53,7 +50,7 @@ def test_a_browser_shows_the_operations_and_tries_one(server: Server) -> None:
     assert {"{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in asked} == {server.url}
 
 
-def test_the_document_is_written_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_is_written_once(server, monkeypatch):
     """All may ask for it, as often as they like."""
     first = server.call("GET", "/openapi.json")
     assert first.headers["content-type"] == "application/json"
@@ -61,7 +58,7 @@ def test_the_document_is_written_once(server: Server, monkeypatch: pytest.Monkey
     assert server.call("GET", "/openapi.json").body == first.body
 
 
-def test_the_page_needs_no_key_and_may_load_nothing_from_elsewhere(server: Server) -> None:
+def test_the_page_needs_no_key_and_may_load_nothing_from_elsewhere(server):
     page = server.call("GET", "/docs")
     html = page.body.decode()
     policy = page.headers["content-security-policy"]
@@ -79,7 +76,7 @@ def test_the_page_needs_no_key_and_may_load_nothing_from_elsewhere(server: Serve
 @pytest.mark.parametrize(
     "path", ["__init__.py", "__pycache__", "../main.py", "..%2fmain.py", "%00", ""]
 )
-def test_nothing_else_of_the_package_is_served(server: Server, path: str) -> None:
+def test_nothing_else_of_the_package_is_served(server, path):
     answer = server.call("GET", f"/docs/assets/{path}")
     assert answer.problem(404)
     assert "site-packages" not in answer.body.decode()

@@ -1,7 +1,5 @@
 """Bodies and queries that cost more to read than to send: to every route, and while others ask."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -13,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
-from api_server import JOB, NEVER, Server, serving
+from api_server import JOB, NEVER, serving
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from visitor import FORM
@@ -117,7 +115,7 @@ HEADERS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     url = f"sqlite:///{tmp_path_factory.mktemp('hostile') / 'tuner.db'}"
     unlimited: dict[str, Any] = {"rate": (), "large_rate": (), "submit_rate": ()}
     with serving(ApiSettings(Settings(url), no_auth=True, **unlimited)) as running:
@@ -125,7 +123,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def on_the_loop(monkeypatch):
     """What was parsed in the event loop, although it was not small."""
     found: list[str] = []
 
@@ -191,9 +189,7 @@ def query_names(dependant: Dependant) -> set[str]:
     return found.union(*map(query_names, dependant.dependencies))
 
 
-def test_no_route_falls_or_parses_in_the_event_loop(
-    server: Server, on_the_loop: list[str], subtests: pytest.Subtests
-) -> None:
+def test_no_route_falls_or_parses_in_the_event_loop(server, on_the_loop, subtests):
     sent = 0
     for method, path in routes():
         if method == "GET":
@@ -209,7 +205,7 @@ def test_no_route_falls_or_parses_in_the_event_loop(
     assert on_the_loop == []
 
 
-def test_no_query_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
+def test_no_query_makes_a_route_fall(server, subtests):
     names: set[str] = set()
     for route, path in get_routes():
         names |= query_names(route.dependant)
@@ -229,7 +225,7 @@ def test_no_query_makes_a_route_fall(server: Server, subtests: pytest.Subtests) 
         assert said == f"a query has at most {QUERY_BYTES} bytes and {QUERY_FIELDS} parameters"
 
 
-def test_no_path_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
+def test_no_path_makes_a_route_fall(server, subtests):
     for method, template in templates():
         for hole in re.findall(r"{(\w+)(?::\w+)?}", template):
             for name, text in TEXTS.items():
@@ -240,7 +236,7 @@ def test_no_path_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -
                     assert answer.status < 500, answer.body
 
 
-def test_no_header_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
+def test_no_header_makes_a_route_fall(server, subtests):
     texts = {**{name: text for name, text in TEXTS.items() if name != "nul"}, "half": "é;q=,="}
     for header, path in HEADERS.items():
         for name, text in texts.items():
@@ -253,7 +249,7 @@ def test_no_header_makes_a_route_fall(server: Server, subtests: pytest.Subtests)
             assert answer.status < 500, answer.body
 
 
-def test_no_field_makes_a_route_fall(server: Server, subtests: pytest.Subtests) -> None:
+def test_no_field_makes_a_route_fall(server, subtests):
     """Each field of each JSON body, with each text: alone, in a list and as a key; and no text."""
     paths = server.app.openapi()["paths"]
     sent = 0
@@ -285,9 +281,7 @@ def odd_fields(document: Any, schema: Any) -> Iterator[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("path", ["/v1/bundles", "/bundles"])
-def test_others_are_answered_while_a_cluster_is_read(
-    server: Server, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_others_are_answered_while_a_cluster_is_read(server, monkeypatch, path):
     reading, go_on = threading.Event(), threading.Event()
     parse = api.bundles.parse_cluster
 
@@ -313,7 +307,7 @@ def test_others_are_answered_while_a_cluster_is_read(
         assert waiting.result().status < 500
 
 
-def test_a_long_key_in_a_cluster_is_named(server: Server) -> None:
+def test_a_long_key_in_a_cluster_is_named(server):
     body = {"cluster": TOML_BOMBS["a long key"], "device": "L40S"}
     said = server.call("POST", "/v1/bundles", body).problem(422)
     assert said == "cluster.toml is not TOML: a key has at most 16 parts"

@@ -1,7 +1,5 @@
 """The OpenAPI document: it is valid and complete, and Schemathesis finds that it is true."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -31,7 +29,7 @@ EXAMPLES = 15  # an operation and phase
 
 
 @pytest.fixture(scope="module")
-def document() -> Any:
+def document():
     """As clients read it: through JSON."""
     app = create_app(ApiSettings(Settings("sqlite:///unused.db")))
     return json.loads(json.dumps(app.openapi()))
@@ -43,18 +41,18 @@ def operations(document: Any) -> Iterator[tuple[str, Any]]:
             yield f"{method} {path}", operation
 
 
-def test_it_is_valid_for_the_version_that_it_names(document: Any) -> None:
+def test_it_is_valid_for_the_version_that_it_names(document):
     assert document["openapi"].startswith("3.1.")
     errors = [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()]
     assert errors == []
 
 
-def test_it_names_the_package_s_version_and_a_server(document: Any) -> None:
+def test_it_names_the_package_s_version_and_a_server(document):
     assert document["info"]["version"] == version("engine-tuner")
     assert document["servers"][0]["url"] == "/"
 
 
-def test_operations_have_short_names_summaries_and_described_tags(document: Any) -> None:
+def test_operations_have_short_names_summaries_and_described_tags(document):
     ids = [operation["operationId"] for _, operation in operations(document)]
     assert len(set(ids)) == len(ids)
     assert {"submitJob", "listJobs", "getJob", "cancelJob", "followJob"} <= set(ids)
@@ -65,7 +63,7 @@ def test_operations_have_short_names_summaries_and_described_tags(document: Any)
         assert all(described.get(tag) for tag in operation["tags"]), name
 
 
-def test_each_operation_says_which_scope_its_key_needs(document: Any) -> None:
+def test_each_operation_says_which_scope_its_key_needs(document):
     found = {}
     for name, operation in operations(document):
         for requirement in operation.get("security", [{"": [""]}]):
@@ -80,7 +78,7 @@ def test_each_operation_says_which_scope_its_key_needs(document: Any) -> None:
     assert {name for name, scope in found.items() if not scope} == {"get /healthz", "get /readyz"}
 
 
-def test_bodies_and_answers_have_examples_that_are_valid(document: Any) -> None:
+def test_bodies_and_answers_have_examples_that_are_valid(document):
     schemas = document["components"]["schemas"]
     for name, schema in schemas.items():
         for example in schema.get("examples", ()):
@@ -95,7 +93,7 @@ def test_bodies_and_answers_have_examples_that_are_valid(document: Any) -> None:
                 assert schemas[used].get("examples"), (name, used)
 
 
-def test_a_stream_describes_its_events(document: Any) -> None:
+def test_a_stream_describes_its_events(document):
     answer = document["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["200"]
     (event,) = answer["content"].values()
     data = event["schema"]["properties"]["data"]["contentSchema"]
@@ -105,7 +103,7 @@ def test_a_stream_describes_its_events(document: Any) -> None:
     Draft202012Validator(whole).validate(json.loads(event["example"]["data"]))
 
 
-def test_each_error_is_described_once(document: Any) -> None:
+def test_each_error_is_described_once(document):
     shared = document["components"]["responses"]
     for name, operation in operations(document):
         for status, answer in operation["responses"].items():
@@ -117,7 +115,7 @@ def test_each_error_is_described_once(document: Any) -> None:
     assert "RateLimit" in shared["Error429"]["headers"]
 
 
-def test_no_two_schemas_have_one_title(document: Any) -> None:
+def test_no_two_schemas_have_one_title(document):
     """A generator names its classes after titles, and drops what uses the second of two."""
     schemas = document["components"]["schemas"]
     titles = sorted(one["title"].lower() for one in schemas.values() if "title" in one)
@@ -130,7 +128,7 @@ def test_no_two_schemas_have_one_title(document: Any) -> None:
     assert len(described) == len(set(described))
 
 
-def test_a_get_has_no_errors_of_bodies(document: Any) -> None:
+def test_a_get_has_no_errors_of_bodies(document):
     for methods in document["paths"].values():
         assert not {"400", "413", "415"} & set(methods.get("get", {"responses": {}})["responses"])
 
@@ -141,9 +139,7 @@ def test_a_get_has_no_errors_of_bodies(document: Any) -> None:
     only([("sqlite", 2)], [("sqlite", 2), ("sqlite", EXAMPLES), ("postgresql", EXAMPLES)]),
 )
 @pytest.mark.timeout(1000)  # a busy machine needs minutes for all cases
-def test_schemathesis_finds_nothing(
-    store_url: str, examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_schemathesis_finds_nothing(store_url, examples, tmp_path, monkeypatch):
     monkeypatch.setattr(known_keys, "MOST_WRONG", 10_000)  # it sends wrong keys to every route
     settings = ApiSettings(
         Settings(store_url),

@@ -1,12 +1,9 @@
 """What the API says, and does not do, while its store is away, full, locked, newer or gone."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,12 +28,12 @@ from workers.settings import Settings
 
 
 @pytest.fixture
-def settings(store_url: str) -> ApiSettings:
+def settings(store_url):
     return ApiSettings(Settings(store_url), lock_s=1, no_auth=True)
 
 
 @pytest.fixture
-def server(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(settings, monkeypatch):
     monkeypatch.setattr("api.readiness.FRESH_S", 0)
     monkeypatch.setattr("api.readiness.LOOK_S", 0.02)
     monkeypatch.setattr("api.readiness.PATIENCE_S", 30)  # the machine may be busy
@@ -45,7 +42,7 @@ def server(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
 
 
 @pytest.fixture
-def small_disk() -> Iterator[Callable[[int], Path]]:
+def small_disk():
     """Makes a file system with so many MiB."""
     # Not in pytest's folder, which is its user's alone: PostgreSQL runs as another one.
     with tempfile.TemporaryDirectory(prefix="tuner-disk-") as name, ExitStack() as made:
@@ -100,9 +97,7 @@ class TestSchema:
             ("DELETE FROM {}", "the store's schema is gone: restore a backup"),
         ],
     )
-    def test_nothing_is_done_on_another_schema(
-        self, server: Server, store_url: str, change: str, said: str
-    ) -> None:
+    def test_nothing_is_done_on_another_schema(self, server, store_url, change, said):
         job_id = server.submit()["id"]
         execute(store_url, change.format(VERSION_TABLE))
         assert said in server.call("GET", "/readyz").problem(503)
@@ -124,14 +119,14 @@ class TestSchema:
         assert (job["id"], job["state"]) == (job_id, "queued")
 
     @both_databases
-    def test_a_store_without_a_schema_is_not_ready(self, server: Server, store_url: str) -> None:
+    def test_a_store_without_a_schema_is_not_ready(self, server, store_url):
         execute(store_url, f"DROP TABLE {VERSION_TABLE}")
         said = server.call("GET", "/readyz").problem(503)
         assert said == "the store cannot be used: the server's log says why"
 
 
 class TestReadiness:
-    def test_it_is_ready_while_other_tables_are_locked(self, postgres_url: str) -> None:
+    def test_it_is_ready_while_other_tables_are_locked(self, postgres_url):
         settings = ApiSettings(Settings(postgres_url), lock_s=1, no_auth=True)
         with serving(settings) as server, superuser(postgres_url) as other:
             with other.transaction():
@@ -149,7 +144,7 @@ class TestReadiness:
             }
             assert server.submit()["created"]
 
-    def test_it_is_not_ready_while_the_store_takes_no_write(self, postgres_url: str) -> None:
+    def test_it_is_not_ready_while_the_store_takes_no_write(self, postgres_url):
         with (
             serving(ApiSettings(Settings(postgres_url), lock_s=1, no_auth=True)) as server,
             superuser(postgres_url) as other,
@@ -160,9 +155,7 @@ class TestReadiness:
             assert said == "the store does not answer: try again"
             assert server.call("GET", "/healthz").status == 200
 
-    def test_it_answers_in_time_where_the_store_does_not(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_answers_in_time_where_the_store_does_not(self, monkeypatch):
         monkeypatch.setattr("api.readiness.PATIENCE_S", 0.05)
         answers = threading.Event()
 
@@ -174,7 +167,7 @@ class TestReadiness:
                 """It can be written, once it answers."""
 
         async def ask() -> None:
-            readiness: Any = Readiness(Hanging())  # type: ignore[arg-type]
+            readiness: Any = Readiness(Hanging())
             for _ in range(2):
                 with pytest.raises(StoreUnreachable, match="did not answer within"):
                     await readiness.check()
@@ -192,9 +185,7 @@ class TestReadiness:
 
         anyio.run(ask)
 
-    def test_who_asks_often_costs_little(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_who_asks_often_costs_little(self, server, monkeypatch):
         """Nobody needs a key to ask."""
         monkeypatch.setattr("api.readiness.FRESH_S", 3600)
         probe, asked = server.app.state.api.readiness._probe, []
@@ -210,7 +201,7 @@ class TestReadiness:
 
 class TestReadOnly:
     @both_databases
-    def test_a_store_that_takes_no_writes_is_named(self, server: Server, store_url: str) -> None:
+    def test_a_store_that_takes_no_writes_is_named(self, server, store_url):
         server.submit()
         api = server.app.state.api
         if store_url.startswith("sqlite"):
@@ -238,9 +229,10 @@ class TestReadOnly:
 class TestFullDisk:
     FULL = "the store's disk is full: nothing was stored. Its operator must make room"
 
-    def test_a_full_sqlite_file_takes_no_job_and_loses_none(self, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with serving(ApiSettings(Settings(url), rate=(), submit_rate=(), no_auth=True)) as server:
+    def test_a_full_sqlite_file_takes_no_job_and_loses_none(self, sqlite_url, tmp_path):
+        with serving(
+            ApiSettings(Settings(sqlite_url), rate=(), submit_rate=(), no_auth=True)
+        ) as server:
             engine = server.app.state.api.store._engine
 
             @event.listens_for(engine, "connect")
@@ -265,9 +257,7 @@ class TestFullDisk:
     def post(server: Server, seed: int) -> Any:
         return server.call("POST", "/v1/jobs", {**JOB, "seed": seed})
 
-    def test_a_full_disk_under_sqlite_is_not_ready(
-        self, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_disk_under_sqlite_is_not_ready(self, small_disk, monkeypatch):
         monkeypatch.setattr("api.readiness.FRESH_S", 0)
         folder = small_disk(4)
         with serving(
@@ -279,9 +269,7 @@ class TestFullDisk:
             filler.unlink()
             assert server.call("GET", "/readyz").status == 200
 
-    def test_a_full_disk_under_postgresql_is_not_ready(
-        self, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_disk_under_postgresql_is_not_ready(self, small_disk, monkeypatch):
         monkeypatch.setattr("api.readiness.FRESH_S", 0)
         folder = small_disk(200)
         with tempfile.TemporaryDirectory(prefix="tuner-pg-", dir=folder) as home:
@@ -297,16 +285,12 @@ class TestFullDisk:
             postgres.stop()
 
     def test_a_full_disk_for_temporary_files_is_named_and_not_where(
-        self,
-        small_disk: Callable[[int], Path],
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+        self, small_disk, sqlite_url, monkeypatch
+    ):
         folder = small_disk(1)
-        url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with serving(ApiSettings(Settings(url), no_auth=True)) as server:
+        with serving(ApiSettings(Settings(sqlite_url), no_auth=True)) as server:
             server.submit()
-            with Leases.open(url) as leases:
+            with Leases.open(sqlite_url) as leases:
                 work(leases)
             fill(folder)
             monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -316,7 +300,7 @@ class TestFullDisk:
 
 
 class TestGone:
-    def test_a_deleted_file_takes_no_job(self, tmp_path: Path) -> None:
+    def test_a_deleted_file_takes_no_job(self, tmp_path):
         path = tmp_path / "tuner.db"
         with serving(ApiSettings(Settings(f"sqlite:///{path}"), no_auth=True)) as server:
             server.submit()
@@ -330,7 +314,7 @@ class TestGone:
             assert not path.exists()
             assert server.call("GET", "/healthz").status == 200
 
-    def test_a_store_that_is_gone_is_said_to_be_and_not_where(self, tmp_path: Path) -> None:
+    def test_a_store_that_is_gone_is_said_to_be_and_not_where(self, tmp_path):
         path = tmp_path / "tuner.db"
         with serving(ApiSettings(Settings(f"sqlite:///{path}"), no_auth=True)) as server:
             server.app.state.api.store._engine.dispose()
@@ -342,9 +326,7 @@ class TestGone:
                 assert "the store's file was deleted" in answer.problem(503)
                 assert str(path) not in answer.body.decode()
 
-    def test_a_server_that_stops_and_starts_is_used_again(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_server_that_stops_and_starts_is_used_again(self, monkeypatch):
         monkeypatch.setattr("api.readiness.FRESH_S", 0)
         with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
             postgres = Postgres(Path(home))

@@ -1,10 +1,8 @@
 """Event streams share one reader, and a key has only so many of them."""
 
-from __future__ import annotations
-
 import http.client
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 
@@ -46,7 +44,7 @@ class FakeStore:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+def store(monkeypatch):
     monkeypatch.setattr("api.streams.POLL_S", 0.005)
     return FakeStore()
 
@@ -72,7 +70,7 @@ def streams_of(store: FakeStore) -> Streams:
     return Streams(store.counts, store.events, frozenset, most=1000, most_per_key=1000)
 
 
-def test_streams_that_wait_cost_one_query_for_all(store: FakeStore) -> None:
+def test_streams_that_wait_cost_one_query_for_all(store):
     async def main() -> None:
         streams = streams_of(store)
         async with anyio.create_task_group() as tasks:
@@ -93,7 +91,7 @@ def test_streams_that_wait_cost_one_query_for_all(store: FakeStore) -> None:
     anyio.run(main)
 
 
-def test_without_streams_nothing_is_asked(store: FakeStore) -> None:
+def test_without_streams_nothing_is_asked(store):
     async def main() -> None:
         streams = streams_of(store)
         async with anyio.create_task_group() as tasks:
@@ -112,7 +110,7 @@ def test_without_streams_nothing_is_asked(store: FakeStore) -> None:
     anyio.run(main)
 
 
-def test_every_stream_gets_every_event_once_from_where_it_began(store: FakeStore) -> None:
+def test_every_stream_gets_every_event_once_from_where_it_began(store):
     async def main() -> None:
         streams, found = streams_of(store), {}
         store.numbers["a"] = 1200  # more than two pages
@@ -135,7 +133,7 @@ def test_every_stream_gets_every_event_once_from_where_it_began(store: FakeStore
     anyio.run(main)
 
 
-def test_streams_end_when_the_store_does_not_answer_and_may_begin_again(store: FakeStore) -> None:
+def test_streams_end_when_the_store_does_not_answer_and_may_begin_again(store):
     async def main() -> None:
         streams, ended = streams_of(store), 0
 
@@ -169,9 +167,7 @@ def stream_of(server: Server, path: str, headers: Mapping[str, str]) -> http.cli
     return connection.getresponse()
 
 
-def test_a_stream_ends_with_its_key_or_its_session(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_ends_with_its_key_or_its_session(store_url, monkeypatch):
     monkeypatch.setattr("api.streams.POLL_S", 0.01)
     monkeypatch.setattr("api.streams.FRESH_S", 0.01)
     with serving(ApiSettings(Settings(store_url))) as server:
@@ -203,13 +199,13 @@ def test_a_stream_ends_with_its_key_or_its_session(
 
 class TestLimits:
     @pytest.fixture
-    def server(self, store_url: str) -> Iterator[Server]:
+    def server(self, store_url):
         settings = ApiSettings(Settings(store_url), streams=3, streams_per_key=2)
         with serving(settings) as running:
             running.key = running.app.state.api.keys.add("first", Scope.ADMIN)
             yield running
 
-    def test_a_key_has_only_so_many_and_all_have_so_many(self, server: Server) -> None:
+    def test_a_key_has_only_so_many_and_all_have_so_many(self, server):
         keys = server.app.state.api.keys
         mine, other = keys.add("mine", Scope.SUBMIT), keys.add("other", Scope.READ)
         server.key = mine
@@ -236,9 +232,7 @@ class TestLimits:
             stream.close()
         eventually(lambda: server.app.state.api.streams.open == 0)
 
-    def test_a_refused_or_finished_stream_keeps_no_place(
-        self, server: Server, store_url: str
-    ) -> None:
+    def test_a_refused_or_finished_stream_keeps_no_place(self, server, store_url):
         path = f"/v1/jobs/{server.submit()['id']}/events"
         with Leases.open(store_url) as leases:
             work(leases)

@@ -1,7 +1,5 @@
 """How many requests are worked on at once, and who waits for whom."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import anyio
@@ -12,7 +10,7 @@ from api.turns import TakeTurns
 MANY = 100
 
 
-def test_requests_without_a_key_come_one_at_a_time_and_keep_nobody_waiting() -> None:
+def test_requests_without_a_key_come_one_at_a_time_and_keep_nobody_waiting():
     inside: Counter[str] = Counter()
     most: Counter[str] = Counter()
     answered: Counter[str] = Counter()

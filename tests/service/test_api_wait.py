@@ -1,8 +1,6 @@
 """`GET /v1/jobs/{id}?wait=...`: the answer comes when the job ends, and waiting costs nobody."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -32,13 +30,7 @@ STATES = tuple(enumerate(JobState))
 
 
 @pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
-        yield running
-
-
-@pytest.fixture
-def clients() -> Iterator[ThreadPoolExecutor]:
+def clients():
     with ThreadPoolExecutor(MOST_OF_ONE) as pool:
         yield pool
 
@@ -50,9 +42,7 @@ def waiting(server: Server, clients: ThreadPoolExecutor, job_id: str) -> Future[
     return future
 
 
-def test_the_answer_comes_when_the_job_ends(
-    server: Server, store_url: str, clients: ThreadPoolExecutor
-) -> None:
+def test_the_answer_comes_when_the_job_ends(server, store_url, clients):
     done, cancelled = server.submit(seed=1)["id"], server.submit(seed=2)["id"]
     asked = [waiting(server, clients, job_id) for job_id in (done, done, cancelled)]
     with Leases.open(store_url) as leases:
@@ -65,7 +55,7 @@ def test_the_answer_comes_when_the_job_ends(
     assert server.call("GET", f"/v1/jobs/{done}?wait=60").json["state"] == "done"  # at once
 
 
-def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
+def test_without_an_end_the_job_is_shown_as_it_is(store_url):
     settings = replace(ApiSettings(Settings(store_url), no_auth=True), wait_s=1)
     with serving(settings) as server:
         job_id = server.submit()["id"]
@@ -76,9 +66,7 @@ def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
             assert "wait: " in server.call("GET", f"/v1/jobs/{job_id}?wait={wrong}").problem(422)
 
 
-def test_those_who_wait_hold_neither_threads_nor_turns(
-    server: Server, clients: ThreadPoolExecutor
-) -> None:
+def test_those_who_wait_hold_neither_threads_nor_turns(server, clients):
     job_id = server.submit()["id"]
     asked = [waiting(server, clients, job_id) for _ in range(MOST_OF_ONE)]  # 40 threads work
     assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
@@ -117,20 +105,20 @@ class Client:
 @pytest.mark.anyio
 class TestWaits:
     @pytest.fixture
-    def anyio_backend(self) -> str:
+    def anyio_backend(self):
         return "asyncio"
 
     @pytest.fixture(autouse=True)
-    def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quickly(self, monkeypatch):
         monkeypatch.setattr(waits, "POLL_S", 0.0)
 
-    async def test_one_look_is_for_all_and_a_store_that_is_away_comes_back(self) -> None:
+    async def test_one_look_is_for_all_and_a_store_that_is_away_comes_back(self):
         jobs, ended = Jobs(), []
         waiting = Waits(jobs)
         jobs.away = True
 
         async def wait(job_id: str) -> None:
-            await waiting.until_ended(job_id, Client(), "a", 600)  # type: ignore[arg-type]
+            await waiting.until_ended(job_id, Client(), "a", 600)
             ended.append(job_id)
 
         with anyio.fail_after(30):
@@ -146,7 +134,7 @@ class TestWaits:
                 jobs.done = {"x"}
         assert (ended, waiting.count) == (["y", "x", "x"], 0)
 
-    async def test_a_client_that_has_gone_waits_no_more(self) -> None:
+    async def test_a_client_that_has_gone_waits_no_more(self):
         waiting, client = Waits(Jobs()), Client()
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
@@ -156,7 +144,7 @@ class TestWaits:
                 client.gone.set()
         assert waiting.count == 0
 
-    async def test_more_than_the_most_are_answered_at_once(self) -> None:
+    async def test_more_than_the_most_are_answered_at_once(self):
         waiting = Waits(Jobs())
         async with anyio.create_task_group() as tasks:
             for number in range(MOST):
@@ -165,11 +153,11 @@ class TestWaits:
             await anyio.sleep(0)
             assert waiting.count == MOST
             with anyio.fail_after(30):
-                await waiting.until_ended("x", Client(), "another", 600)  # type: ignore[arg-type]
+                await waiting.until_ended("x", Client(), "another", 600)
             tasks.cancel_scope.cancel()
         assert waiting.count == 0
 
-    async def test_waiting_does_not_count_as_a_slow_answer(self) -> None:
+    async def test_waiting_does_not_count_as_a_slow_answer(self):
         async def app(scope: Any, receive: Any, send: Any) -> None:
             scope["state"]["waited_s"] = 1000.0
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -181,7 +169,7 @@ class TestWaits:
         state = type("State", (), {"api": type("Api", (), {"metrics": metrics})})
         scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": []}
         scope["app"] = type("App", (), {"state": state})
-        await Observe(app)(scope, send, send)  # type: ignore[arg-type]
+        await Observe(app)(scope, send, send)
         (line,) = (
             one for one in metrics.text().decode().splitlines() if "request_seconds_sum" in one
         )
@@ -189,7 +177,7 @@ class TestWaits:
 
 
 @both_databases
-def test_a_job_has_ended_in_each_last_state(store_url: str) -> None:
+def test_a_job_has_ended_in_each_last_state(store_url):
     with Store.open(store_url) as store:
         jobs = JobStore.sharing(store)
         request = JobRequest(PROBLEM, "L40S")

@@ -1,7 +1,5 @@
 """The short form of `make chaos`: everything is killed at random, nothing is lost or done twice."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +20,7 @@ OPTIONS = (
 
 @pytest.mark.slow  # each kind of harm has tests of its own
 @pytest.mark.timeout(1800)
-def test_nothing_is_lost_or_done_twice() -> None:
+def test_nothing_is_lost_or_done_twice():
     script = ROOT / "benchmarks" / "chaos.py"
     run = subprocess.run(
         [sys.executable, script, *OPTIONS.split()], cwd=ROOT, capture_output=True, text=True

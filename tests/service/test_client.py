@@ -1,11 +1,8 @@
 """The queue of a server that answers badly: what its client sends again, and what it does not."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -40,7 +37,7 @@ class Script:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+def script(monkeypatch):
     monkeypatch.setattr("tuner.jobs.client.PAUSES_S", (0.0,) * len(PAUSES_S))
     made = Script()
 
@@ -64,7 +61,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
         server.shutdown()
 
 
-def test_a_submission_is_sent_again_under_its_key_until_it_is_answered(script: Script) -> None:
+def test_a_submission_is_sent_again_under_its_key_until_it_is_answered(script):
     script.answers = [CUT, AWAY, IN_USE, ACCEPTED]
     (answer,) = RemoteQueue(script.url, None).submit_all([REQUEST])
     assert (answer.job.id, answer.created) == (JOB.id, True)
@@ -73,34 +70,34 @@ def test_a_submission_is_sent_again_under_its_key_until_it_is_answered(script: S
     assert script.asked[0][0]
 
 
-def test_two_submissions_have_two_keys(script: Script) -> None:
+def test_two_submissions_have_two_keys(script):
     script.answers = [ACCEPTED, ACCEPTED]
     for _ in script.answers[:]:
         RemoteQueue(script.url, None).submit_all([REQUEST])
     assert len({key for key, _ in script.asked}) == 2
 
 
-def test_a_server_that_stays_away_is_given_up(script: Script) -> None:
+def test_a_server_that_stays_away_is_given_up(script):
     script.answers = [AWAY] * 20
     with pytest.raises(ServerUnavailable, match="the store does not answer"):
         RemoteQueue(script.url, None).submit_all([REQUEST])
     assert len(script.asked) == len(PAUSES_S) + 1
 
 
-def test_what_is_refused_is_not_sent_again(script: Script) -> None:
+def test_what_is_refused_is_not_sent_again(script):
     script.answers = [(422, {"type": "about:blank", "detail": "no such device"})]
     with pytest.raises(BadInput, match="no such device"):
         RemoteQueue(script.url, None).submit_all([REQUEST])
     assert len(script.asked) == 1
 
 
-def test_many_are_posted_in_batches(script: Script) -> None:
+def test_many_are_posted_in_batches(script):
     script.answers = [(200, {"jobs": [ITEM] * 100}), (200, {"jobs": [ITEM] * 20})]
     assert len(RemoteQueue(script.url, None).submit_all([REQUEST] * 120)) == 120
     assert [len(json.loads(body)["jobs"]) for _, body in script.asked] == [100, 20]
 
 
-def test_one_that_is_refused_is_told_with_the_ones_that_were_queued(script: Script) -> None:
+def test_one_that_is_refused_is_told_with_the_ones_that_were_queued(script):
     refused = {"job": None, "problem": {"detail": "no such model"}}
     script.answers = [(200, {"jobs": [ITEM, refused]})]
     with pytest.raises(BadInput, match=f"no such model; these jobs were queued: {JOB.id}"):

@@ -1,7 +1,5 @@
 """The client against servers that are none, or of another kind: always one line, never a trace."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -70,28 +68,26 @@ CALLS: dict[str, Callable[[RemoteQueue], object]] = {
     ],
     ids=lambda answer: repr(answer[-12:]),
 )
-def test_what_is_no_answer_of_a_service_is_said_to_be_none(
-    answer: bytes, call: Callable[[RemoteQueue], object]
-) -> None:
+def test_what_is_no_answer_of_a_service_is_said_to_be_none(answer, call):
     with answering(answer) as queue, pytest.raises(ServerUnavailable) as caught:
         call(queue)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("data", ["1", "[]", "{}", '{"at": 1}', '{"seq": 1, "at": "2026-11-21"}'])
-def test_an_event_that_is_none_ends_the_following(data: str) -> None:
+def test_an_event_that_is_none_ends_the_following(data):
     stream = http(f"data: {data}\n\n".encode())
     with answering(stream) as queue, pytest.raises(ServerUnavailable):
         list(queue.events(ID))
 
 
-def test_a_stream_that_breaks_within_an_event_just_ends() -> None:
+def test_a_stream_that_breaks_within_an_event_just_ends():
     event = '{"seq": 1, "kind": "leased", "at": "2026-11-21T05:54:55+00:00", "data": {}}'
     with answering(http(f'data: {event}\n\ndata: {{"seq": 2, "ki'.encode())) as queue:
         assert [one.seq for one in queue.events(ID)] == [1]
 
 
-def test_refusals_are_in_the_server_s_words() -> None:
+def test_refusals_are_in_the_server_s_words():
     problem = {"type": "about:blank", "detail": "there is no job"}
     with answering(http(problem, "404 Not Found")) as queue, pytest.raises(UnknownJob) as caught:
         queue.get(ID)
@@ -109,17 +105,17 @@ def test_refusals_are_in_the_server_s_words() -> None:
         "http://host\nX: 1",
     ],
 )
-def test_what_is_no_server_is_refused(url: str) -> None:
+def test_what_is_no_server_is_refused(url):
     with pytest.raises(BadInput, match="a server is like"):
         RemoteQueue(url, None)
 
 
 @pytest.mark.parametrize("key", ["a b", "a\nb", "kéy", "\n"])
-def test_what_is_no_key_is_refused_and_not_shown(key: str) -> None:
+def test_what_is_no_key_is_refused_and_not_shown(key):
     with pytest.raises(BadInput, match="TUNER_API_KEY holds no key") as caught:
         api_key({"TUNER_API_KEY": key})
     assert key.strip() == "" or key not in str(caught.value)
 
 
-def test_a_key_s_line_end_is_none_of_it() -> None:
+def test_a_key_s_line_end_is_none_of_it():
     assert api_key({"TUNER_API_KEY": "tuner_abc\r\n"}) == "tuner_abc"

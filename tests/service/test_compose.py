@@ -1,7 +1,5 @@
 """docker-compose.yml without Docker: its schema, its promises, and its commands as processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -37,19 +35,19 @@ OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 
 @pytest.fixture
-def secrets(tmp_path: Path) -> Path:
+def secrets(tmp_path):
     folder = tmp_path / "secrets"
     subprocess.run(["sh", ROOT / "docker" / "make_secrets.sh", folder], check=True)
     return folder
 
 
-def test_it_is_a_compose_file() -> None:
+def test_it_is_a_compose_file():
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
     subprocess.run([*command, ROOT / "docker-compose.yml"], check=True)
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_each_service_is_healthy_or_done_and_nobody_is_root(name: str) -> None:
+def test_each_service_is_healthy_or_done_and_nobody_is_root(name):
     service = SERVICES[name]
     assert service["user"] in ("10001", "postgres", "redis", "65534", "472", "99")
     once = service["restart"] == "no"
@@ -60,7 +58,7 @@ def test_each_service_is_healthy_or_done_and_nobody_is_root(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_no_secret_is_a_value(name: str, secrets: Path) -> None:
+def test_no_secret_is_a_value(name, secrets):
     service = SERVICES[name]
     text = yaml.safe_dump(service)
     mounted = set(re.findall(r"/run/secrets/(\w+)", text))
@@ -71,7 +69,7 @@ def test_no_secret_is_a_value(name: str, secrets: Path) -> None:
         assert not secret or (variable.endswith("_FILE") and value.startswith("/run/secrets/"))
 
 
-def test_every_variable_is_one_that_is_read() -> None:
+def test_every_variable_is_one_that_is_read():
     class Asked(dict[str, str]):
         def get(self, name: str, default: Any = None) -> Any:
             self[name] = ""
@@ -85,7 +83,7 @@ def test_every_variable_is_one_that_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_each_container_is_hardened_whoever_made_its_image(name: str) -> None:
+def test_each_container_is_hardened_whoever_made_its_image(name):
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -95,7 +93,7 @@ def test_each_container_is_hardened_whoever_made_its_image(name: str) -> None:
     assert ("build" in service) or re.fullmatch(r"[\w./-]+:v?[\w.-]+@sha256:[0-9a-f]{64}", image)
 
 
-def test_each_network_has_who_needs_it_and_the_store_s_lets_nothing_out() -> None:
+def test_each_network_has_who_needs_it_and_the_store_s_lets_nothing_out():
     members: dict[str, set[str]] = {}
     for name, service in SERVICES.items():
         for network in service["networks"]:
@@ -107,7 +105,7 @@ def test_each_network_has_who_needs_it_and_the_store_s_lets_nothing_out() -> Non
     assert members["dashboard"] == {"prometheus", "grafana"}
 
 
-def test_redis_gets_its_password_by_no_argument(secrets: Path) -> None:
+def test_redis_gets_its_password_by_no_argument(secrets):
     """The service's own command starts a Redis, which the arguments of no process give away."""
     password = (secrets / "redis_password").read_text()
     port = free_ports(1)
@@ -128,7 +126,7 @@ def test_redis_gets_its_password_by_no_argument(secrets: Path) -> None:
             process.terminate()
 
 
-def test_the_locks_hold_what_the_images_install() -> None:
+def test_the_locks_hold_what_the_images_install():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     images = {
         "api": ("api", "postgres", "service"),
@@ -144,7 +142,7 @@ def test_the_locks_hold_what_the_images_install() -> None:
                 assert one.specifier.contains(pinned[canonicalize_name(one.name)]), (lock, one)
 
 
-def test_only_the_worker_reserves_gpus() -> None:
+def test_only_the_worker_reserves_gpus():
     reserving = [name for name, service in SERVICES.items() if "deploy" in service]
     assert reserving == ["worker"]
     (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
@@ -152,7 +150,7 @@ def test_only_the_worker_reserves_gpus() -> None:
 
 
 @pytest.mark.parametrize("name", ["api", "worker"])
-def test_the_dockerfiles_copy_what_is_there(name: str) -> None:
+def test_the_dockerfiles_copy_what_is_there(name):
     text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
     copied = {
         source
@@ -165,7 +163,7 @@ def test_the_dockerfiles_copy_what_is_there(name: str) -> None:
     assert re.findall(r"^USER (\w+)$", text, re.MULTILINE)[-1] == "10001"
 
 
-def test_secrets_are_made_once_and_are_the_owners(secrets: Path) -> None:
+def test_secrets_are_made_once_and_are_the_owners(secrets):
     before = {path: path.read_text() for path in secrets.iterdir()}
     subprocess.run(["sh", ROOT / "docker" / "make_secrets.sh", secrets], check=True)
     assert before == {path: path.read_text() for path in secrets.iterdir()}
@@ -244,9 +242,7 @@ class Processes:
 
 
 @pytest.fixture
-def processes(
-    secrets: Path, tmp_path: Path, empty_postgres_url: str, run_folder: Path
-) -> Iterator[Processes]:
+def processes(secrets, tmp_path, empty_postgres_url, run_folder):
     password = (secrets / "redis_password").read_text()
     with started_redis(password) as redis, ExitStack() as stack:
         for name, url in (("database_url", empty_postgres_url), ("broker_url", redis.url)):
@@ -255,7 +251,7 @@ def processes(
         yield Processes(secrets, tmp_path, stack, run_folder / "compile-cache")
 
 
-def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> None:
+def test_its_commands_make_a_service(processes, secrets):
     assert "the key of admin is stored\n" in processes.run("migrate")
     assert "the key of admin is stored already\n" in processes.run("migrate")  # at the next `up`
     api = processes.start("api")

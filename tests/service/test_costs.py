@@ -1,7 +1,5 @@
 """What jobs cost, and what they will probably cost."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
 from tuner.problems.points import Point, Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import Environment, MeasureKind, Totals
-from tuner.store import JobStore, Leases, Store
+from tuner.store import Store
 from tuner.store.estimates import Estimates
 from tuner.store.figures import Figures
 from tuner.tuning.costs import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
@@ -39,7 +37,7 @@ def estimate(store: Store, points: int = 4, effort: Effort = Effort.STANDARD) ->
 
 
 @both_databases
-def test_an_estimate_follows_the_runs_of_the_same_kind(store: Store) -> None:
+def test_an_estimate_follows_the_runs_of_the_same_kind(store):
     for seed, gpu_s in enumerate((8.0, 12.0, 40.0)):
         finish(store, gpu_s, seed=seed, problem=INT8)
     assert estimate(store) == pytest.approx(12.0)
@@ -50,7 +48,7 @@ def test_an_estimate_follows_the_runs_of_the_same_kind(store: Store) -> None:
     assert estimate(store) == pytest.approx(12.0)
 
 
-def test_without_a_run_the_number_of_tries_says_it(store: Store) -> None:
+def test_without_a_run_the_number_of_tries_says_it(store):
     # The R1 job, 36 points with 40 tries each, took 27.4 s.
     assert estimate(store, points=36) == pytest.approx(27.4, abs=0.1)
     assert estimate(store, 36, Effort.QUICK) == pytest.approx(16.4, abs=0.1)
@@ -59,12 +57,11 @@ def test_without_a_run_the_number_of_tries_says_it(store: Store) -> None:
     assert estimate(store, 36, Effort.EXHAUSTIVE) is None
 
 
-def test_a_done_job_says_what_it_cost(store: Store, jobs: JobStore, leases: Leases) -> None:
+def test_a_done_job_says_what_it_cost(store, jobs, leases):
     posted = jobs.submit(JobRequest(FP8, "H200", "sglang==0.5.16")).job
     assert posted.cost is None
     assert Estimates.sharing(store).of(posted) is not None
     lease = leases.claim([JobFilter(needs_gpu=True)], "worker")
-    assert lease is not None
     own = leases.store(lease)
     extra = {"gpu_s": 41.34, "gpu_idle_s": 16.0, "cpu_s": 150.0}
     own.finish_run(own.begin_run(key()), [], Totals(compile_s=140.0, extra=extra))
@@ -72,16 +69,15 @@ def test_a_done_job_says_what_it_cost(store: Store, jobs: JobStore, leases: Leas
     assert done.cost == Cost(41.34, 16.0, 150.0)
     assert done.as_json()["cost"] == {"gpu_s": 41.3, "gpu_idle_s": 16.0, "cpu_s": 150.0}
     times = Figures.sharing(store).job_times(posted.id, lease.fence)
-    assert times is not None
     assert times.cost == done.cost
     assert Estimates.sharing(store).of(done) is None
 
 
-def test_a_prediction_costs_no_gpu() -> None:
+def test_a_prediction_costs_no_gpu():
     assert Cost.of(Totals(compile_s=5.0, measure_s=2.0)) == Cost(0.0, 0.0, 7.0)
 
 
-def test_idle_is_what_a_run_did_not_use_of_its_gpu() -> None:
+def test_idle_is_what_a_run_did_not_use_of_its_gpu():
     totals = Totals(compile_s=100.0)
     meter = Meter()
     meter.count(totals, opened_at=0.0)
@@ -92,7 +88,7 @@ def test_idle_is_what_a_run_did_not_use_of_its_gpu() -> None:
     assert totals.extra["gpu_idle_s"] == 0.0
 
 
-def test_a_gpu_costs_nothing_before_it_is_opened() -> None:
+def test_a_gpu_costs_nothing_before_it_is_opened():
     totals = Totals()
     meter = Meter()
     opened_at = time.perf_counter()
@@ -104,7 +100,7 @@ def test_a_gpu_costs_nothing_before_it_is_opened() -> None:
     assert 0 < totals.extra["gpu_s"] < 1e6
 
 
-def test_costs_and_estimates_in_words() -> None:
+def test_costs_and_estimates_in_words():
     assert cost_line(Totals()) == ""
     extra = {"gpu_s": 22.14, "gpu_idle_s": 3.0, "cpu_s": 158.24}
     assert cost_line(Totals(extra=extra)) == ("22.1 s of GPUs, 3.0 s of them idle; 158.2 s of CPUs")
@@ -114,7 +110,7 @@ def test_costs_and_estimates_in_words() -> None:
     assert estimate_line(5400.0, "NVIDIA_H200") == "about 90 minutes of one NVIDIA_H200"
 
 
-def test_several_runs_together_say_what_came_from_the_cache() -> None:
+def test_several_runs_together_say_what_came_from_the_cache():
     one = Totals(
         configs_compiled=5, measurements=30, wall_s=1.5, extra={"kernels_cached": 7, "cpu_s": 3.0}
     )

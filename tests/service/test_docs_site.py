@@ -1,7 +1,5 @@
 """The documentation's site builds, a broken link stops that, and pages load no other host."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -27,7 +25,7 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     return tmp_path
@@ -49,7 +47,7 @@ class Loads(HTMLParser):
             self.found.append(value)
 
 
-def test_the_site_builds_and_loads_no_other_host(sources: Path) -> None:
+def test_the_site_builds_and_loads_no_other_host(sources):
     done = build(sources)
     assert done.returncode == 0, done.stdout + done.stderr
     site = sources / "build" / "site"
@@ -65,7 +63,7 @@ def test_the_site_builds_and_loads_no_other_host(sources: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["nothing.md", "amd.md#nowhere"])
-def test_a_broken_link_fails_the_build(sources: Path, link: str) -> None:
+def test_a_broken_link_fails_the_build(sources, link):
     with (sources / "docs" / "index.md").open("a") as page:
         page.write(f"\n[broken]({link})\n")
     assert build(sources).returncode != 0

@@ -1,7 +1,5 @@
 """The proxy that lets other machines in: its file beside the API's own bounds, and as a process."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import re
@@ -9,7 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +32,7 @@ def number(pattern: str) -> int:
     return int(found)
 
 
-def test_its_bounds_fit_those_of_the_api() -> None:
+def test_its_bounds_fit_those_of_the_api():
     api = ApiSettings(Settings("sqlite://"))
     assert number(r"req\.body_size gt (\d+)") == api.max_body_bytes
     assert number(r"tune\.bufsize (\d+)") > HEAD_BYTES
@@ -74,7 +72,7 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def door(tmp_path_factory):
     program = shutil.which("haproxy")
     if program is None:
         pytest.skip("haproxy is not installed: apt-get install haproxy")
@@ -99,7 +97,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 
 @pytest.fixture
-def bearer(door: Door) -> Iterator[dict[str, str]]:
+def bearer(door):
     keys: KeyStore = door.api.app.state.api.keys
     yield {"Authorization": f"Bearer {keys.add('me', Scope.ADMIN)}"}
     keys.revoke("me", last_too=True)
@@ -107,12 +105,12 @@ def bearer(door: Door) -> Iterator[dict[str, str]]:
 
 @pytest.mark.slow
 class TestAsAProcess:
-    def test_a_browser_is_told_that_it_asks_by_tls(self, door: Door) -> None:
+    def test_a_browser_is_told_that_it_asks_by_tls(self, door):
         answer = door.ask("/jobs", {"Accept": HTML, "X-Forwarded-Proto": "http"})
         assert (answer.status, answer.getheader("location")) == (303, "./login?next=jobs")
         assert answer.getheader("strict-transport-security") == "max-age=31536000"
 
-    def test_an_event_stream_comes_as_it_happens(self, door: Door, bearer: dict[str, str]) -> None:
+    def test_an_event_stream_comes_as_it_happens(self, door, bearer):
         door.api.key = bearer["Authorization"].partition(" ")[2]
         job_id = door.api.submit()["id"]
         stream = door.ask(f"/v1/jobs/{job_id}/events", bearer)
@@ -121,7 +119,7 @@ class TestAsAProcess:
         door.api.call("POST", f"/v1/jobs/{job_id}/cancel")
         assert b"event: cancelled" in stream.read()
 
-    def test_an_address_has_so_many_connections_and_others_are_answered(self, door: Door) -> None:
+    def test_an_address_has_so_many_connections_and_others_are_answered(self, door):
         with contextlib.ExitStack() as clients:
             for _ in range(OF_ONE - 1):
                 clients.enter_context(door.connect("127.0.0.2"))
@@ -136,14 +134,14 @@ class TestAsAProcess:
             assert door.ask("/healthz", {}).status == 200
         eventually(lambda: self.is_let_in(door))
 
-    def test_what_is_too_large_is_refused_before_the_api(self, door: Door) -> None:
+    def test_what_is_too_large_is_refused_before_the_api(self, door):
         assert door.ask("/healthz", {"X-Long": "a" * (HEAD_BYTES + 1000)}).status in (400, 431)
         with door.trusted.wrap_socket(door.connect(), server_hostname="127.0.0.1") as client:
             client.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\n")
             client.sendall(b"Content-Length: %d\r\n\r\n" % ((4 << 20) + 1) + b"a" * HEAD_BYTES)
             assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
 
-    def test_it_says_no_two_things_of_a_body_s_length(self, door: Door) -> None:
+    def test_it_says_no_two_things_of_a_body_s_length(self, door):
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         for lengths in (
             b"Content-Length: 2\r\nContent-Length: 3\r\n",

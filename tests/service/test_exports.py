@@ -1,7 +1,5 @@
 """Exports over HTTP: what is in them, when they are made, and what a client need not download."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -39,7 +37,7 @@ LIST = f"{FOLDER}/provenance/left_out,device_name=NVIDIA_H200.jsonl"
 
 
 @pytest.fixture(autouse=True)
-def no_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_rests(monkeypatch):
     """Tests do not wait."""
     monkeypatch.setattr(exports, "LOOK_REST", 0.0)
     monkeypatch.setattr(exports, "MAKE_REST", 0.0)
@@ -54,19 +52,19 @@ def serving_readers(url: str) -> Iterator[Server]:
 
 
 @pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
+def server(store_url):
     with serving_readers(store_url) as running:
         yield running
 
 
 @pytest.fixture
-def store(server: Server, store_url: str) -> Iterator[Store]:
+def store(server, store_url):
     with Store.open(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
-def one_server(sqlite_url: str) -> Iterator[Server]:
+def one_server(sqlite_url):
     """For what does not depend on the database."""
     with Store.open(sqlite_url) as opened:
         fill(opened, EXTEND)
@@ -94,7 +92,7 @@ class Making:
 
 
 @pytest.fixture
-def making(monkeypatch: pytest.MonkeyPatch) -> Making:
+def making(monkeypatch):
     return Making(monkeypatch)
 
 
@@ -105,7 +103,7 @@ def files_of(answer: Answer) -> dict[str, bytes]:
 
 
 class TestPredicted:
-    def test_a_prediction_stops_nobody(self, server: Server, store: Store) -> None:
+    def test_a_prediction_stops_nobody(self, server, store):
         fill(store, DECODE)
         before = server.call("GET", PATH)
         assert before.headers["x-tuner-left-out"] == "0"
@@ -129,9 +127,7 @@ class TestPredicted:
         assert any(f"{FOLDER}/attention" in name and "/extend_" in name for name in names)
         assert LIST not in names
 
-    def test_where_nothing_else_was_asked_for_it_is_refused(
-        self, server: Server, store: Store
-    ) -> None:
+    def test_where_nothing_else_was_asked_for_it_is_refused(self, server, store):
         fill(store, EXTEND, status=Status.PREDICTED)
         says = f"4 of the 4 winners for {EXTEND.spec()} were predicted, not measured: measure them"
         said = server.call("GET", PATH).problem(409)
@@ -144,7 +140,7 @@ class TestPredicted:
 
 
 class TestAdvised:
-    def test_what_servers_run_anyway_is_left_alone(self, server: Server, store: Store) -> None:
+    def test_what_servers_run_anyway_is_left_alone(self, server, store):
         fill(store, EXTEND)
         why = "FlashAttention 3, which runs without us, was not measured beside Triton"
         said = server.call("GET", PLAIN).problem(409)
@@ -166,9 +162,7 @@ class TestAdvised:
 
 
 class TestMadeOnce:
-    def test_six_clients_get_one_archive_that_was_made_once(
-        self, server: Server, store: Store, making: Making
-    ) -> None:
+    def test_six_clients_get_one_archive_that_was_made_once(self, server, store, making):
         fill(store, EXTEND)
         with ThreadPoolExecutor(6) as clients:
             answers = list(clients.map(lambda _: server.call("GET", PATH), range(6)))
@@ -179,9 +173,7 @@ class TestMadeOnce:
         assert server.call("GET", PATH, headers=tag).status == 304
         assert making.times == 1
 
-    def test_it_is_made_again_when_what_is_stored_changes(
-        self, server: Server, store: Store, making: Making
-    ) -> None:
+    def test_it_is_made_again_when_what_is_stored_changes(self, server, store, making):
         fill(store, EXTEND)
         first = server.call("GET", PATH)
         fill(store, EXTEND, device="NVIDIA_L40S")  # which has its own
@@ -195,9 +187,7 @@ class TestMadeOnce:
         named = server.call("GET", f"{PATH}&problem={EXTEND.spec()}")
         assert (named.body, making.times) == (second.body, 3)
 
-    def test_different_archives_are_made_one_after_the_other(
-        self, server: Server, store: Store, making: Making
-    ) -> None:
+    def test_different_archives_are_made_one_after_the_other(self, server, store, making):
         for device in ("NVIDIA_H200", "NVIDIA_L40S", "NVIDIA_H20"):
             fill(store, EXTEND, device=device)
         with ThreadPoolExecutor(6) as clients:
@@ -211,18 +201,14 @@ class TestMadeOnce:
         assert [answer.status for answer in answers] == [200] * 6
         assert (making.times, making.most_at_once) == (6, 1)
 
-    def test_a_refusal_is_found_out_once_and_ends_with_its_reason(
-        self, server: Server, store: Store, making: Making
-    ) -> None:
+    def test_a_refusal_is_found_out_once_and_ends_with_its_reason(self, server, store, making):
         says = [server.call("GET", PATH).problem(409) for _ in range(2)]
         assert says[0] == says[1]
         assert making.times == 1
         fill(store, EXTEND)
         assert server.call("GET", PATH).status == 200
 
-    def test_who_waited_gets_what_was_made_meanwhile(
-        self, server: Server, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_who_waited_gets_what_was_made_meanwhile(self, server, store, monkeypatch):
         """Even where winners are published faster than archives can be made."""
         fill(store, EXTEND)
         begun, looked, go_on = threading.Event(), threading.Event(), threading.Event()
@@ -257,8 +243,8 @@ class TestMadeOnce:
         assert len(made) == 2
 
     def test_it_is_made_again_when_the_engine_s_own_files_change(
-        self, one_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, making: Making
-    ) -> None:
+        self, one_server, tmp_path, monkeypatch, making
+    ):
         package = find_engine("sglang==0.5.16").root
         copy = tmp_path / "engines" / package.parent.name
         shutil.copytree(package.parent, copy)
@@ -275,9 +261,7 @@ class TestMadeOnce:
         assert second == {**first, name: b"{}"}
         assert making.times == 2
 
-    def test_what_takes_too_much_memory_is_not_kept(
-        self, one_server: Server, monkeypatch: pytest.MonkeyPatch, making: Making
-    ) -> None:
+    def test_what_takes_too_much_memory_is_not_kept(self, one_server, monkeypatch, making):
         size = len(one_server.call("GET", PATH).body)
         monkeypatch.setattr(exports, "KEPT_BYTES", size + 1)
         predicted = f"{PATH}&allow_predicted=true"
@@ -287,7 +271,7 @@ class TestMadeOnce:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+def kept(tmp_path_factory):
     """A server, and the tag of its export."""
     url = f"sqlite:///{tmp_path_factory.mktemp('exports') / 'tuner.db'}"
     with Store.open(url) as opened:
@@ -303,9 +287,7 @@ class TestConditional:
     @pytest.mark.parametrize(
         "named", ["TAG", "W/TAG", '"x", TAG', 'W/"x",W/TAG , "y"', "*", ' "a,b", TAG ']
     )
-    def test_what_a_client_has_is_not_sent_again(
-        self, kept: tuple[Server, str], named: str
-    ) -> None:
+    def test_what_a_client_has_is_not_sent_again(self, kept, named):
         server, tag = kept
         headers = {"If-None-Match": named.replace("TAG", tag)}
         answer = server.call("GET", PATH, headers=headers)
@@ -317,15 +299,13 @@ class TestConditional:
         assert "content-length" not in answer.headers
 
     @pytest.mark.parametrize("named", ['"x"', "", "TAG", '"x, *"', "W/", "abc", '"x', "é"])
-    def test_what_it_has_not_is_sent(self, kept: tuple[Server, str], named: str) -> None:
+    def test_what_it_has_not_is_sent(self, kept, named):
         server, tag = kept
         value = named.replace("TAG", tag.strip('"')).encode()
         assert server.call("GET", PATH, headers={"If-None-Match": value}).status == 200
 
 
-def test_a_server_without_room_says_so_and_not_where(
-    one_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_room_says_so_and_not_where(one_server, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     said = one_server.call("GET", PATH).problem(507)
     assert said.startswith("the server cannot write its temporary files")
@@ -334,7 +314,7 @@ def test_a_server_without_room_says_so_and_not_where(
     assert one_server.call("GET", PATH).status == 200
 
 
-def test_the_schema_names_the_headers(one_server: Server) -> None:
+def test_the_schema_names_the_headers(one_server):
     paths = one_server.call("GET", "/openapi.json").json["paths"]
     answers = paths["/v1/exports/{device}.tar"]["get"]["responses"]
     assert {"ETag", "X-Tuner-Left-Out"} <= answers["200"]["headers"].keys()
@@ -346,7 +326,7 @@ def state(store: Store, device: str = "NVIDIA_H200") -> str:
 
 
 @both_databases
-def test_the_store_s_state_changes_with_every_winner(store_url: str) -> None:
+def test_the_store_s_state_changes_with_every_winner(store_url):
     with Store.open(store_url) as store:
         seen, elsewhere = [state(store)], state(store, "NVIDIA_L40S")
 
@@ -386,9 +366,7 @@ class Clock:
         return seconds
 
 
-def test_work_is_followed_by_a_rest_that_what_is_done_already_does_not_need(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_work_is_followed_by_a_rest_that_what_is_done_already_does_not_need(monkeypatch):
     clock = Clock(monkeypatch)
 
     def failing() -> float:

@@ -1,8 +1,5 @@
 """What monitoring reads of the store, on each database."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, timedelta
 from typing import Any
@@ -27,18 +24,18 @@ ALL = [JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)]
 
 
 @pytest.fixture
-def leases(store_url: str) -> Iterator[Leases]:
+def leases(store_url):
     with Leases.open(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
-def figures(leases: Leases) -> Figures:
+def figures(leases):
     return Figures.sharing(leases)
 
 
 @both_databases
-def test_an_empty_store(figures: Figures) -> None:
+def test_an_empty_store(figures):
     found = figures.read()
     assert (found.devices, found.queues, found.held, found.overdue) == (frozenset(), [], {}, 0)
     assert (found.workers, found.nights) == ([], Nights(None, None, {}))
@@ -51,9 +48,7 @@ def test_an_empty_store(figures: Figures) -> None:
 
 
 @both_databases
-def test_queues_have_their_length_and_the_age_of_their_oldest_job(
-    leases: Leases, figures: Figures
-) -> None:
+def test_queues_have_their_length_and_the_age_of_their_oldest_job(leases, figures):
     def post(seconds_ago: int, **changes: Any) -> None:
         at = utc_now() - timedelta(seconds=seconds_ago)
         JobStore(leases._engine, lambda: at).submit(replace(ON_GPU, **changes))
@@ -76,7 +71,7 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(
 
 
 @both_databases
-def test_a_device_stays_when_all_its_jobs_are_done(leases: Leases, figures: Figures) -> None:
+def test_a_device_stays_when_all_its_jobs_are_done(leases, figures):
     jobs = JobStore.sharing(leases)
     jobs.submit(ON_GPU)
     lease = leases.claim(ALL, "me")
@@ -93,7 +88,7 @@ def test_a_device_stays_when_all_its_jobs_are_done(leases: Leases, figures: Figu
 
 
 @both_databases
-def test_leases_that_nobody_takes_back_are_overdue(leases: Leases, figures: Figures) -> None:
+def test_leases_that_nobody_takes_back_are_overdue(leases, figures):
     JobStore.sharing(leases).submit(ON_GPU)
     lease = leases.claim(ALL, "stopped")
     assert lease is not None
@@ -106,7 +101,7 @@ def test_leases_that_nobody_takes_back_are_overdue(leases: Leases, figures: Figu
 
 
 @both_databases
-def test_workers_count_while_they_are_seen(leases: Leases, figures: Figures) -> None:
+def test_workers_count_while_they_are_seen(leases, figures):
     now = utc_now()
     add_worker(leases, 1)
     add_worker(leases, 2, device="", devices=["NVIDIA_H200"], state="set_aside")
@@ -131,7 +126,7 @@ def test_workers_count_while_they_are_seen(leases: Leases, figures: Figures) -> 
 
 
 @both_databases
-def test_the_last_nights(leases: Leases, figures: Figures) -> None:
+def test_the_last_nights(leases, figures):
     nights = NightStore.sharing(leases)
     assert nights.begin("nightly", date(2026, 11, 20))
     nights.finish("nightly", date(2026, 11, 20), {"submitted": ["a"], "errors": []})
@@ -146,18 +141,14 @@ def test_the_last_nights(leases: Leases, figures: Figures) -> None:
 
 
 @both_databases
-def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
-    leases: Leases, figures: Figures
-) -> None:
+def test_the_times_of_a_job_are_for_the_holder_of_its_lease(leases, figures):
     job = JobStore.sharing(leases).submit(ON_GPU).job
     first = leases.claim(ALL, "first")
-    assert first is not None
     times = figures.job_times(job.id, first.fence)
     assert times is not None and times.started_at is not None
     assert times == JobTimes(JobState.LEASED, job.created_at, times.started_at, None)
     leases.release(first)
     second = leases.claim(ALL, "second")
-    assert second is not None
     leases.fail(second, "no")
     assert figures.job_times(job.id, first.fence) is None  # it is not its to count
     ended = figures.job_times(job.id, second.fence)
@@ -166,7 +157,7 @@ def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
 
 
 @both_databases
-def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) -> None:
+def test_a_newer_schema_is_no_store_to_read(leases, figures):
     with leases._write() as connection:
         connection.execute(update(_VERSION).values(version_num="9999"))
     with pytest.raises(UnusableStore, match="9999"):
@@ -174,10 +165,9 @@ def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) ->
 
 
 @both_databases
-def test_the_pool(figures: Figures) -> None:
+def test_the_pool(figures):
     pool = figures.pool()
     assert pool is not None
     with figures._read():
         use = figures.pool()
-        assert use is not None
         assert (use.size, use.used) == (pool.size, 1)

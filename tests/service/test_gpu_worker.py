@@ -1,7 +1,7 @@
 """The lane and the GPU bench, with a child program that fails as it is told to."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import fake_gpu_child as fake
@@ -42,7 +42,7 @@ def children() -> set[int]:
 
 
 @pytest.fixture
-def lane() -> Iterator[GpuWorker]:
+def lane():
     lane = open_lane()
     yield lane
     lane.close()
@@ -184,7 +184,7 @@ def trials_of(bench: GpuBench, candidates: Sequence[Candidate]):
 
 
 @pytest.fixture
-def bench(lane) -> GpuBench:
+def bench(lane):
     return GpuBench(Compiling(), lane)
 
 

@@ -1,30 +1,25 @@
 """Lists of jobs: filters, orders and pages, in the store on each database and over HTTP."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from api_server import Server, serving, work
+from api_server import Server, work
 from databases import both_databases
 from sqlalchemy import text, update
 from store_writer import PROBLEM
 
-from api.settings import ApiSettings
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobRequest, JobState
 from tuner.jobs.listing import ALL_JOBS, JobOrder, JobQuery
 from tuner.store import JobStore, Leases, Store
 from tuner.store.job_pages import select_page
 from tuner.store.job_tables import jobs as table
-from workers.settings import Settings
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
 NOON = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 DEAD, FAILED, QUEUED = JobState.DEAD, JobState.FAILED, JobState.QUEUED
@@ -41,7 +36,7 @@ class Hourly:
 
 
 @pytest.fixture
-def jobs(store_url: str) -> Iterator[JobStore]:
+def jobs(store_url):
     """Twelve jobs, two each hour, in turns of three states and two clients."""
     clock = Hourly()
     with Store.open(store_url) as store:
@@ -68,7 +63,7 @@ def in_pages(jobs: JobStore, query: JobQuery, limit: int) -> list[int]:
 
 
 @both_databases
-def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> None:
+def test_pages_of_several_states_are_complete_in_both_orders(jobs):
     every = jobs.list(limit=50)
     assert every == sorted(every, key=lambda job: (job.created_at, job.id), reverse=True)
     for states in ({DEAD}, {DEAD, FAILED}, {DEAD, FAILED, QUEUED}, set(JobState)):
@@ -80,7 +75,7 @@ def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> 
 
 
 @both_databases
-def test_times_and_clients_filter(jobs: JobStore) -> None:
+def test_times_and_clients_filter(jobs):
     def found(**fields: Any) -> set[int]:
         return set(seeds(jobs.list(JobQuery(**fields))))
 
@@ -89,7 +84,8 @@ def test_times_and_clients_filter(jobs: JobStore) -> None:
     assert found(created_after=NOON, created_before=NOON + 2 * HOUR) == {2, 3}
     assert found(created_after=NOON, created_before=NOON) == set()
     assert found(client="a", states=frozenset({DEAD, FAILED})) == {2, 4, 8, 10}
-    assert found(client="c") == set()
+    assert found(client="c") == found(device="NVIDIA_H200") == found(model="qwen3") == set()
+    assert found(device="NVIDIA_L40S", model="deepseek-r1") == set(range(12))
 
 
 WALKS = (
@@ -102,7 +98,7 @@ WALKS = (
 
 
 @both_databases
-def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
+def test_a_page_is_a_walk_along_an_index(jobs):
     on_postgres = jobs._engine.dialect.name == "postgresql"
     word = "EXPLAIN" if on_postgres else "EXPLAIN QUERY PLAN"
     with jobs._write() as connection:  # a transaction, for which the settings hold
@@ -122,13 +118,7 @@ def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
 
 
 @pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
-        yield running
-
-
-@pytest.fixture
-def leases(server: Server, store_url: str) -> Iterator[Leases]:
+def leases(server, store_url):
     with Leases.open(store_url) as opened:
         yield opened
 
@@ -145,7 +135,7 @@ def pages(server: Server, path: str, name: str) -> list[list[dict[str, Any]]]:
 
 
 class TestOverHttp:
-    def test_filters_and_order(self, server: Server, leases: Leases) -> None:
+    def test_filters_and_order(self, server, leases):
         made = [server.submit(seed=seed) for seed in range(4)]
         done = work(leases)
         server.call("POST", f"/v1/jobs/{made[3]['id']}/cancel")
@@ -164,7 +154,7 @@ class TestOverHttp:
         elsewhere = quote("9999-12-31T23:59:59-14:00")  # as UTC, it has no year of four digits
         assert found(f"created_after={elsewhere}") == []
 
-    def test_a_cursor_belongs_to_its_list(self, server: Server) -> None:
+    def test_a_cursor_belongs_to_its_list(self, server):
         for seed in range(3):
             server.submit(seed=seed)
         first = server.call("GET", "/v1/jobs?limit=1&device=l40s").json
@@ -176,9 +166,7 @@ class TestOverHttp:
             assert "with other filters or another order" in said
             assert "leave `after` out" in said
 
-    def test_the_command_line_s_client_asks_for_the_same(
-        self, server: Server, leases: Leases
-    ) -> None:
+    def test_the_command_line_s_client_asks_for_the_same(self, server, leases):
         for seed in range(3):
             server.submit(seed=seed)
         work(leases)
@@ -200,7 +188,7 @@ class TestOverHttp:
 class TestTheLastPage:
     """`next` is null exactly where no page follows, also behind a full one."""
 
-    def test_of_jobs(self, server: Server) -> None:
+    def test_of_jobs(self, server):
         for seed in range(4):
             server.submit(seed=seed)
         for order in ("newest", "oldest"):
@@ -208,37 +196,35 @@ class TestTheLastPage:
             assert [len(page) for page in found] == [2, 2]
         assert [len(page) for page in pages(server, "/v1/jobs?limit=3", "jobs")] == [3, 1]
 
-    def test_of_trials(self, server: Server, leases: Leases) -> None:
+    def test_of_trials(self, server, leases):
         job_id = server.submit()["id"]
         work(leases)
         found = pages(server, f"/v1/jobs/{job_id}/trials?limit=50", "trials")
         assert [len(page) for page in found] == [50, 50]
         assert len({json.dumps(one["config"]) for page in found for one in page}) == 100
 
-    def test_of_what_is_stored(self, server: Server, leases: Leases) -> None:
+    def test_of_what_is_stored(self, server, leases):
         server.submit()
         work(leases)
         assert [len(page) for page in pages(server, "/v1/coverage?limit=1", "stored")] == [1]
 
-    def test_of_what_is_watched(self, server: Server) -> None:
+    def test_of_what_is_watched(self, server):
         watch = {"models": ["deepseek-r1"], "devices": ["L40S", "H200"], "tp": [8, 16]}
         server.call("POST", "/v1/watches", {**watch, "dtypes": ["int8_w8a8"]})
         found = pages(server, "/v1/coverage/watched?limit=2", "watched")
         assert [len(page) for page in found] == [2, 2]
 
 
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """For requests that must not get as far as the store."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('api') / 'tuner.db'}"
-    with serving(ApiSettings(Settings(url), no_auth=True)) as running:
-        yield running
-
-
 @pytest.mark.parametrize(
     ("query", "pointer", "said"),
     [
         ("order=newst", "order", "did you mean 'newest'?"),
+        ("device=L41S", "", "did you mean 'L40S'?"),
+        ("stat=done", "stat", "unknown field; did you mean 'state'?"),
+        ("after=AAAA", "", "take `next` of the page before"),
+        ("after=WyIyMDI2IiwgIngiXQ", "", "take `next` of the page before"),
+        ("limit=0", "limit", "limit: "),
+        ("model=%00", "model", "model: "),
         ("state=done&state=runing", "state", "did you mean 'running'?"),
         ("created_after=yesterday", "created_after", "a time is like 2026-11-20T05:00:00Z"),
         ("created_after=1700000000", "created_after", "a time is like"),
@@ -247,7 +233,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("created_before=2026-02-30T05:00:00Z", "created_before", "day"),
     ],
 )
-def test_a_mistake_is_named(untouched: Server, query: str, pointer: str, said: str) -> None:
+def test_a_mistake_is_named(untouched, query, pointer, said):
     answer = untouched.call("GET", f"/v1/jobs?{query}")
     assert said in answer.problem(422)
-    assert [one["pointer"] for one in answer.json["errors"]] == [pointer]
+    assert [one["pointer"] for one in answer.json.get("errors", [])] == [pointer] * bool(pointer)

@@ -1,7 +1,5 @@
 """Jobs without progress are taken back, whatever a heartbeat or a clock says, on each database."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +20,7 @@ from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.records import Outlook
-from tuner.store import JobStore, Leases, Store
+from tuner.store import Leases
 from tuner.store.lease_rows import REFUSALS
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
@@ -34,7 +32,7 @@ LIMITS = AttemptLimits(start_s=100.0, first_trial_s=200.0, next_trial_s=300.0, a
 
 
 @pytest.fixture
-def lease(jobs: JobStore, leases: Leases) -> Lease:
+def lease(jobs, leases):
     jobs.submit(REQUEST)
     found = leases.claim(ANY, "worker")
     assert found is not None
@@ -73,8 +71,8 @@ def renew(leases: Leases, lease: Lease, clock: Clock, watcher: Watcher, seconds:
 
 
 def test_a_worker_that_renews_its_lease_and_never_begins_is_set_aside(
-    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock, store: Store
-) -> None:
+    jobs, leases, lease, clock, store
+):
     workers = WorkerStore(store._engine, clock)
     workers.beat(WorkerInfo("worker", "w@here", "here", "", "", None, (), {}))
     watcher = Watcher(leases, LIMITS)
@@ -89,9 +87,7 @@ def test_a_worker_that_renews_its_lease_and_never_begins_is_set_aside(
 
 
 @pytest.mark.parametrize("with_trials", [False, True])
-def test_a_child_that_hangs_loses_its_job(
-    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock, with_trials: bool
-) -> None:
+def test_a_child_that_hangs_loses_its_job(jobs, leases, lease, clock, with_trials):
     watcher = Watcher(leases, LIMITS)
     leased = leases.store(lease)
     run = leased.begin_run(KEY)
@@ -107,9 +103,7 @@ def test_a_child_that_hangs_loses_its_job(
 
 
 @both_databases
-def test_each_trial_is_progress_until_the_attempt_takes_too_long(
-    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock
-) -> None:
+def test_each_trial_is_progress_until_the_attempt_takes_too_long(jobs, leases, lease, clock):
     watcher = Watcher(leases, LIMITS)
     leased = leases.store(lease)
     run = leased.begin_run(KEY)
@@ -122,9 +116,7 @@ def test_each_trial_is_progress_until_the_attempt_takes_too_long(
 
 
 @pytest.mark.parametrize("jump", [timedelta(hours=1), -timedelta(hours=1), timedelta(minutes=5)])
-def test_no_clock_takes_a_living_worker_s_job(
-    leases: Leases, lease: Lease, clock: Clock, jump: timedelta
-) -> None:
+def test_no_clock_takes_a_living_worker_s_job(leases, lease, clock, jump):
     watcher = Watcher(leases)
     watcher.watch(10)
     clock.advance(jump)
@@ -133,9 +125,7 @@ def test_no_clock_takes_a_living_worker_s_job(
 
 
 @pytest.mark.parametrize("jump", [timedelta(hours=1), -timedelta(hours=1)])
-def test_no_clock_keeps_a_dead_worker_s_job(
-    leases: Leases, lease: Lease, clock: Clock, jump: timedelta
-) -> None:
+def test_no_clock_keeps_a_dead_worker_s_job(leases, lease, clock, jump):
     watcher = Watcher(leases)
     clock.advance(jump)
     assert len(watcher.watch(60)) == 1
@@ -143,16 +133,14 @@ def test_no_clock_keeps_a_dead_worker_s_job(
     assert again is not None
 
 
-def test_a_reconciler_that_slept_takes_nothing_when_it_wakes(leases: Leases, lease: Lease) -> None:
+def test_a_reconciler_that_slept_takes_nothing_when_it_wakes(leases, lease):
     watcher = Watcher(leases)
     watcher.watch(5)
     watcher.now += 3600
     assert watcher.watch(5) == []
 
 
-def test_a_full_disk_takes_no_living_worker_s_job(
-    leases: Leases, lease: Lease, clock: Clock
-) -> None:
+def test_a_full_disk_takes_no_living_worker_s_job(leases, lease, clock):
     watcher = Watcher(leases)
     with disk_full(leases._engine):
         for _ in range(12):  # a minute
@@ -168,9 +156,7 @@ def test_a_full_disk_takes_no_living_worker_s_job(
 
 
 @both_databases
-def test_a_job_that_changed_since_it_was_seen_is_left_alone(
-    jobs: JobStore, leases: Leases, lease: Lease
-) -> None:
+def test_a_job_that_changed_since_it_was_seen_is_left_alone(jobs, leases, lease):
     seen = leases.held()[lease.job_id]
     leases.store(lease).begin_run(KEY)
     from tuner.jobs.limits import Exceeded  # noqa: PLC0415
@@ -179,9 +165,7 @@ def test_a_job_that_changed_since_it_was_seen_is_left_alone(
     assert jobs.get(lease.job_id).state is JobState.RUNNING
 
 
-def test_a_job_that_no_worker_can_begin_is_dead_in_the_end(
-    jobs: JobStore, leases: Leases, clock: Clock
-) -> None:
+def test_a_job_that_no_worker_can_begin_is_dead_in_the_end(jobs, leases, clock):
     job_id = jobs.submit(REQUEST).job.id
     refused = 0
     while (found := leases.claim(ANY, f"worker {refused}")) is not None:
@@ -192,9 +176,7 @@ def test_a_job_that_no_worker_can_begin_is_dead_in_the_end(
     assert refused == REFUSALS + MAX_ATTEMPTS
 
 
-def test_events_say_what_a_run_expects_and_the_incumbents_times(
-    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock
-) -> None:
+def test_events_say_what_a_run_expects_and_the_incumbents_times(jobs, leases, lease, clock):
     leased = leases.store(lease)
     run = leased.begin_run(KEY)
     own = batch(0)[7]

@@ -1,7 +1,5 @@
 """What the queue does, on each database."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocks import Clock, Watcher, expire
+from clocks import Watcher, expire
 from databases import both_databases
 from job_submitter import BODY, go_on, submitter_request, submitting
 from sqlalchemy import select, text, update
@@ -21,7 +19,6 @@ from store_writer import KEY, PROBLEM, batch, trial
 from worker_processes import wait_for
 
 from tuner.errors import (
-    BadInput,
     IdempotencyConflict,
     IdempotencyKeyInUse,
     JobUnfinished,
@@ -35,16 +32,13 @@ from tuner.jobs.job import (
     FRESH,
     LEASE,
     MAX_ATTEMPTS,
-    Job,
     JobFilter,
     JobRequest,
     JobState,
     Lease,
     Priority,
     Submitted,
-    read_request,
 )
-from tuner.jobs.listing import JobQuery
 from tuner.problems.records import RunState
 from tuner.problems.results import Totals
 from tuner.store import JobStore, LeasedStore, Leases, Store
@@ -79,7 +73,7 @@ def kinds(jobs: JobStore, job_id: str) -> list[str]:
 
 class TestSubmitting:
     @both_databases
-    def test_a_job_is_queued_as_asked(self, jobs: JobStore, clock: Clock) -> None:
+    def test_a_job_is_queued_as_asked(self, jobs, clock):
         answer = jobs.submit(ON_GPU, client="team", priority=Priority.URGENT)
         job = jobs.get(answer.job.id)
         assert answer.created
@@ -92,7 +86,7 @@ class TestSubmitting:
         assert kinds(jobs, job.id) == ["submitted"]
 
     @both_databases
-    def test_an_unfinished_equal_job_answers(self, jobs: JobStore) -> None:
+    def test_an_unfinished_equal_job_answers(self, jobs):
         first = jobs.submit(REQUEST).job
         again = jobs.submit(replace(REQUEST, model="another name", selection=MoeSelection((2, 16))))
         assert (again.created, again.job.id) == (False, first.id)
@@ -112,15 +106,13 @@ class TestSubmitting:
         ],
         ids=str,
     )
-    def test_a_request_that_differs_is_another_job(
-        self, jobs: JobStore, change: dict[str, Any]
-    ) -> None:
+    def test_a_request_that_differs_is_another_job(self, jobs, change):
         first = jobs.submit(REQUEST).job
         other = jobs.submit(replace(REQUEST, **change))
         assert other.created
         assert other.job.id != first.id
 
-    def test_an_urgent_request_hurries_a_queued_job(self, jobs: JobStore) -> None:
+    def test_an_urgent_request_hurries_a_queued_job(self, jobs):
         first = jobs.submit(REQUEST).job
         jobs.submit(replace(REQUEST, seed=7), priority=Priority.URGENT)
         hurried = jobs.submit(REQUEST, priority=Priority.URGENT)
@@ -129,9 +121,7 @@ class TestSubmitting:
         assert jobs.submit(REQUEST).job.priority is Priority.URGENT
 
     @both_databases
-    def test_a_job_done_lately_answers_and_an_old_one_does_not(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_job_done_lately_answers_and_an_old_one_does_not(self, jobs, leases, clock):
         first = jobs.submit(REQUEST).job
         finish(leases, claim(leases))
         clock.advance(FRESH - timedelta(seconds=1))
@@ -142,50 +132,22 @@ class TestSubmitting:
         assert jobs.submit(REQUEST).created
 
     @pytest.mark.parametrize("end", ["fail", "cancelled"])
-    def test_a_job_that_gave_no_answer_is_no_answer(
-        self, jobs: JobStore, leases: Leases, end: str
-    ) -> None:
+    def test_a_job_that_gave_no_answer_is_no_answer(self, jobs, leases, end):
         jobs.submit(REQUEST)
         lease = claim(leases)
         leases.fail(lease, "nothing fits") if end == "fail" else leases.cancelled(lease)
         assert jobs.submit(REQUEST).created
 
-    def test_a_job_being_cancelled_is_no_answer(self, jobs: JobStore, leases: Leases) -> None:
+    def test_a_job_being_cancelled_is_no_answer(self, jobs, leases):
         first = jobs.submit(REQUEST).job
         claim(leases)
         jobs.cancel(first.id)
         assert jobs.submit(REQUEST).created
 
-    def test_a_request_comes_back_from_json(self) -> None:
-        down = MoeSelection((2, 16), (Gemm.DOWN,))
-        request = replace(ON_GPU, selection=down, effort=Effort.QUICK, wide=True, seed=2**62)
-        assert read_request(request.as_json()) == request
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"device": "L40X"},
-            {"measure": "guess"},
-            {"batch_sizes": []},
-            {"batch_sizes": [0]},
-            {"batch_sizes": [1 << 20]},
-            {"gemms": []},
-            {"seed": -1},
-            {"seed": 1 << 63},
-        ],
-        ids=str,
-    )
-    def test_what_no_worker_could_run_is_refused(self, change: dict[str, Any]) -> None:
-        with pytest.raises(BadInput) as caught:
-            read_request({**REQUEST.as_json(), **change})
-        assert "\n" not in str(caught.value)
-
 
 @both_databases
 class TestIdempotency:
-    def test_the_same_key_and_body_is_the_same_job(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_the_same_key_and_body_is_the_same_job(self, jobs, leases, clock):
         first = jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
         finish(leases, claim(leases))
         clock.advance(2 * FRESH)  # by now, only the key says that it was asked for before
@@ -193,24 +155,24 @@ class TestIdempotency:
         assert (again.job.id, again.created, again.replayed) == (first.job.id, False, True)
         assert len(jobs.list()) == 1
 
-    def test_another_body_is_refused_and_leaves_nothing(self, jobs: JobStore) -> None:
+    def test_another_body_is_refused_and_leaves_nothing(self, jobs):
         jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
         with pytest.raises(IdempotencyConflict, match="'k'"):
             jobs.submit(replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
         assert len(jobs.list()) == 1
 
-    def test_clients_do_not_share_keys(self, jobs: JobStore) -> None:
+    def test_clients_do_not_share_keys(self, jobs):
         jobs.submit(REQUEST, client="a", idempotency_key="k", body_hash="a")
         other = replace(REQUEST, seed=1)
         assert jobs.submit(other, client="b", idempotency_key="k", body_hash="b").created
 
-    def test_old_keys_are_forgotten(self, jobs: JobStore, clock: Clock) -> None:
+    def test_old_keys_are_forgotten(self, jobs, clock):
         jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
         clock.advance(timedelta(days=8))
         assert jobs.forget_idempotency_keys() == 1
         jobs.submit(replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
 
-    def test_at_once_it_is_one_job(self, jobs: JobStore) -> None:
+    def test_at_once_it_is_one_job(self, jobs):
         def post(number: int) -> str:
             key = f"k{number % 2}"  # equal requests under two keys, each posted four times
             while True:
@@ -222,9 +184,7 @@ class TestIdempotency:
         assert len(jobs.list()) == 1
         assert kinds(jobs, jobs.list()[0].id) == ["submitted"]
 
-    def test_a_key_that_another_process_is_at_work_on_is_refused_at_once(
-        self, jobs: JobStore, store_url: str
-    ) -> None:
+    def test_a_key_that_another_process_is_at_work_on_is_refused_at_once(self, jobs, store_url):
         mine = {"idempotency_key": "k", "body_hash": BODY}
         with submitting(store_url, "k") as other:
             with pytest.raises(IdempotencyKeyInUse, match="try again"):
@@ -236,9 +196,7 @@ class TestIdempotency:
         answer = jobs.submit(submitter_request(0), **mine)
         assert (answer.job.id, answer.created, answer.replayed) == (job_id, False, True)
 
-    def test_a_key_is_free_when_whoever_had_it_is_killed(
-        self, jobs: JobStore, store_url: str
-    ) -> None:
+    def test_a_key_is_free_when_whoever_had_it_is_killed(self, jobs, store_url):
         with submitting(store_url, "k") as killed:
             killed.kill()
             killed.wait()
@@ -247,7 +205,7 @@ class TestIdempotency:
         assert (answer.created, answer.replayed) == (True, False)
         assert ids(jobs.list()) == [answer.job.id]
 
-    def test_another_key_or_client_need_not_wait(self, jobs: JobStore, store_url: str) -> None:
+    def test_another_key_or_client_need_not_wait(self, jobs, store_url):
         if store_url.startswith("sqlite"):
             pytest.skip("SQLite has one writer, whatever it writes")
         with submitting(store_url, "k"):
@@ -265,43 +223,19 @@ def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
 
 @both_databases
 class TestListing:
-    def test_pages_are_complete_and_newest_first(self, jobs: JobStore, clock: Clock) -> None:
-        posted = []
-        for number, request in enumerate(seeded(7)):
-            posted.append(jobs.submit(request).job)
-            clock.advance(timedelta(seconds=number % 2))  # some at the same moment
-        found: list[Job] = []
-        after = None
-        while page := jobs.list(limit=2, after=after):
-            found += page
-            after = page[-1].created_at, page[-1].id
-        assert {job.id for job in found} == {job.id for job in posted}
-        assert found == sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
-
-    def test_filters(self, jobs: JobStore) -> None:
-        mine = jobs.submit(REQUEST).job
-        other = jobs.submit(replace(REQUEST, device="H200", model="qwen3")).job
-        cancelled = jobs.cancel(jobs.submit(replace(REQUEST, seed=1)).job.id)
-        assert ids(jobs.list(JobQuery(device="NVIDIA_H200"))) == [other.id]
-        assert ids(jobs.list(JobQuery(model="qwen3"))) == [other.id]
-        assert ids(jobs.list(JobQuery(states=frozenset({JobState.CANCELLED})))) == [cancelled.id]
-        l40s = JobQuery(device="NVIDIA_L40S", states=frozenset({JobState.QUEUED}))
-        assert ids(jobs.list(l40s)) == [mine.id]
-        assert ids(jobs.list(JobQuery(device="NVIDIA_A10"))) == []
-
-    def test_counts(self, jobs: JobStore) -> None:
+    def test_counts(self, jobs):
         first, *_ = [jobs.submit(request).job.id for request in seeded(3)]
         jobs.cancel(first)
         assert jobs.counts() == {JobState.QUEUED: 2, JobState.CANCELLED: 1}
 
-    def test_an_unknown_job(self, jobs: JobStore) -> None:
+    def test_an_unknown_job(self, jobs):
         with pytest.raises(UnknownJob, match="nope"):
             jobs.get("nope")
         with pytest.raises(UnknownJob):
             jobs.cancel("nope")
         assert jobs.events("nope") == []
 
-    def test_events_go_on_from_a_number(self, jobs: JobStore, leases: Leases) -> None:
+    def test_events_go_on_from_a_number(self, jobs, leases):
         job = jobs.submit(REQUEST).job
         leases.release(claim(leases, "w1"))
         assert [event.kind for event in jobs.events(job.id, after=1)] == ["leased", "requeued"]
@@ -311,9 +245,7 @@ class TestListing:
 
 @both_databases
 class TestClaiming:
-    def test_urgent_before_old_before_new(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_urgent_before_old_before_new(self, jobs, leases, clock):
         posted = []
         for request in seeded(3):
             posted.append(jobs.submit(request).job.id)
@@ -322,7 +254,7 @@ class TestClaiming:
         assert [claim(leases).job_id for _ in posted] == [posted[2], posted[0], posted[1]]
         assert leases.claim(ANY, "worker") is None
 
-    def test_a_lease_says_what_to_do(self, jobs: JobStore, leases: Leases, clock: Clock) -> None:
+    def test_a_lease_says_what_to_do(self, jobs, leases, clock):
         job = jobs.submit(REQUEST).job
         lease = claim(leases, "w1")
         assert (lease.job_id, lease.owner, lease.request) == (job.id, "w1", job.request)
@@ -330,7 +262,7 @@ class TestClaiming:
         assert (held.state, held.owner, held.attempts) == (JobState.LEASED, "w1", 1)
         assert held.lease_expires_at == clock.now + LEASE
 
-    def test_each_worker_takes_what_it_can_do(self, jobs: JobStore, leases: Leases) -> None:
+    def test_each_worker_takes_what_it_can_do(self, jobs, leases):
         on_l40s = jobs.submit(ON_GPU).job.id
         on_h200 = jobs.submit(replace(ON_GPU, device="H200")).job.id
         predict = jobs.submit(REQUEST).job.id
@@ -346,7 +278,7 @@ class TestClaiming:
             on_h200
         ]
 
-    def test_processes_share_the_queue(self, jobs: JobStore, store_url: str) -> None:
+    def test_processes_share_the_queue(self, jobs, store_url):
         posted = [jobs.submit(request).job.id for request in seeded(60)]
         command = [sys.executable, str(HERE / "job_claimer.py"), store_url]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -361,9 +293,7 @@ class TestClaiming:
 
 @both_databases
 class TestLeases:
-    def test_a_job_goes_from_queued_to_done(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_job_goes_from_queued_to_done(self, jobs, leases, clock):
         job_id = jobs.submit(REQUEST).job.id
         lease = claim(leases)
         leased = leases.store(lease)
@@ -387,7 +317,7 @@ class TestLeases:
         }
         assert (end.data["run_id"], end.data["totals"]["measurements"]) == (run.id, 100)
 
-    def test_trials_that_were_there_are_told_apart(self, jobs: JobStore, leases: Leases) -> None:
+    def test_trials_that_were_there_are_told_apart(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         leased = leases.store(claim(leases))
         run = leased.begin_run(KEY)
@@ -396,7 +326,7 @@ class TestLeases:
         data = [event.data for event in jobs.events(job_id) if event.kind == "trials"]
         assert [(one["tried"], one["new"]) for one in data] == [(2, 2), (2, 1)]
 
-    def test_the_best_is_that_of_the_run_so_far(self, jobs: JobStore, leases: Leases) -> None:
+    def test_the_best_is_that_of_the_run_so_far(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         leased = leases.store(claim(leases))
         run = leased.begin_run(KEY)
@@ -411,9 +341,7 @@ class TestLeases:
         ]
         assert events[0].as_json()["at"] == "2026-11-01T00:00:00Z"
 
-    def test_a_heartbeat_keeps_the_lease(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_heartbeat_keeps_the_lease(self, jobs, leases, clock):
         jobs.submit(REQUEST)
         lease = claim(leases)
         watcher = Watcher(leases)
@@ -423,9 +351,7 @@ class TestLeases:
         assert watcher.watch(LEASE.total_seconds()) == []
         assert [job.id for job in watcher.watch(10)] == [lease.job_id]
 
-    def test_an_expired_lease_gives_the_job_back(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_an_expired_lease_gives_the_job_back(self, jobs, leases, clock):
         job_id = jobs.submit(REQUEST).job.id
         claim(leases, "killed")
         (expired,) = expire(leases)
@@ -435,9 +361,7 @@ class TestLeases:
         assert claim(leases, "next").fence == 2
         assert kinds(jobs, job_id) == ["submitted", "leased", "requeued", "leased"]
 
-    def test_a_killed_worker_s_trials_are_there_for_the_next(
-        self, jobs: JobStore, leases: Leases, store: Store, clock: Clock
-    ) -> None:
+    def test_a_killed_worker_s_trials_are_there_for_the_next(self, jobs, leases, store, clock):
         jobs.submit(REQUEST)
         killed = leases.store(claim(leases))
         killed.add_trials(killed.begin_run(KEY), batch(0))
@@ -457,9 +381,7 @@ class TestLeases:
     }
 
     @pytest.mark.parametrize("loss", ["expired", "claimed again", "done", "cancelled"])
-    def test_a_lost_lease_writes_nothing(
-        self, jobs: JobStore, leases: Leases, store: Store, clock: Clock, loss: str
-    ) -> None:
+    def test_a_lost_lease_writes_nothing(self, jobs, leases, store, clock, loss):
         job_id = jobs.submit(REQUEST).job.id
         lost = claim(leases)
         if loss == "done":
@@ -476,9 +398,7 @@ class TestLeases:
                 write(leases, lost)
         assert (jobs.get(job_id), kinds(jobs, job_id), runs(store)) == before
 
-    def test_a_run_in_hand_is_refused_once_the_lease_is_lost(
-        self, jobs: JobStore, leases: Leases, store: Store, clock: Clock
-    ) -> None:
+    def test_a_run_in_hand_is_refused_once_the_lease_is_lost(self, jobs, leases, store, clock):
         jobs.submit(REQUEST)
         lost = leases.store(claim(leases))
         run = lost.begin_run(KEY)
@@ -497,9 +417,7 @@ class TestLeases:
         with pytest.raises(StaleLease):
             winner.finish_run(run, [], Totals())
 
-    def test_a_run_has_one_worker_at_a_time(
-        self, jobs: JobStore, leases: Leases, store: Store
-    ) -> None:
+    def test_a_run_has_one_worker_at_a_time(self, jobs, leases, store):
         posted = [
             jobs.submit(request).job.id for request in seeded(2)
         ]  # of one run, as it turns out
@@ -515,9 +433,7 @@ class TestLeases:
         again = leases.store(claim_again(jobs, leases, posted[1]))
         assert again.trials(again.begin_run(KEY)) == batch(0)
 
-    def test_of_workers_that_begin_a_run_at_once_one_has_it(
-        self, jobs: JobStore, leases: Leases
-    ) -> None:
+    def test_of_workers_that_begin_a_run_at_once_one_has_it(self, jobs, leases):
         count = len([jobs.submit(request) for request in seeded(4)])
         held = [leases.store(claim(leases)) for _ in range(count)]
 
@@ -533,7 +449,7 @@ class TestLeases:
         states = sorted(job.state.value for job in jobs.list())
         assert states == ["leased"] * (count - 1) + ["running"]
 
-    def test_attempts_end(self, jobs: JobStore, leases: Leases, clock: Clock) -> None:
+    def test_attempts_end(self, jobs, leases, clock):
         job_id = jobs.submit(REQUEST).job.id
         for attempt in range(1, MAX_ATTEMPTS + 1):
             lease = claim(leases)
@@ -549,9 +465,7 @@ class TestLeases:
         assert leases.claim(ANY, "worker") is None
         assert kinds(jobs, job_id)[-1] == "dead"
 
-    def test_a_retry_waits_longer_each_time(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_retry_waits_longer_each_time(self, jobs, leases, clock):
         job_id = jobs.submit(REQUEST).job.id
         waits = []
         for _ in range(3):
@@ -561,15 +475,13 @@ class TestLeases:
             clock.advance(waits[-1])
         assert waits == sorted(set(waits))
 
-    def test_a_worker_that_stops_costs_no_attempt(self, jobs: JobStore, leases: Leases) -> None:
+    def test_a_worker_that_stops_costs_no_attempt(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         for _ in range(MAX_ATTEMPTS + 1):
             leases.release(claim(leases))
         assert (jobs.get(job_id).state, jobs.get(job_id).attempts) == (JobState.QUEUED, 0)
 
-    def test_a_job_given_back_waits_as_long_as_it_was_told(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_job_given_back_waits_as_long_as_it_was_told(self, jobs, leases, clock):
         job_id = jobs.submit(REQUEST).job.id
         leases.release(claim(leases), "another is at it", timedelta(seconds=30))
         assert leases.claim(ANY, "worker") is None
@@ -577,7 +489,7 @@ class TestLeases:
         claim(leases)
         assert (jobs.get(job_id).attempts, jobs.get(job_id).error) == (1, "another is at it")
 
-    def test_a_failed_job_keeps_its_reason(self, jobs: JobStore, leases: Leases) -> None:
+    def test_a_failed_job_keeps_its_reason(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         leases.fail(claim(leases), "nothing\0fits")
         failed = jobs.get(job_id)
@@ -586,9 +498,7 @@ class TestLeases:
             "nothing\N{REPLACEMENT CHARACTER}fits",
         )
 
-    def test_reconcilers_at_once_give_a_job_back_once(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_reconcilers_at_once_give_a_job_back_once(self, jobs, leases, clock):
         posted = [jobs.submit(request).job.id for request in seeded(8)]
         while leases.claim(ANY, "killed"):
             pass
@@ -605,7 +515,7 @@ class TestRequestsOfANewerVersion:
     """They are left to its workers, and hold up no other job."""
 
     @pytest.fixture
-    def foreign(self, jobs: JobStore, clock: Clock) -> str:
+    def foreign(self, jobs, clock):
         job_id = jobs.submit(REQUEST).job.id
         clock.advance(timedelta(seconds=1))  # the others are younger
         with jobs._write() as connection:
@@ -617,7 +527,7 @@ class TestRequestsOfANewerVersion:
         with jobs._read() as connection:
             return connection.execute(select(table).where(table.c.id == job_id)).one()
 
-    def test_the_next_job_is_claimed(self, jobs: JobStore, leases: Leases, foreign: str) -> None:
+    def test_the_next_job_is_claimed(self, jobs, leases, foreign):
         other = jobs.submit(replace(REQUEST, seed=1)).job.id
         assert claim(leases, "old").job_id == other
         row = self.stored(jobs, foreign)
@@ -625,18 +535,14 @@ class TestRequestsOfANewerVersion:
         assert row.error.startswith("old cannot read the request: ")
         assert "from_tomorrow" in row.error
 
-    def test_it_is_dead_when_nobody_could_read_it(
-        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
-    ) -> None:
+    def test_it_is_dead_when_nobody_could_read_it(self, jobs, leases, clock, foreign):
         for _ in range(MAX_ATTEMPTS):
             assert leases.claim(ANY, "old") is None
             assert leases.claim(ANY, "old") is None  # not before an upgrade had some time
             clock.advance(timedelta(hours=1))
         assert self.stored(jobs, foreign).state == "dead"
 
-    def test_expired_leases_are_taken_back(
-        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
-    ) -> None:
+    def test_expired_leases_are_taken_back(self, jobs, leases, clock, foreign):
         with jobs._write() as connection:  # a newer worker had it, and was killed
             held = {"state": "running", "attempts": 1, "lease_expires_at": clock.now}
             connection.execute(update(table).where(table.c.id == foreign).values(**held))
@@ -645,9 +551,7 @@ class TestRequestsOfANewerVersion:
         assert ids(expire(leases)) == [other]
         assert self.stored(jobs, foreign).state == "queued"
 
-    def test_the_others_are_announced_again(
-        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
-    ) -> None:
+    def test_the_others_are_announced_again(self, jobs, leases, clock, foreign):
         other = jobs.submit(replace(REQUEST, seed=1)).job.id
         clock.advance(timedelta(minutes=1))
         found = [leases.unannounced(timedelta(seconds=30)) for _ in range(3)]
@@ -656,7 +560,7 @@ class TestRequestsOfANewerVersion:
 
 class TestCancelling:
     @both_databases
-    def test_a_queued_job_ends_at_once(self, jobs: JobStore, leases: Leases) -> None:
+    def test_a_queued_job_ends_at_once(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         assert jobs.cancel(job_id).state is JobState.CANCELLED
         assert leases.claim(ANY, "worker") is None
@@ -664,7 +568,7 @@ class TestCancelling:
         assert kinds(jobs, job_id) == ["submitted", "cancelled"]
 
     @both_databases
-    def test_a_worker_is_asked(self, jobs: JobStore, leases: Leases) -> None:
+    def test_a_worker_is_asked(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         lease = claim(leases)
         assert not leases.look(lease).cancel_requested
@@ -677,9 +581,7 @@ class TestCancelling:
         assert kinds(jobs, job_id) == ["submitted", "leased", "cancel_requested", "cancelled"]
 
     @pytest.mark.parametrize("end", ["expire", "retry", "release"])
-    def test_it_is_not_tried_again(
-        self, jobs: JobStore, leases: Leases, clock: Clock, end: str
-    ) -> None:
+    def test_it_is_not_tried_again(self, jobs, leases, clock, end):
         job_id = jobs.submit(REQUEST).job.id
         lease = claim(leases)
         jobs.cancel(job_id)
@@ -691,9 +593,7 @@ class TestCancelling:
             leases.release(lease)
         assert jobs.get(job_id).state is JobState.CANCELLED
 
-    def test_nobody_is_waited_for_whose_lease_is_over(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_nobody_is_waited_for_whose_lease_is_over(self, jobs, leases, clock):
         job_id = jobs.submit(REQUEST).job.id
         lost = leases.store(claim(leases))
         run = lost.begin_run(KEY)
@@ -704,7 +604,7 @@ class TestCancelling:
             lost.finish_run(run, [], Totals())
         assert expire(leases) == []
 
-    def test_a_finished_job_stays_as_it_is(self, jobs: JobStore, leases: Leases) -> None:
+    def test_a_finished_job_stays_as_it_is(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         finish(leases, claim(leases))
         assert jobs.cancel(job_id).state is JobState.DONE
@@ -713,9 +613,7 @@ class TestCancelling:
 
 @both_databases
 class TestDeleting:
-    def test_a_job_goes_with_its_events_and_its_run_stays(
-        self, jobs: JobStore, leases: Leases, store: Store
-    ) -> None:
+    def test_a_job_goes_with_its_events_and_its_run_stays(self, jobs, leases, store):
         job_id = jobs.submit(REQUEST).job.id
         with pytest.raises(JobUnfinished, match="is queued: cancel it first"):
             jobs.delete(job_id)
@@ -731,7 +629,7 @@ class TestDeleting:
             jobs.delete(job_id)
         assert jobs.submit(REQUEST).created
 
-    def test_an_idempotency_key_of_a_deleted_job_is_free(self, jobs: JobStore) -> None:
+    def test_an_idempotency_key_of_a_deleted_job_is_free(self, jobs):
         wanted = [Submission(one) for one in seeded(2)]
         batch = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
         jobs.submit(REQUEST, idempotency_key="other", body_hash="b")
@@ -747,20 +645,15 @@ class TestDeleting:
 class TestAnnouncing:
     AGAIN = timedelta(seconds=30)
 
-    def test_a_job_that_waits_is_announced_again(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_job_that_waits_is_announced_again(self, jobs, leases, clock):
         waiting = jobs.submit(REQUEST).job.id
         assert leases.unannounced(self.AGAIN) is None
         clock.advance(self.AGAIN + timedelta(seconds=1))
         found = leases.unannounced(self.AGAIN)
-        assert found is not None
         assert found.id == waiting
         assert leases.unannounced(self.AGAIN) is None
 
-    def test_one_that_is_held_or_not_yet_due_is_not(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_one_that_is_held_or_not_yet_due_is_not(self, jobs, leases, clock):
         jobs.submit(REQUEST)
         clock.advance(self.AGAIN + timedelta(seconds=1))
         lease = claim(leases)
@@ -802,21 +695,12 @@ QUERIES = {
         "AND client > 'a' ORDER BY client LIMIT 1",
         "ix_jobs_turn",
     ),
-    "page of a client": (
-        "SELECT * FROM jobs WHERE client = 'a' ORDER BY created_at DESC, id DESC LIMIT 50",
-        "ix_jobs_page_client",
-    ),
-    "page": ("SELECT * FROM jobs ORDER BY created_at DESC, id DESC LIMIT 50", "ix_jobs_page"),
-    "page of a state": (
-        "SELECT * FROM jobs WHERE state = 'done' ORDER BY created_at DESC, id DESC LIMIT 50",
-        "ix_jobs_page_state",
-    ),
 }
 
 
 @pytest.mark.parametrize("name", QUERIES)
 @both_databases
-def test_statements_walk_an_index(store: Store, store_url: str, name: str) -> None:
+def test_statements_walk_an_index(store, store_url, name):
     query, index = QUERIES[name]
     engine = connect(store_url)
     with engine.begin() as connection:

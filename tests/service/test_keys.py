@@ -1,7 +1,5 @@
 """Keys in the store, on each database; and how seldom the API asks for them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator
@@ -38,12 +36,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def keys(store_url: str, clock: Clock) -> Iterator[KeyStore]:
+def keys(store_url, clock):
     with KeyStore.open(store_url) as opened:
         yield KeyStore(opened._engine, clock.now)
 
@@ -69,7 +67,7 @@ def name_of(keys: KeyStore, token: str) -> str | None:
 
 
 class TestAdding:
-    def test_a_key_from_elsewhere_may_be_added_again(self, keys: KeyStore) -> None:
+    def test_a_key_from_elsewhere_may_be_added_again(self, keys):
         assert keys.add("admin", Scope.ADMIN, f"{TOKEN}\n") == TOKEN
         assert keys.add("admin", Scope.ADMIN, TOKEN) == TOKEN
         stored = "this key is stored already, as 'admin' with the scope admin"
@@ -86,7 +84,7 @@ class TestAdding:
             with pytest.raises(BadInput, match=says):
                 keys.add(name, scope, given)
 
-    def test_a_revoked_key_stays_revoked(self, keys: KeyStore) -> None:
+    def test_a_revoked_key_stays_revoked(self, keys):
         keys.add("admin", Scope.ADMIN, TOKEN)
         with pytest.raises(BadInput, match="the last key of scope admin.*--force"):
             keys.revoke("admin")
@@ -105,7 +103,7 @@ class TestAdding:
             ("admin", Scope.ADMIN, False),
         ],
     )
-    def test_scopes_are_read(self, text: str, scope: Scope, urgent: bool) -> None:
+    def test_scopes_are_read(self, text, scope, urgent):
         assert parse_scopes(text) == (scope, urgent)
 
     @pytest.mark.parametrize(
@@ -118,12 +116,12 @@ class TestAdding:
             ("read,urgent", "--scope submit,urgent"),
         ],
     )
-    def test_other_scopes_are_refused(self, text: str, says: str) -> None:
+    def test_other_scopes_are_refused(self, text, says):
         with pytest.raises(BadInput) as refusal:
             parse_scopes(text)
         assert says in str(refusal.value)
 
-    def test_urgent_is_stored_beside_submit(self, keys: KeyStore) -> None:
+    def test_urgent_is_stored_beside_submit(self, keys):
         tokens = [
             keys.add("plain", Scope.SUBMIT),
             keys.add("hasty", Scope.SUBMIT, urgent=True),
@@ -139,7 +137,7 @@ class TestAdding:
 
 @both_databases
 class TestTheFirst:
-    def test_it_is_made_once(self, keys: KeyStore) -> None:
+    def test_it_is_made_once(self, keys):
         kept: list[str] = []
         assert keys.add_first(kept.append)
         assert not keys.add_first(kept.append)
@@ -147,12 +145,12 @@ class TestTheFirst:
         assert (key.name, key.scope) == ("local", Scope.ADMIN)
         assert [name_of(keys, token) for token in kept] == ["local"]
 
-    def test_it_is_not_made_beside_a_key_or_after_one(self, keys: KeyStore) -> None:
+    def test_it_is_not_made_beside_a_key_or_after_one(self, keys):
         keys.add("team", Scope.READ)
         keys.revoke("team")
         assert not keys.add_first(lambda _: pytest.fail("there was a key"))
 
-    def test_a_key_that_cannot_be_kept_is_not_stored(self, keys: KeyStore) -> None:
+    def test_a_key_that_cannot_be_kept_is_not_stored(self, keys):
         def refuse(_: str) -> None:
             raise BadInput("no room")
 
@@ -160,7 +158,7 @@ class TestTheFirst:
             keys.add_first(refuse)
         assert not keys.any_ever()
 
-    def test_two_servers_that_start_together_make_one(self, store_url: str) -> None:
+    def test_two_servers_that_start_together_make_one(self, store_url):
         kept: list[str] = []
         with KeyStore.open(store_url) as one, KeyStore.open(store_url) as two:
             with ThreadPoolExecutor(2) as pool:
@@ -170,7 +168,7 @@ class TestTheFirst:
 
 
 class TestExpiry:
-    def test_a_key_ends_at_its_time(self, keys: KeyStore, clock: Clock) -> None:
+    def test_a_key_ends_at_its_time(self, keys, clock):
         token = keys.add("ci", Scope.ADMIN, expires_at=NOW + timedelta(days=1))
         assert keys.any() and keys.hashes() == {key_hash(token)}
         clock.day += timedelta(days=1)
@@ -179,7 +177,7 @@ class TestExpiry:
         assert not keys.any() and keys.hashes() == frozenset()
         assert keys.any_ever()
 
-    def test_a_key_with_a_new_secret_ends_when_it_did_before(self, keys: KeyStore) -> None:
+    def test_a_key_with_a_new_secret_ends_when_it_did_before(self, keys):
         ends = NOW + timedelta(days=90)
         keys.add("ci", Scope.SUBMIT, expires_at=ends)
         token = keys.rotate("ci")
@@ -187,9 +185,7 @@ class TestExpiry:
         assert found and (found.name, found.scope, found.expires_at) == ("ci", Scope.SUBMIT, ends)
         assert keys.hashes() == {key_hash(token)}
 
-    def test_an_expired_admin_is_not_the_one_that_remains(
-        self, keys: KeyStore, clock: Clock
-    ) -> None:
+    def test_an_expired_admin_is_not_the_one_that_remains(self, keys, clock):
         keys.add("old", Scope.ADMIN, expires_at=NOW + timedelta(days=1))
         keys.add("me", Scope.ADMIN)
         clock.day += timedelta(days=2)
@@ -205,7 +201,7 @@ class TestExpiry:
             ("2026-11-22", datetime(2026, 11, 22, tzinfo=timezone.utc)),
         ],
     )
-    def test_days_and_dates_are_read(self, text: str, ends: datetime) -> None:
+    def test_days_and_dates_are_read(self, text, ends):
         assert parse_expiry(text, NOW) == ends
 
     @pytest.mark.parametrize(
@@ -218,22 +214,20 @@ class TestExpiry:
             ("1999-01-01", "has begun already"),
         ],
     )
-    def test_others_are_refused(self, text: str, says: str) -> None:
+    def test_others_are_refused(self, text, says):
         with pytest.raises(BadInput, match=says):
             parse_expiry(text, NOW)
 
 
 @both_databases
 class TestEnsuring:
-    def test_again_it_does_nothing(self, keys: KeyStore) -> None:
+    def test_again_it_does_nothing(self, keys):
         assert keys.ensure("admin", Scope.ADMIN, f"{TOKEN}\n") is Ensured.ADDED
         before = keys.list()
         assert keys.ensure("admin", Scope.ADMIN, TOKEN) is Ensured.NOTHING
         assert keys.list() == before
 
-    def test_another_token_takes_the_name_and_the_old_one_never_returns(
-        self, keys: KeyStore
-    ) -> None:
+    def test_another_token_takes_the_name_and_the_old_one_never_returns(self, keys):
         keys.ensure("admin", Scope.ADMIN, TOKEN)
         assert keys.ensure("admin", Scope.ADMIN, NEXT) is Ensured.REPLACED
         assert (name_of(keys, TOKEN), name_of(keys, NEXT)) == (None, "admin")
@@ -242,9 +236,7 @@ class TestEnsuring:
         assert keys.ensure("admin", Scope.ADMIN, THIRD) is Ensured.REPLACED
         assert [key.revoked_at is None for key in keys.list()] == [False, False, True]
 
-    def test_a_revoked_token_is_refused_and_a_new_one_brings_the_name_back(
-        self, keys: KeyStore
-    ) -> None:
+    def test_a_revoked_token_is_refused_and_a_new_one_brings_the_name_back(self, keys):
         keys.ensure("admin", Scope.ADMIN, TOKEN)
         keys.revoke("admin", last_too=True)
         with pytest.raises(BadInput, match="was revoked"):
@@ -253,9 +245,7 @@ class TestEnsuring:
         assert keys.ensure("admin", Scope.ADMIN, NEXT) is Ensured.BACK
         assert (name_of(keys, TOKEN), name_of(keys, NEXT)) == (None, "admin")
 
-    def test_an_expired_token_is_refused_and_a_new_one_does_not_expire(
-        self, keys: KeyStore, clock: Clock
-    ) -> None:
+    def test_an_expired_token_is_refused_and_a_new_one_does_not_expire(self, keys, clock):
         keys.add("ci", Scope.SUBMIT, TOKEN, expires_at=NOW + timedelta(days=1))
         clock.day += timedelta(days=2)
         with pytest.raises(BadInput, match="this key of 'ci' expired"):
@@ -263,20 +253,20 @@ class TestEnsuring:
         assert keys.ensure("ci", Scope.SUBMIT, NEXT) is Ensured.REPLACED
         assert keys.list()[-1].expires_at is None
 
-    def test_its_scopes_are_what_was_asked_for(self, keys: KeyStore) -> None:
+    def test_its_scopes_are_what_was_asked_for(self, keys):
         keys.ensure("ci", Scope.READ, TOKEN)
         assert keys.ensure("ci", Scope.SUBMIT, TOKEN, urgent=True) is Ensured.CHANGED
         (key,) = keys.list()
         assert (key.scope, key.urgent) == (Scope.SUBMIT, True)
 
     @pytest.mark.parametrize("token", [TOKEN, NEXT])
-    def test_the_last_admin_stays_one(self, keys: KeyStore, token: str) -> None:
+    def test_the_last_admin_stays_one(self, keys, token):
         keys.ensure("admin", Scope.ADMIN, TOKEN)
         with pytest.raises(BadInput, match="admin is the last key of scope admin: make another"):
             keys.ensure("admin", Scope.SUBMIT, token)
         assert name_of(keys, TOKEN) == "admin"
 
-    def test_a_token_has_one_name(self, keys: KeyStore) -> None:
+    def test_a_token_has_one_name(self, keys):
         keys.add("ci", Scope.SUBMIT, TOKEN)
         with pytest.raises(BadInput, match="stored already, as 'ci'"):
             keys.ensure("admin", Scope.ADMIN, TOKEN)
@@ -284,7 +274,7 @@ class TestEnsuring:
             with pytest.raises(BadInput, match="name"):
                 keys.ensure(name, Scope.ADMIN, NEXT)
 
-    def test_processes_that_do_it_together_agree(self, store_url: str) -> None:
+    def test_processes_that_do_it_together_agree(self, store_url):
         with KeyStore.open(store_url) as one, KeyStore.open(store_url) as two:
             one.ensure("admin", Scope.ADMIN, TOKEN)
             with ThreadPoolExecutor(8) as pool:
@@ -299,11 +289,11 @@ class TestKnownKeys:
     """What the API asks the store, in the event loop of a test."""
 
     @pytest.fixture
-    def keys(self, sqlite_url: str) -> Iterator[KeyStore]:
+    def keys(self, sqlite_url):
         with KeyStore.open(sqlite_url) as opened:
             yield opened
 
-    def test_a_key_is_asked_for_again_after_two_seconds(self, keys: KeyStore, clock: Clock) -> None:
+    def test_a_key_is_asked_for_again_after_two_seconds(self, keys, clock):
         token = keys.add("team", Scope.READ)
         keys.find(token)  # its first use of this hour is stored
 
@@ -327,9 +317,7 @@ class TestKnownKeys:
 
         asyncio.run(run())
 
-    def test_wrong_keys_are_limited_before_the_store_is_asked(
-        self, keys: KeyStore, clock: Clock
-    ) -> None:
+    def test_wrong_keys_are_limited_before_the_store_is_asked(self, keys, clock):
         async def run() -> None:
             known = KnownKeys(clock.monotonic)
 
@@ -351,7 +339,7 @@ class TestKnownKeys:
 
         asyncio.run(run())
 
-    def test_a_valid_key_is_found_beside_them(self, keys: KeyStore, clock: Clock) -> None:
+    def test_a_valid_key_is_found_beside_them(self, keys, clock):
         token = keys.add("team", Scope.READ)
 
         async def run() -> None:
@@ -378,9 +366,7 @@ class TestKnownKeys:
 
         asyncio.run(run())
 
-    def test_many_are_logged_as_one_line_for_an_address(
-        self, keys: KeyStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_many_are_logged_as_one_line_for_an_address(self, keys, monkeypatch, caplog):
         monkeypatch.setattr(known_keys, "WINDOW_S", 0.01)
 
         async def run() -> None:

@@ -1,14 +1,10 @@
 """Workers are known: their rows, drains, and answers for jobs that nobody can do."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from api_server import JOB, Server, serving
-from clocks import Clock
 from databases import both_databases
 from store_writer import PROBLEM
 
@@ -17,7 +13,7 @@ from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.jobs.job import JobFilter, JobRequest
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState
-from tuner.store import JobStore, Leases, Store
+from tuner.store import JobStore, Leases
 from tuner.store.workers import WorkerStore
 from workers.settings import Settings
 
@@ -36,7 +32,7 @@ ANY = [JobFilter(needs_gpu=False)]
 
 
 @pytest.fixture
-def workers(store: Store, clock: Clock) -> WorkerStore:
+def workers(store, clock):
     return WorkerStore(store._engine, clock)
 
 
@@ -46,9 +42,7 @@ def doing(workers: WorkerStore) -> dict[str, str]:
 
 @both_databases
 class TestRows:
-    def test_a_worker_is_stored_as_it_describes_itself(
-        self, workers: WorkerStore, clock: Clock
-    ) -> None:
+    def test_a_worker_is_stored_as_it_describes_itself(self, workers, clock):
         assert workers.beat(L40S) is WorkerState.ACTIVE
         clock.advance(timedelta(seconds=10))
         upgraded = replace(L40S, engines=("sglang==0.5.16",))
@@ -57,9 +51,7 @@ class TestRows:
         assert found.info == upgraded
         assert (found.seen_at, found.started_at) == (clock.now, clock.now - timedelta(seconds=10))
 
-    def test_one_that_is_not_seen_is_lost_and_forgotten_in_the_end(
-        self, workers: WorkerStore, clock: Clock
-    ) -> None:
+    def test_one_that_is_not_seen_is_lost_and_forgotten_in_the_end(self, workers, clock):
         workers.beat(L40S)
         clock.advance(ALIVE + timedelta(seconds=1))
         workers.beat(CPU)
@@ -70,9 +62,7 @@ class TestRows:
         clock.advance(FORGET_AFTER)
         assert workers.forget() == 1
 
-    def test_one_that_died_before_the_clock_went_back_is_lost(
-        self, workers: WorkerStore, clock: Clock
-    ) -> None:
+    def test_one_that_died_before_the_clock_went_back_is_lost(self, workers, clock):
         workers.beat(L40S)
         clock.advance(-timedelta(hours=1))
         workers.beat(CPU)
@@ -83,9 +73,7 @@ class TestRows:
         workers.beat(L40S)
         assert doing(workers)["gpu-0@a"] == "idle"
 
-    def test_a_worker_has_the_job_that_it_holds(
-        self, workers: WorkerStore, store: Store, clock: Clock
-    ) -> None:
+    def test_a_worker_has_the_job_that_it_holds(self, workers, store, clock):
         workers.beat(CPU)
         jobs, leases = JobStore(store._engine, clock), Leases(store._engine, clock)
         job_id = jobs.submit(JobRequest(PROBLEM, "L40S", measure="predict")).job.id
@@ -98,9 +86,7 @@ class TestRows:
         assert doing(workers) == {"cpu-0@a": "drained"}
 
     @pytest.mark.parametrize("name", ["gpu-0@a", "gpu-0@a:1:ff", "a"])
-    def test_drained_by_name_id_or_host_it_claims_nothing(
-        self, workers: WorkerStore, store: Store, clock: Clock, name: str
-    ) -> None:
+    def test_drained_by_name_id_or_host_it_claims_nothing(self, workers, store, clock, name):
         workers.beat(L40S)
         leases = Leases(store._engine, clock)
         JobStore(store._engine, clock).submit(JobRequest(PROBLEM, "L40S", measure="predict"))
@@ -110,9 +96,7 @@ class TestRows:
         workers.resume(name)
         assert leases.claim(ANY, L40S.id) is not None
 
-    def test_a_name_that_nobody_living_has_is_refused(
-        self, workers: WorkerStore, clock: Clock
-    ) -> None:
+    def test_a_name_that_nobody_living_has_is_refused(self, workers, clock):
         workers.beat(L40S)
         with pytest.raises(BadInput, match=r"'gpu-1@a'; did you mean 'gpu-0@a'\?"):
             workers.drain("gpu-1@a")
@@ -122,20 +106,14 @@ class TestRows:
 
 
 class TestOverHttp:
-    @pytest.fixture
-    def server(self, store_url: str) -> Iterator[Server]:
-        with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
-            yield running
-
     def api_workers(self, server: Server) -> WorkerStore:
-        found: WorkerStore = server.app.state.api.workers
-        return found
+        return server.app.state.api.workers
 
     def look_again(self, server: Server) -> None:
         api = server.app.state.api
         api.fleet = Fleet(api.workers)
 
-    def test_a_job_that_nobody_can_do_says_so_at_once_and_later(self, server: Server) -> None:
+    def test_a_job_that_nobody_can_do_says_so_at_once_and_later(self, server):
         never = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
         job = server.submit(engine="sglang==0.5.16")
         assert job["waiting"] == never
@@ -149,9 +127,7 @@ class TestOverHttp:
         self.look_again(server)
         assert server.call("GET", f"/v1/jobs/{job['id']}").json["waiting"] == ""
 
-    def test_an_engine_without_a_version_gets_the_one_of_a_living_worker(
-        self, server: Server
-    ) -> None:
+    def test_an_engine_without_a_version_gets_the_one_of_a_living_worker(self, server):
         self.api_workers(server).beat(L40S)
         self.look_again(server)  # the first page, made at the start, has already asked for workers
         job = server.submit()
@@ -161,7 +137,7 @@ class TestOverHttp:
         predicted = server.submit(measure="predict")
         assert predicted["request"]["engine"] == "sglang==0.5.12"
 
-    def test_workers_are_listed_drained_and_resumed(self, server: Server) -> None:
+    def test_workers_are_listed_drained_and_resumed(self, server):
         self.api_workers(server).beat(L40S)
         (one,) = server.call("GET", "/v1/workers").json["workers"]
         assert (one["name"], one["device"], one["state"]) == ("gpu-0@a", "NVIDIA_L40S", "idle")
@@ -173,7 +149,7 @@ class TestOverHttp:
         refused = server.call("POST", "/v1/workers/gpu-1@a/drain").problem(404)
         assert refused.endswith("did you mean 'gpu-0@a'?; GET /v1/workers lists them")
 
-    def test_a_batch_has_an_answer_for_each_job(self, server: Server) -> None:
+    def test_a_batch_has_an_answer_for_each_job(self, server):
         wrong = {**JOB, "model": "deepseek-r11"}
         sent = {"jobs": [JOB, wrong, {**JOB, "seed": 1}, JOB]}
         answer = server.call("POST", "/v1/jobs:batch", sent, {"Idempotency-Key": "b1"})
@@ -192,14 +168,14 @@ class TestOverHttp:
         other = server.call("POST", "/v1/jobs:batch", {"jobs": [JOB]}, {"Idempotency-Key": "b1"})
         assert "another body" in other.problem(422)
 
-    def test_a_malformed_batch_adds_nothing(self, server: Server) -> None:
+    def test_a_malformed_batch_adds_nothing(self, server):
         wrong = server.call("POST", "/v1/jobs:batch", {"jobs": [JOB, {**JOB, "tp": 0}]})
         assert wrong.json["errors"][0]["pointer"] == "/jobs/1/tp"
         for body in ({"jobs": []}, {"jobs": [JOB] * 101}):
             server.call("POST", "/v1/jobs:batch", body).problem(422)
         assert server.call("GET", "/v1/jobs").json["jobs"] == []
 
-    def test_a_key_may_queue_only_so_many_jobs(self, store_url: str) -> None:
+    def test_a_key_may_queue_only_so_many_jobs(self, store_url):
         settings = ApiSettings(Settings(store_url), queued=3, no_auth=True)
         with serving(settings) as server:
             jobs = [{**JOB, "seed": seed} for seed in range(3)]

@@ -1,7 +1,5 @@
 """Problems by device: what is kept in memory follows the store, on each database."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -26,7 +24,7 @@ OTHER = replace(PROBLEM, E=8, top_k=2)
 
 
 @pytest.fixture(autouse=True)
-def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_fresh(monkeypatch):
     monkeypatch.setattr(matrix, "FRESH_S", 0.0)
 
 
@@ -55,7 +53,7 @@ def cell(rows: Iterable[CoverageRow]) -> dict[str, object]:
 
 
 @both_databases
-def test_it_follows_what_is_published(store: Store) -> None:
+def test_it_follows_what_is_published(store):
     lookups = Lookups.sharing(store)
     found = Matrix(lookups, list, list)
     assert list(found.rows()) == []
@@ -76,7 +74,7 @@ def test_it_follows_what_is_published(store: Store) -> None:
     assert latest["speedup"] == pytest.approx(2.0)
 
 
-def test_a_stale_cell_says_why(store: Store) -> None:
+def test_a_stale_cell_says_why(store):
     found = Matrix(Lookups.sharing(store), list, list)
     publish(store, OLD, entry(0, 10.0, 20.0))
     newer = store.begin_run(replace(KEY, problem=OTHER, environment=NEW))
@@ -87,7 +85,7 @@ def test_a_stale_cell_says_why(store: Store) -> None:
     assert cells[OTHER.spec()]["state"] is CellState.MEASURED
 
 
-def test_only_what_has_changed_is_read_again(store: Store) -> None:
+def test_only_what_has_changed_is_read_again(store):
     lookups = Lookups.sharing(store)
     publish(store, OLD, entry(0, 10.0, 20.0))
     found, known = lookups.changed_summaries(None)
@@ -103,9 +101,7 @@ def test_only_what_has_changed_is_read_again(store: Store) -> None:
 
 @pytest.mark.parametrize("replaces", [False, True])
 @both_databases
-def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(
-    store: Store, monkeypatch: pytest.MonkeyPatch, replaces: bool
-) -> None:
+def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(store, monkeypatch, replaces):
     found = Matrix(Lookups.sharing(store), list, list)
     publish(store, OLD, entry(0, 10.0, 20.0))
     assert cell(found.rows())["speedup"] == pytest.approx(2.0)
@@ -115,7 +111,7 @@ def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(
     assert cell(found.rows())["speedup"] == pytest.approx(4.0 if replaces else 40 / 15)
 
 
-def test_what_has_no_time_has_no_gain(store: Store) -> None:
+def test_what_has_no_time_has_no_gain(store):
     publish(store, OLD, entry(0, None, 20.0, Status.INCUMBENT))
     found = Matrix(Lookups.sharing(store), list, list)
     untuned = cell(found.rows())
@@ -125,7 +121,7 @@ def test_what_has_no_time_has_no_gain(store: Store) -> None:
     assert cell(found.rows())["speedup"] is None
 
 
-def test_what_is_watched_is_missing_until_it_is_there(store: Store) -> None:
+def test_what_is_watched_is_missing_until_it_is_there(store):
     watches = [Watch((PROBLEM.spec(),), ("L40S",))]
     found = Matrix(Lookups.sharing(store), lambda: watches, list)
     assert cell(found.rows())["state"] is CellState.MISSING
@@ -136,7 +132,7 @@ def test_what_is_watched_is_missing_until_it_is_there(store: Store) -> None:
     assert cell(found.rows())["state"] is CellState.MEASURED
 
 
-def test_rows_are_found_and_sorted(store: Store) -> None:
+def test_rows_are_found_and_sorted(store):
     publish(store, OLD, entry(0, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
     other = store.begin_run(replace(KEY, problem=OTHER))
@@ -146,7 +142,7 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
     assert counts_of(found.rows())["measured"] == 3
 
     def problems(**wanted: object) -> list[str]:
-        return [row.problem for row in found.find(RowFilter(**wanted))]  # type: ignore[arg-type]
+        return [row.problem for row in found.find(RowFilter(**wanted))]
 
     named, unnamed = PROBLEM.spec(), OTHER.spec()
     assert problems() == [named, unnamed]  # what has a model's name comes first
@@ -158,9 +154,7 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
 
 
 @both_databases
-def test_what_another_server_withdraws_is_gone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_server_withdraws_is_gone(store, monkeypatch):
     monkeypatch.setattr(matrix, "WATCHED_S", 0.0)
     publish(store, OLD, entry(0, 10.0, 20.0), entry(1, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
@@ -175,7 +169,7 @@ def test_what_another_server_withdraws_is_gone(
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
 
 
-def test_rows_with_nothing_on_a_device_are_found(store: Store) -> None:
+def test_rows_with_nothing_on_a_device_are_found(store):
     publish(store, OLD, entry(0, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
     other = store.begin_run(replace(KEY, problem=OTHER))
@@ -192,7 +186,7 @@ def test_rows_with_nothing_on_a_device_are_found(store: Store) -> None:
     assert lacking("NVIDIA_A100_80GB_PCIe") == [PROBLEM.spec(), OTHER.spec()]
 
 
-def test_what_a_run_tried_is_counted(store: Store) -> None:
+def test_what_a_run_tried_is_counted(store):
     run = store.begin_run(KEY)
     store.add_trials(run, batch(0))
     results = ResultStore.sharing(store)
@@ -205,9 +199,7 @@ def test_what_a_run_tried_is_counted(store: Store) -> None:
     assert winner.run_id == run.id
 
 
-def test_an_unexpected_error_before_somebody_asks_does_not_end_the_server(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unexpected_error_before_somebody_asks_does_not_end_the_server(store, caplog):
     def fail() -> Sequence[Watch]:
         raise RuntimeError("nobody expects it")
 

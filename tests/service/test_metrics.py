@@ -1,11 +1,8 @@
 """What the API, workers and beat show to Prometheus."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from subprocess import PIPE, run
@@ -16,7 +13,7 @@ from cases import RECORDINGS
 from databases import both_databases
 from scraping import Scrape, add_worker, fleet, free_ports, running, scrape, scrape_port
 from servers import started_redis
-from worker_processes import REPLAY, descendants, replay, wait_for
+from worker_processes import REPLAY, descendants, embedded, replay, wait_for
 from worker_processes import running as is_running
 
 from api.metrics import Metrics
@@ -25,19 +22,12 @@ from tuner.jobs.job import JobState
 from tuner.store import JobStore, Leases, NightStore
 from tuner.store.connect import connect
 from tuner.store.figures import Figures
-from workers.embedded import EmbeddedWorker
 from workers.settings import Settings
 
 L40S = "NVIDIA_L40S"
 
 
-@pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
-        yield running
-
-
-def test_a_series_does_not_vanish_at_zero(server: Server, store_url: str) -> None:
+def test_a_series_does_not_vanish_at_zero(server, store_url):
     job = server.submit()["id"]
     waiting = scrape(server)
     for seen, count in ((waiting, 1), (scrape_after_cancel(server, job), 0)):
@@ -60,7 +50,7 @@ def scrape_after_cancel(server: Server, job: str) -> Scrape:
 
 
 @both_databases
-def test_workers_and_nights(server: Server, store_url: str) -> None:
+def test_workers_and_nights(server, store_url):
     empty = scrape(server)
     assert empty.value("tuner_night_finished_timestamp_seconds") is None
     with Leases.open(store_url) as leases:
@@ -89,7 +79,7 @@ def test_workers_and_nights(server: Server, store_url: str) -> None:
     assert began and ended and began <= ended
 
 
-def test_a_scrape_outlives_the_store() -> None:
+def test_a_scrape_outlives_the_store():
     away = "postgresql://tuner@127.0.0.1:1/tuner"
     seen = Scrape(Metrics(Figures(connect(away)), Settings(away)).text().decode())
     assert seen.value("tuner_store_up") == 0
@@ -98,9 +88,7 @@ def test_a_scrape_outlives_the_store() -> None:
     assert "tuner_build_info" in seen.families
 
 
-def test_counting_finished_jobs_takes_a_hundredth_of_the_time(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counting_finished_jobs_takes_a_hundredth_of_the_time(store_url, monkeypatch):
     now = 0.0
     monkeypatch.setattr("api.metrics.time.monotonic", lambda: now)
     with Figures.open(store_url) as figures:
@@ -125,7 +113,7 @@ def test_counting_finished_jobs_takes_a_hundredth_of_the_time(
         assert counts == [8]
 
 
-def test_the_pool_and_the_broker_are_shown(tmp_path: Path) -> None:
+def test_the_pool_and_the_broker_are_shown(tmp_path):
     with started_redis("secret") as redis:
         settings = ApiSettings(
             Settings(f"sqlite:///{tmp_path / 'tuner.db'}", redis.url), no_auth=True
@@ -148,12 +136,12 @@ def test_the_pool_and_the_broker_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def port() -> int:
+def port():
     return free_ports(4)
 
 
 @pytest.fixture
-def environ(postgres_url: str, redis_url: str, port: int) -> dict[str, str]:
+def environ(postgres_url, redis_url, port):
     return {
         "TUNER_DATABASE_URL": postgres_url,
         "TUNER_BROKER_URL": redis_url,
@@ -161,9 +149,7 @@ def environ(postgres_url: str, redis_url: str, port: int) -> dict[str, str]:
     }
 
 
-def test_a_fleet_shows_its_processes_on_one_port_starts_them_again_and_stops_them(
-    environ: dict[str, str], port: int
-) -> None:
+def test_a_fleet_shows_its_processes_on_one_port_starts_them_again_and_stops_them(environ, port):
     with (
         JobStore.open(environ["TUNER_DATABASE_URL"]) as jobs,
         running(fleet("--device", "H200", "--processes", "2"), environ) as parent,
@@ -226,7 +212,7 @@ def test_a_fleet_shows_its_processes_on_one_port_starts_them_again_and_stops_the
         assert not any(map(is_running, second))
 
 
-def test_a_port_that_is_taken_is_named(environ: dict[str, str], port: int) -> None:
+def test_a_port_that_is_taken_is_named(environ, port):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
@@ -238,23 +224,19 @@ def test_a_port_that_is_taken_is_named(environ: dict[str, str], port: int) -> No
     assert f"TUNER_METRICS_PORT: cannot listen on 127.0.0.1, port {port}" in said
 
 
-def test_an_embedded_worker_is_shown_by_its_api(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_embedded_worker_is_shown_by_its_api(tmp_path, monkeypatch):
     settings = Settings(f"sqlite:///{tmp_path / 'tuner.db'}", recordings=RECORDINGS)
     monkeypatch.setenv("TUNER_DATABASE_URL", settings.database_url)  # for the child
     monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
-    embedded = EmbeddedWorker(settings, gpus=())
-    embedded.start()
-    try:
-        with serving(ApiSettings(settings, no_auth=True), embedded) as server:
+    with (
+        embedded(settings) as worker,
+        serving(ApiSettings(settings, no_auth=True), worker) as server,
+    ):
 
-            def done() -> float:
-                name = "tuner_attempts_total"
-                return scrape(server).value(name, device="NVIDIA_H200", outcome="done") or 0
+        def done() -> float:
+            name = "tuner_attempts_total"
+            return scrape(server).value(name, device="NVIDIA_H200", outcome="done") or 0
 
-            before = done()
-            assert server.call("POST", "/v1/jobs", REPLAY).status == 202
-            wait_for(lambda: done() == before + 1)
-    finally:
-        embedded.stop()
+        before = done()
+        assert server.call("POST", "/v1/jobs", REPLAY).status == 202
+        wait_for(lambda: done() == before + 1)

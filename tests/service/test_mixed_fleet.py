@@ -3,13 +3,9 @@
 Real worker processes, on a real Redis and PostgreSQL.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from worker_processes import celery_worker, other_host, predict, replay, wait_for
@@ -25,7 +21,7 @@ VERSIONS = ("0.5.12", "0.5.16")
 
 
 @pytest.fixture
-def jobs(postgres_url: str) -> Iterator[JobStore]:
+def jobs(postgres_url):
     with JobStore.open(postgres_url) as opened:
         yield opened
 
@@ -40,9 +36,7 @@ def alive(jobs: JobStore, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_each_job_is_done_by_a_worker_that_has_its_engine(
-    jobs: JobStore, postgres_url: str, redis_url: str, tmp_path: Path
-) -> None:
+def test_each_job_is_done_by_a_worker_that_has_its_engine(jobs, postgres_url, redis_url, tmp_path):
     with ExitStack() as stack:
         for version in VERSIONS:
             more = other_host(tmp_path, version, version)
@@ -69,8 +63,8 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(
 
 @pytest.mark.slow
 def test_a_host_without_triton_is_set_aside_and_harms_no_job(
-    jobs: JobStore, postgres_url: str, redis_url: str, tmp_path: Path
-) -> None:
+    jobs, postgres_url, redis_url, tmp_path
+):
     broken = other_host(tmp_path, "broken", "0.5.16", lacks="triton")
     with celery_worker(postgres_url, redis_url, tmp_path / "broken.log", **broken):
         posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
@@ -89,16 +83,13 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
     assert len(refusals) == 2
 
 
-def test_a_worker_without_triton_refuses_what_it_cannot_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+def test_a_worker_without_triton_refuses_what_it_cannot_compile(sqlite_url, tmp_path, monkeypatch):
     environ = {**os.environ, **other_host(tmp_path, "broken", "0.5.16", lacks="triton")}
-    with Leases.open(url) as leases:
+    with Leases.open(sqlite_url) as leases:
         jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
         registration = Registration(workers, describe(None, None, "broken"))
         registration.beat()
-        broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": url})
+        broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": sqlite_url})
         monkeypatch.setattr(broken._stopping, "wait", lambda pause_s: None)
         posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
         assert broken.drain() == 2

@@ -1,10 +1,7 @@
 """`tuner diff` of two nights: their jobs, and the fastest trials of the jobs' runs."""
 
-from __future__ import annotations
-
 import json
 from datetime import date, timedelta
-from pathlib import Path
 
 import pytest
 from databases import both_databases
@@ -41,7 +38,7 @@ HERE = Environment("NVIDIA_L40S", "sglang", "9.9.9", "3.6.0", "ab" * 32, "2.11.0
 
 
 @pytest.fixture
-def settings(store_url: str, tmp_path: Path) -> Settings:
+def settings(store_url, tmp_path):
     lines = [f"{name} = {value!r}" for name, value in WATCH.as_json().items()]
     path = tmp_path / "nightly.toml"
     path.write_text("\n".join(["revalidate = 1", "[[watch]]", *lines]).replace("'", '"'))
@@ -53,7 +50,6 @@ def night(settings: Settings, day: date, blocks: dict[int, float]) -> None:
     run_nightly(settings, today=day)
     with Leases.open(settings.database_url) as leases:
         lease = leases.claim([JobFilter(needs_gpu=True)], "worker")
-        assert lease is not None
         store = leases.store(lease)
         key = RunKey(
             PROBLEM, HERE, MeasureKind.GPU, "standard", lease.request.seed, POINTS, "sglang"
@@ -75,7 +71,7 @@ def night(settings: Settings, day: date, blocks: dict[int, float]) -> None:
 
 
 @both_databases
-def test_the_fastest_trials_of_two_nights_are_compared(settings: Settings) -> None:
+def test_the_fastest_trials_of_two_nights_are_compared(settings):
     night(settings, FIRST, {16: 20.0, 32: 30.0})
     night(settings, SECOND, {16: 18.0, 64: 10.0})
     with Store.open(settings.database_url) as store:
@@ -91,7 +87,7 @@ def test_the_fastest_trials_of_two_nights_are_compared(settings: Settings) -> No
 
 
 @both_databases
-def test_a_problem_of_one_night_alone_and_one_without_times(settings: Settings) -> None:
+def test_a_problem_of_one_night_alone_and_one_without_times(settings):
     run_nightly(settings, today=FIRST)  # nobody does its job
     night(settings, SECOND, {16: 18.0})
     with Store.open(settings.database_url) as store:
@@ -102,7 +98,7 @@ def test_a_problem_of_one_night_alone_and_one_without_times(settings: Settings) 
     assert text.startswith("2026-11-24 and 2026-11-26: ")
 
 
-def test_the_command_takes_days_or_folders(settings: Settings, monkeypatch) -> None:
+def test_the_command_takes_days_or_folders(settings, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", settings.database_url)
     night(settings, FIRST, {16: 20.0})
     night(settings, SECOND, {16: 16.0})

@@ -1,12 +1,8 @@
 """The nightly round, on each database: what it finds, and that a second one does no harm."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -60,7 +56,7 @@ WATCH = Watch(
 
 
 @pytest.fixture
-def settings(store_url: str, tmp_path: Path) -> Settings:
+def settings(store_url, tmp_path):
     lines = [f"{name} = {value!r}" for name, value in WATCH.as_json().items()]
     path = tmp_path / "nightly.toml"
     path.write_text("\n".join(["revalidate = 1", "[[watch]]", *lines]).replace("'", '"'))
@@ -68,13 +64,13 @@ def settings(store_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def store(settings: Settings) -> Iterator[Store]:
+def store(settings):
     with Store.open(settings.database_url) as opened:
         yield opened
 
 
 @pytest.fixture
-def engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def engine_here(tmp_path, monkeypatch):
     """The file with the fused-MoE kernels of an sglang 7.7.7 that this machine has."""
     real = find_engine("sglang==0.5.16")
     source = kernel_source(real, "fused_moe")
@@ -112,34 +108,30 @@ def standings(settings: Settings, store: Store) -> list[WatchState]:
 
 
 class TestPlan:
-    def test_nothing_stored_is_all_missing(self, settings: Settings, store: Store) -> None:
+    def test_nothing_stored_is_all_missing(self, settings, store):
         assert standings(settings, store) == [WatchState.MISSING] * 2
 
-    def test_what_is_stored_is_tuned(self, settings: Settings, store: Store) -> None:
+    def test_what_is_stored_is_tuned(self, settings, store):
         tuned(store, PROBLEMS[0])
         assert standings(settings, store) == [WatchState.TUNED, WatchState.MISSING]
 
-    def test_a_point_that_lacks_is_missing(self, settings: Settings, store: Store) -> None:
+    def test_a_point_that_lacks_is_missing(self, settings, store):
         tuned(store, PROBLEMS[0], sizes=(1,))
         assert standings(settings, store)[0] is WatchState.MISSING
 
-    def test_a_prediction_is_no_measurement(self, settings: Settings, store: Store) -> None:
+    def test_a_prediction_is_no_measurement(self, settings, store):
         tuned(store, PROBLEMS[0], status=Status.PREDICTED)
         assert standings(settings, store)[0] is WatchState.MISSING
 
     @pytest.mark.parametrize("field", ["triton", "kernel_hash", "torch", "cuda", "driver"])
-    def test_a_changed_environment_makes_the_others_stale(
-        self, settings: Settings, store: Store, field: str
-    ) -> None:
+    def test_a_changed_environment_makes_the_others_stale(self, settings, store, field):
         tuned(store, PROBLEMS[0])
         tuned(store, PROBLEMS[1], replace(ENVIRONMENT, **{field: "new"}))
         assert standings(settings, store) == [WatchState.STALE, WatchState.TUNED]
         watch_list = watch_list_of(settings, NightStore.sharing(store))
         assert field in plan(watch_list, store, DAY).watched[0].why
 
-    def test_another_family_s_kernels_make_nothing_stale(
-        self, settings: Settings, store: Store
-    ) -> None:
+    def test_another_family_s_kernels_make_nothing_stale(self, settings, store):
         tuned(store, PROBLEMS[0])
         other = replace(ENVIRONMENT, kernel_hash="cd" * 32)
         point = Point(4, Stage.DECODE, 1, 512)
@@ -156,9 +148,7 @@ class TestPlan:
             (ATTENTION.spec(), "tuned"),
         ]
 
-    def test_what_was_measured_again_is_no_longer_stale(
-        self, settings: Settings, store: Store
-    ) -> None:
+    def test_what_was_measured_again_is_no_longer_stale(self, settings, store):
         for driver in ("580.1", "570.1", "580.1"):
             tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver=driver))
         watch_list = watch_list_of(settings, NightStore.sharing(store))
@@ -166,9 +156,7 @@ class TestPlan:
         (row, _) = watched_rows(watch_list, None, 0, 10, Lookups.sharing(store))
         assert (row["standing"], row["why"]) == ("tuned", "")
 
-    def test_a_result_is_judged_at_the_points_where_it_counts(
-        self, settings: Settings, store: Store
-    ) -> None:
+    def test_a_result_is_judged_at_the_points_where_it_counts(self, settings, store):
         """A batch size that was measured anew has no results of the old environment beside them."""
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver="old"))
         tuned(store, PROBLEMS[0], sizes=(2,))
@@ -178,8 +166,8 @@ class TestPlan:
         assert standings(settings, store)[0] is WatchState.STALE
 
     def test_an_engine_upgraded_below_a_running_worker_is_seen(
-        self, settings: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, settings, store, tmp_path, monkeypatch
+    ):
         old = find_engine("sglang==0.5.12")
         kernel_hash = lift_fused_moe(old).lifted.hash
         environment = replace(ENVIRONMENT, engine_version=old.version, kernel_hash=kernel_hash)
@@ -196,13 +184,7 @@ class TestPlan:
             standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
         assert standings == [WatchState.TUNED, WatchState.STALE]
 
-    def test_sources_that_change_in_place_are_seen(
-        self,
-        settings: Settings,
-        store: Store,
-        engine_here: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_sources_that_change_in_place_are_seen(self, settings, store, engine_here, monkeypatch):
         kernel_hash = lift_fused_moe(find_engine("sglang==7.7.7")).lifted.hash
         now = replace(ENVIRONMENT, engine_version="7.7.7", kernel_hash=kernel_hash)
         tuned(store, PROBLEMS[0], now)
@@ -220,8 +202,8 @@ class TestPlan:
 
     @pytest.mark.parametrize("is_stored", [True, False])
     def test_an_engine_that_cannot_be_lifted_stops_no_other(
-        self, settings: Settings, store: Store, engine_here: Path, is_stored: bool
-    ) -> None:
+        self, settings, store, engine_here, is_stored
+    ):
         engine_here.write_text("def fused_moe_kernel(: no Python\n")
         if is_stored:
             tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="7.7.7"))
@@ -238,14 +220,12 @@ class TestPlan:
         assert [row["standing"] for row in rows] == ["error", "error", "missing"]
         assert "sglang 7.7.7" in rows[0]["why"]
 
-    def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
+    def test_another_engine_version_is_stale(self, settings, store):
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))
         assert standings(settings, store)[0] is WatchState.STALE
 
     @pytest.mark.parametrize("order", [("9.9.8", "9.9.16"), ("9.9.16", "9.9.8")])
-    def test_the_night_and_the_coverage_agree_on_two_engine_versions(
-        self, store: Store, order: tuple[str, str]
-    ) -> None:
+    def test_the_night_and_the_coverage_agree_on_two_engine_versions(self, store, order):
         """The higher version is the newest, whatever was measured last and is on this machine."""
         at = {version: replace(ENVIRONMENT, engine_version=version) for version in order}
         tuned(store, PROBLEMS[0], at["9.9.8"])  # this problem has no other result
@@ -269,7 +249,7 @@ class TestPlan:
             (WatchState.TUNED, ""),
         ]
 
-    def test_a_watch_of_one_version_asks_for_that_version(self, store: Store) -> None:
+    def test_a_watch_of_one_version_asks_for_that_version(self, store):
         newer = replace(ENVIRONMENT, engine_version="9.9.16", triton="3.7.0", torch="2.12.0")
         tuned(store, PROBLEMS[0])
         tuned(store, PROBLEMS[0], newer)
@@ -280,7 +260,7 @@ class TestPlan:
             (WatchState.STALE, "engine_version 9.9.16 is now 9.9.9"),
         ]
 
-    def test_predictions_are_as_stale_for_the_night_as_for_the_coverage(self, store: Store) -> None:
+    def test_predictions_are_as_stale_for_the_night_as_for_the_coverage(self, store):
         predicted = replace(ENVIRONMENT, torch="", cuda="", driver="")
         tuned(store, PROBLEMS[0], predicted, status=Status.PREDICTED)
         tuned(store, PROBLEMS[1], replace(ENVIRONMENT, engine_version="9.9.16"))
@@ -293,16 +273,14 @@ class TestPlan:
         judged = plan(WatchList((watch,)), store, DAY).watched
         assert [one.standing.value for one in judged] == ["stale", "tuned"]
 
-    def test_the_oldest_is_measured_again_as_a_run_of_its_own(
-        self, settings: Settings, store: Store
-    ) -> None:
+    def test_the_oldest_is_measured_again_as_a_run_of_its_own(self, settings, store):
         tuned(store, PROBLEMS[1])
         tuned(store, PROBLEMS[0])
         watch_list = watch_list_of(settings, NightStore.sharing(store))
         (again,) = plan(watch_list, store, DAY).revalidate
         assert (again.problem, again.seed) == (PROBLEMS[1], DAY.toordinal())
 
-    def test_watches_of_the_api_count(self, settings: Settings, store: Store) -> None:
+    def test_watches_of_the_api_count(self, settings, store):
         more = replace(WATCH, devices=("H200",))
         nights = NightStore.sharing(store)
         added = nights.add_watch(more.as_json(), more.key, "team")
@@ -315,7 +293,7 @@ class TestPlan:
 
 @both_databases
 class TestRound:
-    def test_a_round_queues_the_difference_once(self, settings: Settings, store: Store) -> None:
+    def test_a_round_queues_the_difference_once(self, settings, store):
         tuned(store, PROBLEMS[0])
         first = run_nightly(settings, today=DAY)
         assert (len(first["missing"]), len(first["revalidated"])) == (1, 1)
@@ -330,7 +308,7 @@ class TestRound:
         missing = [job.id for job in queued if job.request.problem == PROBLEMS[1]]
         assert next_night["waiting"] == missing  # still queued: not queued again
 
-    def test_what_came_of_a_night_is_told_by_job(self, settings: Settings, store: Store) -> None:
+    def test_what_came_of_a_night_is_told_by_job(self, settings, store):
         tuned(store, PROBLEMS[0], gain=1.5)
         summary = run_nightly(settings, today=DAY)
         again, missing = (summary[kind][0] for kind in ("revalidated", "missing"))
@@ -352,19 +330,19 @@ class TestRound:
         assert done.gain_after == pytest.approx(1.8)
         assert outcomes({"skipped": "nothing is watched"}, store) == []
 
-    def test_two_beats_at_once_queue_each_job_once(self, settings: Settings, store: Store) -> None:
+    def test_two_beats_at_once_queue_each_job_once(self, settings, store):
         with ThreadPoolExecutor(3) as pool:
             rounds = list(pool.map(lambda _: run_nightly(settings, today=DAY), range(3)))
         assert sorted("skipped" in one for one in rounds) == [False, True, True]
         assert len(JobStore.sharing(store).list()) == 2
 
-    def test_a_dry_run_writes_nothing(self, settings: Settings, store: Store) -> None:
+    def test_a_dry_run_writes_nothing(self, settings, store):
         assert len(run_nightly(settings, dry_run=True, today=DAY)["missing"]) == 2
         assert JobStore.sharing(store).list() == []
         assert NightStore.sharing(store).last() is None
         assert "skipped" not in run_nightly(settings, today=DAY)
 
-    def test_a_round_that_was_killed_is_taken_over(self, store: Store) -> None:
+    def test_a_round_that_was_killed_is_taken_over(self, store):
         began = utc_now()
         first = NightStore(store._engine, lambda: began)
         assert first.begin(SCHEDULE, DAY)
@@ -376,7 +354,7 @@ class TestRound:
         much_later = NightStore(store._engine, lambda: began + 10 * GIVEN_UP)
         assert not much_later.begin(SCHEDULE, DAY)
 
-    def test_a_forced_round_is_done_again(self, settings: Settings, store: Store) -> None:
+    def test_a_forced_round_is_done_again(self, settings, store):
         first = run_nightly(settings, today=DAY)
         jobs = JobStore.sharing(store)
         jobs.cancel(first["submitted"][0])
@@ -386,9 +364,7 @@ class TestRound:
         assert night.summary == again
         assert "skipped" in run_nightly(settings, today=DAY)
 
-    def test_a_round_that_is_being_done_is_not_forced(
-        self, settings: Settings, store: Store
-    ) -> None:
+    def test_a_round_that_is_being_done_is_not_forced(self, settings, store):
         assert NightStore.sharing(store).begin(SCHEDULE, DAY)
         skipped = run_nightly(settings, today=DAY, force=True)["skipped"]
         assert skipped == "another process is doing it"
@@ -397,17 +373,13 @@ class TestRound:
             forced = lambda _: NightStore.sharing(store).begin(SCHEDULE, DAY, again=True)  # noqa: E731
             assert sorted(pool.map(forced, range(3))) == [False, False, True]
 
-    def test_a_night_without_watches_leaves_the_date_open(
-        self, settings: Settings, store: Store
-    ) -> None:
+    def test_a_night_without_watches_leaves_the_date_open(self, settings, store):
         empty = replace(settings, nightly=None)
         assert "nothing is watched" in run_nightly(empty, today=DAY)["skipped"]
         assert NightStore.sharing(store).last() is None
         assert len(run_nightly(settings, today=DAY)["submitted"]) == 2
 
-    def test_errors_are_counted_as_such(
-        self, settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_errors_are_counted_as_such(self, settings, store, monkeypatch):
         wrong = replace(WATCH, models=("nope-model", PROBLEMS[0].spec()))
         NightStore.sharing(store).add_watch(wrong.as_json(), wrong.key, "team")
         summary = run_nightly(replace(settings, nightly=None), today=DAY)
@@ -425,7 +397,7 @@ class TestRound:
         assert errors_of(summary)[1] == {"what": PROBLEMS[0].spec(), "why": "the queue is full"}
         assert headline(summary).endswith("0 queued, 0 waiting before, 2 errors")
 
-    def test_past_nights_are_listed_in_pages(self, store: Store) -> None:
+    def test_past_nights_are_listed_in_pages(self, store):
         nights = NightStore.sharing(store)
         for days in (0, 2, 1):
             assert nights.begin(SCHEDULE, DAY + timedelta(days=days))
@@ -434,11 +406,10 @@ class TestRound:
         rest = nights.nights(after=(first[-1].date, first[-1].id), limit=2)
         assert [night.date.day for night in rest] == [1]
 
-    def test_schedules_and_dates_are_apart(self, store: Store) -> None:
+    def test_schedules_and_dates_are_apart(self, store):
         nights = NightStore.sharing(store)
         assert nights.begin("a", DAY)
         assert nights.begin("b", DAY)
         assert nights.begin("a", DAY + timedelta(days=1))
         last = nights.last("b")
-        assert last is not None
         assert (last.date, last.summary, last.finished_at) == (DAY, None, None)

@@ -1,12 +1,9 @@
 """docker/'s alerts and dashboard: what they ask for is what the service shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
@@ -21,7 +18,6 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from scraping import Scrape, add_worker, beat, fleet, free_ports, running, scrape, scrape_port
 from servers import postgres_database
-from sqlalchemy import URL
 from worker_processes import replay, wait_for
 
 from api.settings import ApiSettings
@@ -58,9 +54,7 @@ def shown_by(scrapes: list[Scrape]) -> Shown:
 
 
 @pytest.fixture(scope="module")
-def shown(
-    postgres: URL, redis_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shown]:
+def shown(postgres, redis_url, tmp_path_factory):
     """All that a service shows which has done some work: its API, a worker and beat."""
     port = free_ports(3)
     folder = tmp_path_factory.mktemp("observe")
@@ -129,14 +123,14 @@ def check_query(query: str, shown: Shown) -> set[str]:
     return by - {""} if grouped else labels
 
 
-def test_an_alert_asks_for_what_is_shown(shown: Shown) -> None:
+def test_an_alert_asks_for_what_is_shown(shown):
     for rule in RULES:
         labels = check_query(rule["expr"], shown)
         for text in rule["annotations"].values():
             assert set(re.findall(r"\$labels\.(\w+)", text)) <= labels, rule["alert"]
 
 
-def test_alerts_are_rules_of_prometheus() -> None:
+def test_alerts_are_rules_of_prometheus():
     names = [rule["alert"] for rule in RULES]
     assert len(set(names)) == len(names)
     for rule in RULES:
@@ -148,13 +142,13 @@ def test_alerts_are_rules_of_prometheus() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here")
-def test_alerts_say_what_they_should_of_invented_series() -> None:
+def test_alerts_say_what_they_should_of_invented_series():
     tests = Path(__file__).with_name("alerts_test.yml")
     subprocess.run(["promtool", "check", "rules", DOCKER / "alerts.yml"], check=True)
     subprocess.run(["promtool", "test", "rules", tests], check=True)
 
 
-def test_a_panel_asks_for_what_is_shown(shown: Shown) -> None:
+def test_a_panel_asks_for_what_is_shown(shown):
     for panel in PANELS:
         for target in panel["targets"]:
             labels = check_query(target["expr"], shown)
@@ -162,7 +156,7 @@ def test_a_panel_asks_for_what_is_shown(shown: Shown) -> None:
             assert wanted <= labels, panel["title"]
 
 
-def test_the_dashboard_is_one_of_grafana() -> None:
+def test_the_dashboard_is_one_of_grafana():
     plugins.register_default_plugins()
     read = Dashboard.from_json(DASHBOARD)
     # Grafana's own model keeps every field that it knows, so each field here is one of Grafana's.
@@ -190,7 +184,7 @@ def known(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def test_prometheus_scrapes_what_the_compose_file_starts() -> None:
+def test_prometheus_scrapes_what_the_compose_file_starts():
     services = COMPOSE["services"]
     jobs = {job["job_name"]: job for job in SCRAPES["scrape_configs"]}
     (api,) = jobs["tuner-api"]["static_configs"][0]["targets"]
@@ -208,7 +202,7 @@ def test_prometheus_scrapes_what_the_compose_file_starts() -> None:
     assert Path(key).name in services["prometheus"]["secrets"]
 
 
-def test_the_page_lists_every_metric(shown: Shown) -> None:
+def test_the_page_lists_every_metric(shown):
     page = (ROOT / "docs" / "operations.md").read_text()
     table = re.findall(r"^\| `(tuner_\w+)(?:\{([\w,]*)\})?`", page, re.MULTILINE)
     listed = {name: set(labels.split(",")) - {""} for name, labels in table}

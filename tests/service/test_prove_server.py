@@ -1,7 +1,5 @@
 """`tuner prove --server`, with real processes, beside stand-ins for the engine and the driver."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -23,7 +21,7 @@ from tuner.store import ServedProofStore, Store
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     """A folder with exported files and a model's folder."""
     exported(tmp_path / "configs_out")
     (tmp_path / "model").mkdir()
@@ -31,11 +29,10 @@ def place(tmp_path: Path) -> Path:
 
 
 def report_of(place: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((place / "served_proof/report.json").read_text())
-    return found
+    return json.loads((place / "served_proof/report.json").read_text())
 
 
-def test_both_servers_are_compared_and_the_report_is_kept(place: Path) -> None:
+def test_both_servers_are_compared_and_the_report_is_kept(place):
     run = prove(place, "model", "--server", "--json")
     shown = json.loads(run.stdout)
     assert run.returncode == (0 if shown["proven"] else 1), run.stderr
@@ -54,7 +51,7 @@ def test_both_servers_are_compared_and_the_report_is_kept(place: Path) -> None:
         assert (place / f"served_proof/traces/{side}/1x8+4/1-TP-0.trace.json").is_file()
 
 
-def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(place: Path) -> None:
+def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(place):
     (place / "configs_out/provenance/decode.json").write_text(
         json.dumps({"problem": DECODE.spec()})
     )
@@ -77,7 +74,7 @@ def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(plac
     assert json.loads(said.stdout)["after_args"] == "--y"
 
 
-def test_servers_in_turn_have_a_log_for_each_start(place: Path) -> None:
+def test_servers_in_turn_have_a_log_for_each_start(place):
     run = prove(place, "model", "--server", "--in-turn", "--no-profile", "--json")
     shown = json.loads(run.stdout)
     assert shown["sides"] == "in turn"
@@ -87,7 +84,7 @@ def test_servers_in_turn_have_a_log_for_each_start(place: Path) -> None:
     assert all(len(gain["rounds"]["before"]) == 2 for gain in shown["gains"])
 
 
-def test_vllm(place: Path) -> None:
+def test_vllm(place):
     exported(place / "for_vllm", folder=".")
     words = ("--engine", "vllm", "--out", "for_vllm", "--json")
     run = prove(place, "model", "--server", *words)
@@ -99,21 +96,21 @@ def test_vllm(place: Path) -> None:
 
 
 @pytest.mark.slow  # tests/unit/test_served.py has its rule
-def test_other_outputs_are_not_proven(place: Path) -> None:
+def test_other_outputs_are_not_proven(place):
     run = prove(place, "model", "--server", "--after-args", "--other-outputs 1")
     assert run.returncode == 1
     assert "outputs: DIFFERENT" in run.stdout
     assert "NOT PROVEN" in run.stdout.splitlines()[-1]
 
 
-def test_files_that_are_not_loaded_are_not_proven(place: Path) -> None:
+def test_files_that_are_not_loaded_are_not_proven(place):
     run = prove(place, "model", "--server", "--no-profile", "--args=--ignore-files")
     assert run.returncode == 1
     assert "no line names a config file" in run.stdout
     assert "NOT PROVEN" in run.stdout.splitlines()[-1]
 
 
-def test_the_before_server_does_not_get_the_variables_of_the_shell(place: Path) -> None:
+def test_the_before_server_does_not_get_the_variables_of_the_shell(place):
     folder = str(place / "configs_out")
     run = prove(place, "model", "--server", "--no-profile", SGLANG_MOE_CONFIG_DIR=folder)
     assert "files: every tuned file was used" in run.stdout, run.stderr
@@ -121,7 +118,7 @@ def test_the_before_server_does_not_get_the_variables_of_the_shell(place: Path) 
 
 
 @pytest.mark.slow  # tests/unit/test_served.py has its rule
-def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_path: Path) -> None:
+def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_path):
     exported(tmp_path / "configs_out", folder="attention/triton_3_6_0")
     (tmp_path / "model").mkdir()
     run = prove(tmp_path, "model", "--server", "--no-profile", "--json")
@@ -131,7 +128,7 @@ def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_p
 
 
 @pytest.mark.slow  # tests/unit/test_served.py has its rule
-def test_another_backend_before_gives_advice(place: Path) -> None:
+def test_another_backend_before_gives_advice(place):
     words = ("--before-args", "--attention-backend fa3", "--after-args")
     run = prove(place, "model", "--server", *words, "--attention-backend triton", "--json")
     advice = json.loads(run.stdout)["advice"]
@@ -155,9 +152,7 @@ def test_another_backend_before_gives_advice(place: Path) -> None:
         (("model", "--server", "--args", "'"), 2, "close each quote"),
     ],
 )
-def test_what_is_refused_before_a_server_starts(
-    place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
-) -> None:
+def test_what_is_refused_before_a_server_starts(place, monkeypatch, words, code, said):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(STAND_INS)
     monkeypatch.setenv("PATH", str(STAND_INS / "bin"), prepend=os.pathsep)
@@ -179,16 +174,14 @@ def test_what_is_refused_before_a_server_starts(
         (("--args=--hang", "--start-timeout", "0.5"), "not ready within 0.5 s"),
     ],
 )
-def test_a_server_that_fails_is_said_with_its_last_lines(
-    place: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_a_server_that_fails_is_said_with_its_last_lines(place, words, said):
     run = prove(place, "model", "--server", *words)
     assert run.returncode == 1, run.stderr
     assert said in run.stderr
     assert not (place / "served_proof/report.json").exists()
 
 
-def test_memory_for_one_server_alone_lets_them_run_in_turn(place: Path) -> None:
+def test_memory_for_one_server_alone_lets_them_run_in_turn(place):
     # The second server finds no memory, whichever flags say how much it may take.
     words = ("--after-args", "--die 'torch.OutOfMemoryError: CUDA out of memory'")
     run = prove(place, "model", "--server", *words)
@@ -197,14 +190,14 @@ def test_memory_for_one_server_alone_lets_them_run_in_turn(place: Path) -> None:
     assert "too little GPU memory" in run.stderr
 
 
-def test_no_engine_and_no_gpu(place: Path) -> None:
+def test_no_engine_and_no_gpu(place):
     run = prove(place, "model", "--server", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     assert run.returncode == 2 and "sglang is not installed in this Python" in run.stderr
     run = prove(place, "model", "--server", PATH="")
     assert run.returncode == 1 and "no GPU here" in run.stderr
 
 
-def test_a_port_that_is_taken(place: Path) -> None:
+def test_a_port_that_is_taken(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         run = prove(place, "model", "--server", "--port", str(port))
@@ -215,7 +208,7 @@ def test_a_port_that_is_taken(place: Path) -> None:
 @pytest.mark.parametrize(
     "end", only([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 )
-def test_nothing_is_left_when_the_prover_is_killed(place: Path, end: signal.Signals) -> None:
+def test_nothing_is_left_when_the_prover_is_killed(place, end):
     pipe = place / "pids"
     os.mkfifo(pipe)
     words = ("model", "--server", "--in-turn", "--args=--hang")
@@ -235,7 +228,7 @@ def test_nothing_is_left_when_the_prover_is_killed(place: Path, end: signal.Sign
     prover.wait(60)
 
 
-def test_nothing_is_left_when_the_watchdog_is_killed(place: Path) -> None:
+def test_nothing_is_left_when_the_watchdog_is_killed(place):
     pipe = place / "pids"
     os.mkfifo(pipe)
     words = ("model", "--server", "--in-turn", "--args=--hang")

@@ -1,9 +1,6 @@
 """The messages that wake workers, on a real Redis: bounded, and never waited for."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -12,7 +9,7 @@ import redis as redis_client
 from servers import Redis, started_redis
 from worker_processes import replay
 
-from tuner.jobs.job import Job, Priority
+from tuner.jobs.job import Priority
 from tuner.store import JobStore
 from workers.broker import WAITING
 from workers.queue import Announcer, InBackground
@@ -22,13 +19,13 @@ QUEUE = "compile.NVIDIA_H200"
 
 
 @pytest.fixture
-def redis() -> Iterator[Redis]:
+def redis():
     with started_redis() as server:
         yield server
 
 
 @pytest.fixture
-def job(sqlite_url: str) -> Iterator[Job]:
+def job(sqlite_url):
     with JobStore.open(sqlite_url) as jobs:
         yield jobs.submit(replay()).job
 
@@ -39,10 +36,10 @@ def announcer(redis: Redis) -> Announcer:
 
 def waiting(redis: Redis, queue: str = QUEUE) -> int:
     with redis_client.Redis.from_url(redis.url) as client:
-        return int(client.llen(queue))  # type: ignore[arg-type]
+        return int(client.llen(queue))
 
 
-def test_a_queue_that_nobody_reads_is_not_filled(redis: Redis, job: Job) -> None:
+def test_a_queue_that_nobody_reads_is_not_filled(redis, job):
     announces = announcer(redis)
     for _ in range(WAITING + 20):
         announces.announce(job)
@@ -51,9 +48,7 @@ def test_a_queue_that_nobody_reads_is_not_filled(redis: Redis, job: Job) -> None
     assert waiting(redis, f"{QUEUE}.urgent") == 1
 
 
-def test_a_redis_that_does_not_answer_holds_nobody_up(
-    redis: Redis, job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redis_that_does_not_answer_holds_nobody_up(redis, job, caplog, monkeypatch):
     announces = announcer(redis)
     announces.announce(job)  # it is connected
     redis.freeze()
@@ -70,9 +65,7 @@ def test_a_redis_that_does_not_answer_holds_nobody_up(
     assert waiting(redis) == 1
 
 
-def test_an_unexpected_error_does_not_end_the_announcing(
-    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_does_not_end_the_announcing(job, caplog, monkeypatch):
     asked: SimpleQueue[str] = SimpleQueue()
     errors = [RuntimeError("nobody expects it")]
 

@@ -1,11 +1,8 @@
 """RateLimit headers: each answer says what is left, and asking Redis for it is rare."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from api_server import JOB, Answer, serving
@@ -20,7 +17,7 @@ from workers.settings import Settings
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ApiSettings:
+def settings(tmp_path):
     return ApiSettings(
         Settings(f"sqlite:///{tmp_path / 'tuner.db'}"),
         rate=(RateLimitItemPerMinute(60), RateLimitItemPerHour(6)),
@@ -38,7 +35,7 @@ def left(answer: Answer) -> dict[str, int]:
     return {name: int(remaining) for name, remaining, _ in found}
 
 
-def test_each_answer_says_what_is_left(settings: ApiSettings) -> None:
+def test_each_answer_says_what_is_left(settings):
     with serving(settings) as server:
         first = server.call("GET", "/v1/jobs")
         assert first.headers["ratelimit-policy"] == '"rate-60s";q=60;w=60, "rate-3600s";q=6;w=3600'
@@ -56,7 +53,7 @@ def test_each_answer_says_what_is_left(settings: ApiSettings) -> None:
         assert "ratelimit" not in server.call("GET", "/healthz").headers
 
 
-def test_without_a_rate_there_is_nothing_to_say(settings: ApiSettings) -> None:
+def test_without_a_rate_there_is_nothing_to_say(settings):
     with serving(replace(settings, rate=(), submit_rate=())) as server:
         answer = server.call("POST", "/v1/jobs", JOB)
         assert answer.status == 202
@@ -64,19 +61,13 @@ def test_without_a_rate_there_is_nothing_to_say(settings: ApiSettings) -> None:
 
 
 @pytest.mark.parametrize(("known_s", "asked"), [(0.0, 4), (3600.0, 1)])
-def test_redis_is_seldom_asked(
-    settings: ApiSettings,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    known_s: float,
-    asked: int,
-) -> None:
+def test_redis_is_seldom_asked(settings, redis_url, monkeypatch, known_s, asked):
     calls = []
     ask = MovingWindowRateLimiter.get_window_stats
 
     def count(self: MovingWindowRateLimiter, *arguments: object) -> object:
         calls.append(arguments)
-        return ask(self, *arguments)  # type: ignore[arg-type]
+        return ask(self, *arguments)
 
     monkeypatch.setattr(MovingWindowRateLimiter, "get_window_stats", count)
     monkeypatch.setattr(rates, "KNOWN_S", known_s)
@@ -90,9 +81,7 @@ def test_redis_is_seldom_asked(
         assert left(server.call("GET", "/v1/jobs", key=key)) == {"rate-3600s": 0}
 
 
-def test_what_other_processes_count_is_seen(
-    settings: ApiSettings, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_other_processes_count_is_seen(settings, redis_url, monkeypatch):
     monkeypatch.setattr(rates, "KNOWN_S", 0.0)
     service = replace(settings.service, broker_url=redis_url)
     few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),), no_auth=False)

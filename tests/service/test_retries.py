@@ -1,20 +1,17 @@
 """Queueing again what is dead, failed or cancelled: in the store, over the API, by command."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from api_server import JOB, NEVER, Server, serving
+from api_server import JOB, NEVER, serving
 from databases import both_databases
 from sqlalchemy import select, update
 from store_writer import PROBLEM
 from typer.testing import CliRunner
-from worker_processes import replay, wait_for
+from worker_processes import embedded, replay, wait_for
 
 from api.settings import ApiSettings
 from tuner.cli import app
@@ -25,7 +22,6 @@ from tuner.store.database import utc_now
 from tuner.store.job_rows import append_event
 from tuner.store.job_tables import jobs as table
 from tuner.store.keys import Scope
-from workers.embedded import EmbeddedWorker
 from workers.settings import Settings
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
@@ -33,7 +29,7 @@ WHY = "the process ended (SIGKILL): " + "x" * 80
 
 
 @pytest.fixture
-def jobs(store_url: str) -> Iterator[JobStore]:
+def jobs(store_url):
     with JobStore.open(store_url) as opened:
         yield opened
 
@@ -62,7 +58,7 @@ def stored(jobs: JobStore, job_id: str, *names: str) -> tuple[object, ...]:
 class TestStore:
     @pytest.mark.parametrize("state", [JobState.DEAD, JobState.FAILED, JobState.CANCELLED])
     @both_databases
-    def test_it_is_queued_with_all_its_attempts(self, jobs: JobStore, state: JobState) -> None:
+    def test_it_is_queued_with_all_its_attempts(self, jobs, state):
         job_id = ended(jobs, state=state)
         set_job(jobs, job_id, cancel_requested=state is JobState.CANCELLED)
         job = jobs.retry(job_id, "ops")
@@ -77,19 +73,15 @@ class TestStore:
         assert jobs.retry(job_id, "ops") == job  # repeated, it changes nothing
         assert len(jobs.events(job_id)) == 3
 
-    def test_it_is_done(self, jobs: JobStore, store_url: str, monkeypatch) -> None:
+    def test_it_is_done(self, jobs, store_url, monkeypatch):
         monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
         job_id = ended(jobs, replay())
         jobs.retry(job_id)
-        worker = EmbeddedWorker(Settings(store_url), gpus=())
-        worker.start()
-        try:
+        with embedded(Settings(store_url)):
             wait_for(lambda: jobs.get(job_id).state is JobState.DONE)
-        finally:
-            worker.stop()
         assert (jobs.get(job_id).attempts, jobs.get(job_id).error) == (1, "")
 
-    def test_what_is_done_or_ends_just_now_is_not_retried(self, jobs: JobStore) -> None:
+    def test_what_is_done_or_ends_just_now_is_not_retried(self, jobs):
         job_id = ended(jobs, state=JobState.DONE)
         with pytest.raises(NotRetriable, match="is done: submit it anew"):
             jobs.retry(job_id)
@@ -100,7 +92,7 @@ class TestStore:
             jobs.retry(NEVER)
         assert len(jobs.events(job_id)) == 2
 
-    def test_an_equal_unfinished_job_is_named_and_nothing_changes(self, jobs: JobStore) -> None:
+    def test_an_equal_unfinished_job_is_named_and_nothing_changes(self, jobs):
         job_id = ended(jobs)
         before, equal = jobs.get(job_id), jobs.submit(REQUEST).job
         with pytest.raises(EqualJobUnfinished, match=f"job {equal.id} asks for the same work"):
@@ -111,7 +103,7 @@ class TestStore:
         assert jobs.retry(job_id).state is JobState.QUEUED
 
     @both_databases
-    def test_one_of_several_equal_jobs_is_retried(self, jobs: JobStore) -> None:
+    def test_one_of_several_equal_jobs_is_retried(self, jobs):
         posted = [ended(jobs) for _ in range(4)]
 
         def retried(job_id: str) -> bool:
@@ -126,7 +118,7 @@ class TestStore:
 
 class TestApi:
     @pytest.fixture
-    def server(self, store_url: str) -> Iterator[Server]:
+    def server(self, store_url):
         woken: list[str] = []
         announcer = type("Announcer", (), {"announce": lambda self, job: woken.append(job.id)})()
         with serving(ApiSettings(Settings(store_url)), announcer) as running:
@@ -136,9 +128,7 @@ class TestApi:
             self.woken = woken
             yield running
 
-    def test_one_s_own_job_is_retried_and_a_worker_woken(
-        self, server: Server, jobs: JobStore
-    ) -> None:
+    def test_one_s_own_job_is_retried_and_a_worker_woken(self, server, jobs):
         path = f"/v1/jobs/{(job_id := ended(jobs))}/retry"
         assert "posted by team" in server.call("POST", path, key=self.other).problem(403)
         answer = server.call("POST", path, key=self.team)
@@ -148,7 +138,7 @@ class TestApi:
         set_job(jobs, job_id, state=JobState.FAILED.value)
         assert server.call("POST", path).status == 202  # an admin may retry all
 
-    def test_a_conflict_has_a_type(self, server: Server, jobs: JobStore) -> None:
+    def test_a_conflict_has_a_type(self, server, jobs):
         job_id = ended(jobs)
         equal = jobs.submit(REQUEST).job.id
         refused = server.call("POST", f"/v1/jobs/{job_id}/retry")
@@ -159,7 +149,7 @@ class TestApi:
         assert refused.json["type"] == "urn:engine-tuner:error:not-retriable"
         server.call("POST", f"/v1/jobs/{NEVER}/retry").problem(404)
 
-    def test_no_name_changes_what_a_terminal_shows(self, server: Server) -> None:
+    def test_no_name_changes_what_a_terminal_shows(self, server):
         for name in ("\u009b31mRED", "a\u202eb", "\u2066x", "a\u200eb", "\u2028"):
             said = server.call("POST", "/v1/jobs", {**JOB, "name": name}).problem(422)
             assert "name" in said, repr(name)
@@ -172,9 +162,7 @@ class TestApi:
 
 class TestCommand:
     @pytest.fixture(params=["local", "server"])
-    def command(
-        self, request: pytest.FixtureRequest, store_url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[None]:
+    def command(self, request, store_url, monkeypatch):
         monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
         monkeypatch.delenv("TUNER_SERVER", raising=False)
         if request.param == "local":
@@ -185,9 +173,7 @@ class TestCommand:
             monkeypatch.setenv("TUNER_API_KEY", server.app.state.api.keys.add("a", Scope.ADMIN))
             yield
 
-    def test_dead_jobs_are_listed_with_their_reason_and_retried(
-        self, command: None, jobs: JobStore
-    ) -> None:
+    def test_dead_jobs_are_listed_with_their_reason_and_retried(self, command, jobs):
         def tuner(*arguments: str) -> str:
             in_a_pipe = CliRunner(env={"COLUMNS": None})
             done = in_a_pipe.invoke(app, arguments)
@@ -206,9 +192,7 @@ class TestCommand:
         assert (refused.exit_code, refused.stdout) == (2, "")
         assert "is done: submit it anew" in refused.stderr
 
-    def test_what_is_stored_does_not_change_the_terminal(
-        self, command: None, jobs: JobStore
-    ) -> None:
+    def test_what_is_stored_does_not_change_the_terminal(self, command, jobs):
         """A name from before names were checked, and the last words of a process."""
         job_id = ended(jobs, replace(REQUEST, model="\u009b31mRED\u202e"))
         set_job(jobs, job_id, error="one\n\x1b]0;two\x07")

@@ -3,13 +3,10 @@
 There is no Docker here: for `docker compose`, the compose file's own commands run as processes.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -113,14 +110,14 @@ class Stack:
 
 
 @pytest.fixture
-def stack(secrets: Path) -> Iterator[Stack]:  # noqa: F811
+def stack(secrets):  # noqa: F811
     (secrets.parent / "docker").symlink_to(ROOT / "docker")
     # Not pytest's folder: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home, ExitStack() as stack:
         yield Stack(secrets.parent, Path(home), stack)
 
 
-def test_the_admin_key(stack: Stack) -> None:
+def test_the_admin_key(stack):
     stack.answers()
     old, port = stack.secret("admin_key"), stack.server.port
     for command in commands("The admin key."):
@@ -140,7 +137,7 @@ def test_the_admin_key(stack: Stack) -> None:
 
 
 @pytest.mark.slow
-def test_the_password_of_postgresql(stack: Stack) -> None:
+def test_the_password_of_postgresql(stack):
     stack.answers()
     old = stack.secret("database_url")
     with psycopg.connect(old):
@@ -154,7 +151,7 @@ def test_the_password_of_postgresql(stack: Stack) -> None:
 
 
 @pytest.mark.slow
-def test_the_password_of_redis(stack: Stack) -> None:
+def test_the_password_of_redis(stack):
     stack.answers()
     old = stack.secret("broker_url")
     for command in commands("Redis's password."):
@@ -186,7 +183,7 @@ def contents(folder: Path) -> dict[str, str]:
         ("redis_password", {"redis_password", "broker_url"}),
     ],
 )
-def test_only_a_secret_and_its_url_change(secrets: Path, name: str, changed: set[str]) -> None:  # noqa: F811
+def test_only_a_secret_and_its_url_change(secrets, name, changed):  # noqa: F811
     before = contents(secrets)
     assert rotate(secrets, name).returncode == 0
     after = contents(secrets)
@@ -196,7 +193,7 @@ def test_only_a_secret_and_its_url_change(secrets: Path, name: str, changed: set
     assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o444}
 
 
-def test_what_cannot_be_rotated_stays_as_it_is(secrets: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_what_cannot_be_rotated_stays_as_it_is(secrets, tmp_path):  # noqa: F811
     (secrets / "database_url").unlink()
     (secrets / "database_url").write_text("postgresql://tuner@elsewhere/tuner")
     before = contents(secrets)
@@ -212,5 +209,5 @@ def test_what_cannot_be_rotated_stays_as_it_is(secrets: Path, tmp_path: Path) ->
     assert run.returncode == 2 and "make them first" in run.stderr
 
 
-def test_shellcheck_finds_nothing() -> None:
+def test_shellcheck_finds_nothing():
     subprocess.run([Path(sys.executable).with_name("shellcheck"), SCRIPT], check=True)

@@ -1,7 +1,5 @@
 """`tuner serve` and `--server` as their users meet them: real processes, real work."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -44,7 +42,7 @@ REPLAY = (
 
 
 @pytest.fixture
-def env(tmp_path: Path, run_folder: Path) -> dict[str, str]:
+def env(tmp_path, run_folder):
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("TUNER_")},
         "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
@@ -99,33 +97,36 @@ class Run:
     stderr: str
 
 
-def tuner(env: dict[str, str], *arguments: str) -> Run:
-    """Run a command in this process, with that environment and nothing of this process's."""
+def tuner(env: dict[str, str], *arguments: str, code: int | None = 0) -> Run:
+    """Run a command in this process, with that environment and nothing of this process's.
+
+    It must end with that exit code, unless it is None.
+    """
     hidden = dict.fromkeys(os.environ.keys() - env.keys())
     ended = CliRunner().invoke(app, arguments, env={**hidden, **env})
     if not isinstance(ended.exception, SystemExit | None):
         raise ended.exception
+    assert code in (None, ended.exit_code), ended.stderr
     return Run(ended.exit_code, ended.stdout, ended.stderr)
 
 
-def test_a_taken_port_is_told_before_anything_is_done(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_taken_port_is_told_before_anything_is_done(env, tmp_path):
     """No key is made, no store is opened, and no worker takes a job."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run = tuner(env, "serve", "--port", str(port))
-    assert (run.returncode, run.stdout) == (2, "")
+        run = tuner(env, "serve", "--port", str(port), code=2)
+    assert run.stdout == ""
     assert run.stderr == (
         f"tuner: error: port {port} of 127.0.0.1 is taken, perhaps by another `tuner serve`: stop "
         "that, or add --port 0, which takes a free port\n"
     )
-    run = tuner(env, "serve", "--port", "0", "--host", "192.0.2.1")
-    assert run.returncode == 2
+    run = tuner(env, "serve", "--port", "0", "--host", "192.0.2.1", code=2)
     assert "192.0.2.1 is no address of this machine: --host 0.0.0.0 serves" in run.stderr
     assert not key_file(env).exists() and not (tmp_path / "tuner.db").exists()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1"])  # noqa: S104
-def test_a_server_listens_on_all_addresses_of_its_host(host: str) -> None:
+def test_a_server_listens_on_all_addresses_of_its_host(host):
     with ExitStack() as open_ones:
         try:
             found = [open_ones.enter_context(one) for one in listen(host, 0)]
@@ -139,14 +140,12 @@ def test_a_server_listens_on_all_addresses_of_its_host(host: str) -> None:
             listen(host, port)
 
 
-def test_a_job_is_posted_followed_done_and_exported(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_is_posted_followed_done_and_exported(env, tmp_path):
     with serving(env) as (url, process):
         remote = {**env, "TUNER_SERVER": url, "TUNER_DATABASE_URL": "sqlite:////nowhere/x.db"}
         posted = tuner(remote, "submit", *PREDICT)
-        assert posted.returncode == 0, posted.stderr
         job_id = posted.stdout.strip()
         followed = tuner(remote, "job", job_id, "--follow", "--json")
-        assert followed.returncode == 0, followed.stderr
         kinds = [line.split()[1].rstrip(":") for line in followed.stderr.splitlines()]
         assert kinds[:3] == ["submitted", "leased", "running"]
         assert (kinds[-2], kinds[-1]) == ("trials", "done")
@@ -169,15 +168,15 @@ def test_a_job_is_posted_followed_done_and_exported(env: dict[str, str], tmp_pat
     assert "configs/triton_3_6_0/E=257,N=64,device_name=NVIDIA_L40S" in listing.stdout
 
 
-def test_a_job_is_cancelled_over_http(env: dict[str, str]) -> None:
+def test_a_job_is_cancelled_over_http(env):
     with serving(env, "--no-worker") as (url, _):
         job_id = tuner(env, "submit", *JOB, "--server", url).stdout.strip()
         ended = tuner(env, "cancel", job_id, "--server", url)
         assert ended.stdout == f"{job_id} is cancelled\n"
-        assert tuner(env, "job", job_id, "--follow", "--server", url).returncode == 1
+        tuner(env, "job", job_id, "--follow", "--server", url, code=1)
 
 
-def test_following_outlives_a_restart_of_the_server(env: dict[str, str]) -> None:
+def test_following_outlives_a_restart_of_the_server(env):
     with serving(env, "--no-worker") as (url, killed):
         job_id = tuner(env, "submit", *REPLAY, "--server", url).stdout.strip()
         command = [str(TUNER), "job", job_id, "--follow", "--server", url]
@@ -195,9 +194,7 @@ def test_following_outlives_a_restart_of_the_server(env: dict[str, str]) -> None
     assert kinds[-1] == "done"
 
 
-def test_following_gives_up_on_a_server_that_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_gives_up_on_a_server_that_does_not_come_back(tmp_path, monkeypatch):
     monkeypatch.setattr("tuner.cli.jobs.LOST_S", 1.0)
     with (
         ThreadPoolExecutor(1) as pool,
@@ -216,7 +213,7 @@ def test_following_gives_up_on_a_server_that_does_not_come_back(
     assert "trying again for 1 s" in said[-2]
 
 
-def test_the_client_says_what_is_amiss(env: dict[str, str]) -> None:
+def test_the_client_says_what_is_amiss(env):
     made = tuner(env, "keys", "add", "team", "--scope", "read")
     key = made.stdout.strip()
     assert key.startswith("tuner_") and "not shown again" in made.stderr
@@ -225,7 +222,7 @@ def test_the_client_says_what_is_amiss(env: dict[str, str]) -> None:
     with serving(env, "--no-worker") as (url, _):
 
         def said(*arguments: str, **more: str) -> tuple[int, str]:
-            run = tuner({**env, **more}, *arguments, "--server", url)
+            run = tuner({**env, **more}, *arguments, "--server", url, code=None)
             return run.returncode, run.stderr
 
         code, text = said("jobs")
@@ -241,15 +238,15 @@ def test_the_client_says_what_is_amiss(env: dict[str, str]) -> None:
         assert code == 2 and "a key of scope submit" in text
         code, text = said("job", "0" * 26)
         assert code == 2 and "there is no job" in text
-        assert tuner(env, "keys", "revoke", "team").returncode == 0
+        tuner(env, "keys", "revoke", "team")
         wait_for(lambda: said("jobs")[0] == 2)
         assert "was revoked" in said("jobs")[1]
     code, text = said("jobs")
     assert code == 1 and "does not answer" in text
-    assert tuner(env, "jobs", "--server", "ftp://x").returncode == 2
+    tuner(env, "jobs", "--server", "ftp://x", code=2)
 
 
-def test_the_first_start_makes_a_key_that_the_command_line_finds(env: dict[str, str]) -> None:
+def test_the_first_start_makes_a_key_that_the_command_line_finds(env):
     file = key_file(env)
     with serving(env, "--no-worker") as (url, process):
         said = said_by(process)
@@ -275,12 +272,12 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env: dict[str, 
         assert said_by(process)[2] == (
             f"Every request needs a key. The command line's is in {file}."
         )
-        assert tuner(env, "jobs", "--server", url).returncode == 0
+        tuner(env, "jobs", "--server", url)
     assert file.read_text() == before
 
 
 @pytest.mark.parametrize("how", only(["usual", "variable"], ["usual", "named", "variable"]))
-def test_a_key_of_elsewhere_is_left_alone(env: dict[str, str], tmp_path: Path, how: str) -> None:
+def test_a_key_of_elsewhere_is_left_alone(env, tmp_path, how):
     if how == "variable":
         env["TUNER_API_KEY"] = "of-another-server"
         says = "TUNER_API_KEY is set, and the store has no key: unset it"
@@ -291,7 +288,7 @@ def test_a_key_of_elsewhere_is_left_alone(env: dict[str, str], tmp_path: Path, h
         if how == "named":
             env["TUNER_API_KEY_FILE"] = str(file)
         says = f"{file} holds a key that is not in this store: name another file"
-    run = tuner(env, "serve", "--port", "0")
+    run = tuner(env, "serve", "--port", "0", code=2)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
     assert says in run.stderr and "`tuner keys add NAME --scope admin`" in run.stderr
     if how != "variable":
@@ -302,23 +299,20 @@ def test_a_key_of_elsewhere_is_left_alone(env: dict[str, str], tmp_path: Path, h
     # The next step that it names:
     env = {**env, "TUNER_API_KEY": "", "TUNER_API_KEY_FILE": str(tmp_path / "mine")}
     with serving(env, "--no-worker") as (url, _):
-        assert tuner(env, "jobs", "--server", url).returncode == 0
+        tuner(env, "jobs", "--server", url)
 
 
-def test_a_key_that_cannot_be_written_is_not_made(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_written_is_not_made(env, tmp_path):
     (tmp_path / "config").write_text("a file, not a folder")
-    run = tuner(env, "serve", "--port", "0")
-    assert run.returncode == 2
+    run = tuner(env, "serve", "--port", "0", code=2)
     assert f"cannot write a key to {key_file(env)}" in run.stderr
     assert "name another file in TUNER_API_KEY_FILE" in run.stderr
     assert json.loads(tuner(env, "keys", "list", "--json").stdout) == []
 
 
-def test_a_server_says_when_the_command_line_has_no_valid_key(
-    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_says_when_the_command_line_has_no_valid_key(env, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", env["XDG_CONFIG_HOME"])
-    assert tuner(env, "keys", "add", "team").returncode == 0
+    tuner(env, "keys", "add", "team")
 
     def door() -> str:
         settings = ApiSettings(Settings(env["TUNER_DATABASE_URL"]))
@@ -334,16 +328,16 @@ def test_a_server_says_when_the_command_line_has_no_valid_key(
     assert f"run `chmod 600 {file}`" in door()
     file.chmod(0o600)
     assert door() == f". The one in {file} is not valid: {add}"
-    assert tuner(env, "keys", "revoke", "team").returncode == 0
+    tuner(env, "keys", "revoke", "team")
     assert door() == f", and none is valid: {add}"
 
 
-def test_only_no_auth_opens_the_door_and_only_here(env: dict[str, str]) -> None:
+def test_only_no_auth_opens_the_door_and_only_here(env):
     with serving(env, "--no-worker", "--no-auth") as (url, process):
         said = said_by(process)
         assert said[2] == "Requests from this machine need no key (--no-auth)."
         assert "make a key with `tuner keys add NAME --scope admin`, then stop it" in said[-1]
-        assert tuner(env, "submit", *JOB, "--server", url).returncode == 0
+        tuner(env, "submit", *JOB, "--server", url)
         assert not key_file(env).exists()
         with urllib.request.urlopen(f"{url}/v1/jobs") as answer:  # noqa: S310
             assert len(json.load(answer)["jobs"]) == 1
@@ -351,16 +345,16 @@ def test_only_no_auth_opens_the_door_and_only_here(env: dict[str, str]) -> None:
         (("--host", "0.0.0.0"), "make a key first, with `tuner keys add NAME --scope admin`"),  # noqa: S104
         (("--no-auth", "--host", "0.0.0.0"), "--no-auth is for this machine alone"),  # noqa: S104
     ]:
-        run = tuner(env, "serve", "--port", "0", *options)
+        run = tuner(env, "serve", "--port", "0", *options, code=2)
         assert (run.returncode, run.stderr.count("\n")) == (2, 1)
         assert says in run.stderr
-    assert tuner(env, "keys", "add", "team").returncode == 0
-    run = tuner(env, "serve", "--port", "0", "--no-auth")
-    assert run.returncode == 2 and "--no-auth is refused, because the store has" in run.stderr
+    tuner(env, "keys", "add", "team")
+    run = tuner(env, "serve", "--port", "0", "--no-auth", code=2)
+    assert "--no-auth is refused, because the store has" in run.stderr
 
 
-def test_beyond_loopback_what_it_says_is_in_its_log(env: dict[str, str]) -> None:
-    assert tuner(env, "keys", "add", "admin", "--scope", "admin").returncode == 0
+def test_beyond_loopback_what_it_says_is_in_its_log(env):
+    tuner(env, "keys", "add", "admin", "--scope", "admin")
     command = [str(TUNER), "serve", "--port", "0", "--host", "0.0.0.0", "--no-worker"]  # noqa: S104
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=env, **pipes) as process:
@@ -386,9 +380,7 @@ def nvmlDeviceGetName(index): return "NVIDIA L40S"
 
 
 @pytest.mark.parametrize("torch", [True, False])
-def test_on_a_gpu_host_it_says_what_it_measures_on(
-    env: dict[str, str], tmp_path: Path, torch: bool
-) -> None:
+def test_on_a_gpu_host_it_says_what_it_measures_on(env, tmp_path, torch):
     (tmp_path / "pynvml.py").write_text(DRIVER)
     hidden = "import sys\nsys.modules['torch'] = None\n"
     (tmp_path / "sitecustomize.py").write_text("" if torch else hidden)
@@ -404,7 +396,7 @@ def test_on_a_gpu_host_it_says_what_it_measures_on(
         assert said.startswith("Nothing is measured on NVIDIA_L40S, because torch is missing: ")
 
 
-def test_the_api_finds_gpus_with_its_own_requirements() -> None:
+def test_the_api_finds_gpus_with_its_own_requirements():
     extras = parse_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml", BadInput)[
         "project"
     ]
@@ -412,46 +404,45 @@ def test_the_api_finds_gpus_with_its_own_requirements() -> None:
         assert "nvidia-ml-py>=12" in extras["optional-dependencies"][extra]
 
 
-def test_keys_are_listed_without_themselves(env: dict[str, str], tmp_path: Path) -> None:
+def test_keys_are_listed_without_themselves(env, tmp_path):
     token = tmp_path / "token"
     token.write_text("k" * 43 + "\n")
     run = tuner(env, "keys", "add", "admin", "--scope", "admin", "--token-file", str(token))
     assert (run.returncode, run.stdout) == (0, "")
     made = tuner(env, "keys", "add", "ci", "--scope", "submit,urgent", "--expires", "2099-01-31")
-    assert made.returncode == 0
     admin, ci = json.loads(tuner(env, "keys", "list", "--json").stdout)
     assert (admin["name"], admin["scope"], admin["revoked_at"]) == ("admin", "admin", None)
     assert (ci["scope"], ci["urgent"], ci["state"]) == ("submit", True, "valid")
     assert ci["expires_at"] == "2099-01-31T00:00:00+00:00"
     with serving(env, "--no-worker") as (url, _):
         key = made.stdout.strip()
-        assert tuner({**env, "TUNER_API_KEY": key}, "jobs", "--server", url).returncode == 0
+        tuner({**env, "TUNER_API_KEY": key}, "jobs", "--server", url)
     table = tuner(env, "keys", "list").stdout
     assert "kkk" not in table
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
     assert re.search(
         rf"^ci +submit,urgent  valid  {time}  {time}  2099-01-31 00:00:00", table, re.M
     )
-    near = tuner(env, "keys", "revoke", "admn")
-    assert near.returncode == 2 and "did you mean 'admin'?" in near.stderr
-    last = tuner(env, "keys", "revoke", "admin")
-    assert last.returncode == 2 and "or add --force" in last.stderr
-    assert tuner(env, "keys", "revoke", "admin", "--force").returncode == 0
+    near = tuner(env, "keys", "revoke", "admn", code=2)
+    assert "did you mean 'admin'?" in near.stderr
+    last = tuner(env, "keys", "revoke", "admin", code=2)
+    assert "or add --force" in last.stderr
+    tuner(env, "keys", "revoke", "admin", "--force")
     for wrong, says in [
         (("--scope", "foo"), "the scopes are read, submit, admin, and urgent beside submit"),
         (("--expires", "soon"), "after 1d to 3650d"),
     ]:
-        refused = tuner(env, "keys", "add", "x", *wrong)
-        assert refused.returncode == 2 and says in refused.stderr
+        refused = tuner(env, "keys", "add", "x", *wrong, code=2)
+        assert says in refused.stderr
 
 
-def test_a_key_is_ensured_from_a_file(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_key_is_ensured_from_a_file(env, tmp_path):
     token = tmp_path / "token"
     ensure = ("keys", "ensure", "admin", "--scope", "admin", "--token-file", str(token))
 
     def said(key: str) -> tuple[int, str]:
         token.write_text(key + "\n")
-        run = tuner(env, *ensure)
+        run = tuner(env, *ensure, code=None)
         assert run.stdout == ""
         return run.returncode, run.stderr.strip()
 
@@ -459,7 +450,7 @@ def test_a_key_is_ensured_from_a_file(env: dict[str, str], tmp_path: Path) -> No
     assert said("a" * 40) == (0, "the key of admin is stored already")
     code, text = said("b" * 40)
     assert code == 0 and "the one before is refused from now on" in text
-    assert tuner(env, "keys", "revoke", "admin", "--force").returncode == 0
+    tuner(env, "keys", "revoke", "admin", "--force")
     code, text = said("b" * 40)
     assert code == 2 and "make a new one" in text and "rotate admin_key" in text
     assert said("c" * 40) == (0, "admin, whose key was revoked, has a new key")

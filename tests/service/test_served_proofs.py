@@ -1,11 +1,7 @@
 """Proofs in a live engine: stored, and listed by the API."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
-from api_server import Server, serving
+from api_server import serving
 
 from api.settings import ApiSettings
 from tuner.store import ServedProofStore
@@ -18,7 +14,7 @@ REPORT = {
 
 
 @pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
+def server(store_url):
     with ServedProofStore.open(store_url) as store:
         store.add(REPORT)
         store.add({**REPORT, "device": "NVIDIA_H200", "proven": False})
@@ -27,7 +23,7 @@ def server(store_url: str) -> Iterator[Server]:
         yield running
 
 
-def test_the_newest_are_first_a_page_at_a_time(server: Server) -> None:
+def test_the_newest_are_first_a_page_at_a_time(server):
     first = server.call("GET", "/v1/served-proofs?limit=2").json
     assert [proof["model"] for proof in first["proofs"]] == ["other", "Qwen/Qwen3-30B-A3B"]
     second = server.call("GET", f"/v1/served-proofs?limit=2&after={first['next']}").json
@@ -36,7 +32,7 @@ def test_the_newest_are_first_a_page_at_a_time(server: Server) -> None:
     assert last["report"] == REPORT and last["proven"] is True
 
 
-def test_they_are_found_by_device_and_model(server: Server) -> None:
+def test_they_are_found_by_device_and_model(server):
     (proof,) = server.call("GET", "/v1/served-proofs?device=H200").json["proofs"]
     assert (proof["device"], proof["proven"]) == ("NVIDIA_H200", False)
     (proof,) = server.call("GET", "/v1/served-proofs?model=other").json["proofs"]

@@ -1,7 +1,5 @@
 """The servers of the tests are their own, and end with the run that started them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -28,7 +26,7 @@ with postgres_server(Path(sys.argv[1])) as url:
 
 
 @pytest.fixture(autouse=True)
-def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_named(monkeypatch):
     for name in ("TUNER_TEST_POSTGRES_URL", "TUNER_TEST_REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -59,7 +57,7 @@ def user(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_processes_share_a_server_that_ends_when_they_were_killed(tmp_path: Path) -> None:
+def test_processes_share_a_server_that_ends_when_they_were_killed(tmp_path):
     with user(tmp_path) as one, user(tmp_path) as two:
         assert one.stdout and two.stdout
         url = one.stdout.readline().strip()
@@ -82,7 +80,7 @@ def test_processes_share_a_server_that_ends_when_they_were_killed(tmp_path: Path
         assert scalar(server.render_as_string(hide_password=False), "SELECT 1") == 1
 
 
-def test_a_redis_is_started_and_ends(tmp_path: Path) -> None:
+def test_a_redis_is_started_and_ends(tmp_path):
     with (
         redis_server(tmp_path, 3) as url,
         redis_server(tmp_path) as other,
@@ -101,16 +99,14 @@ def test_a_redis_is_started_and_ends(tmp_path: Path) -> None:
     wait_for(gone)
 
 
-def test_databases_that_a_redis_does_not_have_are_on_another(tmp_path: Path) -> None:
+def test_databases_that_a_redis_does_not_have_are_on_another(tmp_path):
     with redis_server(tmp_path) as url, redis_server(tmp_path, 16) as other:
         assert make_url(url).port != make_url(other).port
         with redis.Redis.from_url(other) as client:
             assert client.ping()
 
 
-def test_servers_that_the_environment_names_are_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_servers_that_the_environment_names_are_used(monkeypatch, tmp_path):
     monkeypatch.setenv("TUNER_TEST_POSTGRES_URL", "postgresql://me@nowhere/postgres")
     monkeypatch.setenv("TUNER_TEST_REDIS_URL", "redis://nowhere:1/2")
     with postgres_server(tmp_path) as server, redis_server(tmp_path, 3) as broker:

@@ -3,11 +3,9 @@
 `tests/engines/test_several_gpus.py` has the processes that really tune.
 """
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +24,7 @@ GPUS = ("0", "1")
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+def log(tmp_path, monkeypatch):
     """The lines of what the processes heard and did."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
@@ -57,10 +55,8 @@ def take(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
 
 
 def test_the_longest_problems_are_given_away_first_and_the_others_to_the_gpu_with_least_left(
-    log: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    log, monkeypatch, capsys
+):
     take(monkeypatch, 1000, 4000, 2000, 3000)
     side_by_side.run_side_by_side(requests(0, 0, 0, 0), GPUS, as_json=True)
     heard = [line for line in log() if "hears" in line]
@@ -78,11 +74,7 @@ def test_the_longest_problems_are_given_away_first_and_the_others_to_the_gpu_wit
     assert "4 problems on 2 GPUs in" in err
 
 
-def test_a_gpu_that_is_done_gets_what_the_busy_one_had_no_time_for(
-    log: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_gpu_that_is_done_gets_what_the_busy_one_had_no_time_for(log, monkeypatch, capsys):
     take(monkeypatch, 9000, 1000, 1000, 1000)
     with pytest.raises(MeasurerFailed):  # the last problem ends its process, and so the wait
         side_by_side.run_side_by_side(requests(WAITS, 0, 0, DIES), GPUS, as_json=False)
@@ -90,9 +82,7 @@ def test_a_gpu_that_is_done_gets_what_the_busy_one_had_no_time_for(
     assert capsys.readouterr().out == "1.\n\n2.\n"
 
 
-def test_the_first_failure_interrupts_the_other_runs(
-    log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_failure_interrupts_the_other_runs(log, monkeypatch):
     take(monkeypatch, 2, 1)
     with pytest.raises(TunerError, match="^as asked$") as caught:
         side_by_side.run_side_by_side(requests(WAITS, FAILS), GPUS, as_json=False)
@@ -100,19 +90,13 @@ def test_the_first_failure_interrupts_the_other_runs(
     assert log()[-1] == "0 interrupted"
 
 
-def test_a_process_that_dies_is_named_by_its_gpu(
-    log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_dies_is_named_by_its_gpu(log, monkeypatch):
     take(monkeypatch, 2, 1)
     with pytest.raises(MeasurerFailed, match=r"on GPU 1: the process ended \(exit code 7\)"):
         side_by_side.run_side_by_side(requests(WAITS, DIES), GPUS, as_json=False)
 
 
-def test_a_problem_that_cannot_be_tuned_does_not_end_the_others(
-    log: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_problem_that_cannot_be_tuned_does_not_end_the_others(log, monkeypatch, capsys):
     take(monkeypatch, 3, 2, 1)
     asked = requests(REFUSED, REFUSED, 0)
     side_by_side.run_side_by_side(asked, GPUS, as_json=False)
@@ -122,9 +106,7 @@ def test_a_problem_that_cannot_be_tuned_does_not_end_the_others(
         assert f"not tuned: {one.problem.spec()}: not that one" in err
 
 
-def test_if_no_problem_can_be_tuned_the_command_fails(
-    log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_no_problem_can_be_tuned_the_command_fails(log, monkeypatch):
     take(monkeypatch, 3, 2, 1)
     with pytest.raises(TunerError, match="^not that one$"):
         side_by_side.run_side_by_side(requests(REFUSED, REFUSED, REFUSED), GPUS, as_json=False)

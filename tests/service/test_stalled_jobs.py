@@ -1,11 +1,7 @@
 """A job whose worker died, and a job that nobody can do, say so wherever jobs are shown."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 from api_server import Server, serving
@@ -27,12 +23,12 @@ WORKER = WorkerInfo("w-1", "gpu0@host", "host", "GPU-1", "NVIDIA_L40S", (), ("sg
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"sqlite:///{tmp_path / 'tuner.db'}"
 
 
 @pytest.fixture
-def server(url: str) -> Iterator[Server]:
+def server(url):
     with serving(ApiSettings(Settings(url))) as running:
         running.key = running.app.state.api.keys.add("me", Scope.ADMIN)
         yield running
@@ -52,7 +48,7 @@ def begin(server: Server, url: str, ago: timedelta) -> None:
     server.app.state.api.fleet = Fleet(server.app.state.api.workers)
 
 
-def test_a_job_of_a_silent_worker_is_stalled_everywhere(server: Server, url: str) -> None:
+def test_a_job_of_a_silent_worker_is_stalled_everywhere(server, url):
     job_id = server.submit(engine="sglang==0.5.16")["id"]
     begin(server, url, timedelta(seconds=35))
     job = server.call("GET", f"/v1/jobs/{job_id}").json
@@ -85,7 +81,7 @@ def test_a_job_of_a_silent_worker_is_stalled_everywhere(server: Server, url: str
     assert 'class="badge stalled"' in visitor.open("/jobs")
 
 
-def test_another_worker_takes_it_when_the_lease_ends(server: Server, url: str) -> None:
+def test_another_worker_takes_it_when_the_lease_ends(server, url):
     job_id = server.submit(engine="sglang==0.5.16")["id"]
     begin(server, url, timedelta(minutes=5))
     other = WorkerInfo(**{**vars(WORKER), "id": "w-2", "name": "gpu1@host", "gpu": "GPU-2"})
@@ -96,14 +92,14 @@ def test_another_worker_takes_it_when_the_lease_ends(server: Server, url: str) -
     assert stalled["why"].endswith("another worker takes the job soon")
 
 
-def test_a_job_with_heartbeats_is_not_stalled(server: Server, url: str) -> None:
+def test_a_job_with_heartbeats_is_not_stalled(server, url):
     job_id = server.submit(engine="sglang==0.5.16")["id"]
     begin(server, url, timedelta(seconds=20))
     job = server.call("GET", f"/v1/jobs/{job_id}").json
     assert (job["stalled"], job["waiting"]) == (None, "")
 
 
-def test_the_list_says_why_a_job_waits(server: Server, url: str) -> None:
+def test_the_list_says_why_a_job_waits(server, url):
     server.submit(engine="sglang==0.5.16")
     why = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
     (listed,) = server.call("GET", "/v1/jobs").json["jobs"]
@@ -115,7 +111,7 @@ def test_the_list_says_why_a_job_waits(server: Server, url: str) -> None:
         assert [reason for _, reason in queue.list_waiting()] == [why]
 
 
-def test_chosen_jobs_are_cancelled_and_tried_again_together(server: Server) -> None:
+def test_chosen_jobs_are_cancelled_and_tried_again_together(server):
     ids = [server.submit(seed=seed)["id"] for seed in range(3)]
     visitor = Visitor(replace(server, key=None))
     visitor.log_in(server.key or "")

@@ -1,7 +1,5 @@
 """What every store does, on each database."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +55,7 @@ def publish(store: Store, key: RunKey, *entries: Entry) -> None:
 
 
 class TestRuns:
-    def test_a_new_run_is_running_and_has_no_trials(self, store: Store) -> None:
+    def test_a_new_run_is_running_and_has_no_trials(self, store):
         before = datetime.now(timezone.utc)
         run = store.begin_run(KEY)
         assert (run.key, run.state, run.reason, run.totals) == (KEY, RunState.RUNNING, "", None)
@@ -65,7 +63,7 @@ class TestRuns:
         assert run.created_at.tzinfo is timezone.utc
         assert store.trials(run) == []
 
-    def test_an_equal_key_is_the_same_run_with_its_trials(self, store_url: str) -> None:
+    def test_an_equal_key_is_the_same_run_with_its_trials(self, store_url):
         with Store.open(store_url) as first:
             run = first.begin_run(KEY)
             first.add_trials(run, [trial(0), trial(1)])
@@ -89,9 +87,7 @@ class TestRuns:
         ],
         ids=lambda change: next(iter(change)),
     )
-    def test_a_key_that_differs_anywhere_is_another_run(
-        self, store: Store, change: dict[str, object]
-    ) -> None:
+    def test_a_key_that_differs_anywhere_is_another_run(self, store, change):
         run = store.begin_run(KEY)
         store.add_trials(run, [trial(0)])
         other = store.begin_run(replace(KEY, **change))
@@ -99,7 +95,7 @@ class TestRuns:
         assert other.key == replace(KEY, **change)
         assert store.trials(other) == []
 
-    def test_a_stopped_run_keeps_its_trials_and_can_be_begun_again(self, store: Store) -> None:
+    def test_a_stopped_run_keeps_its_trials_and_can_be_begun_again(self, store):
         run = store.begin_run(KEY)
         store.add_trials(run, [trial(0)])
         store.stop_run(run, RunState.FAILED, "NothingFits: no configuration fits M=1 up")
@@ -109,7 +105,7 @@ class TestRuns:
         assert (again.id, again.state, again.reason) == (run.id, RunState.RUNNING, "")
         assert store.trials(again) == [trial(0)]
 
-    def test_a_finished_run_tells_what_it_cost(self, store: Store) -> None:
+    def test_a_finished_run_tells_what_it_cost(self, store):
         totals = Totals(12, 34, wall_s=1.5, compile_s=2.5, measure_s=0.25, extra={"races": 2.0})
         store.finish_run(store.begin_run(KEY), [], totals)
         assert read(store, "SELECT state FROM runs") == [("done",)]
@@ -118,34 +114,34 @@ class TestRuns:
 
 @both_databases
 class TestTrials:
-    def test_a_candidate_is_stored_once(self, store: Store) -> None:
+    def test_a_candidate_is_stored_once(self, store):
         run = store.begin_run(KEY)
         measured_again = replace(trial(1), measurement=Measurement(Status.CRASHED))
         store.add_trials(run, [trial(0), trial(1)])
         store.add_trials(run, [measured_again, trial(2), trial(2)])
         assert store.trials(run) == [trial(0), trial(1), trial(2)]
 
-    def test_a_batch_that_fails_adds_nothing(self, store: Store) -> None:
+    def test_a_batch_that_fails_adds_nothing(self, store):
         run = store.begin_run(KEY)
         too_large = replace(trial(1), measurement=Measurement(Status.OK, samples=2**70))
         with pytest.raises((UnusableStore, OverflowError)):
             store.add_trials(run, [trial(0), too_large])
         assert store.trials(run) == []
 
-    def test_threads_share_a_store(self, store: Store) -> None:
+    def test_threads_share_a_store(self, store):
         run = store.begin_run(KEY)
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(store.add_trials, run, batch(n)) for n in range(8)]:
                 done.result()
         assert sorted(map(number_of, store.trials(run))) == list(range(8 * BATCH))
 
-    def test_a_crash_s_unprintable_output_is_kept_readable(self, store: Store) -> None:
+    def test_a_crash_s_unprintable_output_is_kept_readable(self, store):
         run = store.begin_run(KEY)
         crashed = Measurement(Status.CRASHED, detail="CUDA\0error\udcff")
         store.add_trials(run, [replace(trial(0), measurement=crashed)])
         assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
 
-    def test_each_backend_of_a_point_has_its_trial(self, store: Store) -> None:
+    def test_each_backend_of_a_point_has_its_trial(self, store):
         run, results = store.begin_run(KEY), ResultStore.sharing(store)
         none = Config({})
         others = [
@@ -165,7 +161,7 @@ class TestTrials:
 
 @both_databases
 class TestWinners:
-    def test_what_runs_without_us_comes_back(self, store: Store) -> None:
+    def test_what_runs_without_us_comes_back(self, store):
         other = Incumbent(Config({}), Status.OK, 8.0, backend="deep_gemm")
         one = entry(UP)
         one = replace(
@@ -180,7 +176,7 @@ class TestWinners:
         (summary,) = Lookups.sharing(store).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(1.25), False)
 
-    def test_entries_come_back_with_what_they_hold_for(self, store: Store) -> None:
+    def test_entries_come_back_with_what_they_hold_for(self, store):
         run = store.begin_run(KEY)
         store.finish_run(run, [entry(DOWN), entry(UP)], Totals())
         found = store.winners(device="NVIDIA_L40S", engine="sglang")
@@ -190,7 +186,7 @@ class TestWinners:
         }
         assert found[0].published_at.tzinfo is timezone.utc
 
-    def test_publishing_is_all_or_nothing(self, store: Store) -> None:
+    def test_publishing_is_all_or_nothing(self, store):
         publish(store, KEY, entry(UP, 20.0), entry(DOWN, 20.0))
 
         def failing() -> Iterator[Entry]:
@@ -204,15 +200,13 @@ class TestWinners:
         assert medians(store) == [20.0, 20.0]
         assert read(store, "SELECT state FROM runs ORDER BY id") == [("done",), ("running",)]
 
-    def test_a_later_entry_replaces_its_own_point_alone(self, store: Store) -> None:
+    def test_a_later_entry_replaces_its_own_point_alone(self, store):
         publish(store, KEY, entry(UP, 20.0), entry(DOWN, 20.0))
         publish(store, replace(KEY, seed=1), entry(DOWN, 30.0))
         assert medians(store) == [20.0, 30.0]
 
     @pytest.mark.parametrize("environment", [ENVIRONMENT, replace(ENVIRONMENT, torch="2.11.0")])
-    def test_a_predicted_entry_never_replaces_a_measured_one(
-        self, store: Store, environment: Environment
-    ) -> None:
+    def test_a_predicted_entry_never_replaces_a_measured_one(self, store, environment):
         predict = replace(KEY, measure=MeasureKind.PREDICT, environment=environment)
         publish(store, predict, entry(UP, 1.0, Status.PREDICTED))
         assert medians(store) == [1.0]
@@ -221,7 +215,7 @@ class TestWinners:
         publish(store, predict, *predicted)
         assert medians(store) == [20.0]
 
-    def test_a_pair_stays_until_both_gemms_are_tuned_elsewhere(self, store: Store) -> None:
+    def test_a_pair_stays_until_both_gemms_are_tuned_elsewhere(self, store):
         old, new = KEY, replace(KEY, environment=replace(ENVIRONMENT, driver="999"))
         wide = Point(64, Gemm.UP)
         publish(store, old, entry(UP, 1.0), entry(DOWN, 2.0), entry(wide, 3.0))
@@ -232,14 +226,14 @@ class TestWinners:
         assert medians(store) == [5.0, 4.0, 6.0]  # where neither has both, the newest half
         assert counted(store) == medians(store)
 
-    def test_halves_of_two_environments_are_no_pair(self, store: Store) -> None:
+    def test_halves_of_two_environments_are_no_pair(self, store):
         new = replace(KEY, environment=replace(ENVIRONMENT, triton="3.7.0"))
         publish(store, KEY, entry(UP, 1.0))
         publish(store, new, entry(DOWN, 2.0))
         assert medians(store) == [2.0]  # an up of the old one may have another BLOCK_SIZE_M
         assert counted(store) == medians(store)
 
-    def test_a_half_stands_beside_its_environments_untuned_entry(self, store: Store) -> None:
+    def test_a_half_stands_beside_its_environments_untuned_entry(self, store):
         publish(store, KEY, *(entry(point, 1.0, Status.INCUMBENT) for point in POINTS))
         other = replace(KEY, environment=replace(ENVIRONMENT, driver="999"))
         publish(store, other, *(entry(point, 2.0, Status.INCUMBENT) for point in POINTS))
@@ -247,13 +241,13 @@ class TestWinners:
         assert medians(store) == [3.0, 1.0]
         assert counted(store) == medians(store)
 
-    def test_each_device_has_results_that_count(self, store: Store) -> None:
+    def test_each_device_has_results_that_count(self, store):
         publish(store, KEY, entry(UP, 1.0), entry(DOWN, 2.0))
         other = replace(KEY, environment=replace(ENVIRONMENT, device="NVIDIA_H200"))
         publish(store, other, entry(UP, 3.0), entry(DOWN, 4.0))
         assert counted(store, "NVIDIA_L40S", "NVIDIA_H200") == [1.0, 3.0, 2.0, 4.0]
 
-    def test_attention_entries_of_a_size_come_from_one_run(self, store: Store) -> None:
+    def test_attention_entries_of_a_size_come_from_one_run(self, store):
         short, long, shorter = (extend(4, 512, cached) for cached in (0, 8192, 1024))
         other_size = extend(4, 2048, 0)
         first = replace(KEY, problem=ATTENTION, points=(short, long, other_size))
@@ -265,7 +259,7 @@ class TestWinners:
         publish(store, predicted, entry(long, 6.0, Status.PREDICTED))
         assert medians(store, problem=ATTENTION) == [4.0, 5.0, 3.0]
 
-    def test_parts_come_in_the_order_of_their_launch(self, store: Store) -> None:
+    def test_parts_come_in_the_order_of_their_launch(self, store):
         problem = replace(ATTENTION, phase=AttentionPhase.DECODE)
         points = [Point(size, stage, 1, 4096) for size in (1, 2) for stage in problem.parts]
         key = replace(KEY, problem=problem, points=tuple(points))
@@ -273,7 +267,7 @@ class TestWinners:
         found = store.winners(device="NVIDIA_L40S", engine="sglang")
         assert [winner.entry.point for winner in found] == points
 
-    def test_winners_are_those_of_the_asked_for(self, store: Store) -> None:
+    def test_winners_are_those_of_the_asked_for(self, store):
         other_problem = replace(PROBLEM, N=128)
         other_version = replace(ENVIRONMENT, engine_version="0.5.12", triton="3.5.1")
         other_device = replace(ENVIRONMENT, device="NVIDIA_H200")
@@ -290,7 +284,7 @@ class TestWinners:
 
 
 @both_databases
-def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
+def test_a_reader_does_not_stop_a_writer(store):
     run = store.begin_run(KEY)
     with store._read() as reader:
         reader.execute(text("SELECT * FROM trials")).all()
@@ -300,7 +294,7 @@ def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
 
 
 @both_databases
-def test_a_failing_database_is_one_line_of_ours(store: Store) -> None:
+def test_a_failing_database_is_one_line_of_ours(store):
     run = store.begin_run(KEY)
     with store._writer.begin() as connection:
         connection.execute(text("DROP TABLE trials"))
@@ -311,7 +305,7 @@ def test_a_failing_database_is_one_line_of_ours(store: Store) -> None:
 
 
 @both_databases
-def test_an_unknown_run_is_refused(store: Store) -> None:
+def test_an_unknown_run_is_refused(store):
     run = store.begin_run(KEY)
     with pytest.raises(UnusableStore, match="(?i)foreign key"):
         store.add_trials(replace(run, id=run.id + 1), [trial(0)])
@@ -371,7 +365,7 @@ keys = st.builds(
 
 
 @both_databases
-def test_everything_comes_back_as_it_was_given(store: Store) -> None:
+def test_everything_comes_back_as_it_was_given(store):
     fresh = itertools.count()
 
     @settings(max_examples=60)

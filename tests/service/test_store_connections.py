@@ -1,7 +1,5 @@
 """The connections of a store: how often they ask the server, how long they wait, when they end."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable
@@ -43,7 +41,7 @@ def round_trips(store: Store, tmp_path: Path, call: Callable[[], object]) -> int
 def age(store: Store, seconds: float) -> None:
     """Let the store's connection look as if nobody had used it for so long."""
     with store._engine.connect() as connection:
-        record: Any = connection.connection._connection_record  # type: ignore[attr-defined]
+        record: Any = connection.connection._connection_record
     record.info["since"] -= seconds
 
 
@@ -55,7 +53,7 @@ def superuser(url: str) -> psycopg.Connection[tuple[object, ...]]:
 class TestRoundTrips:
     """What a request costs on a server that is far away."""
 
-    def test_one_for_what_one_statement_reads(self, postgres_url: str, tmp_path: Path) -> None:
+    def test_one_for_what_one_statement_reads(self, postgres_url, tmp_path):
         with JobStore.open(postgres_url) as jobs:
             keys = KeyStore.sharing(jobs)
             token, job_id = keys.add("team", Scope.READ), jobs.submit(REQUEST).job.id
@@ -64,9 +62,7 @@ class TestRoundTrips:
             assert round_trips(jobs, tmp_path, lambda: jobs.get(job_id)) == 1
             assert round_trips(jobs, tmp_path, lambda: jobs.list()) == 1
 
-    def test_an_idle_connection_is_asked_whether_it_lives(
-        self, postgres_url: str, tmp_path: Path
-    ) -> None:
+    def test_an_idle_connection_is_asked_whether_it_lives(self, postgres_url, tmp_path):
         with JobStore.open(postgres_url) as jobs:
             jobs.counts()
             age(jobs, IDLE_S + 1)
@@ -79,15 +75,18 @@ class TestRoundTrips:
 
 
 class TestRestarts:
-    def test_a_restart_of_the_server_fails_no_later_call(self) -> None:
+    def test_a_server_that_stops_is_unreachable_and_its_restart_fails_no_later_call(self):
         with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
             server = Postgres(Path(home))
             server.start()
-            url = server.url.render_as_string(hide_password=False)
-            with JobStore.open(url) as jobs:
+            with JobStore.open(server.url.render_as_string(hide_password=False)) as jobs:
                 with jobs._read(), jobs._read():
                     jobs.counts()  # three connections in the pool
-                server.stop()
+                with pytest.raises(StoreUnreachable), jobs._write() as connection:
+                    server.stop()
+                    connection.execute(text("SELECT 1"))
+                with pytest.raises(StoreUnreachable):  # a new connection
+                    jobs.counts()
                 server.start()
                 with jobs._read(), jobs._read():
                     assert jobs.counts() == {}
@@ -95,7 +94,7 @@ class TestRestarts:
 
 
 class TestLimits:
-    def test_a_locked_table_is_given_up(self, postgres_url: str) -> None:
+    def test_a_locked_table_is_given_up(self, postgres_url):
         with JobStore.open(postgres_url, IMPATIENT) as jobs, superuser(postgres_url) as other:
             with other.transaction():
                 other.execute("LOCK TABLE jobs")
@@ -105,7 +104,7 @@ class TestLimits:
                     jobs.submit(REQUEST)
             assert jobs.submit(REQUEST).created
 
-    def test_a_statement_that_takes_too_long_is_given_up(self, postgres_url: str) -> None:
+    def test_a_statement_that_takes_too_long_is_given_up(self, postgres_url):
         with (
             JobStore.open(postgres_url, PoolLimits(statement_s=0.2)) as jobs,
             pytest.raises(StoreUnreachable, match="statement timeout"),
@@ -114,7 +113,7 @@ class TestLimits:
             connection.execute(text("SELECT pg_sleep(60)"))
 
     @both_databases
-    def test_a_pool_without_a_free_connection_is_given_up(self, store_url: str) -> None:
+    def test_a_pool_without_a_free_connection_is_given_up(self, store_url):
         with (
             JobStore.open(store_url, IMPATIENT) as jobs,
             jobs._read(),
@@ -123,19 +122,18 @@ class TestLimits:
         ):
             jobs.counts()
 
-    def test_sqlite_s_writers_of_one_process_give_up_too(self, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with JobStore.open(url, IMPATIENT) as jobs, jobs._write():
+    def test_sqlite_s_writers_of_one_process_give_up_too(self, sqlite_url):
+        with JobStore.open(sqlite_url, IMPATIENT) as jobs, jobs._write():
             with pytest.raises(StoreUnreachable, match="it is being written"):
                 jobs.submit(REQUEST)
             assert jobs.counts() == {}
 
-    def test_by_default_nothing_is_cut_off(self, postgres_url: str) -> None:
+    def test_by_default_nothing_is_cut_off(self, postgres_url):
         with Store.open(postgres_url) as store, store._read() as connection:
             for name in ("statement_timeout", "lock_timeout"):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == "0"
 
-    def test_a_migration_takes_its_time(self, empty_postgres_url: str) -> None:
+    def test_a_migration_takes_its_time(self, empty_postgres_url):
         with superuser(empty_postgres_url) as server:
             server.execute(
                 "CREATE FUNCTION slow() RETURNS event_trigger LANGUAGE plpgsql AS "
@@ -150,7 +148,7 @@ class TestLimits:
                 version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
                 assert connection.execute(version).scalar_one() == HEAD
 
-    def test_the_url_s_own_options_win(self, postgres_url: str) -> None:
+    def test_the_url_s_own_options_win(self, postgres_url):
         url = make_url(postgres_url).update_query_dict({"options": "-c lock_timeout=7s"})
         text_of_url = url.render_as_string(hide_password=False)
         with Store.open(text_of_url, IMPATIENT) as store, store._read() as connection:
@@ -162,10 +160,10 @@ class TestFiles:
     """SQLite goes on with a deleted file, and all that it writes is lost in the end."""
 
     @pytest.fixture
-    def file(self, tmp_path: Path) -> Path:
+    def file(self, tmp_path):
         return tmp_path / "tuner.db"
 
-    def test_a_deleted_file_is_refused(self, file: Path) -> None:
+    def test_a_deleted_file_is_refused(self, file):
         with JobStore.open(f"sqlite:///{file}") as jobs:
             jobs.submit(REQUEST)
             for one in file.parent.glob("tuner.db*"):
@@ -178,7 +176,7 @@ class TestFiles:
                 jobs.submit(REQUEST)
             assert not file.exists()
 
-    def test_another_file_in_its_place_is_refused(self, file: Path) -> None:
+    def test_another_file_in_its_place_is_refused(self, file):
         other = file.with_name("other.db")
         Store.open(f"sqlite:///{other}").close()
         with JobStore.open(f"sqlite:///{file}") as jobs:
@@ -188,7 +186,7 @@ class TestFiles:
         with JobStore.open(f"sqlite:///{file}") as jobs:  # as after a restart
             assert jobs.submit(REQUEST).created
 
-    def test_a_new_one_is_its_owner_s_alone(self, file: Path) -> None:
+    def test_a_new_one_is_its_owner_s_alone(self, file):
         below = file.parent / "data" / file.name
         before = os.umask(0o022)
         try:
@@ -202,7 +200,7 @@ class TestFiles:
         assert modes == dict.fromkeys(names, 0o600)
         assert below.parent.stat().st_mode & 0o777 == 0o700
 
-    def test_one_that_its_owner_shares_stays_shared(self, file: Path) -> None:
+    def test_one_that_its_owner_shares_stays_shared(self, file):
         file.touch()
         file.chmod(0o660)
         with JobStore.open(f"sqlite:///{file}") as jobs:

@@ -1,16 +1,11 @@
 """A database's errors: which of them pass by themselves, and which need an operator."""
 
-from __future__ import annotations
-
 import sqlite3
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import psycopg
 import pytest
 from databases import both_databases
-from servers import Postgres
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -45,30 +40,13 @@ def raising(code: str) -> str:
         ("23505", UnusableStore),  # not unique
     ],
 )
-def test_postgresql_says_by_its_codes_what_is_wrong(
-    postgres_url: str, code: str, kind: type[UnusableStore]
-) -> None:
+def test_postgresql_says_by_its_codes_what_is_wrong(postgres_url, code, kind):
     with Store.open(postgres_url) as store, pytest.raises(UnusableStore) as caught:
         run(store, raising(code))
     assert type(caught.value) is kind
 
 
-def test_a_server_that_stops_is_unreachable_and_then_answers_again() -> None:
-    with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
-        server = Postgres(Path(home))
-        server.start()
-        with Store.open(server.url.render_as_string(hide_password=False)) as store:
-            with pytest.raises(StoreUnreachable), store._write() as connection:
-                server.stop()
-                connection.execute(text("SELECT 1"))
-            with pytest.raises(StoreUnreachable):  # a new connection
-                run(store, "SELECT 1")
-            server.start()
-            run(store, "SELECT 1")
-        server.stop()
-
-
-def test_a_server_that_does_not_let_us_in_is_unreachable(postgres_url: str) -> None:
+def test_a_server_that_does_not_let_us_in_is_unreachable(postgres_url):
     name = make_url(postgres_url).set(drivername="postgresql")
     with psycopg.connect(name.render_as_string(hide_password=False), autocommit=True) as server:
         server.execute(f"ALTER DATABASE {name.database} CONNECTION LIMIT 0")
@@ -81,9 +59,8 @@ def test_a_server_that_does_not_let_us_in_is_unreachable(postgres_url: str) -> N
             server.execute("DROP ROLE tuner_nobody")
 
 
-def test_a_full_disk_under_sqlite_is_said_to_be_full(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Store.open(url) as store, pytest.raises(StoreFull, match="disk is full"):
+def test_a_full_disk_under_sqlite_is_said_to_be_full(sqlite_url):
+    with Store.open(sqlite_url) as store, pytest.raises(StoreFull, match="disk is full"):
         run(
             store,
             "PRAGMA max_page_count = 1",
@@ -92,11 +69,8 @@ def test_a_full_disk_under_sqlite_is_said_to_be_full(tmp_path: Path) -> None:
         )
 
 
-def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(
-    tmp_path: Path,
-) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Store.open(url) as first, Store.open(url) as second:
+def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(sqlite_url):
+    with Store.open(sqlite_url) as first, Store.open(sqlite_url) as second:
         with second._engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA busy_timeout = 0")
         with first._write(), pytest.raises(StoreUnreachable, match="is locked"):
@@ -104,7 +78,7 @@ def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(
 
 
 @both_databases
-def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url: str) -> None:
+def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url):
     with Store.open(store_url) as store:
         postgres = store._engine.dialect.name == "postgresql"
         off = "SET TRANSACTION READ ONLY" if postgres else "PRAGMA query_only = on"
@@ -112,9 +86,7 @@ def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url: str) ->
             run(store, off, "DELETE FROM watches")
 
 
-def test_a_disk_without_room_is_called_full_whatever_sqlite_calls_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_is_called_full_whatever_sqlite_calls_it(tmp_path, monkeypatch):
     url = make_url(f"sqlite:///{tmp_path / 't.db'}")
     failed = OperationalError("INSERT", {}, sqlite3.OperationalError("disk I/O error"))
     with pytest.raises(UnusableStore) as other, translated(url):
@@ -126,7 +98,7 @@ def test_a_disk_without_room_is_called_full_whatever_sqlite_calls_it(
         raise failed
 
 
-def test_a_store_that_may_not_be_written_says_what_to_do(tmp_path: Path) -> None:
+def test_a_store_that_may_not_be_written_says_what_to_do(tmp_path):
     url = make_url(f"sqlite:///{tmp_path / 't.db'}")
     said = sqlite3.OperationalError("attempt to write a readonly database")
     with pytest.raises(StoreReadOnly, match="ask its owner"), translated(url):

@@ -1,8 +1,5 @@
 """What a PostgreSQL server, or a process stopped on it, might do to the others."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import psycopg
@@ -22,7 +19,7 @@ REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 
 
 @pytest.fixture
-def jobs(postgres_url: str) -> Iterator[JobStore]:
+def jobs(postgres_url):
     with JobStore.open(postgres_url) as opened:
         yield opened
 
@@ -38,9 +35,7 @@ def impatient(url: str) -> str:
     return make_url(url).update_query_dict(soon).render_as_string(hide_password=False)
 
 
-def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
-    jobs: JobStore, postgres_url: str
-) -> None:
+def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(jobs, postgres_url):
     assert show(jobs, "idle_in_transaction_session_timeout") == "30s"
     job_id = jobs.submit(REQUEST).job.id
     with Leases.open(impatient(postgres_url)) as stopped:
@@ -56,9 +51,7 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
             stopped.heartbeat(lease)
 
 
-def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(
-    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(jobs, monkeypatch):
     leases = Leases.sharing(jobs)
     hour = timedelta(hours=1)
     for wrong in (utc_now() + hour, utc_now() - hour):
@@ -73,7 +66,7 @@ def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(
         leases.fail(lease, "done with")
 
 
-def test_the_server_s_own_isolation_level_is_not_taken_over(postgres_url: str) -> None:
+def test_the_server_s_own_isolation_level_is_not_taken_over(postgres_url):
     plain = make_url(postgres_url).set(drivername="postgresql")
     with psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True) as server:
         name = plain.database

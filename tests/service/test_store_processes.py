@@ -1,7 +1,5 @@
 """Several processes on one store, and processes that are killed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -52,7 +50,7 @@ def stored(url: str) -> list[int]:
 
 
 @both_databases
-def test_processes_make_and_write_one_store_at_once(empty_store_url: str) -> None:
+def test_processes_make_and_write_one_store_at_once(empty_store_url):
     batches = 20
     writers = [start(empty_store_url, batches) for _ in range(3)]
     go(*writers)
@@ -65,9 +63,7 @@ def test_processes_make_and_write_one_store_at_once(empty_store_url: str) -> Non
     ("database", "acknowledged"),
     only([("sqlite", 0), ("postgresql", 17)], product(["sqlite", "postgresql"], [0, 1, 17])),
 )
-def test_a_killed_writer_loses_nothing_it_was_told_was_stored(
-    empty_store_url: str, acknowledged: int
-) -> None:
+def test_a_killed_writer_loses_nothing_it_was_told_was_stored(empty_store_url, acknowledged):
     with start(empty_store_url, batches=10**6) as writer:
         go(writer)
         assert writer.stdout

@@ -1,7 +1,5 @@
 """Where the store is: the default, and what is refused before anything is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,14 +10,12 @@ from tuner.store.connect import connect
 from tuner.store.locks import try_file_lock
 
 
-def test_the_environment_names_the_store() -> None:
+def test_the_environment_names_the_store():
     assert database_url({"TUNER_DATABASE_URL": "sqlite:///here.db"}) == "sqlite:///here.db"
 
 
 @pytest.mark.parametrize("environ", [{}, {"TUNER_DATABASE_URL": ""}])
-def test_the_default_is_a_file_in_the_users_data_folder(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_is_a_file_in_the_users_data_folder(environ, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     url = database_url(environ)
@@ -41,9 +37,7 @@ def test_the_default_is_a_file_in_the_users_data_folder(
         ("postgres://me:secret@127.0.0.1:1/name", "me:***@127.0.0.1:1/name"),
     ],
 )
-def test_an_unusable_url_is_refused_in_one_line(
-    url: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_url_is_refused_in_one_line(url, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnusableStore) as caught:
         Store.open(url)
@@ -54,7 +48,7 @@ def test_an_unusable_url_is_refused_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
+def test_what_is_no_database_is_left_as_it_is(tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("not a database, and long enough not to pass for an empty one\n" * 20)
     before = notes.read_bytes()
@@ -71,9 +65,7 @@ def test_what_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
-def test_a_database_in_memory_leaves_no_file(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_in_memory_leaves_no_file(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     engine = connect(url)
     with try_file_lock(engine, "a name") as mine:

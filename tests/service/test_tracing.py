@@ -1,7 +1,5 @@
 """One trace from a request to the trials of its job."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -45,7 +43,7 @@ TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"
         f"{TRACEPARENT}\n",
     ],
 )
-def test_an_invalid_traceparent_is_none(wrong: str) -> None:
+def test_an_invalid_traceparent_is_none(wrong):
     assert checked_traceparent(wrong) == ""
     assert checked_traceparent(TRACEPARENT) == TRACEPARENT
 
@@ -58,7 +56,7 @@ def stored_trace(jobs: JobStore, job_id: str) -> str:
         return found
 
 
-def test_a_traceparent_passes_through_without_opentelemetry(store_url: str) -> None:
+def test_a_traceparent_passes_through_without_opentelemetry(store_url):
     with (
         serving(ApiSettings(Settings(store_url), no_auth=True)) as server,
         Leases.open(store_url) as leases,
@@ -73,11 +71,10 @@ def test_a_traceparent_passes_through_without_opentelemetry(store_url: str) -> N
         assert stored_trace(jobs, traced) == TRACEPARENT
         assert stored_trace(jobs, plain) == stored_trace(jobs, ignored) == ""
         lease = leases.claim([JobFilter(needs_gpu=True)], "me")
-        assert lease is not None
         assert (lease.job_id, lease.trace) == (traced, TRACEPARENT)
 
 
-def test_what_makes_spans_is_not_imported_without_an_endpoint() -> None:
+def test_what_makes_spans_is_not_imported_without_an_endpoint():
     code = (
         "import sys, workers.app, workers.run_job, api.app, api.serve\n"
         "from workers.tracing import start_tracing\n"
@@ -92,7 +89,7 @@ def test_what_makes_spans_is_not_imported_without_an_endpoint() -> None:
     assert ran.stdout.strip() == ""
 
 
-def test_an_endpoint_without_the_extra_is_a_warning() -> None:
+def test_an_endpoint_without_the_extra_is_a_warning():
     code = (
         "import sys; sys.modules['opentelemetry.sdk.trace'] = None\n"  # as if it were not installed
         "from workers.tracing import start_tracing; start_tracing('x'); print('goes on')"
@@ -129,9 +126,7 @@ def messages(log: Path) -> list[str]:
     return [json.loads(line)["message"] for line in log.read_text().splitlines()]
 
 
-def test_a_request_its_job_and_its_trials_are_one_trace(
-    postgres_url: str, redis_url: str, tmp_path: Path
-) -> None:
+def test_a_request_its_job_and_its_trials_are_one_trace(postgres_url, redis_url, tmp_path):
     with trace_collector() as collector:
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
@@ -212,23 +207,22 @@ def check_failure(collector: Collector, database_url: str) -> None:
 NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
 
-def test_a_child_whose_collector_is_away_does_its_jobs(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url):
+    with Leases.open(sqlite_url) as leases:
         jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
         registration = Registration(workers, describe(None, None, "test"))
         registration.beat()
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
-        worker = Worker(leases, registration, {**os.environ, **NOBODY, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registration, {**os.environ, **NOBODY, "TUNER_DATABASE_URL": sqlite_url}
+        )
         assert worker.drain() == 2
         worker.stop()
         assert {jobs.get(one).state for one in posted} == {JobState.DONE}
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_away_delays_no_job_for_long(
-    postgres_url: str, redis_url: str, tmp_path: Path
-) -> None:
+def test_a_collector_that_is_away_delays_no_job_for_long(postgres_url, redis_url, tmp_path):
     with Leases.open(postgres_url) as leases:
         jobs = JobStore.sharing(leases)
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]

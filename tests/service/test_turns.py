@@ -1,12 +1,9 @@
 """Who is next: turns between clients, ageing, shared jobs and batches, on each database."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from clocks import Clock
 from databases import both_databases
 from store_writer import KEY, PROBLEM
 
@@ -37,21 +34,17 @@ def served(jobs: JobStore, leases: Leases) -> str:
 
 @both_databases
 class TestTurns:
-    def test_a_client_with_many_jobs_delays_another_by_one(
-        self, jobs: JobStore, leases: Leases
-    ) -> None:
+    def test_a_client_with_many_jobs_delays_another_by_one(self, jobs, leases):
         post(jobs, "aaaaaabbc")
         assert served(jobs, leases) == "abcabaaaa"
 
-    def test_a_client_that_comes_late_is_next(self, jobs: JobStore, leases: Leases) -> None:
+    def test_a_client_that_comes_late_is_next(self, jobs, leases):
         post(jobs, "aaaa")
         assert leases.claim(ANY, "worker") is not None
         post(jobs, "b", first_seed=10)
         assert served(jobs, leases) == "baaa"
 
-    def test_a_client_s_own_jobs_are_done_in_their_order(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_client_s_own_jobs_are_done_in_their_order(self, jobs, leases, clock):
         posted = []
         for seed in range(3):
             posted += post(jobs, "a", first_seed=seed)
@@ -59,14 +52,14 @@ class TestTurns:
         taken = [lease.job_id for _ in posted if (lease := leases.claim(ANY, "worker"))]
         assert taken == posted
 
-    def test_urgent_jobs_take_turns_among_themselves(self, jobs: JobStore, leases: Leases) -> None:
+    def test_urgent_jobs_take_turns_among_themselves(self, jobs, leases):
         post(jobs, "cd")
         post(jobs, "aab", first_seed=10, priority=Priority.URGENT)
         assert served(jobs, leases) == "abacd"
 
     def test_a_job_that_waited_for_an_hour_is_as_urgent_as_a_new_urgent_one(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+        self, jobs, leases, clock
+    ):
         post(jobs, "a")
         clock.advance(AGED)
         assert leases.age() == 0
@@ -75,39 +68,30 @@ class TestTurns:
         post(jobs, "bbb", first_seed=10, priority=Priority.URGENT)
         assert served(jobs, leases).index("a") < 2
 
-    def test_what_one_worker_cannot_do_gives_others_their_turn(
-        self, jobs: JobStore, leases: Leases
-    ) -> None:
+    def test_what_one_worker_cannot_do_gives_others_their_turn(self, jobs, leases):
         jobs.submit(replace(REQUEST, engine="sglang==0.5.12"), client="a")
         jobs.submit(replace(REQUEST, engine="sglang==0.5.16"), client="b")
         newer = [JobFilter(False, None, ("sglang==0.5.16", "sglang"))]
         lease = leases.claim(newer, "worker")
-        assert lease is not None
         assert lease.request.engine == "sglang==0.5.16"
         assert leases.claim(newer, "worker") is None
 
-    def test_a_version_is_chosen_at_the_latest_when_a_worker_takes_the_job(
-        self, jobs: JobStore, leases: Leases
-    ) -> None:
+    def test_a_version_is_chosen_at_the_latest_when_a_worker_takes_the_job(self, jobs, leases):
         job_id = jobs.submit(REQUEST).job.id
         lease = leases.claim(ANY, "worker", {"sglang": "sglang==0.5.16"})
-        assert lease is not None
         assert lease.request.engine == "sglang==0.5.16"
         assert jobs.get(job_id).request == lease.request
 
-    def test_the_queued_jobs_of_a_client_are_counted_up_to_a_number(self, jobs: JobStore) -> None:
+    def test_the_queued_jobs_of_a_client_are_counted_up_to_a_number(self, jobs):
         post(jobs, "aaab")
         jobs.submit(replace(REQUEST, measure="gpu"), client="a")
         assert jobs.queued_of("a", 100) == 4
         assert jobs.queued_of("a", 2) == 2
         assert jobs.queued_of("c", 2) == 0
 
-    def test_a_clock_that_went_back_holds_no_job(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_a_clock_that_went_back_holds_no_job(self, jobs, leases, clock):
         post(jobs, "a")
         lease = leases.claim(ANY, "worker")
-        assert lease is not None
         leases.release(lease, "another is at it", timedelta(seconds=30))
         assert leases.claim(ANY, "worker") is None
         clock.advance(-LONGEST_DELAY)
@@ -116,7 +100,7 @@ class TestTurns:
 
 @both_databases
 class TestSharedJobs:
-    def test_the_others_job_goes_on(self, jobs: JobStore) -> None:
+    def test_the_others_job_goes_on(self, jobs):
         first = jobs.submit(REQUEST, client="a").job
         second = jobs.submit(REQUEST, client="b")
         assert (second.created, second.job.id) == (False, first.id)
@@ -128,23 +112,20 @@ class TestSharedJobs:
         kinds = [event.kind for event in jobs.events(first.id)]
         assert kinds == ["submitted", "joined", "withdrawn", "cancelled"]
 
-    def test_a_running_job_is_ended_with_its_last_client(
-        self, jobs: JobStore, leases: Leases
-    ) -> None:
+    def test_a_running_job_is_ended_with_its_last_client(self, jobs, leases):
         job_id = jobs.submit(REQUEST, client="a").job.id
         jobs.submit(REQUEST, client="b")
         lease = leases.claim(ANY, "worker")
-        assert lease is not None
         assert not jobs.cancel(job_id, "b").cancel_requested
         assert jobs.cancel(job_id, "a").cancel_requested
         assert leases.look(lease).cancel_requested
 
-    def test_without_a_client_it_ends_for_all(self, jobs: JobStore) -> None:
+    def test_without_a_client_it_ends_for_all(self, jobs):
         job_id = jobs.submit(REQUEST, client="a").job.id
         jobs.submit(REQUEST, client="b")
         assert jobs.cancel(job_id).state is JobState.CANCELLED
 
-    def test_posting_it_again_takes_the_withdrawal_back(self, jobs: JobStore) -> None:
+    def test_posting_it_again_takes_the_withdrawal_back(self, jobs):
         job_id = jobs.submit(REQUEST, client="a").job.id
         jobs.submit(REQUEST, client="b")
         jobs.cancel(job_id, "a")
@@ -155,7 +136,7 @@ class TestBatches:
     def wanted(self, *seeds: int) -> list[Submission]:
         return [Submission(replace(REQUEST, seed=seed)) for seed in seeds]
 
-    def test_each_request_has_its_answer(self, jobs: JobStore) -> None:
+    def test_each_request_has_its_answer(self, jobs):
         old = jobs.submit(replace(REQUEST, seed=1), client="a").job
         answers = jobs.submit_all(self.wanted(0, 1, 2, 0), client="a")
         assert [answer.created for answer in answers] == [True, False, True, False]
@@ -165,7 +146,7 @@ class TestBatches:
             assert jobs.get(answer.job.id) == answer.job
             assert [event.kind for event in jobs.events(answer.job.id)] == ["submitted"]
 
-    def test_urgency_and_what_nobody_can_do_are_told_for_each(self, jobs: JobStore) -> None:
+    def test_urgency_and_what_nobody_can_do_are_told_for_each(self, jobs):
         plain, urgent = jobs.submit_all(
             [
                 Submission(REQUEST, unmet="no worker"),
@@ -178,13 +159,10 @@ class TestBatches:
         assert len(jobs.events(urgent.job.id)) == 1
 
     @both_databases
-    def test_sent_again_it_has_the_same_answers(
-        self, jobs: JobStore, leases: Leases, clock: Clock
-    ) -> None:
+    def test_sent_again_it_has_the_same_answers(self, jobs, leases, clock):
         mine = {"client": "a", "idempotency_key": "k", "body_hash": "x"}
         first = jobs.submit_all(self.wanted(2, 0, 1), **mine)
         lease = leases.claim(ANY, "worker")
-        assert lease is not None
         leased = leases.store(lease)
         leased.finish_run(leased.begin_run(KEY), [], Totals())
         clock.advance(timedelta(days=2))
@@ -194,9 +172,7 @@ class TestBatches:
         with pytest.raises(IdempotencyConflict):
             jobs.submit_all(self.wanted(5), client="a", idempotency_key="k", body_hash="y")
 
-    def test_none_is_added_where_one_cannot_be(
-        self, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_none_is_added_where_one_cannot_be(self, jobs, monkeypatch):
         def fail(*_: object) -> None:
             raise RuntimeError("the disk is on fire")
 

@@ -1,15 +1,12 @@
 """Watches, coverage and nights from the command line: the same with a server and a local store."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 
 import pytest
-from api_server import Server, serving
+from api_server import serving
 from store_writer import KEY
 from typer.testing import CliRunner, Result
 
@@ -27,16 +24,14 @@ DAY = date(2026, 11, 1)
 
 
 @pytest.fixture
-def server(store_url: str) -> Iterator[Server]:
+def server(store_url):
     with serving(ApiSettings(Settings(store_url))) as running:
         running.key = running.app.state.api.keys.add("team", Scope.ADMIN)
         yield running
 
 
 @pytest.fixture(params=["local", "server"])
-def tuner(
-    request: pytest.FixtureRequest, store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Tuner:
+def tuner(request, store_url, monkeypatch, tmp_path):
     for name in ("TUNER_BROKER_URL", "TUNER_SERVER", "TUNER_NIGHTLY", "TUNER_RECORDINGS"):
         monkeypatch.delenv(name, raising=False)
     if request.param == "local":
@@ -61,7 +56,7 @@ def tuned(store: Store, environment: Environment) -> None:
 ADD = ("watches", "add", PROBLEM, "--device", "l40s", "--batch-sizes", "1")
 
 
-def test_watches_are_added_listed_and_removed(tuner: Tuner, store: Store) -> None:
+def test_watches_are_added_listed_and_removed(tuner, store):
     assert "no watch was added" in tuner("watches").stderr
     added = tuner(*ADD, "--device", "H20", "--json")
     assert added.exit_code == 0, added.stderr
@@ -92,7 +87,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-def test_bad_input_is_one_line(tuner: Tuner, store: Store) -> None:
+def test_bad_input_is_one_line(tuner, store):
     for arguments, reason in MISTAKES:
         refused = tuner(*arguments)
         assert (refused.exit_code, refused.stdout) == (2, ""), arguments
@@ -100,7 +95,7 @@ def test_bad_input_is_one_line(tuner: Tuner, store: Store) -> None:
         assert NightStore.sharing(store).watches() == [], arguments
 
 
-def test_coverage_is_what_is_stored_and_what_is_watched(tuner: Tuner, store: Store) -> None:
+def test_coverage_is_what_is_stored_and_what_is_watched(tuner, store):
     assert "nothing is stored" in tuner("coverage").stderr
     assert "nothing is watched" in tuner("coverage", "--watched").stderr
     place = replace(KEY.environment, engine_version="9.9.9", driver="580.1", torch="2.11.0")
@@ -135,7 +130,7 @@ def test_coverage_is_what_is_stored_and_what_is_watched(tuner: Tuner, store: Sto
     ]
 
 
-def test_pages_of_coverage_are_put_together(tuner: Tuner, store: Store) -> None:
+def test_pages_of_coverage_are_put_together(tuner, store):
     for number in range(105):
         tuned(store, replace(KEY.environment, engine_version=f"9.9.{number}"))
     rows = json.loads(tuner("coverage", "--json").stdout)
@@ -150,7 +145,7 @@ def test_pages_of_coverage_are_put_together(tuner: Tuner, store: Store) -> None:
     assert len(json.loads(tuner("coverage", "--watched", "--json").stdout)) == 105
 
 
-def test_a_night_is_planned_done_forced_and_listed(tuner: Tuner, store: Store) -> None:
+def test_a_night_is_planned_done_forced_and_listed(tuner, store):
     jobs = JobStore.sharing(store)
     empty = tuner("nightly")
     assert (empty.exit_code, "nothing is watched" in empty.stdout) == (0, True)
@@ -173,7 +168,7 @@ def test_a_night_is_planned_done_forced_and_listed(tuner: Tuner, store: Store) -
     assert len(header) <= 80
 
 
-def test_a_round_with_errors_exits_with_1(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_with_errors_exits_with_1(tuner, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")  # one line for each row
     tuner("watches", "add", "deepseek-r1", "--device", "L40S", "--tp", "7", "--tp", "8")
     for option in ("--dry-run", "--force"):
@@ -185,28 +180,28 @@ def test_a_round_with_errors_exits_with_1(tuner: Tuner, monkeypatch: pytest.Monk
     assert tuner("nightly", "--last").exit_code == 0
 
 
-def test_a_server_has_its_own_watch_list(server: Server, tmp_path: Path) -> None:
+def test_a_server_has_its_own_watch_list(server, tmp_path):
     arguments = ("nightly", "--server", server.url, "--watch-list", str(tmp_path / "x.toml"))
     refused = CliRunner().invoke(app, arguments)
     assert refused.exit_code == 2
     assert "leave --watch-list out" in refused.stderr
 
 
-def watched(server: Server) -> list[str]:
+def watched(server):
     """The problems that are watched, once for each device."""
     rows = server.call("GET", "/v1/coverage/watched").json["watched"]
     return [row["problem"] for row in rows]
 
 
 class TestApi:
-    def test_a_watch_is_shown(self, server: Server) -> None:
+    def test_a_watch_is_shown(self, server):
         body = {"models": ["deepseek-r1"], "devices": ["L40S"]}
         added = server.call("POST", "/v1/watches", body).json
         assert server.call("GET", f"/v1/watches/{added['id']}").json == added
         said = server.call("GET", f"/v1/watches/{added['id'] + 1}").problem(404)
         assert said == f"there is no watch {added['id'] + 1}"
 
-    def test_a_problem_of_a_watch_is_hidden_and_shown_again(self, server: Server) -> None:
+    def test_a_problem_of_a_watch_is_hidden_and_shown_again(self, server):
         body = {"models": ["deepseek-r1"], "devices": ["L40S", "H20"], "tp": [8, 16]}
         added = server.call("POST", "/v1/watches", body).json
         hide, problems = f"/v1/watches/{added['id']}/hide", watched(server)
@@ -223,7 +218,7 @@ class TestApi:
         shown = server.call("POST", hide, {"problem": problems[0], "hidden": False}).json
         assert (shown["watch"]["hidden"], watched(server)) == ([], problems)
 
-    def test_what_cannot_be_hidden(self, server: Server) -> None:
+    def test_what_cannot_be_hidden(self, server):
         body = {"models": ["deepseek-r1"], "devices": ["L40S"], "tp": [8]}
         added = server.call("POST", "/v1/watches", body).json
         hide = f"/v1/watches/{added['id']}/hide"
@@ -235,13 +230,13 @@ class TestApi:
         server.call("POST", hide, {"problem": watched(server)[0]}, key=key).problem(403)
         assert server.call("GET", f"/v1/watches/{added['id']}").json == added
 
-    def test_only_admins_do_nights(self, server: Server) -> None:
+    def test_only_admins_do_nights(self, server):
         keys: KeyStore = server.app.state.api.keys
         key = keys.add("ci", Scope.SUBMIT)
         server.call("POST", "/v1/nights", {"dry_run": True}, key=key).problem(403)
         assert server.call("GET", "/v1/nights", key=key).json == {"nights": [], "next": None}
 
-    def test_a_night_wakes_workers_and_needs_no_body(self, store_url: str) -> None:
+    def test_a_night_wakes_workers_and_needs_no_body(self, store_url):
         woken = []
         announcer = type("Announcer", (), {"announce": lambda self, job: woken.append(job.id)})()
         with serving(ApiSettings(Settings(store_url)), announcer) as server:
@@ -258,7 +253,7 @@ class TestApi:
             assert (outcome["kind"], outcome["job_id"]) == ("missing", woken[0])
             assert server.call("GET", "/v1/nights").json == {"nights": [last], "next": None}
 
-    def test_nights_come_in_pages(self, server: Server) -> None:
+    def test_nights_come_in_pages(self, server):
         for schedule in ("a", "b", "c"):
             server.app.state.api.nights.begin(schedule, DAY)
         first = server.call("GET", "/v1/nights?limit=2").json

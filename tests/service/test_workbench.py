@@ -1,9 +1,6 @@
 """What the runs of one command share: a GPU's child is set up for one problem after another."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import fake_gpu_child as fake
@@ -42,7 +39,7 @@ def pid(measurement: Measurement) -> str:
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
+def bench():
     with Workbench("fake_gpu_child") as opened:
         yield opened
 
@@ -51,7 +48,7 @@ def worker_of(bench: Workbench, **answer: object) -> GpuWorker:
     return bench.worker("0", {"answer": answer}, ENV, LIMITS)
 
 
-def test_a_second_problem_has_the_same_child_and_counts_of_its_own(bench: Workbench) -> None:
+def test_a_second_problem_has_the_same_child_and_counts_of_its_own(bench):
     first = worker_of(bench, needed_bytes=10)
     (before,) = measured(first, pending(20))
     second = worker_of(bench, needed_bytes=20)
@@ -62,16 +59,14 @@ def test_a_second_problem_has_the_same_child_and_counts_of_its_own(bench: Workbe
     assert pid(after) == pid(before)
 
 
-def test_a_child_that_was_started_early_is_the_one_that_is_set_up(bench: Workbench) -> None:
+def test_a_child_that_was_started_early_is_the_one_that_is_set_up(bench):
     bench.start("0", ENV)
     started = bench._workers["0"]
     assert worker_of(bench) is started
     assert [m.median_us for m in measured(started, pending(20))] == [20]
 
 
-def test_a_child_that_replaced_a_crashed_one_is_set_up_for_the_problem_at_hand(
-    bench: Workbench,
-) -> None:
+def test_a_child_that_replaced_a_crashed_one_is_set_up_for_the_problem_at_hand(bench):
     worker_of(bench, device="NVIDIA_FIRST")
     worker = worker_of(bench, device="NVIDIA_SECOND")
     crashed, after = measured(worker, pending(20, fake.CRASH), pending(30))
@@ -82,7 +77,7 @@ def test_a_child_that_replaced_a_crashed_one_is_set_up_for_the_problem_at_hand(
     assert worker_of(bench).replaced == 0
 
 
-def test_a_run_that_was_given_up_leaves_no_requests_to_the_next(bench: Workbench) -> None:
+def test_a_run_that_was_given_up_leaves_no_requests_to_the_next(bench):
     given_up = worker_of(bench)
     given_up.put(pending(20, fake.HANG))
     worker = worker_of(bench)
@@ -97,16 +92,14 @@ def test_a_run_that_was_given_up_leaves_no_requests_to_the_next(bench: Workbench
         ({"status": "bad_input", "detail": "no"}, BadInput),
     ],
 )
-def test_a_problem_that_cannot_be_set_up_does_not_harm_the_next(
-    bench: Workbench, answer: dict[str, object], error: type[Exception]
-) -> None:
+def test_a_problem_that_cannot_be_set_up_does_not_harm_the_next(bench, answer, error):
     worker_of(bench)
     with pytest.raises(error):
         worker_of(bench, **answer)
     assert [m.median_us for m in measured(worker_of(bench), pending(30))] == [30]
 
 
-def test_closing_ends_the_children() -> None:
+def test_closing_ends_the_children():
     with Workbench("fake_gpu_child") as bench:
         worker = worker_of(bench)
         (one,) = measured(worker, pending(20))

@@ -1,7 +1,5 @@
 """What workers and beat log: JSON, and a line each for the begin and the end of an outage."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -16,13 +14,12 @@ from typing import Any
 import pytest
 import redis
 from kombu.exceptions import OperationalError
-from servers import Postgres, Redis, started_redis
-from worker_processes import replay, wait_for
+from servers import Postgres, started_redis
+from worker_processes import embedded, replay, wait_for
 
 from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
-from workers.embedded import EmbeddedWorker
 from workers.fleet import celery_command
 from workers.outages import Outage
 from workers.queue import Announcer
@@ -33,7 +30,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def postgres_alone() -> Iterator[Postgres]:
+def postgres_alone():
     """A server that the test may stop."""
     with tempfile.TemporaryDirectory(prefix="tuner-pg-") as folder:
         server = Postgres(Path(folder))
@@ -43,7 +40,7 @@ def postgres_alone() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def redis_alone() -> Iterator[Redis]:
+def redis_alone():
     with started_redis() as server:
         yield server
 
@@ -79,9 +76,7 @@ def said(lines: Lines, *words: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow  # test_workers.py has an outage of Redis, and the test below one of the store
-def test_outages_are_two_lines_and_every_line_is_json(
-    postgres_alone: Postgres, redis_alone: Redis, tmp_path: Path
-) -> None:
+def test_outages_are_two_lines_and_every_line_is_json(postgres_alone, redis_alone, tmp_path):
     url = postgres_alone.url.render_as_string(hide_password=False)
     environ = {**os.environ, "TUNER_DATABASE_URL": url, "TUNER_BROKER_URL": redis_alone.url}
     worker = [BIN / "tuner", "worker", "--device", "H200"]
@@ -120,9 +115,7 @@ def test_outages_are_two_lines_and_every_line_is_json(
         assert len(said(lines, "the broker", "answer")) == 2
 
 
-def test_a_worker_outlives_its_store_and_says_so_twice(
-    postgres_alone: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_outlives_its_store_and_says_so_twice(postgres_alone, monkeypatch, caplog):
     url = postgres_alone.url.render_as_string(hide_password=False)
     monkeypatch.setenv("TUNER_DATABASE_URL", url)
     monkeypatch.setattr("workers.service.EVERY_S", 0.1)
@@ -132,9 +125,7 @@ def test_a_worker_outlives_its_store_and_says_so_twice(
         said = (record.getMessage() for record in caplog.records)
         return [one.partition(" after ")[0].partition(":")[0] for one in said if "the store" in one]
 
-    embedded = EmbeddedWorker(Settings(url), gpus=())
-    embedded.start()
-    try:
+    with embedded(Settings(url)):
         postgres_alone.stop()
         wait_for(lambda: store_said() == ["the store does not answer"])
         postgres_alone.start()
@@ -142,12 +133,10 @@ def test_a_worker_outlives_its_store_and_says_so_twice(
         with JobStore.open(url) as jobs:
             job = jobs.submit(replay()).job
             wait_for(lambda: jobs.get(job.id).state is JobState.DONE)
-    finally:
-        embedded.stop()
     assert len(store_said()) == 2
 
 
-def test_an_outage_has_one_begin_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_has_one_begin_and_one_end(caplog):
     caplog.set_level(logging.INFO)
     now = [100.0]
     outage = Outage("the store", lambda: now[0])
@@ -175,7 +164,7 @@ def record_of(logger: str, error: Exception, cause: Exception | None = None) -> 
         )
 
 
-def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage() -> None:
+def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage():
     outage = Outage("the broker")
     taken = BrokerErrors(outage).filter
     assert taken(record_of("celery.beat", ValueError("a mistake")))
@@ -186,7 +175,7 @@ def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage() -> None
     assert outage._since is not None
 
 
-def test_two_fleets_on_one_host_have_other_names() -> None:
+def test_two_fleets_on_one_host_have_other_names():
     def name_of(command: list[str]) -> str:
         return command[command.index("--hostname") + 1]
 

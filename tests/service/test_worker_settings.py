@@ -1,7 +1,5 @@
 """What the service's processes read from their environment, and which queues they listen to."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -33,7 +31,7 @@ from workers.settings import Settings, read_settings
 L40S = LocalGpu("GPU-1", "NVIDIA_L40S")
 
 
-def test_values_come_from_variables_or_files(tmp_path: Path) -> None:
+def test_values_come_from_variables_or_files(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("rediss://:pass@redis:6379/0\n")
     settings = read_settings(
@@ -54,7 +52,7 @@ def test_values_come_from_variables_or_files(tmp_path: Path) -> None:
     assert (settings.metrics_port, settings.metrics_host) == (9465, "0.0.0.0")  # noqa: S104
 
 
-def test_the_night_is_asked_for_every_hour_from_its_own_on() -> None:
+def test_the_night_is_asked_for_every_hour_from_its_own_on():
     code = "import workers.app as w; print(w.app.conf.beat_schedule['nightly']['schedule'].hour)"
     environ = {**os.environ, "TUNER_BROKER_URL": "redis://here", "TUNER_NIGHTLY_HOUR": "21"}
     run = subprocess.run(
@@ -63,7 +61,7 @@ def test_the_night_is_asked_for_every_hour_from_its_own_on() -> None:
     assert run.stdout == "{21, 22, 23}\n"
 
 
-def test_nothing_set_is_a_local_store_without_a_broker() -> None:
+def test_nothing_set_is_a_local_store_without_a_broker():
     settings = read_settings({})
     assert settings.database_url.startswith("sqlite:///")
     assert (settings.broker_url, settings.recordings) == (None, None)
@@ -88,12 +86,12 @@ def test_nothing_set_is_a_local_store_without_a_broker() -> None:
         ({"TUNER_METRICS_PORT": "http"}, "1024 to 65000"),
     ],
 )
-def test_what_cannot_be_is_refused(environ: dict[str, str], reason: str) -> None:
+def test_what_cannot_be_is_refused(environ, reason):
     with pytest.raises(BadInput, match=reason):
         read_settings(environ)
 
 
-def test_no_password_is_shown() -> None:
+def test_no_password_is_shown():
     url, broker = "postgresql://u:secret1@host/db", "redis://:secret2@host/0"
     settings = Settings(url, broker)
     for shown in (repr(settings), str(ApiSettings(settings)), f"{settings!r}", place_of(url)):
@@ -104,7 +102,7 @@ def test_no_password_is_shown() -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret.csv.gz", "/etc/passwd", "a/../../b"])
-def test_a_recording_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+def test_a_recording_stays_in_its_folder(tmp_path, name):
     settings = read_settings({"TUNER_RECORDINGS": str(tmp_path)})
     assert settings.recording("good.csv.gz") == (tmp_path / "good.csv.gz").resolve()
     with pytest.raises(BadInput, match="is not in the folder") as refused:
@@ -112,11 +110,11 @@ def test_a_recording_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_without_a_folder_a_recording_is_any_path() -> None:
+def test_without_a_folder_a_recording_is_any_path():
     assert read_settings({}).recording("/data/a.csv.gz") == Path("/data/a.csv.gz")
 
 
-def test_gpus_that_the_table_lacks_are_left_out() -> None:
+def test_gpus_that_the_table_lacks_are_left_out():
     named = [("GPU-1", "NVIDIA L40S"), ("GPU-2", "NVIDIA GeForce GT 710")]
     assert known_gpus(named) == [L40S]
 
@@ -146,7 +144,7 @@ class Driver:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Path:
+def machine(tmp_path):
     """What the kernel shows of a machine with a network card of NVIDIA, but no GPU."""
     for number, (vendor, kind) in enumerate([("0x10de", "0x020000"), ("0x8086", "0x030000")]):
         folder = tmp_path / "sys/bus/pci/devices" / f"0000:0{number}:00.0"
@@ -168,7 +166,7 @@ def show_a_gpu(machine: Path, sign: str) -> None:
         file.touch()
 
 
-def test_a_card_that_is_lost_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_is_lost_hides_no_other(monkeypatch):
     lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
     Driver(monkeypatch, lost, "NVIDIA L40S")
     assert detect_gpus() == [L40S]
@@ -176,13 +174,7 @@ def test_a_card_that_is_lost_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("sign", ["sys", "proc/driver/nvidia/version", "dev/nvidia0"])
 @pytest.mark.parametrize("reason", ["no library", "no driver", "no module", "no card"])
-def test_a_gpu_that_cannot_be_used_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    machine: Path,
-    sign: str,
-    reason: str,
-) -> None:
+def test_a_gpu_that_cannot_be_used_is_warned_of(monkeypatch, caplog, machine, sign, reason):
     driver = Driver(monkeypatch)
     nvidia_smi = "see that `nvidia-smi` works here; a container needs the GPUs (`--gpus all`)"
     if reason == "no module":
@@ -205,16 +197,14 @@ def test_a_gpu_that_cannot_be_used_is_warned_of(
 
 @pytest.mark.parametrize("gpu", [L40S, None])
 @pytest.mark.parametrize("names", [["NVIDIA_H200", "NVIDIA_A10"], None])
-def test_a_worker_process_is_told_what_it_owns(
-    gpu: LocalGpu | None, names: list[str] | None
-) -> None:
+def test_a_worker_process_is_told_what_it_owns(gpu, names):
     environ = worker_environ(gpu, names, "cpu-3")
     assert gpu_of(environ) == gpu
     assert name_of(environ) == "cpu-3"
     assert devices_of(environ) == names
 
 
-def test_a_gpu_s_worker_takes_its_own_jobs_first_and_anybody_s_then() -> None:
+def test_a_gpu_s_worker_takes_its_own_jobs_first_and_anybody_s_then():
     here = engines_here()  # with and without a version; both engines, where both are here
     engines = (*here, *dict.fromkeys(one.partition("==")[0] for one in here))
     assert describe(L40S, None, "w").filters() == [
@@ -226,7 +216,7 @@ def test_a_gpu_s_worker_takes_its_own_jobs_first_and_anybody_s_then() -> None:
     ]
 
 
-def test_limits_of_jobs_come_from_the_environment() -> None:
+def test_limits_of_jobs_come_from_the_environment():
     given = {"TUNER_START_LIMIT_S": "30", "TUNER_ATTEMPT_LIMIT_S": "3600"}
     limits = read_settings({**given, "TUNER_DATABASE_URL": "sqlite://"}).limits
     assert limits == AttemptLimits(start_s=30.0, attempt_s=3600.0)
@@ -235,7 +225,7 @@ def test_limits_of_jobs_come_from_the_environment() -> None:
             read_settings({"TUNER_NEXT_TRIAL_LIMIT_S": wrong})
 
 
-def test_queues() -> None:
+def test_queues():
     assert queue_name("NVIDIA_L40S", Priority.URGENT, needs_gpu=True) == "tune.NVIDIA_L40S.urgent"
     names = queue_names(L40S, ["NVIDIA_H200"])
     assert names == [
@@ -247,7 +237,7 @@ def test_queues() -> None:
     assert len(queue_names(None, None)) == 2 * len(devices())
 
 
-def test_job_ids_sort_by_time_and_differ() -> None:
+def test_job_ids_sort_by_time_and_differ():
     ids = [new_job_id() for _ in range(1000)]
     assert len(set(ids)) == 1000
     assert {len(one) for one in ids} == {26}

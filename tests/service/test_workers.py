@@ -1,7 +1,5 @@
 """Real worker processes on a real Redis and PostgreSQL: work, kills, cancels."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -17,12 +15,13 @@ from subprocess import Popen
 import pytest
 from cases import RECORDINGS
 from servers import postgres_database, started_redis
-from sqlalchemy import URL, select, update
+from sqlalchemy import select, update
 from tls_proxy import tls_proxy
 from worker_processes import (
     RECORDING,
     celery_worker,
     descendants,
+    embedded,
     replay,
     running,
     tuning_child,
@@ -39,7 +38,6 @@ from tuner.store.job_tables import idempotency_keys
 from tuner.store.job_tables import jobs as job_table
 from tuner.store.workers import WorkerStore
 from workers.child import Runner
-from workers.embedded import EmbeddedWorker
 from workers.queue import Announcer
 from workers.registration import Registration, describe
 from workers.settings import Settings, read_settings
@@ -80,7 +78,7 @@ class Board:
 
 
 @pytest.fixture
-def board(postgres_url: str, redis_url: str) -> Iterator[Board]:
+def board(postgres_url, redis_url):
     made = Board(postgres_url, redis_url)
     yield made
     made.jobs.close()
@@ -96,7 +94,7 @@ def worker(board: Board, tmp_path: Path, **more: str) -> Iterator[Popen[bytes]]:
 
 
 @pytest.fixture
-def stuck(tmp_path: Path) -> JobRequest:
+def stuck(tmp_path):
     """A job that reads a recording that never comes."""
     os.mkfifo(tmp_path / "never.csv")
     return replay(recording=tmp_path / "never.csv")
@@ -125,7 +123,7 @@ class AtWork:
 
 
 @pytest.fixture(scope="class")
-def at_work(postgres: URL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtWork]:
+def at_work(postgres, tmp_path_factory):
     """A worker whose Redis is behind a password and TLS; the jobs of a class share it."""
     folder = tmp_path_factory.mktemp("one-worker")
     with (
@@ -150,10 +148,10 @@ def at_work(postgres: URL, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 class TestOneWorker:
     """What one worker does, one job after another."""
 
-    def test_a_job_without_a_message_is_done_all_the_same(self, at_work: AtWork) -> None:
+    def test_a_job_without_a_message_is_done_all_the_same(self, at_work):
         assert at_work.board.finished(at_work.unannounced).state is JobState.DONE
 
-    def test_posted_jobs_are_done_and_published(self, at_work: AtWork) -> None:
+    def test_posted_jobs_are_done_and_published(self, at_work):
         board = at_work.board
         posted = [board.post(replay(seed)) for seed in range(3)]
         done = [board.finished(job_id) for job_id in posted]
@@ -169,15 +167,13 @@ class TestOneWorker:
         assert "libtorch" not in loaded
         assert "libtriton" not in loaded
 
-    def test_work_that_cannot_be_done_fails_with_its_reason(self, at_work: AtWork) -> None:
+    def test_work_that_cannot_be_done_fails_with_its_reason(self, at_work):
         lacking = replay(recording=RECORDINGS / "none.csv.gz")
         failed = at_work.board.finished(at_work.board.post(lacking))
         assert (failed.state, failed.attempts) == (JobState.FAILED, 1)
         assert "none.csv.gz" in failed.error
 
-    def test_a_running_job_is_cancelled_and_its_processes_end(
-        self, at_work: AtWork, stuck: JobRequest
-    ) -> None:
+    def test_a_running_job_is_cancelled_and_its_processes_end(self, at_work, stuck):
         board = at_work.board
         job_id = board.post(stuck)
         end = wait_for(lambda: opened(stuck))  # its child is at work
@@ -188,7 +184,7 @@ class TestOneWorker:
         os.close(end)
         assert board.finished(board.post(replay(101))).state is JobState.DONE  # it goes on
 
-    def test_a_killed_child_costs_one_attempt(self, at_work: AtWork, stuck: JobRequest) -> None:
+    def test_a_killed_child_costs_one_attempt(self, at_work, stuck):
         board = at_work.board
         job_id = board.post(stuck)
         end = wait_for(lambda: opened(stuck))  # until then, it is the worker's fault
@@ -201,11 +197,12 @@ class TestOneWorker:
         os.close(end)
 
 
-def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(sqlite_url):
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
+        )
         first = jobs.submit(replay()).job.id
         assert worker.drain() == 1
         assert jobs.get(first).error == ""
@@ -230,26 +227,20 @@ def killed_at_work(board: Board, stuck: JobRequest, tmp_path: Path) -> Job:
     return first
 
 
-def test_a_killed_worker_s_job_is_done_by_another(
-    board: Board, stuck: JobRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_worker_s_job_is_done_by_another(board, stuck, tmp_path, monkeypatch):
     first = killed_at_work(board, stuck, tmp_path)
     # The other one looks more often, and waits less long for a renewal.
     monkeypatch.setattr("workers.service.EVERY_S", 0.1)
     monkeypatch.setenv("TUNER_DATABASE_URL", board.settings.database_url)
-    another = EmbeddedWorker(replace(board.settings, limits=AttemptLimits(lease_s=1.0)), gpus=())
-    another.start()
-    try:
+    with embedded(replace(board.settings, limits=AttemptLimits(lease_s=1.0))):
         again = wait_for(lambda: job if (job := board.held(first.id)).attempts > 1 else None)
         assert again.owner != first.owner
-    finally:
-        another.stop()
 
 
 @pytest.mark.slow
 def test_a_killed_worker_s_job_is_done_by_another_when_its_lease_has_run_out(
-    board: Board, stuck: JobRequest, tmp_path: Path
-) -> None:
+    board, stuck, tmp_path
+):
     """As above, in the time that it takes a service: `LEASE` is 45 seconds."""
     first = killed_at_work(board, stuck, tmp_path)
     with worker(board, tmp_path):
@@ -260,9 +251,7 @@ def test_a_killed_worker_s_job_is_done_by_another_when_its_lease_has_run_out(
         assert again.owner != first.owner
 
 
-def test_a_stopped_worker_gives_its_job_back(
-    board: Board, stuck: JobRequest, tmp_path: Path
-) -> None:
+def test_a_stopped_worker_gives_its_job_back(board, stuck, tmp_path):
     with worker(board, tmp_path) as process:
         job_id = board.post(stuck)
         board.held(job_id)
@@ -273,7 +262,7 @@ def test_a_stopped_worker_gives_its_job_back(
     assert not descendants(process.pid)
 
 
-def test_workers_start_work_and_stop_without_redis(postgres_url: str, tmp_path: Path) -> None:
+def test_workers_start_work_and_stop_without_redis(postgres_url, tmp_path):
     log = tmp_path / "worker.log"
     with started_redis() as redis:
         board = Board(postgres_url, redis.url)
@@ -296,7 +285,7 @@ def test_workers_start_work_and_stop_without_redis(postgres_url: str, tmp_path: 
 
 
 @pytest.fixture
-def fleet(board: Board) -> Iterator[Popen[bytes]]:
+def fleet(board):
     environ = {
         **os.environ,
         "TUNER_DATABASE_URL": board.settings.database_url,
@@ -313,9 +302,7 @@ def members(fleet: Popen[bytes]) -> list[int]:
     return [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
 
 
-def test_no_worker_outlives_tuner_worker(
-    fleet: Popen[bytes], board: Board, stuck: JobRequest
-) -> None:
+def test_no_worker_outlives_tuner_worker(fleet, board, stuck):
     board.held(board.post(stuck))  # one of them is at work
     found = wait_for(lambda: found if len(found := members(fleet)) == 2 else None)
     fleet.kill()
@@ -331,12 +318,11 @@ def registered(leases: Leases) -> Registration:
 
 
 def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    works = {**os.environ, "TUNER_DATABASE_URL": url}
+    sqlite_url, monkeypatch
+):
+    works = {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
     rests: list[float] = []
-    with Leases.open(url) as leases:
+    with Leases.open(sqlite_url) as leases:
         jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
         posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
         registration = registered(leases)
@@ -364,11 +350,12 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     assert rests == [BACKOFF_S, 2 * BACKOFF_S]
 
 
-def test_a_worker_takes_no_job_whose_engine_it_lacks(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_worker_takes_no_job_whose_engine_it_lacks(sqlite_url):
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
+        )
         lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
         good = jobs.submit(replay()).job.id
         assert worker.drain() == 1
@@ -379,35 +366,30 @@ def test_a_worker_takes_no_job_whose_engine_it_lacks(tmp_path: Path) -> None:
         assert done.request.engine == f"sglang=={find_engine('sglang').version}"
 
 
-def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(board, monkeypatch):
     url = board.settings.database_url
     monkeypatch.setenv("TUNER_DATABASE_URL", url)
     monkeypatch.setattr("workers.worker.POLL_S", 0.1)
     # Less than three seconds without a trial may pass in good runs, where the machine is busy.
     settings = read_settings({"TUNER_DATABASE_URL": url, "TUNER_NEXT_TRIAL_LIMIT_S": "3"})
-    embedded = EmbeddedWorker(settings, gpus=())
-    embedded.start()
-    try:
+    with embedded(settings):
         job_id = board.jobs.submit(replay()).job.id
         child = wait_for(lambda: tuning_child(os.getpid()))
         wait_for(lambda: "trials" in board.kinds(job_id))
         os.kill(child, signal.SIGSTOP)
         wait_for(lambda: not running(child))  # killed: nothing else ends a stopped process
         assert board.finished(job_id).state is JobState.DONE
-    finally:
-        embedded.stop()
     (given_back,) = [one for one in board.jobs.events(job_id) if one.kind == "requeued"]
     assert "stored no further trial in 3 s" in given_back.data["reason"]
     assert board.jobs.get(job_id).attempts == 2
 
 
-def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Leases.open(url) as leases:
+def test_a_job_whose_run_another_worker_has_waits_for_it(sqlite_url):
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+        worker = Worker(
+            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
+        )
         first = jobs.submit(replay()).job.id
         assert worker.drain() == 1
         set_job(leases, first, state=JobState.RUNNING.value)  # as if another had it yet
@@ -430,9 +412,8 @@ def set_job(leases: Leases, job_id: str, **values: object) -> None:
         connection.execute(update(job_table).where(job_table.c.id == job_id).values(**values))
 
 
-def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with JobStore.open(url) as jobs:
+def test_workers_forget_old_idempotency_keys(sqlite_url):
+    with JobStore.open(sqlite_url) as jobs:
         for days in (6, 8):
             past = JobStore(jobs._engine, lambda days=days: utc_now() - timedelta(days=days))
             past.cancel(past.submit(replay(), idempotency_key=f"{days} days").job.id)
@@ -442,51 +423,33 @@ def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
                 return list(connection.execute(select(idempotency_keys.c.key)).scalars())
 
         assert keys() == ["6 days", "8 days"]
-        embedded = EmbeddedWorker(Settings(url), gpus=())
-        embedded.start()
-        try:
+        with embedded(Settings(sqlite_url)):
             wait_for(lambda: keys() == ["6 days"])
-        finally:
-            embedded.stop()
 
 
-def test_a_failed_replay_names_the_recording_and_not_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+def test_a_failed_replay_names_the_recording_and_not_its_folder(sqlite_url, monkeypatch):
+    monkeypatch.setenv("TUNER_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
     request = replace(replay(recording=Path(RECORDING.name)), selection=MoeSelection((3,)))
-    with Leases.open(url) as leases:
+    with Leases.open(sqlite_url) as leases:
         jobs = JobStore.sharing(leases)
         job_id = jobs.submit(request).job.id
         lacking = jobs.submit(replay(recording=Path("none.csv.gz"))).job.id
-        worker = EmbeddedWorker(Settings(url), gpus=())
-        worker.start()
-        try:
+        with embedded(Settings(sqlite_url)):
             errors = [
                 wait_for(lambda one=one: jobs.get(one).state.finished and jobs.get(one).error)
                 for one in (job_id, lacking)
             ]
-        finally:
-            worker.stop()
     assert errors[0].startswith(f"{RECORDING.name} has nothing for M=3")
     assert "none.csv.gz" in errors[1]
     assert not any("/" in error for error in errors)
 
 
-def test_embedded_workers_need_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+def test_embedded_workers_need_no_redis(sqlite_url, monkeypatch):
+    monkeypatch.setenv("TUNER_DATABASE_URL", sqlite_url)
     before = descendants(os.getpid())  # servers that other tests share
-    embedded = EmbeddedWorker(Settings(url), gpus=())
-    embedded.start()
-    try:
-        with JobStore.open(url) as jobs:
-            posted = [jobs.submit(replay(seed)).job for seed in range(2)]
-            for job in posted:
-                embedded.announce(job)
-                wait_for(lambda job=job: jobs.get(job.id).state is JobState.DONE)
-    finally:
-        embedded.stop()
+    with embedded(Settings(sqlite_url)) as worker, JobStore.open(sqlite_url) as jobs:
+        for job in [jobs.submit(replay(seed)).job for seed in range(2)]:
+            worker.announce(job)
+            wait_for(lambda job=job: jobs.get(job.id).state is JobState.DONE)
     assert descendants(os.getpid()).keys() <= before.keys()

@@ -1,7 +1,5 @@
 """TLS before a server that has none, as a cloud's Redis is offered."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """A collector that takes spans over OTLP/HTTP, as the one of OpenTelemetry does."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from collections.abc import Iterator

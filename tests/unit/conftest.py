@@ -1,17 +1,14 @@
 """Unit tests need no engine and start no process. Tests that do are in the other folders."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_outside_this_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_outside_this_process(tmp_path_factory):
     """Hide the unpacked engines, and refuse to start a process."""
 
     def refuse(*args: object, **options: object) -> None:

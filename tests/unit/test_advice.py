@@ -1,7 +1,5 @@
 """Advice: leave it, these files, or these files and these flags, and never from partial data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
@@ -58,7 +56,7 @@ def left(advice: Advice) -> str:
 # Servers that run Triton
 
 
-def test_files_are_advised_where_they_are_faster_than_tritons_own() -> None:
+def test_files_are_advised_where_they_are_faster_than_tritons_own():
     advice = asked(MOE, entries(MOE))
     assert (advice.verdict, advice.flags, advice.gain) == (Verdict.FILES, {}, pytest.approx(2))
     assert str(advice) == (
@@ -76,14 +74,14 @@ def test_files_are_advised_where_they_are_faster_than_tritons_own() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.OK, Status.PREDICTED])
-def test_nothing_is_written_where_tritons_own_stays(status: Status) -> None:
+def test_nothing_is_written_where_tritons_own_stays(status):
     kept = entries(MOE, 20.0, 20.0, config=OWN, status=status)
     assert "nothing was found that is faster" in left(asked(MOE, kept))
     untuned = [replace(one, incumbents={}, status=Status.INCUMBENT) for one in entries(MOE)]
     assert "nothing was found that is faster" in left(asked(MOE, untuned))
 
 
-def test_a_size_that_is_slower_keeps_what_runs() -> None:
+def test_a_size_that_is_slower_keeps_what_runs():
     some = [*entries(MOE, sizes=(1,)), *entries(MOE, 21.0, 20.0, sizes=(8,))]
     advice = asked(MOE, some)
     assert advice.verdict is Verdict.FILES
@@ -95,13 +93,13 @@ def test_a_size_that_is_slower_keeps_what_runs() -> None:
     assert left(asked(MOE, entries(MOE, 21.0, 20.0))).startswith("nothing was found")
 
 
-def test_attention_with_a_slower_size_is_left_alone() -> None:
+def test_attention_with_a_slower_size_is_left_alone():
     some = [*entries(DECODE, sizes=(1,)), *entries(DECODE, 21.0, 20.0, sizes=(8,))]
     said = left(asked(DECODE, some, ON_TRITON))
     assert said.startswith("tuned Triton is slower at 1 of 2 sizes, 0.95x as fast at 8x1+1024, ")
 
 
-def test_what_the_engine_cannot_run_is_replaced() -> None:
+def test_what_the_engine_cannot_run_is_replaced():
     advice = asked(MOE, entries(MOE, own=None))
     assert (advice.verdict, advice.gain) == (Verdict.FILES, None)
     assert "cannot run" in advice.reason
@@ -110,7 +108,7 @@ def test_what_the_engine_cannot_run_is_replaced() -> None:
 # Servers that run another backend
 
 
-def test_a_store_with_only_tritons_times_advises_no_flag() -> None:
+def test_a_store_with_only_tritons_times_advises_no_flag():
     """Tuned decode is twice as fast as Triton's default, and FlashAttention 3 was not measured."""
     for problem in (DECODE, EXTEND):
         assert left(asked(problem, entries(problem))) == (
@@ -118,7 +116,7 @@ def test_a_store_with_only_tritons_times_advises_no_flag() -> None:
         )
 
 
-def test_flags_are_advised_where_triton_is_faster_at_every_point() -> None:
+def test_flags_are_advised_where_triton_is_faster_at_every_point():
     advice = asked(DECODE, entries(DECODE, others={"fa3": 40.0}))
     assert (advice.verdict, advice.gain) == (Verdict.FLAGS, pytest.approx(2))
     assert advice.flags == {"--decode-attention-backend": "triton"}
@@ -129,7 +127,7 @@ def test_flags_are_advised_where_triton_is_faster_at_every_point() -> None:
     assert {winner.entry.without_us for winner in advice.winners} == {"fa3"}
 
 
-def test_prefill_and_decode_are_advised_apart() -> None:
+def test_prefill_and_decode_are_advised_apart():
     """As on an H100: prefill through Triton is 2.7 times as slow, and decode is faster."""
     slow = winners(EXTEND, entries(EXTEND, 2483.0, 2786.0, {"fa3": 922.0}), "H100")
     fast = winners(DECODE, entries(DECODE, 20.0, 90.0, {"fa3": 54.0}), "H100")
@@ -144,7 +142,7 @@ def test_prefill_and_decode_are_advised_apart() -> None:
     assert said.endswith("over what runs without us: FlashAttention 3")
 
 
-def test_one_slower_point_is_enough_to_leave_it() -> None:
+def test_one_slower_point_is_enough_to_leave_it():
     some = [
         *entries(DECODE, others={"fa3": 60.0}, sizes=(1,)),
         *entries(DECODE, others={"fa3": 19.0}, sizes=(8,)),
@@ -159,7 +157,7 @@ def test_one_slower_point_is_enough_to_leave_it() -> None:
         (1 - 1.1 * NOISE, Verdict.LEAVE),
     ],
 )
-def test_a_difference_within_the_noise_is_none(ratio: float, verdict: Verdict) -> None:
+def test_a_difference_within_the_noise_is_none(ratio, verdict):
     some = [
         *entries(DECODE, others={"fa3": 60.0}, sizes=(1,)),
         *entries(DECODE, others={"fa3": 20.0 * ratio}, sizes=(8,)),
@@ -167,14 +165,14 @@ def test_a_difference_within_the_noise_is_none(ratio: float, verdict: Verdict) -
     assert asked(DECODE, some).verdict is verdict
 
 
-def test_a_flag_needs_a_clear_gain() -> None:
+def test_a_flag_needs_a_clear_gain():
     as_fast = entries(DECODE, others={"fa3": 20.0 * (1 + 0.9 * CLEAR_GAIN)})
     assert left(asked(DECODE, as_fast)) == (
         "Triton is as fast as FlashAttention 3, which runs without us"
     )
 
 
-def test_every_point_must_be_measured_beside_the_other_backend() -> None:
+def test_every_point_must_be_measured_beside_the_other_backend():
     whole = entries(DECODE, others={"fa3": 40.0})
     half = [*whole[:2], *entries(DECODE, sizes=(8,))]
     assert left(asked(DECODE, half)).endswith("was not measured beside Triton at 1 of 2 sizes")
@@ -189,7 +187,7 @@ def test_every_point_must_be_measured_beside_the_other_backend() -> None:
 # Stale data
 
 
-def test_times_of_another_release_or_card_advise_nothing() -> None:
+def test_times_of_another_release_or_card_advise_nothing():
     some = entries(MOE)
     assert left(asked(MOE, some, engine_version="0.5.12")) == (
         "it was tuned for sglang 0.5.12, and the servers run sglang 0.5.16"
@@ -199,9 +197,7 @@ def test_times_of_another_release_or_card_advise_nothing() -> None:
     assert left(elsewhere) == f"it was tuned on {H100.name}"
 
 
-def test_times_beside_another_version_of_the_backend_advise_no_flag(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_times_beside_another_version_of_the_backend_advise_no_flag(monkeypatch):
     some = entries(DECODE, others={"fa3": 40.0})
     monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
     monkeypatch.setattr(Backend, "apart", True)
@@ -215,7 +211,7 @@ def test_times_beside_another_version_of_the_backend_advise_no_flag(
 # Flags of servers
 
 
-def test_server_args_decide_what_files_are_over() -> None:
+def test_server_args_decide_what_files_are_over():
     some = entries(DECODE, others={"fa3": 5.0})
     assert "slower" in left(asked(DECODE, some))
     advice = asked(DECODE, some, ON_TRITON)
@@ -224,7 +220,7 @@ def test_server_args_decide_what_files_are_over() -> None:
     assert "slower" in said
 
 
-def test_another_flag_makes_other_times_count() -> None:
+def test_another_flag_makes_other_times_count():
     """Measured beside FlashAttention 3, and the servers are told to run FlashInfer."""
     some = entries(DECODE, others={"fa3": 40.0})
     flags = {"--attention-backend": "flashinfer"}
@@ -237,7 +233,7 @@ def test_another_flag_makes_other_times_count() -> None:
     assert advice.flags == {"--decode-attention-backend": "triton"}
 
 
-def test_what_was_installed_when_it_was_tuned_settles_what_runs() -> None:
+def test_what_was_installed_when_it_was_tuned_settles_what_runs():
     """DeepGEMM where it is installed: the rules alone cannot say."""
     assert "it is not known which of them" in left(asked(GEMM, entries(GEMM)))
     triton = asked(GEMM, entries(GEMM, without_us="default"))
@@ -254,7 +250,7 @@ def test_what_was_installed_when_it_was_tuned_settles_what_runs() -> None:
     assert asked(GEMM, entries(GEMM, without_us="default"), flags).verdict is Verdict.LEAVE
 
 
-def test_a_flag_must_be_good_for_all_that_it_changes() -> None:
+def test_a_flag_must_be_good_for_all_that_it_changes():
     faster = winners(GEMM, entries(GEMM, others={"deep_gemm": 14.0}, without_us="deep_gemm"))
     slower = winners(
         OTHER_GEMM, entries(OTHER_GEMM, others={"deep_gemm": 7.0}, without_us="deep_gemm")
@@ -269,14 +265,14 @@ def test_a_flag_must_be_good_for_all_that_it_changes() -> None:
     assert apart.verdict is Verdict.FLAGS
 
 
-def test_a_kernel_that_no_flag_replaces_is_left_alone() -> None:
+def test_a_kernel_that_no_flag_replaces_is_left_alone():
     some = entries(MOE, others={"marlin": 40.0})
     place = {"engine": "vllm", "engine_version": "0.33.0"}
     advice = asked(MOE, some, device="A100", served=("vllm", "0.33.0"), **place)
     assert "no option makes it run Triton" in left(advice)
 
 
-def test_reports_say_what_servers_run_with_their_flags() -> None:
+def test_reports_say_what_servers_run_with_their_flags():
     some = winners(DECODE, entries(DECODE))
     assert {one.entry.without_us for one in for_servers(some, H200, Served(), {})} == {"fa3"}
     told = for_servers(some, H200, Served(), ON_TRITON)
@@ -288,7 +284,7 @@ def test_reports_say_what_servers_run_with_their_flags() -> None:
     assert {one.entry.without_us for one in other} == {""}  # the server refuses it here
 
 
-def test_flags_and_variables_are_read_from_one_text() -> None:
+def test_flags_and_variables_are_read_from_one_text():
     assert server_settings("SGLANG_USE_AITER=0 --attention-backend triton --quiet") == {
         "SGLANG_USE_AITER": "0",
         "--attention-backend": "triton",
@@ -298,7 +294,7 @@ def test_flags_and_variables_are_read_from_one_text() -> None:
         server_settings("--a 'b")
 
 
-def test_all_environments_of_mixed_winners_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_environments_of_mixed_winners_count(monkeypatch):
     some = entries(DECODE, others={"fa3": 40.0})
     monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
     monkeypatch.setattr(Backend, "apart", True)
@@ -311,7 +307,7 @@ def test_all_environments_of_mixed_winners_count(monkeypatch: pytest.MonkeyPatch
     assert not any("fa3" in one.entry.incumbents for one in told[len(fresh) :])
 
 
-def test_a_plan_shows_no_gain_over_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_shows_no_gain_over_another_version(monkeypatch):
     some = entries(DECODE, others={"fa3": 40.0}, without_us="fa3")
     monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
     monkeypatch.setattr(Backend, "apart", True)

@@ -1,7 +1,5 @@
 """What a GPU can do is a row of the table of devices: no other module compares architectures."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

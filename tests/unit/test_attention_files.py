@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plugin_cases import attention_file, put
 
 from tuner.engines.sglang.plugin.files import (
     AttentionEntry,
-    AttentionFile,
     attention_root,
     file_name,
     find_attention_files,
@@ -34,17 +34,8 @@ def extend(batch_size: int, new_tokens: int) -> AttentionEntry:
     return AttentionEntry(Stage.EXTEND, batch_size, new_tokens, BLOCKS, Status.OK, 71_680)
 
 
-def file(problem=EXTEND, entries=None, **changes) -> AttentionFile:
-    fields = {
-        "device": "NVIDIA_H200",
-        "engine": "sglang",
-        "engine_version": "0.5.16",
-        "triton": "3.6.0",
-        "kernel_hash": "ab" * 32,
-        "server_flags": {},
-        **changes,
-    }
-    return AttentionFile(problem, entries=entries or (extend(4, 256),), **fields)
+def file(problem=EXTEND, entries=None, **changes):
+    return attention_file(problem, entries or (extend(4, 256),), **changes)
 
 
 def decode_entries() -> tuple[AttentionEntry, ...]:
@@ -86,9 +77,7 @@ TABLE = SplitsTable(
     ids=["extend", "chosen splits", "several", "decode", "all traits"],
 )
 def test_a_file_is_read_back_from_where_it_belongs(written, tmp_path):
-    path = written.path_under(tmp_path)
-    path.parent.mkdir(parents=True)
-    path.write_text(written.text())
+    path = put(tmp_path, written)
     assert find_attention_files(tmp_path) == [path]
     assert read_attention_file(path) == written
 

@@ -1,7 +1,5 @@
 """Models' attention from presets and config.json files, and the problems it divides into."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +65,7 @@ def config(**changes: object) -> dict[str, object]:
 
 
 def specs(text: str, tp: int, **options: object) -> list[str]:
-    found = resolve_attention(text, tp=tp, **options)  # type: ignore[arg-type]
+    found = resolve_attention(text, tp=tp, **options)
     return [p.spec().replace(",dtype=bfloat16", "") for p in found.problems]
 
 
@@ -179,7 +177,7 @@ class TestProblems:
         assert resolve_attention(name, tp=nearest).problems
 
     @given(st.sampled_from(KNOWN), st.integers(1, 512))
-    def test_a_rank_has_its_share_of_heads(self, model: Model, tp: int):
+    def test_a_rank_has_its_share_of_heads(self, model, tp):
         try:
             problems = attention_problems(model, tp)
         except IndivisibleShape as error:

@@ -1,7 +1,5 @@
 """Every backend keeps one contract. Those that torch alone suffices for run here, on the CPU."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ import torch
 
 from tuner.backends import cutlass, registry
 from tuner.backends.operands import AttentionOperands, GemmOperands, Unsupported
-from tuner.backends.registry import BACKENDS, Backend, backends_of, find_backend, no_module
+from tuner.backends.registry import BACKENDS, backends_of, find_backend, no_module
 from tuner.measure.library import backend_of
 from tuner.problems.backends import title_of
 from tuner.problems.registry import families
@@ -80,7 +78,7 @@ class TestContract:
     """What holds for every backend."""
 
     @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
-    def backend(self, request) -> Backend:
+    def backend(self, request):
         return request.param
 
     def test_names_are_short_and_titles_are_for_people(self, backend):

@@ -1,7 +1,5 @@
 """Bench report: the users' own ratios, every form of result, noise."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -60,7 +58,7 @@ def gains() -> dict[tuple[str, int], str]:
     return {(p.metric.name, p.key.concurrency): gain_text(p.gain) for p in pairs}
 
 
-def test_the_users_own_ratios() -> None:
+def test_the_users_own_ratios():
     found = gains()
     decode = {n: found["decode_throughput", n] for n in (128, 32, 4, 1)}
     assert decode == {128: "1.37x", 32: "1.75x", 4: "3.64x", 1: "1.88x"}
@@ -81,7 +79,7 @@ def prefill(running: int, rank: str = "TP0") -> str:
     )
 
 
-def test_decode_lines_that_count_a_pause_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_decode_lines_that_count_a_pause_are_left_out_and_counted(tmp_path):
     """The lines of a server that served, paused twice, and took a second prompt while it served."""
     log = tmp_path / "server.log"
     lines = [prefill(0), decode(1, 0.9), decode(1, 254.0), prefill(1), decode(2, 410.0)]
@@ -97,14 +95,14 @@ def test_decode_lines_that_count_a_pause_are_left_out_and_counted(tmp_path: Path
     assert results.note(log).startswith(f"{log}: 2 decode lines left out")
 
 
-def test_a_pause_of_one_rank_leaves_the_lines_of_others_alone(tmp_path: Path) -> None:
+def test_a_pause_of_one_rank_leaves_the_lines_of_others_alone(tmp_path):
     log = tmp_path / "server.log"
     lines = [prefill(0, "DP1 TP0"), decode(1, 250.0, "DP0 TP0"), decode(1, 0.2, "DP1 TP0")]
     log.write_text("\n".join(lines))
     assert [s.value for s in read_results(log).samples] == [250.0]
 
 
-def test_lower_latency_is_a_gain() -> None:
+def test_lower_latency_is_a_gain():
     assert gains()["median_ttft_ms", 128] == "2.83x"
     backwards = compare_files(AFTER, BEFORE).pairs
     ttft = next(p for p in backwards if p.metric.name == "median_ttft_ms")
@@ -112,7 +110,7 @@ def test_lower_latency_is_a_gain() -> None:
     assert ttft.verdict == "worse"
 
 
-def test_a_gain_is_cut_not_rounded() -> None:
+def test_a_gain_is_cut_not_rounded():
     assert [gain_text(x) for x in (1.8854, 1.999, 1.15, 0.999, 2.0)] == [
         "1.88x",
         "1.99x",
@@ -122,7 +120,7 @@ def test_a_gain_is_cut_not_rounded() -> None:
     ]
 
 
-def test_a_printed_table() -> None:
+def test_a_printed_table():
     samples = {s.metric: s for s in read_samples(BEFORE[1])}
     assert samples["output_throughput"].value == 391.47
     assert samples["max_itl_ms"].value == 16077.21
@@ -131,7 +129,7 @@ def test_a_printed_table() -> None:
     assert "concurrency" not in samples
 
 
-def test_a_sweep_s_markdown_table() -> None:
+def test_a_sweep_s_markdown_table():
     samples = read_samples(SWEEP)
     assert len(samples) == 26 * 4
     row = {s.metric: s.value for s in samples if s.key == Key(LoadKind.SERVING, 128, 256, 256)}
@@ -143,13 +141,13 @@ def test_a_sweep_s_markdown_table() -> None:
     }
 
 
-def test_a_folder_is_read_whole(tmp_path: Path) -> None:
+def test_a_folder_is_read_whole(tmp_path):
     for path in AFTER:
         (tmp_path / path.name).write_text(path.read_text())
     assert len(read_samples(tmp_path)) == sum(len(read_samples(p)) for p in AFTER)
 
 
-def test_decode_lines_of_later_releases() -> None:
+def test_decode_lines_of_later_releases():
     line = (
         "[2026-11-01 10:00:00 DP1 TP0] Decode batch [77], #running-req: 12, #full token: 9, "
         "full token usage: 0.1, accept len: 2.1, cuda graph: True, "
@@ -179,7 +177,7 @@ def sglang_run(**changes: object) -> dict[str, object]:
     }
 
 
-def test_sglang_and_vllm_json_pair_up() -> None:
+def test_sglang_and_vllm_json_pair_up():
     vllm = {
         "date": "20261101-100000",
         "endpoint_type": "vllm",
@@ -206,12 +204,12 @@ def test_sglang_and_vllm_json_pair_up() -> None:
     assert comparison.pairs[0].key == Key(LoadKind.SERVING, 16, 128, 256, "inf")
 
 
-def test_json_over_several_lines() -> None:
+def test_json_over_several_lines():
     text = json.dumps([sglang_run(), sglang_run(max_concurrency=32)], indent=2)
     assert len({s.key for s in parse_samples(text.splitlines())}) == 2
 
 
-def test_runs_that_repeat_are_paired_in_order() -> None:
+def test_runs_that_repeat_are_paired_in_order():
     before = [json.dumps(sglang_run(output_throughput=v)) for v in (100.0, 200.0, 300.0)]
     after = [json.dumps(sglang_run(output_throughput=v)) for v in (150.0, 220.0, 330.0)]
     (pair, *_) = compare(parse_samples(before), parse_samples(after)).pairs
@@ -221,7 +219,7 @@ def test_runs_that_repeat_are_paired_in_order() -> None:
     assert pair.verdict == "better"
 
 
-def test_unequal_counts_are_bounded_by_their_extremes() -> None:
+def test_unequal_counts_are_bounded_by_their_extremes():
     before = [json.dumps(sglang_run(median_ttft_ms=v)) for v in (40.0, 60.0)]
     after = [json.dumps(sglang_run(median_ttft_ms=v)) for v in (25.0, 50.0, 50.0)]
     pairs = compare(parse_samples(before), parse_samples(after)).pairs
@@ -231,7 +229,7 @@ def test_unequal_counts_are_bounded_by_their_extremes() -> None:
     assert ttft.verdict == "unclear"
 
 
-def test_decode_lines_are_not_runs() -> None:
+def test_decode_lines_are_not_runs():
     lines = "Decode batch. #running-req: 4, gen throughput (token/s): {}, #queue-req: 0,"
     before = parse_samples([lines.format(v) for v in (10, 20)])
     (pair,) = compare(before, parse_samples([lines.format(v) for v in (40, 30)])).pairs
@@ -239,14 +237,14 @@ def test_decode_lines_are_not_runs() -> None:
     assert (pair.gain_low, pair.gain_high) == (1.5, 4.0)
 
 
-def test_loads_of_one_side_are_listed() -> None:
+def test_loads_of_one_side_are_listed():
     comparison = compare_files([BEFORE[0], SWEEP], [AFTER[0]])
     assert len(comparison.only_before) == 26
     assert comparison.only_after == ()
     assert "only before: concurrency 1, 128+128 tokens" in render_text(comparison)
 
 
-def test_a_comparison_shows_one_metric_of_each_kind_and_counts_the_others() -> None:
+def test_a_comparison_shows_one_metric_of_each_kind_and_counts_the_others():
     comparison = compare_files(BEFORE, AFTER)
     every, few = render_text(comparison), render_text(comparison, every=False)
     names = {pair.metric.name for pair in comparison.pairs}
@@ -257,12 +255,12 @@ def test_a_comparison_shows_one_metric_of_each_kind_and_counts_the_others() -> N
         assert line.split("  ")[0] in every
 
 
-def test_another_request_rate_is_another_load() -> None:
+def test_another_request_rate_is_another_load():
     fast = parse_samples([json.dumps(sglang_run(request_rate=8))])
     assert compare(parse_samples([json.dumps(sglang_run())]), fast).pairs == ()
 
 
-def test_runs_kept_beside_a_release_read_back(tmp_path: Path) -> None:
+def test_runs_kept_beside_a_release_read_back(tmp_path):
     samples = [s for path in BEFORE for s in read_samples(path)]
     save_runs(samples, tmp_path / "release" / "bench.json", "release-7")
     kept = read_samples(tmp_path / "release")
@@ -272,7 +270,7 @@ def test_runs_kept_beside_a_release_read_back(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "release/bench.json").read_text())["release"] == "release-7"
 
 
-def test_text_csv_and_json_agree() -> None:
+def test_text_csv_and_json_agree():
     comparison = compare_files(BEFORE, AFTER)
     rows = list(csv.DictReader(io.StringIO(render_csv(comparison))))
     plain = json.loads(json.dumps(as_dict(comparison)))
@@ -297,7 +295,7 @@ class Reader(HTMLParser):
         self.links += [v or "" for k, v in attrs if k in ("src", "href", "data", "action")]
 
 
-def test_the_page_is_self_contained_and_escaped() -> None:
+def test_the_page_is_self_contained_and_escaped():
     hostile = Key(LoadKind.SERVING, 1, 1, 1, "<script>alert(1)</script>")
     samples = [Sample(hostile, "output_throughput", 1.0, "x")]
     comparison = compare(samples, samples)
@@ -311,7 +309,7 @@ def test_the_page_is_self_contained_and_escaped() -> None:
     assert "a &amp; b" in page
 
 
-def test_the_picture_is_well_formed_and_shows_the_gains() -> None:
+def test_the_picture_is_well_formed_and_shows_the_gains():
     charts = comparison_charts(compare_files(BEFORE, AFTER))
     svg = svg_text(render_picture(charts, "DeepSeek-R1 on NVIDIA_L40S", "before to after"))
     words = [e.text for e in ET.fromstring(svg).iter() if e.text and e.text.strip()]  # noqa: S314
@@ -327,7 +325,7 @@ def serving(concurrency: int, name: str, value: float, **lengths: int) -> Sample
     return Sample(Key(LoadKind.SERVING, concurrency, **given), name, value, "x")
 
 
-def test_loads_of_nearly_equal_lengths_are_on_one_axis() -> None:
+def test_loads_of_nearly_equal_lengths_are_on_one_axis():
     lengths = {1: 130, 4: 121, 16: 128, 64: 125}
     keys = [Key(LoadKind.SERVING, n, size, 128) for n, size in lengths.items()]
     other = Key(LoadKind.SERVING, 4, 1024, 128)
@@ -337,7 +335,7 @@ def test_loads_of_nearly_equal_lengths_are_on_one_axis() -> None:
     assert list(two.keys.values()) == [other]
 
 
-def test_request_rates_are_an_axis_where_they_were_varied() -> None:
+def test_request_rates_are_an_axis_where_they_were_varied():
     keys = [Key(LoadKind.SERVING, 0, 128, 128, rate) for rate in ("8", "2", "inf", "trace")]
     found = loads_of(keys)
     rates = next(one for one in found if len(one.keys) == 2)
@@ -346,7 +344,7 @@ def test_request_rates_are_an_axis_where_they_were_varied() -> None:
     assert sum(len(one.keys) for one in found) == 4
 
 
-def test_low_loads_stay_visible_beside_high_ones() -> None:
+def test_low_loads_stay_visible_beside_high_ones():
     """On the logarithmic axis 17 tokens a second are not lost beside 17,613."""
     sizes = {1: 17.4, 32: 550.0, 1024: 17_613.0}
     samples = [serving(n, "output_throughput", value) for n, value in sizes.items()]
@@ -356,7 +354,7 @@ def test_low_loads_stay_visible_beside_high_ones() -> None:
     assert first - middle == pytest.approx(middle - last, rel=0.01)
 
 
-def test_throughput_is_drawn_against_latency() -> None:
+def test_throughput_is_drawn_against_latency():
     samples = [
         serving(n, name, value)
         for n in (1, 8, 64)
@@ -366,7 +364,7 @@ def test_throughput_is_drawn_against_latency() -> None:
     assert "Throughput against latency, 128+128 tokens: this run" in titles
 
 
-def test_the_title_says_model_gpu_and_date() -> None:
+def test_the_title_says_model_gpu_and_date():
     lines = [
         "[2026-11-20 10:00:00] server_args=ServerArgs(model_path='/models/DeepSeek-R1/', tp=8)",
         "Using MoE kernel config from E=257,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
@@ -383,14 +381,14 @@ def test_the_title_says_model_gpu_and_date() -> None:
     assert parse_origin(["nothing here"]).title == ""
 
 
-def test_the_headline() -> None:
+def test_the_headline():
     assert headline(compare_files(BEFORE, AFTER)) == (
         "Decode throughput: 1.37x to 3.64x over 4 loads."
     )
     assert headline(compare([], [])) == "No load was measured on both sides."
 
 
-def test_report_files(tmp_path: Path) -> None:
+def test_report_files(tmp_path):
     written = write_report(
         compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after", RunDetails()
     )
@@ -408,7 +406,7 @@ def test_report_files(tmp_path: Path) -> None:
         write_report(compare([], []), tmp_path / "file", "", "", RunDetails())
 
 
-def test_one_run_has_pictures_too(tmp_path: Path) -> None:
+def test_one_run_has_pictures_too(tmp_path):
     written = write_summary(summarise(read_samples(SWEEP)), tmp_path, "sweep.md", RunDetails("R1"))
     names = {path.name for path in written}
     assert {"summary.html", "summary.svg", "summary.png", "summary.csv"} <= names
@@ -419,7 +417,7 @@ def test_one_run_has_pictures_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "no benchmark here\n", "{}\n", "[1]\n", "| a |\n"])
-def test_no_result_is_bad_input(tmp_path: Path, content: str | None) -> None:
+def test_no_result_is_bad_input(tmp_path, content):
     path = tmp_path / "results.txt"
     if content is not None:
         path.write_text(content)
@@ -433,7 +431,7 @@ _NOISE = ["1e999", "nan", "-5", "9" * 5000, "0", "null", "[]", "|", "\x00", "<b>
 
 @times(2)
 @given(st.data())
-def test_damaged_results_never_give_a_traceback(data: st.DataObject) -> None:
+def test_damaged_results_never_give_a_traceback(data):
     sides = []
     for _ in range(2):
         text = data.draw(st.sampled_from(_ORIGINALS))

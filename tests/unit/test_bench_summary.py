@@ -1,7 +1,5 @@
 """The table of one run: the H20 authors' own summary, from each form of result."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -28,7 +26,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def test_the_authors_own_table_comes_back() -> None:
+def test_the_authors_own_table_comes_back():
     theirs = [cells(line) for line in SWEEP.read_text().splitlines()[2:] if line.strip()]
     text = summary_markdown(summarise(read_samples(SWEEP)))
     head, _, *lines = text.splitlines()
@@ -43,19 +41,19 @@ def test_the_authors_own_table_comes_back() -> None:
     assert [row[0] for row in ours[:3]] == ["1", "2", "4"]
 
 
-def test_the_markdown_table_is_read_back() -> None:
+def test_the_markdown_table_is_read_back():
     summary = summarise(read_samples(SWEEP))
     again = summarise(parse_samples(summary_markdown(summary).splitlines()))
     assert again == summary
 
 
-def test_the_table_in_a_terminal_is_narrow() -> None:
+def test_the_table_in_a_terminal_is_narrow():
     text = render_summary(summarise(read_samples(SWEEP)))
     assert max(map(len, text.splitlines())) <= 80
     assert "1024" in text
 
 
-def test_several_runs_give_medians() -> None:
+def test_several_runs_give_medians():
     rows = [
         {
             **{"backend": "sglang", "request_rate": "inf", "max_concurrency": 8},
@@ -75,7 +73,7 @@ def test_several_runs_give_medians() -> None:
 
 
 @pytest.mark.parametrize("form", ["decode.log", "bench_serving.txt"])
-def test_every_form_has_a_table(form: str, tmp_path: Path) -> None:
+def test_every_form_has_a_table(form, tmp_path):
     summary = summarise(read_samples(DATA / f"l40s-32gpu-after-{form}"))
     assert summary.rows
     names = {path.name for path in write_summary(summary, tmp_path, form, RunDetails())}

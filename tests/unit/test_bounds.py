@@ -1,9 +1,5 @@
 """What is refused before it is parsed, because a parser would take too long."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from api.bodies import _parse_form
@@ -39,9 +35,7 @@ DEEP = {
 }
 
 
-def test_toml_that_takes_too_long_is_refused_unparsed(
-    subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_toml_that_takes_too_long_is_refused_unparsed(subtests, monkeypatch):
     def parsed(text: str) -> object:
         raise AssertionError(text[:100])
 
@@ -52,7 +46,7 @@ def test_toml_that_takes_too_long_is_refused_unparsed(
                 parse_cluster(text)
 
 
-def test_other_files_are_refused_alike(tmp_path: Path) -> None:
+def test_other_files_are_refused_alike(tmp_path):
     file = tmp_path / "file.toml"
     file.write_text(LONG_KEYS["bare"])
     for read in (read_workload, read_watch_list):
@@ -60,7 +54,7 @@ def test_other_files_are_refused_alike(tmp_path: Path) -> None:
             read(file)
 
 
-def test_dots_and_brackets_elsewhere_are_no_keys() -> None:
+def test_dots_and_brackets_elsewhere_are_no_keys():
     text = "\n".join(
         [
             "a." * (KEY_PARTS - 1) + "b = 1",
@@ -76,6 +70,6 @@ def test_dots_and_brackets_elsewhere_are_no_keys() -> None:
     assert len(found["hosts"]) == len(found["numbers"]) == len(found["many"]) == 100
 
 
-def test_the_lines_of_a_browser_s_form_end_with_one_character() -> None:
+def test_the_lines_of_a_browser_s_form_end_with_one_character():
     """A browser sends CR and LF; TOML and its readers take LF."""
     assert _parse_form(b"cluster=a%20%3D%201%0D%0Ab%20%3D%202%0D") == {"cluster": "a = 1\nb = 2\n"}

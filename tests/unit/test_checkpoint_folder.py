@@ -1,7 +1,5 @@
 """What a checkpoint's folder says beside its config.json, and what engines make of its blocks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

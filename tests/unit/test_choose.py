@@ -23,6 +23,11 @@ def trial(batch_size: int, gemm: Gemm, cfg: Config, us: float | None) -> Trial:
     return cases.trial(Point(batch_size, gemm), cfg, us)
 
 
+def timed(batch_size: int, times: dict[Config, float | None]) -> list[Trial]:
+    """Trials of both gemms, each of which takes the same time."""
+    return [trial(batch_size, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+
+
 def both(batch_size: int, default: Config, shipped: Config | None = None):
     names = {"default": default} | ({"shipped": shipped} if shipped else {})
     return {Point(batch_size, gemm): dict(names) for gemm in Gemm}
@@ -61,8 +66,7 @@ def test_a_gemm_tuned_alone_keeps_to_the_block_size_m_of_the_other():
 
 def test_gain_within_the_noise_keeps_the_incumbent():
     incumbent, winner = config(16, 4), config(16, 8)
-    trials = [trial(8, g, incumbent, 100.0) for g in Gemm]
-    trials += [trial(8, g, winner, 99.5) for g in Gemm]
+    trials = timed(8, {incumbent: 100.0, winner: 99.5})
     kept = choose(trials, both(8, default=incumbent), MoePolicy(noise=0.01), {8})
     replaced = choose(trials, both(8, default=incumbent), MoePolicy(noise=0.001), {8})
     assert set(chosen(kept, 8).values()) == {incumbent}
@@ -73,9 +77,7 @@ def test_gain_within_the_noise_keeps_the_incumbent():
 
 def test_shipped_file_is_the_incumbent_before_the_heuristic():
     default, shipped = config(16, 4), config(16, 8)
-    trials = [trial(8, g, default, 90.0) for g in Gemm] + [
-        trial(8, g, shipped, 100.0) for g in Gemm
-    ]
+    trials = timed(8, {default: 90.0, shipped: 100.0})
     entries = choose(trials, both(8, default, shipped), MoePolicy(noise=0.2), {8})
     assert set(chosen(entries, 8).values()) == {shipped}
     assert entries[0].incumbents["default"].median_us == 90.0
@@ -83,20 +85,15 @@ def test_shipped_file_is_the_incumbent_before_the_heuristic():
 
 def test_prediction_never_overrules_a_shipped_file_that_fits():
     default, shipped = config(16, 4), config(16, 8)
-    trials = [trial(8, g, default, 50.0) for g in Gemm] + [
-        trial(8, g, shipped, 100.0) for g in Gemm
-    ]
+    trials = timed(8, {default: 50.0, shipped: 100.0})
     policy = MoePolicy(noise=0.0, trust_shipped=True)
-    assert set(chosen(choose(trials, both(8, default, shipped), policy, {8}), 8).values()) == {
-        shipped
-    }
+    entries = choose(trials, both(8, default, shipped), policy, {8})
+    assert set(chosen(entries, 8).values()) == {shipped}
 
 
 def test_incumbent_that_cannot_run_is_replaced():
     crashing, fitting = config(128, 8), config(64, 4)
-    trials = [trial(8, g, crashing, None) for g in Gemm] + [
-        trial(8, g, fitting, 500.0) for g in Gemm
-    ]
+    trials = timed(8, {crashing: None, fitting: 500.0})
     entries = choose(trials, both(8, default=crashing), MoePolicy(noise=0.05), {8})
     assert set(chosen(entries, 8).values()) == {fitting}
     assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
@@ -104,7 +101,7 @@ def test_incumbent_that_cannot_run_is_replaced():
 
 
 def test_no_runnable_pair_is_an_error_that_names_the_batch_size():
-    trials = [trial(48, g, config(16), None) for g in Gemm]
+    trials = timed(48, {config(16): None})
     with pytest.raises(NothingFits, match="batch size 48"):
         choose(trials, both(48, default=config(16)), EXACT, {48})
 
@@ -123,24 +120,19 @@ def test_engine_with_one_file_gets_one_config_for_both_gemms():
 
 def test_ties_go_to_the_neighbouring_batch_size():
     default, a, b = config(32), config(16, 4), config(16, 8)
-    trials = [trial(m, g, default, 200.0) for m in (8, 16) for g in Gemm]
-    trials += [trial(8, g, a, 100.0) for g in Gemm] + [trial(8, g, b, 120.0) for g in Gemm]
-    trials += [trial(16, g, a, 100.5) for g in Gemm] + [trial(16, g, b, 100.0) for g in Gemm]
+    trials = timed(8, {default: 200.0, a: 100.0, b: 120.0})
+    trials += timed(16, {default: 200.0, a: 100.5, b: 100.0})
     incumbents = both(8, default) | both(16, default)
-    assert set(chosen(choose(trials, incumbents, MoePolicy(noise=0.01), {8, 16}), 16).values()) == {
-        a
-    }
-    assert set(chosen(choose(trials, incumbents, EXACT, {8, 16}), 16).values()) == {b}
+    for policy, expected in ((MoePolicy(noise=0.01), a), (EXACT, b)):
+        entries = choose(trials, incumbents, policy, {8, 16})
+        assert set(chosen(entries, 16).values()) == {expected}
 
 
 def test_a_neighbours_pair_within_the_noise_of_the_incumbent_does_not_replace_it():
     default, a, b = config(32), config(16, 4), config(16, 8)
-    trials = [trial(8, g, default, 200.0) for g in Gemm] + [
-        trial(16, g, default, 100.0) for g in Gemm
-    ]
-    trials += [trial(8, g, a, 100.0) for g in Gemm] + [trial(8, g, b, 120.0) for g in Gemm]
+    trials = timed(8, {default: 200.0, a: 100.0, b: 120.0})
     # At 16, b beats the incumbent by 1.2 %; a ties with b, and beats it by 0.8 % alone.
-    trials += [trial(16, g, a, 99.2) for g in Gemm] + [trial(16, g, b, 98.8) for g in Gemm]
+    trials += timed(16, {default: 100.0, a: 99.2, b: 98.8})
     incumbents = both(8, default) | both(16, default)
     entries = choose(trials, incumbents, MoePolicy(noise=0.01), {8, 16})
     assert set(chosen(entries, 8).values()) == {a}
@@ -149,21 +141,17 @@ def test_a_neighbours_pair_within_the_noise_of_the_incumbent_does_not_replace_it
 
 def test_what_counts_as_a_tie_may_be_nearer_than_what_beats_the_incumbent():
     default, a, b = config(32), config(16, 4), config(16, 8)
-    trials = [trial(m, g, default, 200.0) for m in (8, 16) for g in Gemm]
-    trials += [trial(8, g, a, 100.0) for g in Gemm] + [trial(8, g, b, 120.0) for g in Gemm]
-    trials += [trial(16, g, a, 105.0) for g in Gemm] + [trial(16, g, b, 100.0) for g in Gemm]
+    trials = timed(8, {default: 200.0, a: 100.0, b: 120.0})
+    trials += timed(16, {default: 200.0, a: 105.0, b: 100.0})
     incumbents = both(8, default) | both(16, default)
-    clear = choose(trials, incumbents, MoePolicy(noise=0.15, tie=0.0), {8, 16})
-    assert set(chosen(clear, 16).values()) == {b}
-    same = choose(trials, incumbents, MoePolicy(noise=0.15), {8, 16})
-    assert set(chosen(same, 16).values()) == {a}
+    for policy, expected in ((MoePolicy(noise=0.15, tie=0.0), b), (MoePolicy(noise=0.15), a)):
+        entries = choose(trials, incumbents, policy, {8, 16})
+        assert set(chosen(entries, 16).values()) == {expected}
 
 
 def test_batch_sizes_nobody_asked_for_keep_the_incumbent_or_the_nearest_that_fits():
     default, winner = config(128), config(16)
-    trials = [trial(m, g, winner, 10.0) for m in (8,) for g in Gemm]
-    trials += [trial(4, g, default, 50.0) for g in Gemm]
-    trials += [trial(16, g, default, None) for g in Gemm]
+    trials = timed(8, {winner: 10.0}) + timed(4, {default: 50.0}) + timed(16, {default: None})
     incumbents = both(4, default) | both(8, default) | both(16, default)
     entries = choose(trials, incumbents, EXACT, {8})
     assert set(chosen(entries, 4).values()) == {default}
@@ -208,8 +196,7 @@ def test_among_equal_times_the_one_with_the_fewest_stages_is_chosen_each_night()
     nights = []
     for faster in (deep, lean):  # the noise favours another one each night
         times = {default: 120.0, deep: 100.2, lean: 100.2, faster: 100.0}
-        trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
-        entries = choose(trials, both(8, default), MoePolicy(noise=0.004), {8})
+        entries = choose(timed(8, times), both(8, default), MoePolicy(noise=0.004), {8})
         nights.append(set(chosen(entries, 8).values()))
     assert nights == [{lean}, {lean}]
 
@@ -218,14 +205,13 @@ def test_a_tie_does_not_give_up_the_gain_over_the_incumbent():
     default, best = config(32), config(16).replace(num_stages=5)
     lean = config(16).replace(num_stages=2)
     times = {default: 100.0, best: 99.5, lean: 99.8}
-    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
-    entries = choose(trials, both(8, default), MoePolicy(noise=0.004), {8})
+    entries = choose(timed(8, times), both(8, default), MoePolicy(noise=0.004), {8})
     assert set(chosen(entries, 8).values()) == {best}
 
 
 def nights(times: dict[Config, float], previous: dict[Gemm, Config], policy: MoePolicy):
     """What a run chooses at M = 8 that finds `previous` in the store; each gemm takes `times`."""
-    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+    trials = timed(8, times)
     stored = {Point(8, gemm): cfg for gemm, cfg in previous.items()}
     default = next(iter(times))
     entries = choose(trials, both(8, default), policy, {8}, previous=stored)
@@ -258,7 +244,7 @@ def test_a_stored_pair_stays_where_its_gain_over_the_engines_has_shrunk_but_not_
 def test_where_one_gemm_gets_faster_the_other_keeps_its_stored_configuration():
     default, last, lean = config(32), config(16).replace(num_stages=5), config(16, 2)
     times = {default: 120.0, last: 100.0, lean: 100.0}
-    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+    trials = timed(8, times)
     trials.append(trial(8, Gemm.UP, config(16, 8), 90.0))
     stored = {Point(8, gemm): last for gemm in Gemm}
     entries = choose(trials, both(8, default), MoePolicy(0.004), {8}, previous=stored)
@@ -267,9 +253,7 @@ def test_where_one_gemm_gets_faster_the_other_keeps_its_stored_configuration():
 
 def test_a_stored_pair_of_two_block_sizes_is_no_pair():
     default, best = config(32), config(64)
-    stored = {Gemm.UP: config(16), Gemm.DOWN: config(64)}
-    times = {default: 120.0, config(16): 100.0, best: 100.0}
-    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
-    at = {Point(8, gemm): cfg for gemm, cfg in stored.items()}
-    entries = choose(trials, both(8, default), MoePolicy(0.004), {8}, previous=at)
+    stored = {Point(8, Gemm.UP): config(16), Point(8, Gemm.DOWN): best}
+    trials = timed(8, {default: 120.0, config(16): 100.0, best: 100.0})
+    entries = choose(trials, both(8, default), MoePolicy(0.004), {8}, previous=stored)
     assert len({entry.config["BLOCK_SIZE_M"] for entry in entries}) == 1

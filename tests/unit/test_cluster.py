@@ -1,7 +1,5 @@
 """cluster.toml: the examples read, and every mistake is named with its field."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,14 +26,14 @@ VLLM = (EXAMPLES / "cluster-h20-2x8-vllm.toml").read_text()
         ("cluster-h20-2x8-vllm", "vllm", 16, 2),
     ],
 )
-def test_examples_read(name: str, engine: str, tp: int, nodes: int) -> None:
+def test_examples_read(name, engine, tp, nodes):
     cluster = read_cluster(EXAMPLES / f"{name}.toml")
     assert (cluster.engine.name, cluster.parallel.tp, len(cluster.nodes)) == (engine, tp, nodes)
     assert cluster.gpus == tp
     assert all(node.gpus == 8 for node in cluster.nodes)
 
 
-def test_fields_arrive() -> None:
+def test_fields_arrive():
     cluster = parse_cluster(H20)
     assert cluster.nodes[0].rdma == tuple(f"mlx5_{i}" for i in range(1, 9))
     assert parse_cluster(VLLM).nodes[0].rdma is None
@@ -45,7 +43,7 @@ def test_fields_arrive() -> None:
     assert cluster.engine.flags[:2] == ("--trust-remote-code", "--mem-fraction-static")
 
 
-def test_environment_of_a_node_goes_before_the_cluster_s() -> None:
+def test_environment_of_a_node_goes_before_the_cluster_s():
     text = H20 + '[nodes.environment]\nNCCL_DEBUG = "INFO"\nA = "node"\n'
     text = text.replace("[[nodes]]", '[environment]\nA = "all"\nB = "all"\n[[nodes]]', 1)
     expected = parse_cluster(text).expected()
@@ -53,12 +51,12 @@ def test_environment_of_a_node_goes_before_the_cluster_s() -> None:
     assert expected.nodes[1].environment == {"A": "node", "B": "all", "NCCL_DEBUG": "INFO"}
 
 
-def test_only_vllm_uses_the_ray_port() -> None:
+def test_only_vllm_uses_the_ray_port():
     assert "ray" not in parse_cluster(H20).expected().ports
     assert parse_cluster(VLLM).expected().ports["ray"] == 8379
 
 
-def test_what_the_preflight_expects_survives_json(tmp_path: Path) -> None:
+def test_what_the_preflight_expects_survives_json(tmp_path):
     expected = parse_cluster(H20).expected()
     (tmp_path / "cluster.json").write_text(expected.to_json())
     assert read_expected(tmp_path / "cluster.json") == expected
@@ -99,7 +97,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("old", "new", "said", "near"), MISTAKES)
-def test_a_mistake_is_named(old: str, new: str, said: str, near: str) -> None:
+def test_a_mistake_is_named(old, new, said, near):
     assert old in H20
     count = -1 if old == "[[nodes]]" else 1
     with pytest.raises(MalformedCluster) as caught:
@@ -109,20 +107,20 @@ def test_a_mistake_is_named(old: str, new: str, said: str, near: str) -> None:
     assert "\n" not in str(caught.value).strip()
 
 
-def test_rdma_must_be_auto_or_a_list() -> None:
+def test_rdma_must_be_auto_or_a_list():
     with pytest.raises(MalformedCluster, match=r"nodes\[0\]\.rdma .*did you mean 'auto'"):
         parse_cluster(VLLM.replace('rdma = "auto"', 'rdma = "atuo"', 1))
     with pytest.raises(MalformedCluster, match=r'write \["mlx5_1"\]'):
         parse_cluster(VLLM.replace('rdma = "auto"', 'rdma = "mlx5_1"', 1))
 
 
-def test_environment_values_are_strings() -> None:
+def test_environment_values_are_strings():
     with pytest.raises(MalformedCluster, match='environment.NCCL_IB_TIMEOUT .*write "22"'):
         parse_cluster(H20.replace("[ports]", "[environment]\nNCCL_IB_TIMEOUT = 22\n[ports]"))
 
 
 @pytest.mark.parametrize("make", ["absent", "folder", "binary"])
-def test_an_unreadable_file_is_bad_input(tmp_path: Path, make: str) -> None:
+def test_an_unreadable_file_is_bad_input(tmp_path, make):
     path = tmp_path / "cluster.toml"
     if make == "folder":
         path.mkdir()
@@ -145,7 +143,7 @@ _VALUES = st.one_of(
 
 @times(2)
 @given(st.integers(0, 60), _VALUES, st.text(max_size=40))
-def test_no_input_gives_a_traceback(line: int, value: object, noise: str) -> None:
+def test_no_input_gives_a_traceback(line, value, noise):
     lines = VLLM.splitlines()
     at = line % len(lines)
     if " = " in lines[at]:

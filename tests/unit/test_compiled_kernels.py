@@ -1,7 +1,5 @@
 """Kernels that are compiled ahead: the tile that a card runs, its shared memory, where it fails."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.devices.table import devices, find_device

@@ -1,7 +1,5 @@
 """Texts that people cut: what can be said of them, and what is missing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.diagnose import diagnose_text
@@ -18,7 +16,7 @@ MISSING = (
 )
 
 
-def test_a_traceback_without_its_last_line_says_so() -> None:
+def test_a_traceback_without_its_last_line_says_so():
     said = diagnose_text(FRAMES).as_text()
     assert said.startswith("nothing known in 3 lines: the traceback ends at ")
     assert "jit.py, line 419, in run" in said
@@ -36,24 +34,24 @@ def test_a_traceback_without_its_last_line_says_so() -> None:
         ("I deploy Qwen/Qwen3-235B-A22B-FP8 with", {"model": "Qwen/Qwen3-235B-A22B-FP8"}),
     ],
 )
-def test_people_s_own_words_are_read(text: str, facts: dict[str, str]) -> None:
+def test_people_s_own_words_are_read(text, facts):
     found = diagnose_text(text).findings.facts
     assert {name: found.get(name) for name in facts} == facts
 
 
-def test_the_mark_of_the_down_product_is_no_part_of_the_gpu() -> None:
+def test_the_mark_of_the_down_product_is_no_part_of_the_gpu():
     (answer,) = diagnose_text(MISSING.format("NVIDIA_H200")).answers
     assert any("--device H200" in step for step in answer.fix)
 
 
-def test_a_gpu_that_is_too_old_is_told_so() -> None:
+def test_a_gpu_that_is_too_old_is_told_so():
     (answer,) = diagnose_text(MISSING.format("Tesla_T4")).answers
     said = " ".join(answer.fix)
     assert "Tesla_T4 (sm_75) is too old" in said
     assert "how to add a GPU" not in said
 
 
-def test_an_unknown_gpu_of_a_known_capability_can_be_checked(subtests) -> None:
+def test_an_unknown_gpu_of_a_known_capability_can_be_checked(subtests):
     for said in (
         "NVIDIA New Card, 12.0",
         "UserWarning: NVIDIA New Card with CUDA capability sm_120 is not compatible",
@@ -67,6 +65,6 @@ def test_an_unknown_gpu_of_a_known_capability_can_be_checked(subtests) -> None:
             assert not [step for step in answer.fix if step.startswith("$ ")]
 
 
-def test_a_gpu_that_stands_for_another_names_it() -> None:
+def test_a_gpu_that_stands_for_another_names_it():
     (answer,) = diagnose_text(MISSING.format("NVIDIA_RTX_PRO_6000D")).answers
     assert "name the RTX PRO 6000, for which kernels compile the same" in " ".join(answer.fix)

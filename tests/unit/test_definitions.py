@@ -1,14 +1,10 @@
 """Functions of an engine, compiled one by one with what they use."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.definitions import Definitions
-from tuner.kernels.stand_ins import KernelLaunch, stand_in_triton
+from tuner.kernels.stand_ins import stand_in_triton
 
 MAIN = """
 import torch
@@ -54,12 +50,12 @@ UTILS = "limit = 7\n\n\ndef enough(x):\n    return x >= limit\n"
 
 
 @pytest.fixture
-def launches() -> list[KernelLaunch]:
+def launches():
     return []
 
 
 @pytest.fixture
-def source(tmp_path: Path, launches: list[KernelLaunch]) -> Definitions:
+def source(tmp_path, launches):
     root = tmp_path / "engine"
     root.mkdir()
     (root / "main.py").write_text(MAIN)

@@ -1,7 +1,5 @@
 """What `tuner diagnose` says of messages: reported, wrapped, repeated and made-up ones."""
 
-from __future__ import annotations
-
 import io
 import random
 import string

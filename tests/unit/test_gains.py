@@ -1,7 +1,5 @@
 """What a run gained, as its table and its closing line show it, and whose entries they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -55,7 +53,7 @@ def beside(one: Entry, backend: str, us: float | None) -> Entry:
     return replace(one, without_us=backend, incumbents={**one.incumbents, **there})
 
 
-def test_a_gain_is_over_the_backend_that_servers_run() -> None:
+def test_a_gain_is_over_the_backend_that_servers_run():
     entries = [beside(entry(8, gemm, 30.0, 20.0), "deep_gemm", 10.0) for gemm in Gemm]
     assert [one.ratio for one in gains(entries)] == [0.5]
     assert closing_line(entries) == (
@@ -67,7 +65,7 @@ def test_a_gain_is_over_the_backend_that_servers_run() -> None:
     ("backend", "said"),
     [("fa3", "FlashAttention 3, which runs without us,"), ("", "what runs without us")],
 )
-def test_a_gain_over_tritons_own_is_called_so(backend: str, said: str) -> None:
+def test_a_gain_over_tritons_own_is_called_so(backend, said):
     entries = [beside(entry(8, gemm, 30.0, 20.0), backend, None) for gemm in Gemm]
     assert closing_line(entries) == (
         "1.50x as fast at M=8 (measured, over Triton's default configurations; "
@@ -75,7 +73,7 @@ def test_a_gain_over_tritons_own_is_called_so(backend: str, said: str) -> None:
     )
 
 
-def test_a_backend_may_run_both_gemms_as_one_kernel() -> None:
+def test_a_backend_may_run_both_gemms_as_one_kernel():
     up, down = (entry(8, gemm, 30.0, 20.0) for gemm in Gemm)
     entries = with_backends([up, down], [trial(up.point, "deep_gemm", 30.0)], None)
     assert [one.incumbents["deep_gemm"].median_us for one in entries] == [30.0, 0.0]
@@ -83,7 +81,7 @@ def test_a_backend_may_run_both_gemms_as_one_kernel() -> None:
     assert [(one.engine_us, one.tuned_us) for one in gains(told)] == [(30.0, 40.0)]
 
 
-def test_a_backend_that_failed_leaves_no_part_a_time() -> None:
+def test_a_backend_that_failed_leaves_no_part_a_time():
     some = [entry(8, gemm, 30.0, 20.0) for gemm in Gemm]
     told = with_backends(some, [trial(some[0].point, "deep_gemm", None)], None)
     assert [one.incumbents["deep_gemm"].median_us for one in told] == [None, None]
@@ -107,9 +105,7 @@ def trial(point: Point, backend: str, us: float | None) -> Trial:
         ("H200", set(), "default"),
     ],
 )
-def test_entries_are_told_what_runs_without_us(
-    device: str, installed: set[str] | None, name: str
-) -> None:
+def test_entries_are_told_what_runs_without_us(device, installed, name):
     runs = what_runs("sglang", "0.5.16", GEMM, find_device(device))
     one = replace(entry(8, Gemm.UP, 30.0, 20.0), without_us="")
     (told,) = with_backends([one], [], runs, installed)
@@ -118,14 +114,14 @@ def test_entries_are_told_what_runs_without_us(
     assert with_backends([untuned], [], runs, installed) == [untuned]
 
 
-def test_the_engines_own_file_runs_where_it_has_one() -> None:
+def test_the_engines_own_file_runs_where_it_has_one():
     runs = what_runs("sglang", "0.5.16", GEMM, find_device("L40S"))
     one = entry(8, Gemm.UP, 30.0, 20.0, name="shipped")
     assert with_backends([one], [], runs)[0].without_us == "shipped"
     assert with_backends([one], [], None)[0].without_us == ""
 
 
-def test_both_gemms_of_a_size_count_together() -> None:
+def test_both_gemms_of_a_size_count_together():
     entries = [
         entry(1, Gemm.UP, 10.0, 5.0),
         entry(1, Gemm.DOWN, 10.0, 15.0),
@@ -139,14 +135,14 @@ def test_both_gemms_of_a_size_count_together() -> None:
     )
 
 
-def test_a_size_that_the_engine_cannot_run_has_no_gain() -> None:
+def test_a_size_that_the_engine_cannot_run_has_no_gain():
     entries = [entry(1, Gemm.UP, None, 5.0), entry(8, Gemm.UP, 30.0, 20.0)]
     assert [one.size for one in gains(entries)] == ["M=8"]
     assert closing_line(entries).startswith("1.50x as fast at M=8 (measured, ")
     assert closing_line(entries[:1]) == ""
 
 
-def test_the_line_says_where_times_are_from() -> None:
+def test_the_line_says_where_times_are_from():
     entries = [
         entry(1, Gemm.UP, 10.0, 10.0, status=Status.PREDICTED, name="shipped", config=OWN),
         entry(8, Gemm.UP, 30.0, 20.0),
@@ -166,25 +162,25 @@ def kept(size: int, gemm: Gemm, config: Config = OWN) -> Entry:
     return entry(size, gemm, 9.0, 9.0, name="shipped", config=config, status=Status.PREDICTED)
 
 
-def test_an_entry_of_the_engines_own_file_is_not_called_predicted() -> None:
+def test_an_entry_of_the_engines_own_file_is_not_called_predicted():
     found = with_shipped([winner(kept(1, gemm)) for gemm in Gemm])
     assert {one.entry.status for one in found} == {Status.INCUMBENT}
     assert {one.entry.median_us for one in found} == {None}
     assert leave_out_predicted(found) == (found, [])
 
 
-def test_a_pair_is_the_engines_only_as_a_whole() -> None:
+def test_a_pair_is_the_engines_only_as_a_whole():
     pair = [winner(kept(1, Gemm.UP)), winner(kept(1, Gemm.DOWN, OTHER))]
     assert with_shipped(pair) == pair
 
 
 @pytest.mark.parametrize("status", [Status.OK, Status.INCUMBENT])
-def test_a_measured_entry_stays_measured(status: Status) -> None:
+def test_a_measured_entry_stays_measured(status):
     one = winner(entry(1, Gemm.UP, 9.0, 9.0, name="shipped", config=OWN, status=status))
     assert with_shipped([one]) == [one]
 
 
-def test_a_run_that_changes_nothing_says_so_and_names_no_best_size() -> None:
+def test_a_run_that_changes_nothing_says_so_and_names_no_best_size():
     status = Status.PREDICTED
     kept = [entry(size, Gemm.UP, 10.0, 10.0, config=OWN, status=status) for size in (1, 64)]
     untuned = replace(kept[0], status=Status.INCUMBENT, median_us=None, incumbents={})

@@ -1,17 +1,16 @@
 """The plugin's GEMM files: what is written is read back, and nothing malformed reaches a kernel."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
 
 import pytest
+from gemm_cases import tile
+from plugin_cases import gemm_file, here, put
 
 from tuner.engines.sglang.plugin import gemm
 from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_gemm_file
 from tuner.engines.sglang.plugin.gemm_files import (
-    GemmFile,
     find_gemm_files,
     gemm_file_name,
     gemm_root,
@@ -24,38 +23,13 @@ from tuner.problems.results import Status
 
 FP8 = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128")
 CHANNEL = parse_dense_gemm("channel_gemm:N=64,K=32,dtype=fp8_w8a8,out=float16")
-TILE = Config(
-    {
-        "BLOCK_SIZE_M": 16,
-        "BLOCK_SIZE_N": 64,
-        "BLOCK_SIZE_K": 128,
-        "GROUP_SIZE_M": 8,
-        "num_warps": 4,
-        "num_stages": 4,
-    }
-)
+TILE = tile(16, 64, 128, group=8, stages=4)
 CHANNEL_TILE = Config({k: v for k, v in TILE.items() if k != "GROUP_SIZE_M"})
 
 
-def made(problem=FP8, entries=None, statuses=None, **changes) -> GemmFile:
+def made(problem=FP8, entries=None, statuses=None, **changes):
     entries = entries or {1: TILE, 64: TILE.replace(SWAP_AB=1, SPLIT_K=4)}
-    fields = {
-        "device": "NVIDIA_H200",
-        "engine": "sglang",
-        "engine_version": "0.5.23",
-        "triton": "3.8.0",
-        "kernel_hash": "known",
-        **changes,
-    }
-    statuses = statuses or dict.fromkeys(entries, Status.OK)
-    return GemmFile(problem, **fields, entries=entries, statuses=statuses)
-
-
-def put(root: Path, file: GemmFile) -> Path:
-    path = file.path_under(root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(file.text())
-    return path
+    return gemm_file(problem, entries, statuses, **changes)
 
 
 @pytest.mark.parametrize(
@@ -151,29 +125,17 @@ def test_what_is_no_object_is_refused(data, tmp_path):
         read_gemm_file(tmp_path / "missing.json")
 
 
-def here(**changes) -> RuntimeFacts:
-    fields = {
-        "engine": "sglang",
-        "engine_version": "0.5.23",
-        "device": "NVIDIA_H200",
-        "triton": "3.8.0",
-        "kernel_hash": lambda: "known",
-        **changes,
-    }
-    return RuntimeFacts(**fields)
-
-
 @pytest.mark.parametrize(
     ("file", "facts", "reason"),
     [
         (made(), here(), ""),
         (made(device="NVIDIA_L40S"), here(), "made for NVIDIA_L40S, this is NVIDIA_H200"),
-        (made(triton="3.6.0"), here(), "made for triton 3.6.0, this is 3.8.0"),
-        (made(engine_version="0.5.16"), here(), ""),
+        (made(triton="3.5.1"), here(), "made for triton 3.5.1, this is 3.6.0"),
+        (made(engine_version="0.5.12"), here(), ""),
         (
-            made(engine_version="0.5.16", kernel_hash="others"),
+            made(engine_version="0.5.12", kernel_hash="others"),
             here(),
-            "made for sglang 0.5.16, whose kernels are not those of 0.5.23",
+            "made for sglang 0.5.12, whose kernels are not those of 0.5.16",
         ),
     ],
 )
@@ -187,13 +149,13 @@ def test_a_file_is_used_only_where_it_was_made_for(file, facts, reason, tmp_path
 
 def test_a_file_that_the_engine_does_not_ask_for_is_refused(tmp_path):
     check = check_gemm_file(put(tmp_path, made()), here(), lambda problem: False)
-    assert check.reason == "sglang 0.5.23 asks for no file for such a GEMM"
+    assert check.reason == "sglang 0.5.16 asks for no file for such a GEMM"
 
 
 def test_what_is_not_known_yet_waits(tmp_path):
     check = check_gemm_file(put(tmp_path, made()), here(device=None, triton=None))
     assert check.used
-    assert check.waits == ("the GPU (made for NVIDIA_H200)", "triton (made for 3.8.0)")
+    assert check.waits == ("the GPU (made for NVIDIA_H200)", "triton (made for 3.6.0)")
 
 
 def test_served_files_never_raise(tmp_path, monkeypatch, caplog):

@@ -1,7 +1,5 @@
 """From what people name to the dense GEMMs of one rank."""
 
-from __future__ import annotations
-
 import pytest
 from cases import L40S
 
@@ -24,33 +22,33 @@ R1 = [
 
 
 def resolved(text: str, **how: object) -> Resolved:
-    return models.resolve(text, Serving(device=L40S, **how))  # type: ignore[arg-type]
+    return models.resolve(text, Serving(device=L40S, **how))
 
 
 def shapes(found: Resolved) -> list[tuple[int, int]]:
     return [(p.N, p.K) for p in found.problems if isinstance(p, DenseGemm)]
 
 
-def test_a_rank_of_a_model_has_each_shape_once() -> None:
+def test_a_rank_of_a_model_has_each_shape_once():
     found = resolved("deepseek-r1", tp=8, options={"fuse_shared": False})
     assert shapes(found) == R1
-    assert {p.block for p in found.problems} == {(128, 128)}  # type: ignore[attr-defined]
+    assert {p.block for p in found.problems} == {(128, 128)}
     assert found.notes[0].startswith("8 shapes of 8 linear layers of a rank: self_attn.")
 
 
-def test_data_parallel_attention_leaves_its_layers_whole() -> None:
+def test_data_parallel_attention_leaves_its_layers_whole():
     found = shapes(resolved("deepseek-r1", tp=8, options={"dp": 8}))
     assert (24576, 1536) in found  # q_b_proj of all heads
     assert (4608, 7168) in found  # the dense layers are still shared
 
 
-def test_an_old_engine_runs_the_first_layer_as_two() -> None:
+def test_an_old_engine_runs_the_first_layer_as_two():
     old = shapes(resolved("deepseek-r1", tp=8, engine_version="0.4.4"))
     assert (2112, 7168) not in old
     assert {(1536, 7168), (576, 7168)} <= set(old)
 
 
-def test_a_warning_line_names_a_whole_problem() -> None:
+def test_a_warning_line_names_a_whole_problem():
     assert models.reads(WARNING)
     found = resolved(WARNING)
     assert [p.spec() for p in found.problems] == [
@@ -60,28 +58,28 @@ def test_a_warning_line_names_a_whole_problem() -> None:
     assert not models.reads("Config file not found at E=256,N=64,device_name=NVIDIA_L40S.json")
 
 
-def test_a_type_that_the_engine_quantises_to_has_a_scale_for_each_column() -> None:
+def test_a_type_that_the_engine_quantises_to_has_a_scale_for_each_column():
     found = resolved("qwen3-30b-a3b", tp=2, dtype=Dtype.FP8_W8A8)
     assert found.problems
     assert all(p.spec().startswith("channel_gemm:") for p in found.problems)
 
 
-def test_the_checkpoints_own_type_keeps_its_blocks() -> None:
+def test_the_checkpoints_own_type_keeps_its_blocks():
     assert resolved("deepseek-r1", tp=8, dtype=Dtype.FP8_W8A8).problems == (
         resolved("deepseek-r1", tp=8).problems
     )
 
 
-def test_a_model_that_is_not_quantised_says_what_to_name() -> None:
+def test_a_model_that_is_not_quantised_says_what_to_name():
     with pytest.raises(BadProblem, match="not quantised; .* --dtype fp8_w8a8"):
         resolved("qwen3-30b-a3b", tp=2)
 
 
-def test_a_type_that_no_kernel_has_is_refused() -> None:
+def test_a_type_that_no_kernel_has_is_refused():
     with pytest.raises(BadProblem, match="fp8_w8a8 or int8_w8a8, not int4_w4a16"):
         resolved("deepseek-r1", tp=8, dtype=Dtype.INT4_W4A16)
 
 
-def test_ranks_that_do_not_divide_a_block_are_refused_with_the_nearest() -> None:
+def test_ranks_that_do_not_divide_a_block_are_refused_with_the_nearest():
     with pytest.raises(IndivisibleShape, match="the nearest that works is tp="):
         resolved("deepseek-r1", tp=7)

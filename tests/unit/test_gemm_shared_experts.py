@@ -1,7 +1,5 @@
 """Which dense GEMMs a model's rank runs, as a user names it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -35,8 +33,8 @@ def shapes(found: Resolved) -> list[tuple[int, int]]:
 )
 @pytest.mark.parametrize("source", ["deepseek-r1", "config.json"])
 def test_shared_experts_are_gemms_only_where_the_engine_does_not_fuse_them(
-    version: str, options: dict[str, object], apart: bool, source: str
-) -> None:
+    version, options, apart, source
+):
     serving = Serving(device=L40S, tp=8, engine_version=version, options=options)
     if source == "deepseek-r1":
         found = resolve(source, serving)
@@ -50,12 +48,12 @@ def test_shared_experts_are_gemms_only_where_the_engine_does_not_fuse_them(
     assert "linear layers of a rank" in found.notes[0]
 
 
-def test_a_dense_model_has_gemms_too() -> None:
+def test_a_dense_model_has_gemms_too():
     found = resolve("qwen3-32b-fp8", Serving(device=L40S, tp=2))
     assert shapes(found) == [(5120, 5120), (5120, 4096), (25600, 5120), (5120, 12800)]
 
 
-def test_a_model_in_16_bits_says_what_to_ask_for() -> None:
+def test_a_model_in_16_bits_says_what_to_ask_for():
     with pytest.raises(BadProblem, match="--dtype fp8_w8a8"):
         resolve("qwen3-32b", Serving(device=L40S, tp=2))
     found = resolve("qwen3-32b", Serving(device=L40S, tp=2, dtype=Dtype.FP8_W8A8))

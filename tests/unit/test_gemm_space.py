@@ -1,7 +1,5 @@
 """The configurations that are legal for a dense GEMM, for all sizes and for one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -29,7 +27,7 @@ def at(M: int, whole: Space, problem: DenseGemm = BLOCKS, device: Device = L40S)
     return space_at(whole, problem, device, M)
 
 
-def test_a_step_divides_the_quantisation_block() -> None:
+def test_a_step_divides_the_quantisation_block():
     assert space().axes["BLOCK_SIZE_K"] == (64, 128)
     assert space(SMALL_BLOCKS).axes["BLOCK_SIZE_K"] == (32,)
     odd = DenseGemm(256, 960, BLOCKS.dtype, (96, 96))
@@ -37,7 +35,7 @@ def test_a_step_divides_the_quantisation_block() -> None:
     assert max(space(CHANNELS).axes["BLOCK_SIZE_K"]) == 1024
 
 
-def test_a_step_that_the_loader_would_raise_is_left_out() -> None:
+def test_a_step_that_the_loader_would_raise_is_left_out():
     def raises(config: Config) -> Config:
         return config.replace(BLOCK_SIZE_K=max(128, config["BLOCK_SIZE_K"]))
 
@@ -48,7 +46,7 @@ def test_a_step_that_the_loader_would_raise_is_left_out() -> None:
     "config",
     [tile(), tile(16, 32, stages=6), tile(64, 32, stages=5), tile(128, 128, warps=8, stages=4)],
 )
-def test_known_winners_and_the_default_are_legal(config: Config) -> None:
+def test_known_winners_and_the_default_are_legal(config):
     assert space().legal(config)
 
 
@@ -62,21 +60,20 @@ def test_known_winners_and_the_default_are_legal(config: Config) -> None:
         (tile(128, 128, warps=8, stages=6), "pipelined tiles fit into shared memory"),
     ],
 )
-def test_rules_say_why_a_configuration_is_not(config: Config, rule: str) -> None:
+def test_rules_say_why_a_configuration_is_not(config, rule):
     broken = space().broken_rule(config)
-    assert broken is not None
     assert broken.name == rule
     assert broken.source
 
 
-def test_channels_have_no_group_and_larger_tiles() -> None:
+def test_channels_have_no_group_and_larger_tiles():
     channels = space(CHANNELS)
     assert "GROUP_SIZE_M" not in channels.axes
     wide = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128}
     assert channels.legal(Config({**wide, "num_warps": 4, "num_stages": 3}))
 
 
-def test_neutral_values_are_never_written() -> None:
+def test_neutral_values_are_never_written():
     hopper = space(device=H200, choices=HOPPER)
     assert hopper.legal(tile())
     assert all(c.get("SWAP_AB", 1) and c.get("SPLIT_K", 2) > 1 for c in hopper.configs())
@@ -89,7 +86,7 @@ def test_neutral_values_are_never_written() -> None:
 
 
 class TestAtOneSize:
-    def test_every_size_has_configurations_of_the_whole_space(self, subtests) -> None:
+    def test_every_size_has_configurations_of_the_whole_space(self, subtests):
         whole = space()
         for M in BATCH_SIZES:
             with subtests.test(M=M):
@@ -97,12 +94,12 @@ class TestAtOneSize:
                 assert 100 < len(narrowed) < len(whole)
                 assert all(whole.legal(config) for config in narrowed.configs())
 
-    def test_small_batches_get_no_tall_tiles_and_large_ones_no_flat_ones(self) -> None:
+    def test_small_batches_get_no_tall_tiles_and_large_ones_no_flat_ones(self):
         whole = space()
         assert {c["BLOCK_SIZE_M"] for c in at(1, whole).configs()} == {16, 32, 64}
         assert {c["BLOCK_SIZE_M"] for c in at(4096, whole).configs()} == {64, 128, 256}
 
-    def test_groups_that_are_the_same_are_tried_once(self) -> None:
+    def test_groups_that_are_the_same_are_tried_once(self):
         whole = space()
         assert {c["GROUP_SIZE_M"] for c in at(16, whole).configs()} == {1}
         tiles = {c["BLOCK_SIZE_M"]: set() for c in at(64, whole).configs()}
@@ -110,12 +107,12 @@ class TestAtOneSize:
             tiles[c["BLOCK_SIZE_M"]].add(c["GROUP_SIZE_M"])
         assert tiles == {16: {1, 16}, 32: {1, 16}, 64: {1}}
 
-    def test_the_nearest_configuration_runs_the_same_way(self) -> None:
+    def test_the_nearest_configuration_runs_the_same_way(self):
         narrowed = at(16, space())
         assert narrowed.nearest(tile(group=32)) == tile(group=1)
         assert at(4096, space()).nearest(tile(group=32)) == tile(group=32)
 
-    def test_k_is_split_only_where_multiprocessors_would_idle(self) -> None:
+    def test_k_is_split_only_where_multiprocessors_would_idle(self):
         whole = space(device=H200, choices=HOPPER)
         small, large = at(1, whole, device=H200), at(4096, whole, device=H200)
         assert max(c.get("SPLIT_K", 1) for c in small.configs()) == 16

@@ -1,7 +1,5 @@
 """What a GPU's child tells its session, without a GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +32,7 @@ class Session:
         return {"measurements": []}
 
 
-def test_a_session_is_told_the_best_time_of_the_point_so_far() -> None:
+def test_a_session_is_told_the_best_time_of_the_point_so_far():
     session, best_us = Session(), dict[Point, float]()
     for point, us in (
         (POINT, 20),
@@ -50,12 +48,12 @@ def test_a_session_is_told_the_best_time_of_the_point_so_far() -> None:
     assert best_us == {POINT: 10, OTHER: 1}
 
 
-def test_a_race_has_no_best_time() -> None:
+def test_a_race_has_no_best_time():
     session = Session()
     assert _work(session, {"op": "race", **point_fields(POINT)}, {}) == {"measurements": []}
 
 
-def test_a_second_problem_does_not_know_the_first_one_s_best_time(monkeypatch) -> None:
+def test_a_second_problem_does_not_know_the_first_one_s_best_time(monkeypatch):
     session = Session()
     setup = {"op": "setup", "problem": "block_gemm:N=64,K=64,dtype=fp8_w8a8,block=32x32"}
     request = {"op": "measure", **point_fields(POINT), "config": {"US": 20}}

@@ -1,7 +1,5 @@
 """Requests of jobs: what they stand for, as JSON and as a key."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +15,7 @@ from tuner.jobs.job import JobRequest, read_request
 from tuner.jobs.memory import refuse_too_large
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
+from tuner.tuning.request import Effort
 
 LAYER = JobRequest(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")
 DECODE = JobRequest(
@@ -31,12 +30,13 @@ OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
         LAYER,
         replace(LAYER, architecture="NemotronHForCausalLM"),
         replace(LAYER, selection=MoeSelection((1, 2), (Gemm.DOWN,))),
+        replace(LAYER, measure="gpu", effort=Effort.QUICK, wide=True, seed=2**62),
         DECODE,
         replace(DECODE, selection=AttentionSelection("offline")),
         replace(DECODE, selection=AttentionSelection(OWN)),
     ],
 )
-def test_a_request_comes_back_from_json(request_: JobRequest) -> None:
+def test_a_request_comes_back_from_json(request_):
     assert read_request(request_.as_json()) == request_
 
 
@@ -51,13 +51,13 @@ def test_a_request_comes_back_from_json(request_: JobRequest) -> None:
         ("decode_attention:q_heads=1048576,kv_heads=1048576,Lq=1024,Lv=1024,dtype=float16", "GiB"),
     ],
 )
-def test_a_problem_of_which_no_launch_fits_into_the_card_is_refused(text: str, said: str) -> None:
+def test_a_problem_of_which_no_launch_fits_into_the_card_is_refused(text, said):
     with pytest.raises(BadProblem, match="does not fit on NVIDIA_L40S: its smallest launch") as no:
         refuse_too_large(JobRequest(parse_problem(text), "L40S"))
     assert said in str(no.value)
 
 
-def test_what_fits_in_part_is_not_refused() -> None:
+def test_what_fits_in_part_is_not_refused():
     """The largest points may be too large for a card; the others are tuned all the same."""
     for request in (LAYER, DECODE, replace(DECODE, device="L4"), replace(LAYER, device="L4")):
         refuse_too_large(request)
@@ -65,7 +65,7 @@ def test_what_fits_in_part_is_not_refused() -> None:
     refuse_too_large(large)
 
 
-def test_a_stored_layer_s_request_keeps_its_key() -> None:
+def test_a_stored_layer_s_request_keeps_its_key():
     """Equal to what versions without attention made of it, so that their jobs still answer."""
     assert LAYER.key == "ad5868f6098a0fdefeef5add881e58b11bbc5a0e22f7c29a747872c98fc3ece3"
     assert LAYER.as_json().keys() == {
@@ -74,13 +74,13 @@ def test_a_stored_layer_s_request_keeps_its_key() -> None:
     }
 
 
-def test_every_workload_is_another_job() -> None:
+def test_every_workload_is_another_job():
     ways: list[Any] = ["", "chat", "offline", OWN, OWN[:1], (replace(OWN[0], weight=3.0), OWN[1])]
     keys = {replace(DECODE, selection=AttentionSelection(way)).key for way in ways}
     assert len(keys) == len(ways)
 
 
-def test_attention_has_no_gemms() -> None:
+def test_attention_has_no_gemms():
     assert {point.part for point in DECODE.points} == {Stage.DECODE, Stage.REDUCE}
     assert "gemms" not in DECODE.as_json()
 
@@ -89,6 +89,11 @@ def test_attention_has_no_gemms() -> None:
     ("request_", "change", "said"),
     [
         (LAYER, {"gemms": ["upp"]}, "'upp'.*'up'"),
+        *((LAYER, {"batch_sizes": sizes}, "batch") for sizes in ([], [0], [1 << 20])),
+        *((LAYER, {"seed": seed}, "seed") for seed in (-1, 1 << 63)),
+        (LAYER, {"device": "L40X"}, "L40"),
+        (LAYER, {"measure": "guess"}, "guess"),
+        (LAYER, {"gemms": []}, "gemm"),
         (DECODE, {"workload": "chatt"}, "'chatt'.*chat"),
         (
             DECODE,
@@ -97,14 +102,13 @@ def test_attention_has_no_gemms() -> None:
         ),
     ],
 )
-def test_what_no_worker_could_run_is_refused(
-    request_: JobRequest, change: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_what_no_worker_could_run_is_refused(request_, change, said):
+    with pytest.raises(BadInput, match=said) as caught:
         read_request({**request_.as_json(), **change})
+    assert "\n" not in str(caught.value)
 
 
-def test_the_points_of_a_request() -> None:
+def test_the_points_of_a_request():
     assert LAYER.points == {Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm}
     assert replace(LAYER, selection=MoeSelection((4,), (Gemm.UP,))).points == {Point(4, Gemm.UP)}
     assert replace(DECODE, selection=AttentionSelection(OWN)).points == {
@@ -117,11 +121,11 @@ def test_the_points_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("request_", [LAYER, DECODE])
-def test_a_recording_says_its_points_itself(request_: JobRequest) -> None:
+def test_a_recording_says_its_points_itself(request_):
     assert replace(request_, measure="replay:x.csv").points == set()
 
 
-def test_the_class_of_a_model_is_a_part_of_the_key_only_where_it_is_known() -> None:
+def test_the_class_of_a_model_is_a_part_of_the_key_only_where_it_is_known():
     """Jobs of programs before have no class, and are found by their keys."""
     assert "architecture" not in LAYER.as_json()
     of_class = replace(LAYER, architecture="NemotronHForCausalLM")

@@ -1,7 +1,5 @@
 """What people name: which family a text is of, and options that do not apply to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 MOE, ATTENTION, GEMM = families()[:3]
 
 
-def test_a_problem_of_a_kind_nearly_right_names_the_right_one() -> None:
+def test_a_problem_of_a_kind_nearly_right_names_the_right_one():
     with pytest.raises(BadProblem, match="did you mean 'decode_attention'"):
         find_family("decode_atention:q_heads=16")
     assert find_family(DECODE) is ATTENTION
@@ -35,7 +33,7 @@ def test_a_problem_of_a_kind_nearly_right_names_the_right_one() -> None:
 
 
 @pytest.mark.parametrize("option", [*MOE.selecting, *MOE.searching], ids=lambda one: one.name)
-def test_an_option_of_a_layer_is_refused_for_attention(option) -> None:
+def test_an_option_of_a_layer_is_refused_for_attention(option):
     shared = option.name in {one.name for one in GEMM.options}
     whose = (
         "a fused-MoE layer, quantised dense GEMMs and the state update of Mamba-2 layers"
@@ -50,13 +48,13 @@ def test_an_option_of_a_layer_is_refused_for_attention(option) -> None:
     assert str(of_problem.value) == str(of_model.value) == said
 
 
-def test_an_option_of_attention_is_refused_for_a_layer() -> None:
+def test_an_option_of_attention_is_refused_for_a_layer():
     with pytest.raises(OptionsRefused, match="^--workload is for attention: leave it out$"):
         resolve_target(LAYER, Serving(), given=["workload"])
     assert resolve_target(LAYER, Serving(), given=["batch_sizes", "gemms"]).family is MOE
 
 
-def test_batch_sizes_are_a_layers_and_a_dense_gemms_alike() -> None:
+def test_batch_sizes_are_a_layers_and_a_dense_gemms_alike():
     gemm = "block_gemm:N=512,K=1024,dtype=fp8_w8a8,block=128x128"
     assert resolve_target(gemm, Serving(), given=["batch_sizes"]).family is GEMM
     with pytest.raises(OptionsRefused, match="^--gemm is for a fused-MoE layer: leave it out$"):
@@ -64,12 +62,12 @@ def test_batch_sizes_are_a_layers_and_a_dense_gemms_alike() -> None:
 
 
 @pytest.mark.parametrize("name", ["tp", "dtype", "page_size", "kv_splits"])
-def test_how_a_model_is_served_is_refused_for_a_problem(name: str) -> None:
+def test_how_a_model_is_served_is_refused_for_a_problem(name):
     with pytest.raises(OptionsRefused, match="is for a model, and this is one problem"):
         resolve_target(DECODE, Serving(), given=[name])
 
 
-def test_every_option_that_does_not_apply_is_named() -> None:
+def test_every_option_that_does_not_apply_is_named():
     with pytest.raises(OptionsRefused) as refused:
         resolve_target(DECODE, Serving(), given=["tp", "gemms", "workload", "ep"])
     assert refused.value.by_field.keys() == {"tp", "gemms", "ep"}
@@ -80,7 +78,7 @@ DENSE = Path(__file__).parents[1] / "data" / "dense_models" / "qwen3-32b-fp8"
 
 
 class TestOtherFamilies:
-    def test_a_model_without_a_family_s_layers_says_what_it_has(self) -> None:
+    def test_a_model_without_a_family_s_layers_says_what_it_has(self):
         with pytest.raises(BadProblem) as refused:
             resolve_target("qwen3-32b", Serving(tp=2))
         assert "not a mixture-of-experts model; the model has" in str(refused.value)
@@ -89,7 +87,7 @@ class TestOtherFamilies:
         assert "--" not in refused.value.in_api_words()
 
     @pytest.mark.parametrize("as_bytes", [True, False])
-    def test_a_config_json_says_it_too(self, as_bytes: bool) -> None:
+    def test_a_config_json_says_it_too(self, as_bytes):
         target = (DENSE / "config.json").read_bytes() if as_bytes else str(DENSE)
         with pytest.raises(MalformedCheckpoint, match=r"attention \(--attention\)"):
             resolve_target(target, Serving())
@@ -98,30 +96,30 @@ class TestOtherFamilies:
         ("text", "error"),
         [("qwen9-32b", UnknownModel), ("E=8,N=64,device_name=NVIDIA_L40S.json", BadInput)],
     )
-    def test_what_is_no_model_says_nothing_of_it(self, text: str, error: type[BadInput]) -> None:
+    def test_what_is_no_model_says_nothing_of_it(self, text, error):
         with pytest.raises(error) as refused:
             resolve_target(text, Serving(), family=ATTENTION)
         assert "the model has" not in str(refused.value)
 
-    def test_a_size_that_does_not_divide_is_no_reason_to_name_them(self) -> None:
+    def test_a_size_that_does_not_divide_is_no_reason_to_name_them(self):
         with pytest.raises(IndivisibleShape) as refused:
             resolve_target("deepseek-r1", Serving(tp=3))
         assert "attention" not in str(refused.value)
         # The model has them all the same.
         assert ATTENTION in other_families(MOE, "deepseek-r1", Serving(tp=3))
 
-    def test_a_dtype_of_weights_does_not_hide_attention(self) -> None:
+    def test_a_dtype_of_weights_does_not_hide_attention(self):
         serving = Serving(tp=32, dtype=Dtype.INT8_W8A8)
         assert ATTENTION in other_families(MOE, "deepseek-r1", serving)
         assert MOE in other_families(ATTENTION, "deepseek-r1", serving)
 
-    def test_their_flags_are_named(self) -> None:
+    def test_their_flags_are_named(self):
         assert in_words([ATTENTION]) == "attention (--attention)"
         assert in_words([MOE, ATTENTION]) == (
             "a fused-MoE layer (without a flag) and attention (--attention)"
         )
 
-    def test_every_preset_has_a_family(self) -> None:
+    def test_every_preset_has_a_family(self):
         without = {model.name for model in presets() if not families_of(model.name)}
         # Their experts are fp4, which no kernel that is tuned reads, unless a dtype is chosen.
         fp4 = {"deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash", "kimi-k3"}
@@ -133,28 +131,28 @@ class TestOtherFamilies:
 
 
 class TestAllFamilies:
-    def test_each_family_has_its_problems(self) -> None:
+    def test_each_family_has_its_problems(self):
         found = resolve_all("deepseek-r1", Serving(tp=8))
         for target in found:
             alone = resolve_target("deepseek-r1", Serving(tp=8), family=target.family)
             assert (target.problems, target.is_model) == (alone.problems, True)
         assert [target.family for target in found[:2]] == [MOE, ATTENTION]
 
-    def test_a_family_that_is_left_out_is_said(self) -> None:
+    def test_a_family_that_is_left_out_is_said(self):
         found = resolve_all("qwen3-32b", Serving(tp=2))
         assert MOE not in [target.family for target in found]
         assert found[0].notes[0].startswith("left out a fused-MoE layer: qwen3-32b")
 
-    def test_a_size_that_does_not_divide_is_refused(self) -> None:
+    def test_a_size_that_does_not_divide_is_refused(self):
         with pytest.raises(IndivisibleShape):
             resolve_all("deepseek-r1", Serving(tp=3))
 
-    def test_a_model_that_is_not_known_is_refused(self) -> None:
+    def test_a_model_that_is_not_known_is_refused(self):
         with pytest.raises(UnknownModel, match="deepseek-r1"):
             resolve_all("deepsek-r1", Serving())
 
 
-def test_a_target_has_the_class_of_its_model(tmp_path: Path) -> None:
+def test_a_target_has_the_class_of_its_model(tmp_path):
     preset = find_preset("nemotron-3-nano-30b-a3b")
     serving = Serving(engine="sglang", engine_version="0.5.16")
     assert resolve_target(preset.name, serving).architecture == preset.architecture != ""

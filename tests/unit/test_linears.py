@@ -1,7 +1,5 @@
 """Linear layers from presets and config.json files, and what one rank has of each."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +67,7 @@ def config(quantization: object = BLOCKS, **changes: object) -> bytes:
 
 
 def of_rank(model: HasLinears, **ranks: object) -> dict[str, RankLinear]:
-    found = linear_layers(model, Ranks(**ranks))  # type: ignore[arg-type]
+    found = linear_layers(model, Ranks(**ranks))
     return {layer.name: layer for layer in found}
 
 
@@ -221,7 +219,6 @@ class TestRefused:
 
     def test_a_whole_row_layer_is_not_checked(self):
         layers = read(num_attention_heads=1, num_key_value_heads=1, head_dim=1152 + 128).linears
-        assert layers is not None
         narrow = [replace(one, K=one.K + 64) for one in layers.layers if one.split is Split.ROW]
         assert not any(refuses(one, Ranks(tp=1)) for one in narrow)
         assert all(refuses(one, Ranks(tp=2)) for one in narrow)

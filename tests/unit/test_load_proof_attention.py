@@ -1,7 +1,5 @@
 """FileLoad proof of attention: the messages are made by the plugin that logs them."""
 
-from __future__ import annotations
-
 import ast
 import json
 from dataclasses import replace
@@ -13,13 +11,14 @@ from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import parse_log
+from plugin_cases import attention_file, here, put
 
 from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed
 from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome
 from tuner.engines.sglang.plugin import backend, kernels
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_file
-from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.engines.sglang.plugin.file_checks import check_file
+from tuner.engines.sglang.plugin.files import AttentionEntry
 from tuner.families.attention.problem import Attention, Stage
 from tuner.problems.points import Config
 from tuner.problems.results import Status
@@ -40,21 +39,16 @@ def parsed(lines: list[str]) -> LoadProof:
 
 def place(root: Path, problem: Attention, status: Status = Status.OK, **changes: str) -> Path:
     part = problem.parts[0]
-    entries = (AttentionEntry(part, 8, 1, CONFIGS[part], status),)
-    made = AttentionFile(problem, "NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "k", entries, {})
-    file = replace(made, **changes)
-    path = file.path_under(root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(file.text())
-    return path
+    entry = AttentionEntry(part, 8, 1, CONFIGS[part], status)
+    return put(root, attention_file(problem, [entry], **changes))
 
 
 def said(
     *paths: Path, rank: str = "TP0", splits: int = 8, troubles: tuple[str, ...] = ()
 ) -> list[str]:
     """What a rank logs of these files."""
-    here = RuntimeFacts("sglang", "0.5.16", "NVIDIA_H200", "3.6.0", lambda: "k", lambda _: {splits})
-    verdicts = [check_file(path, here) for path in paths]
+    facts = here(kv_splits=lambda _: {splits})
+    verdicts = [check_file(path, facts) for path in paths]
     malformed = [f"tuner attention: {v}" for v in verdicts if v.file is None]
     lines = [*malformed, backend._line(verdicts, troubles)]
     return [f"[2026-11-01 10:00:00 {rank}] {line}" for line in lines]
@@ -72,7 +66,7 @@ def attention(proof: LoadProof) -> list[FileLoad]:
     return [load for load in proof.loads if load.family == "attention"]
 
 
-def test_files_that_are_used(tmp_path: Path) -> None:
+def test_files_that_are_used(tmp_path):
     paths = [place(tmp_path, EXTEND), place(tmp_path, DECODE, Status.PREDICTED)]
     proof = parsed([MOE, *said(*paths), *said(*paths, rank="TP1")])
     assert proof.ok, proof.problems()
@@ -84,13 +78,13 @@ def test_files_that_are_used(tmp_path: Path) -> None:
     assert f"read {paths[0]} (Triton 3.6.0)" in render_proof(proof)
 
 
-def test_attention_alone_is_a_proof_too(tmp_path: Path) -> None:
+def test_attention_alone_is_a_proof_too(tmp_path):
     proof = parsed(said(place(tmp_path, EXTEND)))
     assert proof.ok
     assert "no config file's message" in render_proof(proof)
 
 
-def test_decode_attention_without_a_file_is_said(tmp_path: Path) -> None:
+def test_decode_attention_without_a_file_is_said(tmp_path):
     note = "decode attention has no tuned file"
     extend = parsed([MOE, *said(place(tmp_path, EXTEND))])
     assert extend.ok
@@ -100,7 +94,7 @@ def test_decode_attention_without_a_file_is_said(tmp_path: Path) -> None:
     assert both.notes() == []
 
 
-def test_a_file_for_something_else_beside_one_that_serves(tmp_path: Path) -> None:
+def test_a_file_for_something_else_beside_one_that_serves(tmp_path):
     other = place(tmp_path, replace(DECODE, kv_splits=16))
     proof = parsed(said(place(tmp_path, DECODE), other))
     assert proof.ok, proof.problems()
@@ -110,7 +104,7 @@ def test_a_file_for_something_else_beside_one_that_serves(tmp_path: Path) -> Non
     assert refused.reason in render_proof(proof)
 
 
-def test_a_phase_whose_every_file_is_refused_is_not_as_tuned(tmp_path: Path) -> None:
+def test_a_phase_whose_every_file_is_refused_is_not_as_tuned(tmp_path):
     paths = [place(tmp_path, EXTEND), place(tmp_path, DECODE)]
     proof = parsed(said(*paths, splits=16))
     reason = "made for 8 KV splits, this server launches 16"
@@ -129,7 +123,7 @@ def test_a_phase_whose_every_file_is_refused_is_not_as_tuned(tmp_path: Path) -> 
         ),
     ],
 )
-def test_no_file_applies(changes: dict[str, str], reason: str, tmp_path: Path) -> None:
+def test_no_file_applies(changes, reason, tmp_path):
     proof = parsed([MOE, *said(place(tmp_path, EXTEND, **changes))])
     assert proof.problems() == [
         "attention: every key: default: no file applies",
@@ -137,7 +131,7 @@ def test_no_file_applies(changes: dict[str, str], reason: str, tmp_path: Path) -
     ]
 
 
-def test_a_malformed_file_is_named(tmp_path: Path) -> None:
+def test_a_malformed_file_is_named(tmp_path):
     good, bad = place(tmp_path, EXTEND), place(tmp_path, DECODE)
     bad.write_text('{"format": 1, "problem": "decode_atention:x"}')
     proof = parsed(said(good, bad))
@@ -146,7 +140,7 @@ def test_a_malformed_file_is_named(tmp_path: Path) -> None:
     assert "; did you mean" in trouble
 
 
-def test_what_the_plugin_could_not_hook(tmp_path: Path) -> None:
+def test_what_the_plugin_could_not_hook(tmp_path):
     kernel = kernels.EXTEND
     names = [*kernel.tensors, *kernel.values]
     troubles = (
@@ -164,13 +158,13 @@ def test_what_the_plugin_could_not_hook(tmp_path: Path) -> None:
     assert not proof.ok
 
 
-def test_what_the_plugin_says_while_it_is_debugged_changes_nothing(tmp_path: Path) -> None:
+def test_what_the_plugin_says_while_it_is_debugged_changes_nothing(tmp_path):
     lines = said(place(tmp_path, EXTEND))
     debug = [template("launches", words) for words in ("is left alone", "did not compile")]
     assert parsed([*lines, *debug]) == parsed(lines)
 
 
-def test_a_launch_that_fell_back_is_no_longer_as_tuned(tmp_path: Path) -> None:
+def test_a_launch_that_fell_back_is_no_longer_as_tuned(tmp_path):
     text = template("launches", "not with %s")
     grid, constants = (4, 16, 8), {"BLOCK_M": 64, "num_warps": 4}
     line = text % ("_fwd_kernel", grid, constants, "out of resource: shared memory")
@@ -180,14 +174,14 @@ def test_a_launch_that_fell_back_is_no_longer_as_tuned(tmp_path: Path) -> None:
     assert "out of resource: shared memory" in proof.problems()[0]
 
 
-def test_a_plugin_that_broke_and_deterministic_inference() -> None:
+def test_a_plugin_that_broke_and_deterministic_inference():
     broken = parsed([template("hooks", "nothing is applied") % "attention"])
     assert broken.problems() == ["attention: every key: failed: nothing is applied"]
     (load,) = parsed([template("backend", "inference is deterministic")]).loads
     assert load.outcome is LoadOutcome.DETERMINISTIC
 
 
-def test_a_rank_s_last_word_counts(tmp_path: Path) -> None:
+def test_a_rank_s_last_word_counts(tmp_path):
     path = place(tmp_path, DECODE)
     lines = [*said(path, splits=16), *said(path)]  # a draft model's backend, then the model's
     assert parsed(lines).ok
@@ -195,7 +189,7 @@ def test_a_rank_s_last_word_counts(tmp_path: Path) -> None:
     assert f"{path.stem}: ranks disagree" in parsed(apart).problems()
 
 
-def test_logs_of_several_nodes_are_of_several_ranks(tmp_path: Path) -> None:
+def test_logs_of_several_nodes_are_of_several_ranks(tmp_path):
     path = place(tmp_path, DECODE)
     for name, splits in (("a.log", 8), ("b.log", 16)):
         (tmp_path / name).write_text("\n".join(said(path, splits=splits)))
@@ -219,7 +213,7 @@ _WORDS = [
 
 @times(2)
 @given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=12))
-def test_no_line_gives_a_traceback(words: list[str]) -> None:
+def test_no_line_gives_a_traceback(words):
     proof = parsed("".join(words).splitlines())
     json.dumps(proof.as_dict())
     assert render_proof(proof)

@@ -1,55 +1,39 @@
 """Load proof of dense GEMMs: the messages are made by the plugin and the real loaders."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
 
 import pytest
+from gemm_cases import tile
 from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import parse_log
+from plugin_cases import gemm_file, here, put
 
 from tuner.deploy.load_proof import render_proof
 from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.sglang.plugin import gemm
 from tuner.engines.sglang.plugin.file_checks import RuntimeFacts
-from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.families.dense_gemm.problem import DenseGemm, parse_dense_gemm
 from tuner.problems.points import Config
 from tuner.problems.results import Status
 
 FP8 = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128")
 CHANNEL = parse_dense_gemm("channel_gemm:N=64,K=32,dtype=fp8_w8a8")
-TILES = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128}
-OPTIONS = {"num_warps": 4, "num_stages": 4}
+TILE = tile(16, 64, 128, group=8, stages=4)
 
 
 def place(root: Path, problem: DenseGemm, status: Status = Status.OK, **changes: str) -> Path:
-    group = {"GROUP_SIZE_M": 8} if problem.block else {}
-    here = {
-        "device": "NVIDIA_H200",
-        "engine": "sglang",
-        "engine_version": "0.5.16",
-        "triton": "3.6.0",
-        "kernel_hash": "k",
-        **changes,
-    }
-    entries = {1: Config({**TILES, **group, **OPTIONS})}
-    file = GemmFile(problem, **here, entries=entries, statuses={1: status})
-    path = file.path_under(root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(file.text())
-    return path
+    constants = Config({k: v for k, v in TILE.items() if problem.block or k != "GROUP_SIZE_M"})
+    return put(root, gemm_file(problem, {1: constants}, {1: status}, **changes))
 
 
 @pytest.fixture
 def said(monkeypatch, caplog):
     """What a rank logs when its engine asks for files of problems."""
-    facts = RuntimeFacts("sglang", "0.5.16", "NVIDIA_H200", "3.6.0", lambda: "k")
-    monkeypatch.setattr(gemm, "_runtime_facts", lambda: facts)
+    monkeypatch.setattr(gemm, "_runtime_facts", here)
 
     def ask(root: Path, *problems: DenseGemm, rank: str = "TP0") -> list[str]:
         caplog.clear()

@@ -1,7 +1,5 @@
 """Load proofs of logs as people have them: wrapped, quoted, prefixed, cut; and of other servers."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -61,7 +59,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("line", [LOADED, MISSING], ids=["loaded", "missing"])
-def test_a_file_is_read_in_every_shape_of_a_line(subtests, tmp_path: Path, line: str) -> None:
+def test_a_file_is_read_in_every_shape_of_a_line(subtests, tmp_path, line):
     (plain,) = proof(tmp_path, line).loads
     for shape, change in SHAPES.items():
         with subtests.test(shape):
@@ -71,7 +69,7 @@ def test_a_file_is_read_in_every_shape_of_a_line(subtests, tmp_path: Path, line:
             assert (load.key, load.outcome, load.wanted) == (plain.key, plain.outcome, plain.wanted)
 
 
-def test_lines_of_files_that_follow_each_other_stay_apart(tmp_path: Path) -> None:
+def test_lines_of_files_that_follow_each_other_stay_apart(tmp_path):
     bare = [line.removeprefix(STAMP) for line in (LOADED, LOADED.replace("N=64", "N=128"))]
     assert [load.key[:11] for load in proof(tmp_path, *bare).loads] == [
         "E=256,N=64,",
@@ -79,7 +77,7 @@ def test_lines_of_files_that_follow_each_other_stay_apart(tmp_path: Path) -> Non
     ]
 
 
-def test_the_plugin_s_lines_may_be_wrapped(tmp_path: Path) -> None:
+def test_the_plugin_s_lines_may_be_wrapped(tmp_path):
     whole = proof(tmp_path, PLUGIN).loads
     assert [load.outcome for load in whole] == [LoadOutcome.LOADED]
     assert proof(tmp_path, *wrapped(PLUGIN, 70)).loads == whole
@@ -87,7 +85,7 @@ def test_the_plugin_s_lines_may_be_wrapped(tmp_path: Path) -> None:
     assert other == whole
 
 
-def test_a_message_that_is_cut_is_said_to_be_cut(tmp_path: Path) -> None:
+def test_a_message_that_is_cut_is_said_to_be_cut(tmp_path):
     found = proof(tmp_path, LOADED[: LOADED.index("dtype=")])
     assert not found.loads and not found.ok
     assert found.problems() == ["server.log:1: a message about a config file is cut"]
@@ -107,7 +105,7 @@ def exported(folder: Path, version: str) -> Path:
     return root
 
 
-def test_a_log_of_another_release_than_the_files_are_for_is_noted(tmp_path: Path) -> None:
+def test_a_log_of_another_release_than_the_files_are_for_is_noted(tmp_path):
     lines = START, VERSION, LOADED.replace(FOLDER, "/tuned/configs/triton_3_6_0")
     found = proof(tmp_path, *lines, deployed=exported(tmp_path, "0.5.12"))
     assert found.ok
@@ -117,12 +115,12 @@ def test_a_log_of_another_release_than_the_files_are_for_is_noted(tmp_path: Path
     assert found.as_dict()["facts"]["tp"] == {"value": "32", "where": "server.log:1"}
 
 
-def test_the_same_release_is_no_note(tmp_path: Path) -> None:
+def test_the_same_release_is_no_note(tmp_path):
     lines = START, VERSION, LOADED.replace(FOLDER, "/tuned/configs/triton_3_6_0")
     assert not proof(tmp_path, *lines, deployed=exported(tmp_path, "0.5.16")).notes()
 
 
-def test_commands_have_every_fact_and_no_placeholder(tmp_path: Path) -> None:
+def test_commands_have_every_fact_and_no_placeholder(tmp_path):
     found = proof(tmp_path, START, VERSION, MISSING, PLUGIN)
     options = "--device L40S --engine sglang==0.5.16"
     assert found.as_dict()["commands"] == [
@@ -135,7 +133,7 @@ def test_commands_have_every_fact_and_no_placeholder(tmp_path: Path) -> None:
     assert not re.search(r"\b[A-Z]{4,}\b", " ".join(printed).replace(str(tmp_path), ""))
 
 
-def test_a_fact_that_is_missing_is_named_and_no_command_is_printed(tmp_path: Path) -> None:
+def test_a_fact_that_is_missing_is_named_and_no_command_is_printed(tmp_path):
     found = proof(tmp_path, PLUGIN)
     assert found.as_dict()["commands"] == []
     (step,) = found.steps()
@@ -144,14 +142,14 @@ def test_a_fact_that_is_missing_is_named_and_no_command_is_printed(tmp_path: Pat
     assert not [x for x in render_proof(found).splitlines() if x.startswith("tuner")]
 
 
-def test_a_model_without_a_preset_needs_its_config_json(tmp_path: Path) -> None:
+def test_a_model_without_a_preset_needs_its_config_json(tmp_path):
     start = START.replace("deepseek-ai/DeepSeek-R1", "/models/our-own")
     found = proof(tmp_path, start, VERSION, "| 0 NVIDIA L40S    On |", PLUGIN)
     assert found.steps()[0] == "copy the config.json of /models/our-own to this folder"
     assert "tune config.json --attention --tp 32" in found.as_dict()["commands"][0]
 
 
-def test_a_release_of_which_only_an_end_is_known_is_asked_for(tmp_path: Path) -> None:
+def test_a_release_of_which_only_an_end_is_known_is_asked_for(tmp_path):
     old = MISSING.replace(FOLDER, "/opt/sglang/srt/layers/moe/fused_moe_triton/configs")
     found = proof(tmp_path, START, old)
     assert found.as_dict()["commands"] == []

@@ -1,7 +1,5 @@
 """The problems of a log: engine and GPU as it says, each once; one failure ends no other."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.cli.family_options import FamilyChoice

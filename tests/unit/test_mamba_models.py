@@ -1,7 +1,5 @@
 """Mamba-2 state updates: problems and their texts, and what config.json says of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

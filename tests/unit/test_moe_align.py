@@ -1,7 +1,5 @@
 """The slots of several routings at once, against sorting each by hand as engines do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -30,7 +28,7 @@ def by_hand(ids: list[int], block_m: int, slots: int) -> Slots:
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 @pytest.mark.parametrize("block_m", [16, 48, 128])
-def test_slots_are_sorted_by_expert_in_whole_blocks(batch_size: int, block_m: int) -> None:
+def test_slots_are_sorted_by_expert_in_whole_blocks(batch_size, block_m):
     problem = parse_problem(f"fused_moe:E={EXPERTS},N=128,K=128,top_k=3,dtype=bfloat16")
     assert isinstance(problem, FusedMoe)
     routings = [
@@ -46,12 +44,11 @@ def test_slots_are_sorted_by_expert_in_whole_blocks(batch_size: int, block_m: in
         assert torch.equal(found.used, expected.used)
 
 
-def test_each_routing_has_tensors_of_its_own() -> None:
+def test_each_routing_has_tensors_of_its_own():
     """A row of a matrix may begin at an address that is no multiple of 16 bytes."""
     problem = parse_problem(f"fused_moe:E={EXPERTS},N=128,K=128,top_k=3,dtype=bfloat16")
     assert isinstance(problem, FusedMoe)
     routings = [random_routing(problem, 5, device="cpu", seed=seed) for seed in range(3)]
     for found in align(routings, EXPERTS, 48, padded_slots(15, EXPERTS, 48)):
         for tensor in (found.sorted_ids, found.expert_ids, found.used):
-            assert tensor is not None
             assert not tensor.storage_offset() and tensor.data_ptr() % 16 == 0

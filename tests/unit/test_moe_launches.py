@@ -1,7 +1,5 @@
 """Which launches of a fused-MoE layer a graph has."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")
@@ -11,7 +9,7 @@ from tuner.families.fused_moe.layer import CHECKED, SKEWED
 from tuner.measure.timing import LAUNCHES
 
 
-def test_few_launches_keep_the_mix_of_even_and_skewed_routings() -> None:
+def test_few_launches_keep_the_mix_of_even_and_skewed_routings():
     launches = [[at] for at in range(LAUNCHES)]
     kept = [at for (at,) in spread_evenly(launches, FEW)]
     assert kept == [0, 3, 6, 9]
@@ -20,6 +18,6 @@ def test_few_launches_keep_the_mix_of_even_and_skewed_routings() -> None:
     assert abs(skewed / FEW - SKEWED / LAUNCHES) < 1 / FEW / 2
 
 
-def test_all_launches_may_be_kept() -> None:
+def test_all_launches_may_be_kept():
     launches = [[at] for at in range(LAUNCHES)]
     assert spread_evenly(launches, LAUNCHES) == launches

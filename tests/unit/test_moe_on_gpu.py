@@ -1,7 +1,5 @@
 """Which candidates a fused-MoE session compares with the reference, without a GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,7 @@ FAST, SLOW, WRONG = (Config({"BLOCK_SIZE_M": 16, "US": us}) for us in (100, 200,
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def compared(monkeypatch):
     """What was compared. A kernel is its configuration here, and takes what that says."""
     seen: list[Config] = []
 
@@ -41,7 +39,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 def session(monkeypatch: pytest.MonkeyPatch, *, thorough: bool = False) -> gpu.MoeOnGpu:
     opened = object.__new__(gpu.MoeOnGpu)
     inputs = SimpleNamespace(launches=lambda kernel, config: [[]] * 10, read_bytes=1e9)
-    opened._layer = SimpleNamespace(  # type: ignore[assignment]
+    opened._layer = SimpleNamespace(
         inputs=lambda point: inputs, problem=SimpleNamespace(dtype=Dtype.BFLOAT16)
     )
     opened._thorough, opened._copy_rate, opened._errors = thorough, 1e6, {}
@@ -53,7 +51,7 @@ def request(config: Config, best_us: float | None) -> dict[str, Any]:
     return {**point_fields(POINT), "config": dict(config), "best_us": best_us}
 
 
-def test_what_is_surely_slower_is_not_compared(monkeypatch, compared) -> None:
+def test_what_is_surely_slower_is_not_compared(monkeypatch, compared):
     opened = session(monkeypatch)
     assert "worst error" in opened.measure(request(FAST, None))["detail"]
     assert "not compared" in opened.measure(request(SLOW, 100.0))["detail"]
@@ -61,13 +59,13 @@ def test_what_is_surely_slower_is_not_compared(monkeypatch, compared) -> None:
     assert compared == [FAST, WRONG]
 
 
-def test_an_exhaustive_run_compares_all(monkeypatch, compared) -> None:
+def test_an_exhaustive_run_compares_all(monkeypatch, compared):
     opened = session(monkeypatch, thorough=True)
     assert "worst error" in opened.measure(request(SLOW, 100.0))["detail"]
     assert compared == [SLOW]
 
 
-def test_a_race_compares_what_was_left_and_nothing_twice(monkeypatch, compared) -> None:
+def test_a_race_compares_what_was_left_and_nothing_twice(monkeypatch, compared):
     opened = session(monkeypatch)
     opened.measure(request(FAST, None))
     configs = [dict(config) for config in (FAST, SLOW, WRONG)]

@@ -1,7 +1,5 @@
 """The reference of a fused-MoE gemm: groups of experts give what each slot alone gives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -37,9 +35,7 @@ def each_alone(
 
 @pytest.mark.parametrize("gemm", Gemm)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_groups_of_experts_give_what_each_slot_alone_gives(
-    dtype: str, gemm: Gemm, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
-) -> None:
+def test_groups_of_experts_give_what_each_slot_alone_gives(dtype, gemm, monkeypatch, subtests):
     problem = parse_problem(f"fused_moe:E=16,N=128,K=256,top_k=4,{dtype}")
     assert isinstance(problem, FusedMoe)
     made = {"device": "cpu", "compute": "bf16"}
@@ -56,7 +52,7 @@ def test_groups_of_experts_give_what_each_slot_alone_gives(
 
 
 @pytest.mark.parametrize("gemm", Gemm)
-def test_several_routings_at_once_give_what_each_alone_gives(gemm: Gemm) -> None:
+def test_several_routings_at_once_give_what_each_alone_gives(gemm):
     problem = parse_problem("fused_moe:E=16,N=128,K=256,top_k=4,dtype=fp8_w8a8,block_shape=128x128")
     assert isinstance(problem, FusedMoe)
     weights = inputs.make_weights(problem, gemm, seed=1, device="cpu")
@@ -71,7 +67,7 @@ def test_several_routings_at_once_give_what_each_alone_gives(gemm: Gemm) -> None
         torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_group_has_experts_with_slots_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_has_experts_with_slots_and_a_bounded_size(monkeypatch):
     counts, shape = [0, 3, 2, 0, 1, 1, 9, 0], (4, 8)
     assert list(inputs._groups(counts, shape)) == [(slice(1, 3), 3), (slice(4, 7), 9)]
     monkeypatch.setattr(inputs, "AT_ONCE", 2 * 4 * 8)

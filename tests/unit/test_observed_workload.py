@@ -1,7 +1,5 @@
 """Logs, profiles and benchmarks name the batches that a server really runs."""
 
-from __future__ import annotations
-
 import pytest
 from profile_traces import DECODE, MOE, TraceWriter
 

@@ -1,7 +1,5 @@
 """What an offline pack leaves of libraries with code for many GPUs."""
 
-from __future__ import annotations
-
 import mmap
 import struct
 from pathlib import Path
@@ -15,7 +13,7 @@ HEADER = 64
 
 
 @pytest.fixture(scope="module")
-def fat_binaries() -> ModuleType:
+def fat_binaries():
     return load_script("offline/fat_binaries.py")
 
 
@@ -39,7 +37,7 @@ def left(module: ModuleType, path: Path) -> list[tuple[int, bool]]:
         ]
 
 
-def test_only_code_for_the_gpu_is_left(fat_binaries: ModuleType, tmp_path: Path) -> None:
+def test_only_code_for_the_gpu_is_left(fat_binaries, tmp_path):
     path = tmp_path / "common_ops.so"
     library = b"host code" * 5 + fat((90, b"a" * 24), (80, b"b" * 40)) + b"\0" * 9
     library += fat((100, b"c" * 8), (90, b"\x28\xb5\x2f\xfd")) + b"end"
@@ -51,9 +49,7 @@ def test_only_code_for_the_gpu_is_left(fat_binaries: ModuleType, tmp_path: Path)
     assert (changed[:45], changed[-3:]) == (library[:45], library[-3:])
 
 
-def test_attention_keeps_the_kernels_that_servers_call(
-    fat_binaries: ModuleType, tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_attention_keeps_the_kernels_that_servers_call(fat_binaries, tmp_path, subtests):
     kernels = {
         b"ELi128" + BF16 % (0, 0): True,
         b"ELi512" + BF16 % (1, 0): True,

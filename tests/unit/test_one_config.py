@@ -1,7 +1,5 @@
 """A search for engines that run both gemms of a layer with one configuration."""
 
-from __future__ import annotations
-
 from cases import config
 
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy

@@ -1,7 +1,5 @@
 """What pages say of two results, and of the steps of a job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from api.pages.compare import Side, _verdict
@@ -15,11 +13,10 @@ def side(version: str, times: dict[tuple[str, str], float | None]) -> Side:
     return Side("L40S:0", "NVIDIA_L40S", {"environment": place}, entries)
 
 
-def test_a_comparison_is_of_whole_sizes_and_above_one_where_the_first_is_faster() -> None:
+def test_a_comparison_is_of_whole_sizes_and_above_one_where_the_first_is_faster():
     first = {("up", "1"): 10.0, ("down", "1"): 10.0, ("up", "8"): 50.0, ("down", "8"): 50.0}
     second = {("up", "1"): 30.0, ("down", "1"): 50.0, ("up", "8"): 40.0, ("down", "8"): 60.0}
     found = _verdict(side("0.5.23", first), side("0.5.16", second))
-    assert found is not None
     assert (found.first, found.second) == ("sglang 0.5.23", "sglang 0.5.16")
     assert found.ratio == 2.0  # four times at one size, the same at the other
     assert (found.slower, found.sizes) == (0, 2)
@@ -28,7 +25,7 @@ def test_a_comparison_is_of_whole_sizes_and_above_one_where_the_first_is_faster(
     assert _verdict(side("1", {("up", "1"): None}), side("2", {("up", "1"): 3.0})) is None
 
 
-def test_trials_that_follow_each_other_are_one_step() -> None:
+def test_trials_that_follow_each_other_are_one_step():
     def event(kind: str, at: str, **data: Any) -> dict[str, Any]:  # noqa: ANN401
         return {"kind": kind, "at": at, "data": data}
 

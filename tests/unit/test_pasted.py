@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (lines of logs are long)
 
-from __future__ import annotations
-
 import html
 import re
 import shlex
@@ -136,7 +134,7 @@ def parse(line: str) -> dict[str, object]:
     """The values that our own parser reads from a command."""
     _, name, *words = shlex.split(line)
     group = typer.main.get_command(app)
-    command = group.commands[name]  # type: ignore[attr-defined]
+    command = group.commands[name]
     return dict(command.make_context(name, words).params)
 
 

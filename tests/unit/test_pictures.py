@@ -1,7 +1,5 @@
 """Pictures of winners: rows, charts, pages and the documents' own pictures."""
 
-from __future__ import annotations
-
 import io
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -54,7 +52,7 @@ def winner(
     known = Status.OK if status is Status.OK else Status.PREDICTED
     incumbents = {name: Incumbent(OWN, known, us) for name, us in engine_us.items()}
     entry = Entry(point, config, status, tuned_us, Compiled(Status.OK), incumbents, "why")
-    return Winner(problem, HERE, entry, 1, datetime(2026, 11, 22, tzinfo=timezone.utc))  # type: ignore[arg-type]
+    return Winner(problem, HERE, entry, 1, datetime(2026, 11, 22, tzinfo=timezone.utc))
 
 
 def layer(status: Status = Status.OK, sizes: Sequence[int] = (1, 64, 4096)) -> list[Winner]:
@@ -66,12 +64,12 @@ def layer(status: Status = Status.OK, sizes: Sequence[int] = (1, 64, 4096)) -> l
 
 
 class TestRows:
-    def test_the_engines_time_is_that_of_its_file_where_it_ships_one(self) -> None:
+    def test_the_engines_time_is_that_of_its_file_where_it_ships_one(self):
         (row,) = rows_of(LAYER, [winner(Point(8, Gemm.UP), 10, default=30.0, shipped=15.0)], H200)
         assert (row.engine_us, row.tuned_us, row.gain) == (15.0, 10, 1.5)
         assert row.roofline_us == pytest.approx(10.976, abs=0.001)
 
-    def test_rows_go_by_gemm_and_then_by_batch_size(self) -> None:
+    def test_rows_go_by_gemm_and_then_by_batch_size(self):
         rows = rows_of(LAYER, reversed(layer()), H200)
         assert [(row.place.chart, row.place.x) for row in rows] == [
             (f"{gemm} gemm", size) for gemm in ("up", "down") for size in (1, 64, 4096)
@@ -90,13 +88,11 @@ class TestRows:
             (Status.INCUMBENT, OURS, {}, Origin.OWN),
         ],
     )
-    def test_each_entry_says_where_it_comes_from(
-        self, status: Status, config: Config, engine: dict[str, float | None], origin: Origin
-    ) -> None:
+    def test_each_entry_says_where_it_comes_from(self, status, config, engine, origin):
         (row,) = rows_of(LAYER, [winner(Point(8, Gemm.UP), 1.0, status, config, **engine)], H200)
         assert row.origin is origin
 
-    def test_decodes_kernels_are_one_time_with_the_weaker_origin(self) -> None:
+    def test_decodes_kernels_are_one_time_with_the_weaker_origin(self):
         entries = [
             winner(Point(4, Stage.DECODE, 1, 1024), 20, problem=DECODE, default=30.0),
             winner(
@@ -109,7 +105,7 @@ class TestRows:
         (half,) = rows_of(DECODE, [entries[0], winner(entries[1].entry.point, None)], H200)
         assert (half.tuned_us, half.gain) == (None, None)
 
-    def test_the_summary_never_overstates(self) -> None:
+    def test_the_summary_never_overstates(self):
         winners = layer(Status.PREDICTED)
         winners[0] = winner(Point(1, Gemm.UP), 11, Status.PREDICTED, default=21.999)
         line = summary_line(winners)
@@ -119,7 +115,7 @@ class TestRows:
 
 
 class TestCharts:
-    def test_a_chart_has_the_three_lines_and_says_what_the_points_are(self) -> None:
+    def test_a_chart_has_the_three_lines_and_says_what_the_points_are(self):
         up, down = problem_charts(rows_of(LAYER, layer(), H200))
         words = [shape.words for shape in up.shapes if isinstance(shape, Text)]
         for word in ("up gemm", "Triton's default", "tuned", "roofline", "measured", "2.00x"):
@@ -127,7 +123,7 @@ class TestCharts:
         assert "predicted" not in words
         assert "down gemm" in down.label
 
-    def test_measured_and_predicted_points_have_other_forms(self) -> None:
+    def test_measured_and_predicted_points_have_other_forms(self):
         forms = {}
         for status in (Status.OK, Status.PREDICTED):
             (chart, _) = problem_charts(rows_of(LAYER, layer(status), H200))
@@ -135,7 +131,7 @@ class TestCharts:
         assert forms[Status.OK] == {Glyph.DISC}
         assert forms[Status.PREDICTED] == {Glyph.RING}
 
-    def test_sizes_that_make_no_line_are_rows(self) -> None:
+    def test_sizes_that_make_no_line_are_rows(self):
         points = [Point(1, Stage.EXTEND, 512, 0), Point(8, Stage.EXTEND, 512, 2048)]
         entries = [winner(point, 10, problem=EXTEND, default=15.0) for point in points]
         (rows,) = problem_charts(rows_of(EXTEND, entries, H200))
@@ -143,7 +139,7 @@ class TestCharts:
         assert words.count("1.50x") == 2
         assert "8 sequences, 2,048 cached tokens" in words
 
-    def test_entries_without_times_draw_what_is_known(self) -> None:
+    def test_entries_without_times_draw_what_is_known(self):
         points = [Point(size, Gemm.UP) for size in (1, 8)]
         entries = [winner(point, None, Status.INCUMBENT, OWN, shipped=None) for point in points]
         (chart,) = problem_charts(rows_of(LAYER, entries, H200))
@@ -151,7 +147,7 @@ class TestCharts:
         assert not any(isinstance(shape, Mark) and shape.tip for shape in chart.shapes)
 
     @pytest.mark.parametrize("gain", [0.25, 1.0, 1.0001, 80.0])
-    def test_every_shape_lies_in_the_picture(self, gain: float) -> None:
+    def test_every_shape_lies_in_the_picture(self, gain):
         entries = [
             winner(Point(size, Gemm.UP), 1e4, default=1e4 * gain) for size in (1, 2, 3, 4095, 4096)
         ]
@@ -162,7 +158,7 @@ class TestCharts:
             assert chart.width == WIDTH <= 370  # a phone does not reduce it
 
     @pytest.mark.parametrize("long", [False, True])
-    def test_names_on_the_axis_do_not_touch_and_are_not_cut(self, long: bool) -> None:
+    def test_names_on_the_axis_do_not_touch_and_are_not_cut(self, long):
         sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096]
         names = {float(size): f"{size}×1+32768" if long else str(size) for size in sizes}
         line = Series("tuned", Colour.SECOND, tuple(Spot(x, 10 * x) for x in names))
@@ -178,18 +174,18 @@ class TestCharts:
         assert {names[1], names[4096]} <= {s.words for s in shown}
         assert len(shown) >= (4 if long else 9)
 
-    def test_a_digit_is_as_wide_as_the_widest_common_font_draws_it(self) -> None:
+    def test_a_digit_is_as_wide_as_the_widest_common_font_draws_it(self):
         """A digit of DejaVu Sans takes 0.636 of the size, and a sign 0.838."""
         assert text_width("128×1+32768", 11) >= (9 * 0.636 + 2 * 0.838) * 11
 
-    def test_a_cut_text_is_as_long_as_there_is_room(self) -> None:
+    def test_a_cut_text_is_as_long_as_there_is_room(self):
         for words in ("a title of lower case", "128×1+32768 AND MORE"):
             for width in (40, 90, 500):
                 cut = cut_text(words, 13, width)
                 assert text_width(cut, 13) <= width
                 assert cut == words or (cut.endswith("...") and len(cut) > 3)
 
-    def test_the_legend_shows_the_mark_of_each_line(self) -> None:
+    def test_the_legend_shows_the_mark_of_each_line(self):
         glyphs = (Glyph.TRIANGLE, Glyph.DIAMOND, Glyph.NONE)
         lines = tuple(
             Series(one.value, Colour.FIRST, (Spot(1, 2, one), Spot(2, 3, one))) for one in glyphs
@@ -214,21 +210,21 @@ def _corners(drawing: Drawing) -> list[tuple[float, float]]:
 
 
 class TestDrawing:
-    def test_equal_ratios_are_equal_lengths(self) -> None:
+    def test_equal_ratios_are_equal_lengths(self):
         scale = log_scale([1, 1000], 0, 300)
         assert scale.at(10) - scale.at(1) == pytest.approx(scale.at(1000) - scale.at(100))
 
     @pytest.mark.parametrize("reach", [(5, 5), (5, 6), (5, 40), (1, 3e6), (0.001, 0.002)])
-    def test_an_axis_has_some_ticks_and_not_too_many(self, reach: tuple[float, float]) -> None:
+    def test_an_axis_has_some_ticks_and_not_too_many(self, reach):
         assert 2 <= len(log_scale(reach, 0, 100).ticks()) <= 8
 
-    def test_colours_differ_from_the_ground_in_both_schemes(self) -> None:
+    def test_colours_differ_from_the_ground_in_both_schemes(self):
         """WCAG asks for a contrast of 3 for what is drawn, and of 4.5 for text."""
         for ground in (0, 1):
             for colour in set(Colour.__members__.values()) - {Colour.GROUND, Colour.RULE}:
                 assert _contrast(colour.value[ground], Colour.GROUND.value[ground]) >= 4.5
 
-    def test_svg_is_well_formed_whatever_the_words_are(self) -> None:
+    def test_svg_is_well_formed_whatever_the_words_are(self):
         spots = (Spot(1, 1, tip="<&>\"'"), Spot(2, 5, low=4, high=6))
         series = Series("</svg><script>", Colour.FIRST, spots)
         drawn = draw_chart(Chart("a & b <i>", "x", "y", (series,)))
@@ -236,7 +232,7 @@ class TestDrawing:
         assert not [one for one in tree.iter() if one.tag.endswith("script")]
 
     @pytest.mark.parametrize("dark", [False, True])
-    def test_a_png_has_twice_the_pixels_and_the_grounds_colour(self, dark: bool) -> None:
+    def test_a_png_has_twice_the_pixels_and_the_grounds_colour(self, dark):
         drawn = stack(problem_charts(rows_of(LAYER, layer(), H200)), "a layer")
         image = Image.open(io.BytesIO(png_bytes(drawn, dark=dark)))
         assert image.size == (round(drawn.width * 2), round(drawn.height * 2))
@@ -244,7 +240,7 @@ class TestDrawing:
         assert image.getpixel((1, 1)) == tuple(bytes.fromhex(ground))
         assert len(image.getcolors(1 << 24) or []) > 10  # something is drawn
 
-    def test_without_pillow_there_is_no_png(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_pillow_there_is_no_png(self, monkeypatch):
         drawn = stack(problem_charts(rows_of(LAYER, layer(), H200)), "a layer")
         assert set(picture_files("a", drawn)) == {"a.svg", "a.png"}
         monkeypatch.setattr("tuner.draw.files.find_spec", lambda name: None)
@@ -277,19 +273,19 @@ class _Links(HTMLParser):
 
 
 class TestPages:
-    def test_the_page_stands_alone(self) -> None:
+    def test_the_page_stands_alone(self):
         reader = _Links()
         reader.feed(page_of(layer(), H200))
         assert reader.links == []
         assert not {"script", "link", "img"} & reader.tags
         assert {"svg", "table"} <= reader.tags
 
-    def test_the_page_says_if_times_are_predicted(self) -> None:
+    def test_the_page_says_if_times_are_predicted(self):
         said = "nothing ran on a GPU"
         assert said in page_of(layer(Status.PREDICTED), H200)
         assert said not in page_of(layer(Status.OK), H200)
 
-    def test_each_problem_has_its_pictures_beside_the_page(self) -> None:
+    def test_each_problem_has_its_pictures_beside_the_page(self):
         decode = [
             winner(Point(n, Stage.DECODE, 1, 1024), 20, problem=DECODE, default=30.0)
             for n in (1, 8)
@@ -301,14 +297,14 @@ class TestPages:
         assert {Path(name).suffix for name in others} == {".svg", ".png"}
         assert all(":" not in name and "/" not in name for name in others)
 
-    def test_the_table_fits_80_columns(self) -> None:
+    def test_the_table_fits_80_columns(self):
         sizes = (1, 4096, 1_048_576)
         winners = layer(sizes=sizes)
         text = as_text(LAYER, rows_of(LAYER, winners, H200), winners)
         assert max(map(len, text.splitlines())) <= 80
         assert "measured" in text
 
-    def test_the_table_has_the_sizes_with_times_and_a_line_names_the_others(self) -> None:
+    def test_the_table_has_the_sizes_with_times_and_a_line_names_the_others(self):
         others = [winner(Point(n, g), None, Status.INCUMBENT) for n in (2, 4) for g in Gemm]
         winners = [*layer(sizes=(1, 64)), *others]
         text = as_text(LAYER, rows_of(LAYER, winners, H200), winners)
@@ -317,7 +313,7 @@ class TestPages:
         assert "No time is known at M=2, M=4\n" in text
         assert " - " not in text
 
-    def test_kept_shipped_entries_are_called_so(self) -> None:
+    def test_kept_shipped_entries_are_called_so(self):
         kept = [
             winner(Point(1, gemm), None, Status.INCUMBENT, config=OWN, shipped=9.0) for gemm in Gemm
         ]
@@ -325,14 +321,14 @@ class TestPages:
         assert text.endswith("The engine's shipped entries were kept")
 
 
-def test_the_documents_pictures_are_drawn_from_the_kept_results() -> None:
+def test_the_documents_pictures_are_drawn_from_the_kept_results():
     """If this fails: python benchmarks/pictures.py"""
     drawn = load_script("pictures.py").pictures()
     kept = {path.name: path.read_bytes() for path in (ROOT / "docs/pictures").glob("*.svg")}
     assert kept == drawn
 
 
-def test_a_row_is_json() -> None:
+def test_a_row_is_json():
     (row, *_) = rows_of(LAYER, layer(), H200)
     assert isinstance(row, PictureRow)
     assert row.as_json()["origin"] == "measured"

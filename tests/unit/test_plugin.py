@@ -1,17 +1,16 @@
 """The plugin's parts without an engine: what is registered, what is refused, what is launched."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from plugin_cases import attention_file, here, put
 
 import tuner.engines.sglang.plugin
 from tuner.engines.sglang.plugin import backend
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_file, title
-from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.engines.sglang.plugin.file_checks import check_file, title
+from tuner.engines.sglang.plugin.files import AttentionEntry
 from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.errors import UnsupportedKernel
@@ -26,27 +25,11 @@ REDUCED = "decode_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16,kv_s
 
 
 def made(spec=SPEC, rows=(("extend", 1, 64, BLOCKS),), status=Status.OK, **changes):
-    fields = {
-        "device": "NVIDIA_H200",
-        "engine": "sglang",
-        "engine_version": "0.5.16",
-        "triton": "3.6.0",
-        "kernel_hash": "known",
-        "server_flags": {},
-        **changes,
-    }
-    entries = tuple(
+    entries = (
         AttentionEntry(Stage(part), batch, new, Config(config), status)
         for part, batch, new, config in rows
     )
-    return AttentionFile(parse_problem(spec), entries=entries, **fields)
-
-
-def written(root, file):
-    path = file.path_under(root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(file.text())
-    return path
+    return attention_file(parse_problem(spec), entries, **changes)
 
 
 # Registering
@@ -73,7 +56,7 @@ def registry(monkeypatch):
 
 @pytest.mark.parametrize("variable", ["TUNER_ATTENTION_CONFIG_DIR", "SGLANG_MOE_CONFIG_DIR"])
 def test_files_of_either_variable_hook_the_backend(registry, variable, monkeypatch, tmp_path):
-    written(tmp_path, made())
+    put(tmp_path, made())
     monkeypatch.setenv(variable, str(tmp_path))
     tuner.engines.sglang.plugin.register()
     target = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
@@ -93,7 +76,7 @@ def test_without_files_nothing_is_registered_or_said(registry, root, monkeypatch
 
 
 def test_a_process_that_runs_no_scheduler_is_left_alone(registry, monkeypatch, tmp_path, caplog):
-    written(tmp_path, made())
+    put(tmp_path, made())
     monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", str(tmp_path))
     monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
     with caplog.at_level(logging.INFO):
@@ -103,7 +86,7 @@ def test_a_process_that_runs_no_scheduler_is_left_alone(registry, monkeypatch, t
 
 
 def test_a_server_does_not_say_that_it_uses_what_it_could_not_hook(monkeypatch, tmp_path):
-    path = written(tmp_path, made())
+    path = put(tmp_path, made())
     monkeypatch.setattr(backend, "_runtime_facts", lambda splits: here())
     hooked = TunedLaunches(EXTEND, Kernel())
     monkeypatch.setattr(backend, "_state", backend._State(True, [hooked]))
@@ -118,19 +101,6 @@ def test_a_server_does_not_say_that_it_uses_what_it_could_not_hook(monkeypatch, 
 
 
 # Verdicts
-
-
-def here(**changes):
-    fields = {
-        "engine": "sglang",
-        "engine_version": "0.5.16",
-        "device": "NVIDIA_H200",
-        "triton": "3.6.0",
-        "kernel_hash": lambda: "known",
-        "kv_splits": lambda problem: None,
-        **changes,
-    }
-    return RuntimeFacts(**fields)
 
 
 def unreadable():
@@ -169,20 +139,20 @@ def unreadable():
     ],
 )
 def test_a_file_is_used_only_where_it_was_made_for(file, place, reason, tmp_path):
-    verdict = check_file(written(tmp_path, file), place)
+    verdict = check_file(put(tmp_path, file), place)
     assert verdict.reason == reason
     assert verdict.used == (not reason)
     assert verdict.waits == ()
 
 
 def test_what_is_not_known_yet_waits(tmp_path):
-    verdict = check_file(written(tmp_path, made()), here(device=None, triton=None))
+    verdict = check_file(put(tmp_path, made()), here(device=None, triton=None))
     assert verdict.used
     assert verdict.waits == ("the GPU (made for NVIDIA_H200)", "triton (made for 3.6.0)")
 
 
 def test_how_verdicts_read(tmp_path):
-    path = written(tmp_path, made(status=Status.PREDICTED))
+    path = put(tmp_path, made(status=Status.PREDICTED))
     assert str(check_file(path, here())) == f"extend 8/2 64/64 bfloat16 from {path} (predicted)"
     path.write_text("{}")
     assert str(check_file(path, here())) == (

@@ -1,7 +1,5 @@
 """Which configuration a dense GEMM's point gets: never slower than either incumbent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -29,7 +27,7 @@ def chosen(*trials: Trial, policy: Policy = MEASURED, near: tuple[int, ...] = ()
     return entry
 
 
-def test_what_is_clearly_faster_than_both_replaces_them() -> None:
+def test_what_is_clearly_faster_than_both_replaces_them():
     entry = chosen(trial(1, DEFAULT, 36.0), trial(1, SHIPPED, 30.0), trial(1, NARROW, 20.0))
     assert (entry.config, entry.median_us) == (NARROW, 20.0)
     assert entry.reason == "1.500x as fast as the shipped configuration"
@@ -39,7 +37,7 @@ def test_what_is_clearly_faster_than_both_replaces_them() -> None:
     }
 
 
-def test_what_is_faster_than_the_shipped_one_alone_does_not_replace_a_faster_default() -> None:
+def test_what_is_faster_than_the_shipped_one_alone_does_not_replace_a_faster_default():
     entry = chosen(trial(1, DEFAULT, 20.0), trial(1, SHIPPED, 30.0), trial(1, NARROW, 19.95))
     assert entry.config == DEFAULT
     assert entry.reason == (
@@ -47,27 +45,27 @@ def test_what_is_faster_than_the_shipped_one_alone_does_not_replace_a_faster_def
     )
 
 
-def test_a_small_gain_keeps_what_the_engine_runs() -> None:
+def test_a_small_gain_keeps_what_the_engine_runs():
     # Raced times of small kernels differ by as much between two processes.
     entry = chosen(trial(1, DEFAULT, 30.05), trial(1, SHIPPED, 30.0), trial(1, NARROW, 29.5))
     assert entry.config == SHIPPED
     assert entry.reason == "nothing is clearly faster than the shipped configuration"
 
 
-def test_of_incumbents_that_tie_the_one_that_the_engine_runs_stays() -> None:
+def test_of_incumbents_that_tie_the_one_that_the_engine_runs_stays():
     entry = chosen(trial(1, DEFAULT, 30.0), trial(1, SHIPPED, 30.1))
     assert entry.config == SHIPPED
     assert entry.median_us <= 30.0 * 1.005
 
 
-def test_a_default_that_does_not_fit_is_replaced() -> None:
+def test_a_default_that_does_not_fit_is_replaced():
     entry = chosen(trial(1, DEFAULT, None), trial(1, SHIPPED, None), trial(1, NARROW, 20.0))
     assert entry.config == NARROW
     assert entry.reason == "the shipped configuration cannot run here"
     assert entry.incumbents["default"].status is Status.OUT_OF_RESOURCES
 
 
-def test_a_shipped_entry_that_does_not_fit_leaves_the_default_to_beat() -> None:
+def test_a_shipped_entry_that_does_not_fit_leaves_the_default_to_beat():
     entry = chosen(trial(1, DEFAULT, 20.0), trial(1, SHIPPED, None), trial(1, NARROW, 21.0))
     assert entry.config == DEFAULT
 
@@ -92,12 +90,12 @@ def test_a_stored_entry_stays_unless_another_one_is_clearly_faster(best_us, own_
     assert NARROW in {one.candidate.config for one in final}
 
 
-def test_a_point_where_nothing_fits_is_named() -> None:
+def test_a_point_where_nothing_fits_is_named():
     with pytest.raises(NothingFits, match="M=1$"):
         chosen(trial(1, DEFAULT, None), trial(1, NARROW, None))
 
 
-def test_a_tie_goes_to_the_neighbours_choice() -> None:
+def test_a_tie_goes_to_the_neighbours_choice():
     one = {"default": DEFAULT}
     trials = [trial(1, DEFAULT, 30.0), trial(1, NARROW, 20.0), trial(1, OTHER, 25.0)]
     trials += [trial(2, DEFAULT, 30.0), trial(2, NARROW, 20.05), trial(2, OTHER, 20.0)]
@@ -106,7 +104,7 @@ def test_a_tie_goes_to_the_neighbours_choice() -> None:
     assert [entry.config for entry in entries] == [NARROW, NARROW, OTHER]
 
 
-def test_a_neighbours_choice_that_does_not_beat_the_engine_is_not_taken() -> None:
+def test_a_neighbours_choice_that_does_not_beat_the_engine_is_not_taken():
     one = {"default": DEFAULT}
     trials = [trial(1, DEFAULT, 30.0), trial(1, NARROW, 20.0)]
     trials += [trial(2, DEFAULT, 20.43), trial(2, NARROW, 20.05), trial(2, OTHER, 20.0)]
@@ -114,7 +112,7 @@ def test_a_neighbours_choice_that_does_not_beat_the_engine_is_not_taken() -> Non
     assert [entry.config for entry in entries] == [NARROW, OTHER]
 
 
-def test_sizes_that_were_not_tuned_keep_what_the_engine_runs_or_get_the_nearest() -> None:
+def test_sizes_that_were_not_tuned_keep_what_the_engine_runs_or_get_the_nearest():
     by_size = {1: {"default": DEFAULT}, 8: BOTH, 64: {"default": DEFAULT}}
     one = PointwiseChooser(baselines(by_size), MEASURED, [point(1)])
     trials = [trial(1, DEFAULT, 30.0), trial(1, NARROW, 20.0)]
@@ -126,7 +124,7 @@ def test_sizes_that_were_not_tuned_keep_what_the_engine_runs_or_get_the_nearest(
     assert entries[2].reason.endswith("cannot run here; as at M=1")
 
 
-def test_finalists_are_the_incumbents_the_choices_nearby_and_the_fastest() -> None:
+def test_finalists_are_the_incumbents_the_choices_nearby_and_the_fastest():
     one = {"default": DEFAULT}
     many = [tile(16, 32, stages=s, group=1) for s in (2, 3, 4, 5)]
     trials = [trial(1, DEFAULT, 30.0), *(trial(1, c, 20.0 + i) for i, c in enumerate(many))]
@@ -139,7 +137,7 @@ def test_finalists_are_the_incumbents_the_choices_nearby_and_the_fastest() -> No
 
 
 class TestPredictions:
-    def test_a_small_predicted_gain_changes_nothing(self) -> None:
+    def test_a_small_predicted_gain_changes_nothing(self):
         trials = [
             trial(1, DEFAULT, 30.0, Status.PREDICTED),
             trial(1, SHIPPED, 30.0, Status.PREDICTED),
@@ -149,7 +147,7 @@ class TestPredictions:
         assert entry.config == SHIPPED
         assert entry.reason.startswith("nothing is predicted to be clearly faster")
 
-    def test_an_entry_that_was_tuned_for_about_this_size_stays(self) -> None:
+    def test_an_entry_that_was_tuned_for_about_this_size_stays(self):
         trials = [
             trial(1, DEFAULT, 30.0, Status.PREDICTED),
             trial(1, SHIPPED, 30.0, Status.PREDICTED),

@@ -1,7 +1,5 @@
 """Preflight: real captures, a miswired box, and every parser on noise."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil
@@ -61,7 +59,7 @@ def checks(report: PreflightReport) -> set[str]:
 # ---- the two real nodes ----
 
 
-def test_h20_pair_gives_rails_gid_index_and_management() -> None:
+def test_h20_pair_gives_rails_gid_index_and_management():
     report = run_preflight(H20)
     assert report.ok
     for node, address in zip(report.nodes, ("10.63.65.207", "10.63.65.208"), strict=True):
@@ -79,7 +77,7 @@ def test_h20_pair_gives_rails_gid_index_and_management() -> None:
         }
 
 
-def test_files_saved_by_hand_are_found_by_tool_and_node(tmp_path: Path) -> None:
+def test_files_saved_by_hand_are_found_by_tool_and_node(tmp_path):
     for name, folder in H20.items():
         for file in folder.iterdir():
             shutil.copy(file, tmp_path / f"{name}-{file.name}")
@@ -89,7 +87,7 @@ def test_files_saved_by_hand_are_found_by_tool_and_node(tmp_path: Path) -> None:
     ]
 
 
-def test_evenly_numbered_links_have_no_odd_one_out() -> None:
+def test_evenly_numbered_links_have_no_odd_one_out():
     text = (DATA / "h20-node01" / "show_gids.txt").read_text()
     node = Node("a", gids=parse_show_gids(text.replace("10.63.65.207", "33.2.159.143")))
     report = check_nodes([node])
@@ -98,19 +96,19 @@ def test_evenly_numbered_links_have_no_odd_one_out() -> None:
     assert len(report.nodes[0].links.usable) == 9
 
 
-def test_default_route_tells_the_management_link_too() -> None:
+def test_default_route_tells_the_management_link_too():
     node = replace(read_capture("a", H20["h20-node01"]), default_interface="xgbe3")
     assert check_nodes([node]).nodes[0].links.device == "mlx5_3"
 
 
-def test_the_cluster_file_s_interface_goes_first() -> None:
+def test_the_cluster_file_s_interface_goes_first():
     expected = one_node("a", interface="xgbe8")
     report = check_nodes([read_capture("a", H20["h20-node01"])], expected)
     assert report.nodes[0].links.device == "mlx5_8"
     assert report.nodes[0].links.compute == tuple(f"mlx5_{i}" for i in range(8))
 
 
-def test_a_name_that_is_a_prefix_is_asked_for_exactly() -> None:
+def test_a_name_that_is_a_prefix_is_asked_for_exactly():
     ports = tuple(RdmaPort(f"mlx5_{i}", 1, f"e{i}", True, "") for i in range(12))
     expected = one_node("a", rdma=("mlx5_1", "mlx5_2"))
     report = check_nodes([Node("a", ports=ports)], expected)
@@ -120,7 +118,7 @@ def test_a_name_that_is_a_prefix_is_asked_for_exactly() -> None:
 # ---- the miswired box ----
 
 
-def test_miswired_box_has_exactly_two_errors_with_their_fix() -> None:
+def test_miswired_box_has_exactly_two_errors_with_their_fix():
     report = run_preflight({"l40s-01": L40S})
     assert not report.ok
     assert errors(report) == ["ports-down", "nic-wrong-switch"]
@@ -135,7 +133,7 @@ def test_miswired_box_has_exactly_two_errors_with_their_fix() -> None:
     assert report.nodes[0].links.interface == "eno1"
 
 
-def test_a_port_that_nobody_switched_off_has_its_cable_checked() -> None:
+def test_a_port_that_nobody_switched_off_has_its_cable_checked():
     node = read_capture("l40s-01", L40S)
     assert {d.phys_state for d in node.devices} == {"LinkUp", "Disabled", "Polling"}
     mixed, *_ = check_nodes([node]).findings
@@ -147,7 +145,7 @@ def test_a_port_that_nobody_switched_off_has_its_cable_checked() -> None:
     assert switched_off.fix.startswith("ip link set ")
 
 
-def test_the_sysfs_tree_alone_tells_the_ports() -> None:
+def test_the_sysfs_tree_alone_tells_the_ports():
     node = replace(read_capture("a", L40S), ports=(), gids=())
     node = replace(node, gids=read_sysfs(L40S / "sys/class/infiniband")[1])
     report = check_nodes([node])
@@ -155,7 +153,7 @@ def test_the_sysfs_tree_alone_tells_the_ports() -> None:
     assert report.nodes[0].environment["NCCL_IB_GID_INDEX"] == "3"
 
 
-def test_sysfs_and_tools_agree() -> None:
+def test_sysfs_and_tools_agree():
     devices, gids = read_sysfs(L40S / "sys/class/infiniband")
     told = read_capture("a", L40S)
     assert {(g.device, g.index, g.gid, g.ipv4, g.version) for g in gids} == {
@@ -166,7 +164,7 @@ def test_sysfs_and_tools_agree() -> None:
     assert devices[0].pcie == PcieLink(4, 4, 16, 16)
 
 
-def test_right_wiring_gives_no_error() -> None:
+def test_right_wiring_gives_no_error():
     node = read_capture("a", L40S)
     assert errors(check_nodes([wired(node, 5, "4567")])) == ["ports-down"]
 
@@ -180,14 +178,14 @@ def wired(node: Node, nic: int, gpus: str) -> Node:
     return replace(node, topology=replace(topology, relations=relations))
 
 
-def test_a_nic_under_no_gpu_s_switch_is_out_of_place_where_one_lacks_it() -> None:
+def test_a_nic_under_no_gpu_s_switch_is_out_of_place_where_one_lacks_it():
     node = wired(read_capture("a", L40S), 5, "")
     wrong = [f for f in check_nodes([node]).findings if f.check == "nic-wrong-switch"]
     assert len(wrong) == 1
     assert wrong[0].message.startswith("mlx5_5 is under no GPU's switch")
 
 
-def test_an_extra_nic_is_left_out_without_an_error() -> None:
+def test_an_extra_nic_is_left_out_without_an_error():
     node = read_capture("a", L40S)
     ports = tuple(replace(p, up=True) for p in node.ports)
     node = replace(wired(wired(node, 5, ""), 2, ""), ports=ports, gids=())
@@ -197,7 +195,7 @@ def test_an_extra_nic_is_left_out_without_an_error() -> None:
     assert report.nodes[0].environment["NCCL_IB_HCA"] == "mlx5_0,mlx5_1,mlx5_3,mlx5_4"
 
 
-def test_other_nodes_show_which_nic_is_out_of_place() -> None:
+def test_other_nodes_show_which_nic_is_out_of_place():
     good = wired(read_capture("a", L40S), 5, "4567")
     others = [replace(good, name=n) for n in "abc"]
     report = check_nodes([*others, replace(wired(good, 3, "0123"), name="d")])
@@ -206,7 +204,7 @@ def test_other_nodes_show_which_nic_is_out_of_place() -> None:
     assert any(f.message.startswith("mlx5_3 is under") for f in wrong)
 
 
-def test_a_switch_without_any_nic_is_a_warning() -> None:
+def test_a_switch_without_any_nic_is_a_warning():
     relations = {("GPU0", "m0"): "PIX", ("GPU1", "m0"): "SYS"}
     node = Node(
         "a",
@@ -229,7 +227,7 @@ def one_node(name: str = "a", **fields: object) -> Expected:
         "gpus": 1,
         "environment": {},
     }
-    node = ExpectedNode(name=name, **{**values, **fields})  # type: ignore[arg-type]
+    node = ExpectedNode(name=name, **{**values, **fields})
     ports = {"serve": 30000, "rendezvous": 5000}
     return Expected("sglang", "image", "/model", (node,), 1, ports)
 
@@ -238,7 +236,7 @@ def gpu(**changes: object) -> NodeGpu:
     usual = NodeGpu(
         "00000000:0F:00.0", "NVIDIA L40S", 46068 * 2**20, "P0", PcieLink(4, 4, 16, 16), 4
     )
-    return replace(usual, **changes)  # type: ignore[arg-type]
+    return replace(usual, **changes)
 
 
 @pytest.mark.parametrize(
@@ -251,13 +249,13 @@ def gpu(**changes: object) -> NodeGpu:
         ({"pcie": PcieLink(4, 4, 16, 16), "device_max_generation": 5}, Severity.WARNING),
     ],
 )
-def test_degraded_pcie_links(changes: dict[str, object], severity: Severity | None) -> None:
+def test_degraded_pcie_links(changes, severity):
     report = check_nodes([Node("a", gpus=(gpu(**changes),))])
     found = [f.severity for f in report.findings if f.check == "pcie-degraded"]
     assert found == ([severity] if severity else [])
 
 
-def test_a_shard_that_does_not_fit() -> None:
+def test_a_shard_that_does_not_fit():
     expected = replace(one_node(), weight_bytes=640 * 2**30, ranks=8)
     report = check_nodes([Node("a", gpus=(gpu(),))], expected)
     assert errors(report) == ["memory-too-small"]
@@ -265,11 +263,11 @@ def test_a_shard_that_does_not_fit() -> None:
     assert check_nodes([Node("a", gpus=(gpu(),))], replace(expected, ranks=32)).ok
 
 
-def test_missing_gpus() -> None:
+def test_missing_gpus():
     assert errors(check_nodes([Node("a", gpus=(gpu(),))], one_node(gpus=8))) == ["gpus-missing"]
 
 
-def test_gid_table_without_ipv4() -> None:
+def test_gid_table_without_ipv4():
     node = read_capture("a", H20["h20-node01"])
     gids = tuple(g for g in node.gids if g.device != "mlx5_4" or not g.ipv4)
     report = check_nodes([replace(node, gids=gids)])
@@ -279,7 +277,7 @@ def test_gid_table_without_ipv4() -> None:
     assert proposed == [device for device in RAILS if device != "mlx5_4"]
 
 
-def test_entries_of_roce_v1_need_no_other_address(tmp_path: Path) -> None:
+def test_entries_of_roce_v1_need_no_other_address(tmp_path):
     """As on a ConnectX-3 beside a ConnectX-5: the old card has addresses, and RoCE v1 alone."""
     mapped = "0000:0000:0000:0000:0000:ffff:c612"
     (tmp_path / "show_gids.txt").write_text(
@@ -315,7 +313,7 @@ def test_entries_of_roce_v1_need_no_other_address(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_people_paste_of_their_devices_is_read(tmp_path: Path, name: str, text: str) -> None:
+def test_what_people_paste_of_their_devices_is_read(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     node = read_capture("a", tmp_path)
     assert [(d.device, d.port, d.state, d.link_layer) for d in node.devices] == [
@@ -328,7 +326,7 @@ def test_what_people_paste_of_their_devices_is_read(tmp_path: Path, name: str, t
     assert "ip link set" not in down.fix  # nothing names the interface
 
 
-def test_a_card_with_two_ports_and_one_cable_works() -> None:
+def test_a_card_with_two_ports_and_one_cable_works():
     """As every DGX Spark with one cable to the other."""
     ports = [
         RdmaPort(f"rocep1s0f{n}", 1, f"enp1s0f{n}np{n}", n == 0, f"rocep1s0f{n} port 1")
@@ -346,7 +344,7 @@ def test_a_card_with_two_ports_and_one_cable_works() -> None:
     assert "ports-down" in errors(check_nodes([Node("spark", ports=tuple(ports))], named))
 
 
-def test_topology_alone_says_that_no_device_was_captured(tmp_path: Path) -> None:
+def test_topology_alone_says_that_no_device_was_captured(tmp_path):
     (tmp_path / "nvidia-smi-topo.txt").write_text(
         "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-55\nGPU1\tNV18\t X \t0-55\n"
     )
@@ -355,7 +353,7 @@ def test_topology_alone_says_that_no_device_was_captured(tmp_path: Path) -> None
     assert "0 of 0" not in text
 
 
-def test_gid_index_that_differs_between_nodes() -> None:
+def test_gid_index_that_differs_between_nodes():
     nodes = [read_capture(name, folder) for name, folder in H20.items()]
     moved = tuple(replace(g, index=g.index + 2) if g.ipv4 else g for g in nodes[1].gids)
     report = check_nodes([nodes[0], replace(nodes[1], gids=moved)])
@@ -376,7 +374,7 @@ def test_gid_index_that_differs_between_nodes() -> None:
         ("HOST_IP", "head.example", "address-unreachable"),
     ],
 )
-def test_variables_that_cannot_work(name: str, value: str, check: str) -> None:
+def test_variables_that_cannot_work(name, value, check):
     node = replace(read_capture("a", L40S), environment={name: value})
     assert check in errors(check_nodes([node]))
     expected = one_node(environment={name: value})
@@ -396,12 +394,12 @@ def test_variables_that_cannot_work(name: str, value: str, check: str) -> None:
         ("SGLANG_HOST_IP", "192.168.20.11"),
     ],
 )
-def test_variables_that_work(name: str, value: str) -> None:
+def test_variables_that_work(name, value):
     node = replace(read_capture("a", L40S), environment={name: value})
     assert errors(check_nodes([node])) == ["ports-down", "nic-wrong-switch"]
 
 
-def test_dual_stack_host_must_say_which_address_it_announces() -> None:
+def test_dual_stack_host_must_say_which_address_it_announces():
     both = (Address("10.0.0.1", 24, "global"), Address("2001:db8::1", 64, "global"))
     node = Node("a", interfaces=(Interface("eth0", True, both),), default_interface="eth0")
     found = [f for f in check_nodes([node]).findings if f.check == "dual-stack"]
@@ -411,17 +409,17 @@ def test_dual_stack_host_must_say_which_address_it_announces() -> None:
     assert "dual-stack" not in checks(check_nodes([named]))
 
 
-def test_a_name_that_resolves_to_loopback() -> None:
+def test_a_name_that_resolves_to_loopback():
     node = replace(read_capture("a", L40S), hostname_addresses=("127.0.1.1",))
     assert "address-unreachable" in checks(check_nodes([node]))
 
 
-def test_a_port_in_use() -> None:
+def test_a_port_in_use():
     node = Node("a", listeners=(Listener("0.0.0.0", 30000), Listener("0.0.0.0", 22)))  # noqa: S104
     assert errors(check_nodes([node], one_node())) == ["port-in-use"]
 
 
-def test_versions_that_differ_name_the_odd_node() -> None:
+def test_versions_that_differ_name_the_odd_node():
     nodes = [Node(n, versions={"image": "sha256:1", "triton": "3.6.0"}) for n in "abc"]
     nodes[2].versions["triton"] = "3.5.1"
     report = check_nodes(nodes)
@@ -430,12 +428,12 @@ def test_versions_that_differ_name_the_odd_node() -> None:
     ]
 
 
-def test_a_node_that_was_not_captured() -> None:
+def test_a_node_that_was_not_captured():
     expected = one_node("b")
     assert "node-not-captured" in checks(run_preflight({"a": L40S}, expected))
 
 
-def test_output_that_is_not_understood_is_said(tmp_path: Path) -> None:
+def test_output_that_is_not_understood_is_said(tmp_path):
     shutil.copytree(L40S, tmp_path / "a")
     (tmp_path / "a" / "nvidia-smi-topo.txt").write_text("Failed to initialize NVML\n")
     report = run_preflight({"a": tmp_path / "a"})
@@ -445,7 +443,7 @@ def test_output_that_is_not_understood_is_said(tmp_path: Path) -> None:
 # ---- parsers ----
 
 
-def test_verbose_ibdev2netdev() -> None:
+def test_verbose_ibdev2netdev():
     line = (
         "0000:19:00.0 mlx5_0 (MT4129 - MCX75310AAS-NEAT) ConnectX-7 HHHL Adapter card, 400GbE "
         "fw 28.39.1002 port 1 (ACTIVE) ==> ens1np0 (Up)"
@@ -454,7 +452,7 @@ def test_verbose_ibdev2netdev() -> None:
     assert (port.device, port.port, port.interface, port.up) == ("mlx5_0", 1, "ens1np0", True)
 
 
-def test_topology_reads_numa_names_and_relations() -> None:
+def test_topology_reads_numa_names_and_relations():
     topology = read_capture("a", L40S).topology
     assert topology.gpus == tuple(f"GPU{i}" for i in range(8))
     assert topology.nics == tuple(f"mlx5_{i}" for i in range(6))
@@ -464,7 +462,7 @@ def test_topology_reads_numa_names_and_relations() -> None:
     assert topology.relations[("mlx5_3", "GPU0")] == "SYS"
 
 
-def test_topology_of_nvlink_gpus_groups_by_their_nics() -> None:
+def test_topology_of_nvlink_gpus_groups_by_their_nics():
     text = (
         "        GPU0    GPU1    mlx5_0  mlx5_1  CPU Affinity    NUMA Affinity\n"
         "GPU0     X      NV8     PXB     SYS     0-23    0\n"
@@ -476,18 +474,18 @@ def test_topology_of_nvlink_gpus_groups_by_their_nics() -> None:
     assert not topology.near("GPU0", "GPU1")
 
 
-def test_nvidia_smi_reads_links_and_memory() -> None:
+def test_nvidia_smi_reads_links_and_memory():
     gpus = read_capture("a", L40S).gpus
     assert len(gpus) == 8
     assert gpus[0] == gpu()
 
 
-def test_listeners_read_both_families() -> None:
+def test_listeners_read_both_families():
     node = read_capture("a", L40S)
     assert [(x.ip, x.port) for x in node.listeners] == [("0.0.0.0", 22), ("::", 22)]  # noqa: S104
 
 
-def test_natural_order() -> None:
+def test_natural_order():
     assert sorted(["mlx5_10", "mlx5_9", "mlx5_00"], key=natural) == ["mlx5_00", "mlx5_9", "mlx5_10"]
     assert joined({"b", "a", "c"}) == "a, b and c"
     assert joined([]) == ""
@@ -527,7 +525,7 @@ def damaged(draw: st.DrawFn, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_parser_never_fails(name: str) -> None:
+def test_a_parser_never_fails(name):
     parse, file = PARSERS[name]
     original = (L40S / file).read_text()
 
@@ -541,7 +539,7 @@ def test_a_parser_never_fails(name: str) -> None:
 
 @times(2)
 @given(st.data())
-def test_damaged_captures_give_findings_or_bad_input(data: st.DataObject) -> None:
+def test_damaged_captures_give_findings_or_bad_input(data):
     """Every check on what damaged outputs parse to."""
     texts = {}
     for name, (_, file) in PARSERS.items():
@@ -566,9 +564,7 @@ def test_damaged_captures_give_findings_or_bad_input(data: st.DataObject) -> Non
 
 @times(2)
 @given(content=st.dictionaries(st.sampled_from(range(8)), st.binary(max_size=40), max_size=8))
-def test_a_damaged_sysfs_tree_never_fails(
-    tmp_path_factory: pytest.TempPathFactory, content: dict[int, bytes]
-) -> None:
+def test_a_damaged_sysfs_tree_never_fails(tmp_path_factory, content):
     root = tmp_path_factory.mktemp("sysfs")
     names = ("state", "phys_state", "link_layer", "rate", "gids/0", "gids/x", "gid_attrs/types/0")
     for index, value in content.items():
@@ -582,7 +578,7 @@ def test_a_damaged_sysfs_tree_never_fails(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"nodes": 3}', '{"nodes": [{}]}', "\x00"])
-def test_a_damaged_expectation_is_bad_input(tmp_path: Path, text: str) -> None:
+def test_a_damaged_expectation_is_bad_input(tmp_path, text):
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(MalformedCluster, match="cluster.json"):
         read_expected(tmp_path / "cluster.json")
@@ -591,7 +587,7 @@ def test_a_damaged_expectation_is_bad_input(tmp_path: Path, text: str) -> None:
 # ---- capturing ----
 
 
-def test_hashes_follow_names_and_contents(tmp_path: Path) -> None:
+def test_hashes_follow_names_and_contents(tmp_path):
     (tmp_path / "a").write_text("1")
     first = hash_folder(tmp_path)
     (tmp_path / "a").rename(tmp_path / "b")
@@ -600,7 +596,7 @@ def test_hashes_follow_names_and_contents(tmp_path: Path) -> None:
     assert len({first, second, hash_folder(tmp_path)}) == 3
 
 
-def test_bad_input(tmp_path: Path) -> None:
+def test_bad_input(tmp_path):
     with pytest.raises(MalformedCapture, match="is not a folder"):
         run_preflight({"a": tmp_path / "absent"})
     with pytest.raises(MalformedCapture, match="holds no captured output"):
@@ -616,7 +612,7 @@ def test_bad_input(tmp_path: Path) -> None:
         capture(tmp_path / "file")
 
 
-def test_captured_control_characters_do_not_reach_the_terminal() -> None:
+def test_captured_control_characters_do_not_reach_the_terminal():
     node = Node("a", ports=(RdmaPort("mlx5_0", 1, "e0", False, "\x1b[31mred"),))
     assert "\x1b" not in render(check_nodes([node]))
 
@@ -625,18 +621,18 @@ def test_captured_control_characters_do_not_reach_the_terminal() -> None:
 
 
 @pytest.fixture(scope="module")
-def single_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("single") / "preflight.py"
     build_single_file(path)
     return path
 
 
-def test_single_file_is_the_same_every_time(single_file: Path, tmp_path: Path) -> None:
+def test_single_file_is_the_same_every_time(single_file, tmp_path):
     build_single_file(tmp_path / "again.py")
     assert (tmp_path / "again.py").read_bytes() == single_file.read_bytes()
 
 
-def test_single_file_is_python_3_8_and_standard_library_alone(single_file: Path) -> None:
+def test_single_file_is_python_3_8_and_standard_library_alone(single_file):
     tree = ast.parse(single_file.read_text(), feature_version=(3, 8))
     imported = {
         name.split(".")[0]
@@ -652,7 +648,7 @@ def test_single_file_is_python_3_8_and_standard_library_alone(single_file: Path)
     assert imported <= sys.stdlib_module_names
 
 
-def test_single_file_holds_every_module_in_order_of_import() -> None:
+def test_single_file_holds_every_module_in_order_of_import():
     package = Path(__file__).parents[2] / "tuner"
     parts = {f"deploy.preflight.{p.stem}" for p in (package / "deploy/preflight").glob("*.py")}
     assert parts - set(MODULES) == {"deploy.preflight.__init__", "deploy.preflight.single_file"}

@@ -1,7 +1,5 @@
 """Preflight: GPUDirect RDMA, the model's files, and a machine with nothing to check."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import replace
@@ -54,7 +52,7 @@ def kernel(**changes: str) -> PreflightReport:
 # ---- the box of the L40S author: https://yangwenbo.com, "update-bench-dsr1-int8-on-l40s" ----
 
 
-def test_the_box_as_the_author_found_it_gets_the_author_s_two_corrections_alone() -> None:
+def test_the_box_as_the_author_found_it_gets_the_author_s_two_corrections_alone():
     report = run_preflight({"l40s-01": ROOT_PORTS})
     errors = [f for f in report.findings if f.severity is Severity.ERROR]
     assert [f.check for f in errors] == ["ports-down", "nic-wrong-switch"]
@@ -68,7 +66,7 @@ def test_the_box_as_the_author_found_it_gets_the_author_s_two_corrections_alone(
 
 
 @pytest.mark.parametrize("names", ["eth{}", "ens{}f0np0"])
-def test_cards_are_told_without_the_names_of_functions(names: str) -> None:
+def test_cards_are_told_without_the_names_of_functions(names):
     node = read_capture("a", ROOT_PORTS)
     ports = tuple(replace(p, interface=names.format(i)) for i, p in enumerate(node.ports))
     slots = tuple(
@@ -87,7 +85,7 @@ def test_cards_are_told_without_the_names_of_functions(names: str) -> None:
         assert wrong.fix.startswith("move the card of mlx5_4 and mlx5_5 to a slot below")
 
 
-def test_the_box_as_it_was_mended_passes() -> None:
+def test_the_box_as_it_was_mended_passes():
     node = read_capture("a", ROOT_PORTS)
     relations = dict(node.topology.relations)
     for gpu in node.topology.gpus:
@@ -100,7 +98,7 @@ def test_the_box_as_it_was_mended_passes() -> None:
     assert report.nodes[0].environment["NCCL_IB_HCA"] == "mlx5_2,mlx5_3,mlx5_4,mlx5_5"
 
 
-def test_verbose_output_of_ibdev2netdev_tells_the_cards() -> None:
+def test_verbose_output_of_ibdev2netdev_tells_the_cards():
     line = "0000:{}:00.{} mlx5_{} (MT4129) ConnectX-7 fw 28.39 port 1 (ACTIVE) ==> eth{} (Up)"
     ports = tuple(
         RdmaPort(f"mlx5_{i}", 1, f"eth{i}", True, line.format(17 + i // 2, i % 2, i, i))
@@ -112,7 +110,7 @@ def test_verbose_output_of_ibdev2netdev_tells_the_cards() -> None:
 # ---- a machine with nothing to check ----
 
 
-def test_a_machine_with_neither_gpus_nor_rdma_is_no_machine_to_launch_on(tmp_path: Path) -> None:
+def test_a_machine_with_neither_gpus_nor_rdma_is_no_machine_to_launch_on(tmp_path):
     (tmp_path / "ip-route.json").write_text('[{"dst": "default", "dev": "eth0"}]')
     report = run_preflight({"laptop": tmp_path})
     assert not report.ok
@@ -122,18 +120,18 @@ def test_a_machine_with_neither_gpus_nor_rdma_is_no_machine_to_launch_on(tmp_pat
 
 
 @pytest.mark.parametrize("node", ["h20-node01", "l40s-miswired", "l40s-root-ports"])
-def test_a_node_that_shows_something_is_checked(node: str) -> None:
+def test_a_node_that_shows_something_is_checked(node):
     assert "nothing-to-check" not in found(run_preflight({node: DATA / node}))
 
 
 # ---- GPUDirect RDMA ----
 
 
-def test_a_node_that_can_do_gpudirect_gets_no_finding() -> None:
+def test_a_node_that_can_do_gpudirect_gets_no_finding():
     assert not {c for c in found(kernel()) if c.startswith(("gpudirect", "acs", "iommu"))}
 
 
-def test_the_module_is_missed_unless_dma_buf_serves() -> None:
+def test_the_module_is_missed_unless_dma_buf_serves():
     assert "modprobe nvidia-peermem" in found(kernel(modules=MODULES))["gpudirect-module"].fix
     driver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54"
     assert "gpudirect-module" not in found(kernel(modules=MODULES, driver=driver))
@@ -142,7 +140,7 @@ def test_the_module_is_missed_unless_dma_buf_serves() -> None:
     assert "gpudirect-module" not in found(kernel(modules=""))  # not captured
 
 
-def test_access_control_at_bridges() -> None:
+def test_access_control_at_bridges():
     finding = found(kernel(lspci=LSPCI.format("+")))["acs-enabled"]
     assert finding.message.startswith("ACS is on at 1 PCI bridges")
     assert finding.evidence == ("ACSCtl: SrcValid+ at 0000:16:00.0",)
@@ -160,11 +158,11 @@ def test_access_control_at_bridges() -> None:
         ("", "intel_iommu=on", False),
     ],
 )
-def test_an_iommu_that_translates(iommu: str, cmdline: str, said: bool) -> None:
+def test_an_iommu_that_translates(iommu, cmdline, said):
     assert ("iommu-enabled" in found(kernel(iommu=iommu, cmdline=cmdline))) is said
 
 
-def test_a_node_without_rdma_needs_none_of_it() -> None:
+def test_a_node_without_rdma_needs_none_of_it():
     facts = parse_kernel(MODULES, "", "dmar0", LSPCI.format("+"), "", "5.15")
     assert not check_nodes([Node("a", kernel=facts)]).findings[1:]
 
@@ -184,7 +182,7 @@ def shard(path: Path, tensors: dict[str, int], *, cut: int = 0) -> None:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -196,13 +194,13 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_whole_model_has_no_fault(model: Path) -> None:
+def test_a_whole_model_has_no_fault(model):
     told = describe_weights(model)
     assert told["faults"] == []
     assert (told["shards"], told["tensors"]) == (2, 3)
 
 
-def test_files_that_are_cut_off_missing_or_damaged_are_named(model: Path) -> None:
+def test_files_that_are_cut_off_missing_or_damaged_are_named(model):
     first, second = sorted(model.glob("*.safetensors"))
     shard(first, {"a": 8, "b": 16}, cut=3)
     (fault,) = describe_weights(model)["faults"]
@@ -227,7 +225,7 @@ def test_files_that_are_cut_off_missing_or_damaged_are_named(model: Path) -> Non
     assert "config.json is missing" in describe_weights(model)["faults"]
 
 
-def test_nodes_with_damaged_or_other_weights_are_named(model: Path, tmp_path: Path) -> None:
+def test_nodes_with_damaged_or_other_weights_are_named(model, tmp_path):
     last = sorted(model.glob("*.safetensors"))[-1]
     for name, size, cut in (("a", 8, 0), ("b", 9, 0), ("c", 9, 1)):
         shard(last, {"c": size}, cut=cut)
@@ -244,7 +242,7 @@ def test_nodes_with_damaged_or_other_weights_are_named(model: Path, tmp_path: Pa
 
 @times(2)
 @given(st.binary(max_size=80), st.text(max_size=40))
-def test_noise_is_read(tmp_path_factory: pytest.TempPathFactory, noise: bytes, text: str) -> None:
+def test_noise_is_read(tmp_path_factory, noise, text):
     path = tmp_path_factory.getbasetemp() / "noise"
     path.write_bytes(noise)
     _, fault = read_header(path)

@@ -1,7 +1,5 @@
 """What tuning can gain: shares, stored results, the order of what is worth it, the pictures."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The gain of tuned kernels at the sizes of a server's steps."""
 
-from __future__ import annotations
-
 import pytest
 from attention_cases import point
 

@@ -1,7 +1,5 @@
 """What people see of a run under way, on a terminal and off it."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re
@@ -12,7 +10,7 @@ import pytest
 
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
-from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.tuning import progress
 from tuner.tuning.progress import Counts, LiveLine, Progress, duration
@@ -34,9 +32,7 @@ def trial(point: Point, us: float | None, number: int = 1) -> Trial:
         ((Stage.DECODE, Stage.REDUCE), (1, 8192), "4x1+8192: decode 2.0 + reduce 7.0 us"),
     ],
 )
-def test_a_line_has_the_best_of_each_part_at_its_size(
-    parts: tuple[Part, Part], tokens: tuple[int, ...], shown: str
-) -> None:
+def test_a_line_has_the_best_of_each_part_at_its_size(parts, tokens, shown):
     first, second = (Point(4, part, *tokens) for part in parts)
     counts = Counts({first.size: 6})
     for point, us in ((first, 3.0), (second, 7.0), (first, 2.0)):
@@ -44,14 +40,14 @@ def test_a_line_has_the_best_of_each_part_at_its_size(
     assert counts.text(0.0) == f"3 of 6 tried; {shown}"
 
 
-def test_what_is_only_compiled_counts_and_has_no_best() -> None:
+def test_what_is_only_compiled_counts_and_has_no_best():
     counts = Counts({"M=4": 6})
     counts.ask([candidate(Point(8, Gemm.UP)), candidate(Point(4, Gemm.UP))], [])
     counts.add(trial(Point(8, Gemm.UP), None), 0.0)
     assert counts.text(0.0) == "1 of 7 tried or checked"
 
 
-def test_more_candidates_than_foreseen_make_the_total_larger() -> None:
+def test_more_candidates_than_foreseen_make_the_total_larger():
     point = Point(4, Gemm.UP)
     counts = Counts({point.size: 3})
     for number in range(40):
@@ -61,7 +57,7 @@ def test_more_candidates_than_foreseen_make_the_total_larger() -> None:
     assert counts.text(40.0).startswith("40 of 40 tried")
 
 
-def test_a_list_of_candidates_has_an_exact_total() -> None:
+def test_a_list_of_candidates_has_an_exact_total():
     points = [Point(4, Gemm.UP), Point(8, Gemm.UP)]  # the second one is not tuned
     listed = [candidate(point, number) for point in points for number in range(9)]
     counts = Counts({points[0].size: 3})
@@ -75,7 +71,7 @@ def test_a_list_of_candidates_has_an_exact_total() -> None:
     assert counts.done == 18
 
 
-def test_stored_trials_are_named_and_do_not_speed_up_the_time_left() -> None:
+def test_stored_trials_are_named_and_do_not_speed_up_the_time_left():
     point = Point(4, Gemm.UP)
     counts = Counts({point.size: 720})
     stored = [trial(point, 2.0, number) for number in range(524)]
@@ -87,7 +83,7 @@ def test_stored_trials_are_named_and_do_not_speed_up_the_time_left() -> None:
 
 
 @pytest.mark.parametrize("start_s", [0.0, 47.0, 600.0])
-def test_a_slow_start_is_not_taken_for_the_rate(start_s: float) -> None:
+def test_a_slow_start_is_not_taken_for_the_rate(start_s):
     point = Point(4, Gemm.UP)
     counts = Counts({point.size: 720})
     counts.ask([candidate(point, number) for number in range(720)], [])
@@ -100,7 +96,7 @@ def test_a_slow_start_is_not_taken_for_the_rate(start_s: float) -> None:
     assert counts.left_s(start_s + 360) == 0.0
 
 
-def test_no_time_left_is_told_while_little_is_known() -> None:
+def test_no_time_left_is_told_while_little_is_known():
     point = Point(4, Gemm.UP)
     counts = Counts({point.size: 720})
     for number in range(9):
@@ -114,7 +110,7 @@ def test_no_time_left_is_told_while_little_is_known() -> None:
     assert together.left_s(52.9) is None
 
 
-def test_a_line_fits_its_width() -> None:
+def test_a_line_fits_its_width():
     point = Point(128, Stage.DECODE, 1, 131072)
     counts = Counts({point.size: 33911})
     for number in range(12):
@@ -124,7 +120,7 @@ def test_a_line_fits_its_width() -> None:
     assert counts.text(12.0, 40) == "12 of 33911 tried, about 10.3 h left"
 
 
-def test_trials_that_get_slower_are_not_told_at_the_rate_of_the_quick_ones() -> None:
+def test_trials_that_get_slower_are_not_told_at_the_rate_of_the_quick_ones():
     point = Point(4, Gemm.UP)
     counts = Counts({point.size: 400})
     for number in range(200):  # the first hundred take 0.1 s each, the others 4 s
@@ -133,7 +129,7 @@ def test_trials_that_get_slower_are_not_told_at_the_rate_of_the_quick_ones() -> 
     assert counts.left_s(406.0) == pytest.approx(800.0)
 
 
-def test_the_time_of_the_problems_that_come_later_is_told_too() -> None:
+def test_the_time_of_the_problems_that_come_later_is_told_too():
     point = Point(4, Gemm.UP)
     counts = Counts({point.size: 40}, later=100)
     for number in range(20):
@@ -143,7 +139,7 @@ def test_the_time_of_the_problems_that_come_later_is_told_too() -> None:
     )
 
 
-def test_a_log_has_few_lines_and_is_not_silent_for_long() -> None:
+def test_a_log_has_few_lines_and_is_not_silent_for_long():
     def lines(seconds: float) -> int:
         passed, count = 0.0, 0
         while passed < seconds:
@@ -160,7 +156,7 @@ def test_a_log_has_few_lines_and_is_not_silent_for_long() -> None:
     ("seconds", "said"),
     [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (5990, "100 min"), (9e3, "2.5 h")],
 )
-def test_durations_in_the_unit_that_people_say(seconds: float, said: str) -> None:
+def test_durations_in_the_unit_that_people_say(seconds, said):
     assert duration(seconds) == said
 
 
@@ -178,7 +174,7 @@ class _Lines(io.StringIO):
         return written
 
 
-def test_a_log_gets_lines_though_no_trial_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_gets_lines_though_no_trial_ends(monkeypatch):
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.001)
     log = _Lines("problem 2 of 3: choosing what is worth compiling", times=3)
     shown = Progress(log, {"M=4": 6}, "problem 2 of 3: ")
@@ -188,7 +184,7 @@ def test_a_log_gets_lines_though_no_trial_ends(monkeypatch: pytest.MonkeyPatch) 
     assert log.getvalue().splitlines()[-1] == "problem 2 of 3: choosing what is worth compiling"
 
 
-def test_a_log_that_is_closed_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_closed_stops_nothing(monkeypatch):
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.001)
     log = io.StringIO()
     shown = Progress(log, {"M=4": 6})
@@ -207,7 +203,7 @@ def _drawn(terminal: _Terminal) -> Sequence[str]:
     return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
 
 
-def test_a_terminal_gets_one_line_that_fits_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_one_line_that_fits_and_goes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     terminal = _Terminal()
@@ -222,7 +218,7 @@ def test_a_terminal_gets_one_line_that_fits_and_goes(monkeypatch: pytest.MonkeyP
     assert terminal.getvalue().endswith("\x1b[2K")  # the line is wiped
 
 
-def test_a_line_that_has_no_total_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_has_no_total_is_shown_too(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     terminal = _Terminal()
     seconds = itertools.count()

@@ -1,7 +1,5 @@
 """Tables and text that fit a terminal."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.render import columns, folded, table
@@ -14,7 +12,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
-def test_a_table_fits_and_keeps_its_text(width: int) -> None:
+def test_a_table_fits_and_keeps_its_text(width):
     text = table(HEADERS, ROWS, width=width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
@@ -25,13 +23,13 @@ def test_a_table_fits_and_keeps_its_text(width: int) -> None:
     assert sum("4096" in line for line in lines) == 1
 
 
-def test_a_table_that_fits_is_not_folded() -> None:
+def test_a_table_that_fits_is_not_folded():
     text = table(HEADERS, ROWS, width=200)
     assert len(text.splitlines()) == 2 + len(ROWS)
     assert ROWS[1][3] in text
 
 
-def test_the_named_columns_go_before_text_is_folded() -> None:
+def test_the_named_columns_go_before_text_is_folded():
     text = table(
         HEADERS, [(*row[:3], row[3][:30]) for row in ROWS], drop=["shared bytes a block"], width=60
     )
@@ -41,21 +39,21 @@ def test_the_named_columns_go_before_text_is_folded() -> None:
     assert "shared bytes a block" in wide
 
 
-def test_numbers_are_never_broken() -> None:
+def test_numbers_are_never_broken():
     rows = [(f"name {i}", 10**i, 10.5**i) for i in range(9)]
     text = table(("what it is called", "bytes of memory", "time"), rows, width=40)
     assert all(str(row[1]) in text.split() for row in rows)
     assert max(map(len, text.splitlines())) <= 40
 
 
-def test_the_width_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_width_is_what_the_environment_says(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert columns() == 120
     monkeypatch.setenv("COLUMNS", "3")
     assert columns() == 40
 
 
-def test_a_path_in_prose_stays_whole() -> None:
+def test_a_path_in_prose_stays_whole():
     path = "/a/very/long/" + "path-of-some-folder/" * 8
     text = folded(
         f"written under {path} with 12 of the engine's own files and a few more words", 40

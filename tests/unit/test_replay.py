@@ -1,7 +1,5 @@
 """Recordings: reading them strictly, writing them, and answering from them."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from pathlib import Path
@@ -12,7 +10,7 @@ from cases import FP8, H200
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, MalformedRecording, UnwritableOutput
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
+from tuner.families.fused_moe.recording import read_recording, write_recording
 from tuner.measure import recording_file
 from tuner.measure.replay import Replay
 from tuner.problems.dtypes import Dtype
@@ -31,7 +29,7 @@ OVER = '256,256,7168,8,fp8_w8a8,"128,128",2,up,256,256,128,1,8,4,263168,,,,,out_
 
 
 @pytest.fixture(scope="module")
-def recording() -> Recording:
+def recording():
     return read_recording(PATH)
 
 
@@ -44,7 +42,7 @@ def make(tmp_path: Path, *lines: str, name: str = NAME) -> Path:
 # Reading
 
 
-def test_a_recording_says_what_it_holds(recording: Recording) -> None:
+def test_a_recording_says_what_it_holds(recording):
     assert recording.problem == FP8
     assert recording.device == H200
     assert recording.points == sorted(Point(m, g) for m in (2, 16, 128, 1024, 4096) for g in Gemm)
@@ -53,7 +51,7 @@ def test_a_recording_says_what_it_holds(recording: Recording) -> None:
     assert (statuses.count(Status.OK), statuses.count(Status.OUT_OF_RESOURCES)) == (12_240, 240)
 
 
-def test_a_row_is_a_trial(tmp_path: Path) -> None:
+def test_a_row_is_a_trial(tmp_path):
     ok, over = read_recording(make(tmp_path, HEADER, OK, OVER)).trials.values()
     assert ok.candidate.point == Point(2, Gemm.UP)
     assert ok.candidate.config["BLOCK_SIZE_N"] == 64
@@ -63,14 +61,14 @@ def test_a_row_is_a_trial(tmp_path: Path) -> None:
     assert over.measurement == Measurement(Status.OUT_OF_RESOURCES)
 
 
-def test_the_hash_is_of_the_text_not_of_its_packing(tmp_path: Path, recording: Recording) -> None:
+def test_the_hash_is_of_the_text_not_of_its_packing(tmp_path, recording):
     repacked = tmp_path / NAME
     repacked.write_bytes(gzip.compress(gzip.decompress(PATH.read_bytes()), 1, mtime=1))
     assert repacked.read_bytes() != PATH.read_bytes()
     assert read_recording(repacked).sha256 == recording.sha256
 
 
-def test_a_name_without_a_gpu_leaves_the_device_open(tmp_path: Path) -> None:
+def test_a_name_without_a_gpu_leaves_the_device_open(tmp_path):
     assert read_recording(make(tmp_path, HEADER, OK, name="mine.csv.gz")).device is None
 
 
@@ -83,7 +81,7 @@ def test_a_name_without_a_gpu_leaves_the_device_open(tmp_path: Path) -> None:
         ("int4_w4a16", '"0,128"', FusedMoe(256, 256, 7168, 8, Dtype.INT4_W4A16, (0, 128))),
     ],
 )
-def test_other_dtypes(tmp_path: Path, dtype: str, block: str, problem: FusedMoe) -> None:
+def test_other_dtypes(tmp_path, dtype, block, problem):
     row = OK.replace("fp8_w8a8", dtype).replace('"128,128"', block)
     assert read_recording(make(tmp_path, HEADER, row)).problem == problem
 
@@ -114,9 +112,7 @@ def test_other_dtypes(tmp_path: Path, dtype: str, block: str, problem: FusedMoe)
         ([HEADER, OK.replace('"128,128"', '"128,128')], "line 2: unexpected end of data"),
     ],
 )
-def test_a_malformed_recording_is_refused_where_it_is_wrong(
-    tmp_path: Path, lines: list[str], complaint: str
-) -> None:
+def test_a_malformed_recording_is_refused_where_it_is_wrong(tmp_path, lines, complaint):
     path = make(tmp_path, *lines)
     with pytest.raises(MalformedRecording, match=complaint) as refused:
         read_recording(path)
@@ -134,19 +130,19 @@ def test_a_malformed_recording_is_refused_where_it_is_wrong(
         (b"", "line 1: column E is missing"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, complaint: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path, data, complaint):
     path = tmp_path / "h200.csv.gz"
     path.write_bytes(data)
     with pytest.raises(MalformedRecording, match=complaint):
         read_recording(path)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(MalformedRecording, match="cannot be read: No such file"):
         read_recording(tmp_path / "none.csv.gz")
 
 
-def test_a_recording_that_is_too_large_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_a_recording_that_is_too_large_is_refused(tmp_path, monkeypatch):
     text = f"{HEADER}\n{OK}\n"
     path = make(tmp_path, HEADER, OK, "")
     monkeypatch.setattr(recording_file, "MAX_BYTES", len(text))
@@ -159,26 +155,26 @@ def test_a_recording_that_is_too_large_is_refused(tmp_path: Path, monkeypatch) -
 # Whether it fits what is asked
 
 
-def test_the_problem_must_be_the_recorded_one(recording: Recording) -> None:
+def test_the_problem_must_be_the_recorded_one(recording):
     recording.check(FP8, recording.points, H200)
     other = FusedMoe(256, 128, 7168, 8, Dtype.FP8_W8A8, (128, 128))
     with pytest.raises(BadInput, match=r"holds fused_moe:E=256,N=256.*, not .*N=128"):
         recording.check(other, recording.points, H200)
 
 
-def test_the_points_must_be_recorded_ones(recording: Recording) -> None:
+def test_the_points_must_be_recorded_ones(recording):
     with pytest.raises(BadInput, match="nothing for M=3 up; it holds M=2 down, M=2 up"):
         recording.check(FP8, [Point(2, Gemm.UP), Point(3, Gemm.UP)], H200)
 
 
-def test_the_device_must_be_the_recorded_one(recording: Recording, tmp_path: Path) -> None:
+def test_the_device_must_be_the_recorded_one(recording, tmp_path):
     with pytest.raises(BadInput, match="was recorded on NVIDIA_H200, not NVIDIA_L40S"):
         recording.check(FP8, recording.points, find_device("L40S"))
     unnamed = shutil.copy(PATH, tmp_path / "somewhere.csv.gz")
     read_recording(unnamed).check(FP8, recording.points, find_device("L40S"))
 
 
-def test_a_format_without_the_column_fits_either_kind_of_scale(tmp_path: Path) -> None:
+def test_a_format_without_the_column_fits_either_kind_of_scale(tmp_path):
     silent = read_recording(make(tmp_path, HEADER, OK.replace('"128,128"', "")))
     for channels in (False, True):
         problem = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, per_channel_quant=channels)
@@ -204,9 +200,7 @@ def trial(m: int, gemm: Gemm, status: Status, config: Config) -> Trial:
         FusedMoe(8, 14336, 4096, 2, Dtype.INT8_W8A16, (0, 64)),
     ],
 )
-def test_what_is_written_reads_back(
-    tmp_path: Path, recording: Recording, problem: FusedMoe
-) -> None:
+def test_what_is_written_reads_back(tmp_path, recording, problem):
     config = next(iter(recording.trials)).config
     without = (Status.PREDICTED, Status.INCUMBENT, Status.NOT_RECORDED)
     statuses = [s for s in Status if s not in without]
@@ -222,7 +216,7 @@ def test_what_is_written_reads_back(
     read.check(problem, read.points, H200)
 
 
-def test_the_recording_itself_is_written_as_it_was(tmp_path: Path, recording: Recording) -> None:
+def test_the_recording_itself_is_written_as_it_was(tmp_path, recording):
     path = tmp_path / NAME
     write_recording(path, recording.problem, recording.trials.values())
     again = read_recording(path)
@@ -231,7 +225,7 @@ def test_the_recording_itself_is_written_as_it_was(tmp_path: Path, recording: Re
     assert header == HEADER.encode()
 
 
-def test_the_same_trials_make_the_same_file(tmp_path: Path, recording: Recording) -> None:
+def test_the_same_trials_make_the_same_file(tmp_path, recording):
     some = list(recording.trials.values())[:100]
     one, two = tmp_path / "one.csv.gz", tmp_path / "two.csv.gz"
     write_recording(one, FP8, some)
@@ -240,7 +234,7 @@ def test_the_same_trials_make_the_same_file(tmp_path: Path, recording: Recording
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.csv.gz", "two.csv.gz"]
 
 
-def test_a_folder_that_is_not_there_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_cannot_be_written(tmp_path):
     with pytest.raises(UnwritableOutput, match="cannot be written: No such file"):
         write_recording(tmp_path / "no" / "such.csv.gz", FP8, [])
 
@@ -248,7 +242,7 @@ def test_a_folder_that_is_not_there_cannot_be_written(tmp_path: Path) -> None:
 # Answering
 
 
-def test_replay_answers_a_compiler_and_a_measurer(recording: Recording) -> None:
+def test_replay_answers_a_compiler_and_a_measurer(recording):
     replay = Replay(recording)
     trials = list(recording.trials.values())[::1000]
     replay.submit([t.candidate for t in trials])
@@ -258,7 +252,7 @@ def test_replay_answers_a_compiler_and_a_measurer(recording: Recording) -> None:
         assert replay.measure(t.candidate, t.compiled) == t.measurement
 
 
-def test_what_is_absent_is_not_guessed(recording: Recording) -> None:
+def test_what_is_absent_is_not_guessed(recording):
     replay = Replay(recording)
     here = next(iter(recording.trials))
     absent = Candidate(here.point, here.config.replace(GROUP_SIZE_M=8))
@@ -270,7 +264,7 @@ def test_what_is_absent_is_not_guessed(recording: Recording) -> None:
     assert measurement.status is Status.NOT_RECORDED and not measurement.timed
 
 
-def test_a_kernel_of_several_batch_sizes_counts_once(recording: Recording) -> None:
+def test_a_kernel_of_several_batch_sizes_counts_once(recording):
     replay = Replay(recording)
     config = next(iter(recording.trials)).config
     replay.submit(Candidate(point, config) for point in recording.points)

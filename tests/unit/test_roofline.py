@@ -1,7 +1,5 @@
 """No measured time is below the roofline, and the roofline says what its formula says."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -99,10 +97,10 @@ def least_us(problem: Problem, point: Point, device: str = "H200") -> float:
 
 class TestMeasuredTimes:
     @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
-    def test_no_recorded_time_is_below_it(self, path: Path) -> None:
+    def test_no_recorded_time_is_below_it(self, path):
         assert _launches_below(recorded(path)) == []
 
-    def test_no_reported_time_is_below_it(self) -> None:
+    def test_no_reported_time_is_below_it(self):
         seen: dict[str, int] = defaultdict(int)
         for path in REPORTS:
             if "beside" in path.name:  # other libraries' kernels, also in other dtypes
@@ -112,7 +110,7 @@ class TestMeasuredTimes:
             assert _launches_below(times) == [], path
         assert len([name for name, count in seen.items() if count]) > 15, seen
 
-    def test_the_best_kernels_come_close_to_it(self) -> None:
+    def test_the_best_kernels_come_close_to_it(self):
         """A bound that nothing comes near would say little."""
         path = ROOT / "benchmarks/results/h200/r1.csv.gz"
         assert max(least_us(p, at, card) / time for card, p, at, time in recorded(path)) > 0.9
@@ -133,23 +131,23 @@ def _launches_below(times: Iterator[Timed] | list[Timed]) -> list[str]:
 class TestFusedMoe:
     LAYER = FusedMoe(256, 256, 7168, 8, Dtype.BFLOAT16)
 
-    def test_one_token_reads_the_weights_of_its_experts(self) -> None:
+    def test_one_token_reads_the_weights_of_its_experts(self):
         weights = 8 * 512 * 7168 * 2
         found = least_us(self.LAYER, Point(1, Gemm.UP))
         assert found == pytest.approx(weights / H200.bandwidth_gbs / 1e3)
 
-    def test_many_tokens_read_all_experts_once(self) -> None:
+    def test_many_tokens_read_all_experts_once(self):
         weights = 256 * 512 * 7168 * 2
         found = least_us(self.LAYER, Point(512, Gemm.UP))
         assert found == pytest.approx(weights / H200.bandwidth_gbs / 1e3, rel=1e-3)
 
-    def test_operations_count_where_they_take_longer(self) -> None:
+    def test_operations_count_where_they_take_longer(self):
         tokens = 65536
         operations = 2 * tokens * 8 * 512 * 7168
         found = least_us(self.LAYER, Point(tokens, Gemm.UP))
         assert found == pytest.approx(operations / H200.fp16_tflops / 1e6)
 
-    def test_fp8_without_tensor_cores_for_it_has_the_rate_of_fp16(self) -> None:
+    def test_fp8_without_tensor_cores_for_it_has_the_rate_of_fp16(self):
         layer = FusedMoe(8, 2048, 4096, 2, Dtype.FP8_W8A8)
         a100 = find_device("A100-SXM4-80GB")
         assert a100.fp8_tflops is None
@@ -161,20 +159,20 @@ class TestFusedMoe:
 class TestAttention:
     HEADS = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
 
-    def test_decode_reads_the_cache(self) -> None:
+    def test_decode_reads_the_cache(self):
         problem = parse_problem(f"decode_attention:{self.HEADS}")
         cache = 32768 * 8 * (128 + 128) * 2
         found = least_us(problem, Point(1, Stage.DECODE, 1, 32768))
         assert found == pytest.approx(cache / H200.bandwidth_gbs / 1e3)
 
-    def test_latent_decode_reads_a_row_once(self) -> None:
+    def test_latent_decode_reads_a_row_once(self):
         problem = parse_problem("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bf16")
         found = least_us(problem, Point(1, Stage.DECODE, 1, 65536))
         assert found == pytest.approx(65536 * 576 * 2 / H200.bandwidth_gbs / 1e3)
 
     @pytest.mark.parametrize("cached", [0, 50, 5000])
     @pytest.mark.parametrize("window", [0, 1, 100, 5000])
-    def test_extend_counts_the_pairs_that_a_query_sees(self, cached: int, window: int) -> None:
+    def test_extend_counts_the_pairs_that_a_query_sees(self, cached, window):
         new = 3000
         text = f"extend_attention:{self.HEADS}" + (f",window={window}" if window else "")
         problem = parse_problem(text)
@@ -188,7 +186,7 @@ class TestAttention:
 
 
 class TestStateUpdate:
-    def test_each_sequence_reads_and_writes_its_states(self) -> None:
+    def test_each_sequence_reads_and_writes_its_states(self):
         problem = parse_problem(
             "state_update:heads=64,head_dim=64,state_size=128,groups=8,dtype=bfloat16,"
             "cache_dtype=float32"

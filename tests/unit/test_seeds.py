@@ -1,7 +1,5 @@
 """Which known winners are tried first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,7 +35,7 @@ def spaces(problem: FusedMoe = FP8, device: str = "H200") -> dict[Gemm, Space]:
 def seeds(*files: ShippedFile, point: Point = POINT, **more: object) -> list[Config]:
     there = spaces()
     at = {point: there[point.part]}
-    return seeds_for(at, FP8, H200, there, files, **more)[point]  # type: ignore[arg-type]
+    return seeds_for(at, FP8, H200, there, files, **more)[point]
 
 
 # Each is nearer to the problem than the file below, which is otherwise like it.
@@ -56,17 +54,17 @@ FARTHER = [
 
 
 @pytest.mark.parametrize("key", FARTHER, ids=str)
-def test_the_nearer_file_comes_first(key: MoeFileKey) -> None:
+def test_the_nearer_file_comes_first(key):
     assert seeds(file(key, {64: config(128)}), NEAR) == [config(32), config(128)]
 
 
-def test_the_nearer_batch_size_comes_first() -> None:
+def test_the_nearer_batch_size_comes_first():
     shipped = file(KEY, {1: config(32), 48: config(128), 4096: config(256)})
     assert seeds(shipped)[0] == config(128)
     assert seeds(shipped, point=Point(1, Gemm.UP))[0] == config(32)
 
 
-def test_what_wins_often_beats_what_won_nearby() -> None:
+def test_what_wins_often_beats_what_won_nearby():
     others = [
         file(MoeFileKey(128, 256, d, "fp8_w8a8", (128, 128)), {64: config(256, stages=5)})
         for d in ("NVIDIA_H200", "NVIDIA_H20", "NVIDIA_H20-3e", "NVIDIA_H100_80GB_HBM3")
@@ -74,7 +72,7 @@ def test_what_wins_often_beats_what_won_nearby() -> None:
     assert seeds(NEAR, *others)[0] == config(256, stages=5)
 
 
-def test_a_winner_takes_votes_from_its_neighbours() -> None:
+def test_a_winner_takes_votes_from_its_neighbours():
     shipped = [
         file(KEY, {64: config(64, stages=3), 65: config(64, stages=4)}),
         file(MoeFileKey(200, 256, "NVIDIA_H200", "fp8_w8a8", (128, 128)), {64: config(256, 2, 8)}),
@@ -83,15 +81,15 @@ def test_a_winner_takes_votes_from_its_neighbours() -> None:
     assert seeds(*shipped) == [config(64, 3), config(256, 2, 8), config(64, 4)]
 
 
-def test_known_configurations_come_before_all_others_and_once() -> None:
+def test_known_configurations_come_before_all_others_and_once():
     known = {POINT: [config(128, 5), config(32)]}
     assert seeds(NEAR, known=known) == [config(128, 5), config(32)]
 
 
-def test_files_of_one_key_can_be_left_out() -> None:
+def test_files_of_one_key_can_be_left_out():
     other = file(MoeFileKey(256, 128, "NVIDIA_H20", "fp8_w8a8", (128, 128)), {64: config(128)})
     assert seeds(NEAR, other, without={(256, 256), (257, 256)}) == [config(128)]
 
 
-def test_nothing_shipped_leaves_nothing() -> None:
+def test_nothing_shipped_leaves_nothing():
     assert seeds() == []

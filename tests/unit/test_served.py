@@ -1,7 +1,5 @@
 """The parts of a proof in a live engine that need no process."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -45,7 +43,7 @@ def test_loads_are_read_as_they_are_written():
 
 
 @pytest.mark.parametrize("text", ["", "1x1024", "0x8+1", "1x8+0", "1x8+1,1x8+1", "axb+c", "1X8+1"])
-def test_other_loads_are_refused(text: str):
+def test_other_loads_are_refused(text):
     with pytest.raises(BadInput, match="load"):
         parse_loads(text)
 
@@ -117,7 +115,7 @@ def test_the_interval_of_7_holds_all_and_of_9_leaves_out_the_extremes():
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40))
-def test_an_interval_holds_the_median(values: list[float]):
+def test_an_interval_holds_the_median(values):
     low, high = interval(values)
     assert low <= sorted(values)[len(values) // 2] <= high
 
@@ -294,7 +292,7 @@ def test_the_store_says_the_flags_of_the_server_with_the_files():
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_flags_of_a_user_come_last(engine: str):
+def test_flags_of_a_user_come_last(engine):
     launch = ServerLaunch(
         "0.24.0", "/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42, traces=Path("/t")
     )
@@ -319,7 +317,7 @@ def test_the_gpus_that_servers_see():
     assert shown == {"": [0, 1, 2], "2, 0": [2, 0], "7": [], "GPU-1": [0, 1, 2]}
 
 
-def test_a_model_is_called_by_its_folder_or_file(tmp_path: Path):
+def test_a_model_is_called_by_its_folder_or_file(tmp_path):
     for name in ("config.json", "rank.json"):
         (tmp_path / "m").mkdir(exist_ok=True)
         (tmp_path / "m" / name).touch()
@@ -340,7 +338,7 @@ CONFIG = {
 }
 
 
-def test_a_dummy_model_is_cut_and_runs_no_code_of_the_folder(tmp_path: Path):
+def test_a_dummy_model_is_cut_and_runs_no_code_of_the_folder(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**CONFIG, "text_config": {"num_hidden_layers": 4, "n": [1] * 4}}))
     write_dummy_model(path, 2, tmp_path / "made")
@@ -357,9 +355,7 @@ def test_a_dummy_model_is_cut_and_runs_no_code_of_the_folder(tmp_path: Path):
     ("config", "layers", "said"),
     [(CONFIG, 5, "the model has 4 layers"), (CONFIG, 0, "4 layers"), ({}, None, "vocab_size")],
 )
-def test_other_configs_are_refused(
-    tmp_path: Path, config: dict[str, object], layers: int | None, said: str
-):
+def test_other_configs_are_refused(tmp_path, config, layers, said):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(MalformedCheckpoint, match=said):
         write_dummy_model(tmp_path, layers, tmp_path / "made")

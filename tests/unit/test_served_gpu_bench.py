@@ -1,9 +1,6 @@
 """The script that proves models on a GPU: the lengths that it tunes attention for."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from benchmark_scripts import load_script
@@ -13,11 +10,11 @@ from tuner.families.attention.workloads import read_workload
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
+def bench():
     return load_script("served_gpu.py")
 
 
-def test_attention_is_tuned_at_the_lengths_of_the_loads(bench: ModuleType, tmp_path: Path) -> None:
+def test_attention_is_tuned_at_the_lengths_of_the_loads(bench, tmp_path):
     path = tmp_path / "workload.toml"
     path.write_text(bench.workload(parse_loads("1x1024+64,64x1024+64,8x20000+32")))
     sizes = [point.size for point in read_workload(path).points]
@@ -28,7 +25,7 @@ def test_attention_is_tuned_at_the_lengths_of_the_loads(bench: ModuleType, tmp_p
     ]
 
 
-def test_what_tunes_attention_gets_the_workload(bench: ModuleType, tmp_path: Path) -> None:
+def test_what_tunes_attention_gets_the_workload(bench, tmp_path):
     words = ["m --effort quick", "m --attention"]
     given = {"tune": words, "device": "H100", "loads": "1x8+8", "rounds": 1}
     args = SimpleNamespace(**given, args="", database=None)
@@ -43,7 +40,7 @@ def test_what_tunes_attention_gets_the_workload(bench: ModuleType, tmp_path: Pat
     assert [w[0] for w in bench.commands("qwen3-30b-a3b", tmp_path, stored)] == ["export", "prove"]
 
 
-def test_the_logs_say_which_backends_the_servers_chose(bench: ModuleType) -> None:
+def test_the_logs_say_which_backends_the_servers_chose(bench):
     log = """
 [01:02] Attention backend not specified. Use fa3 backend by default.
 [01:02] server_args=ServerArgs(attention_backend='fa3', decode_attention_backend=None, other='x')

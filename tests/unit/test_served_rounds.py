@@ -1,7 +1,5 @@
 """Which prompts the rounds of a proof send, to whom, and how often."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -36,7 +34,7 @@ class Sent:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+def sent(monkeypatch):
     return Sent(monkeypatch)
 
 
@@ -47,10 +45,10 @@ def measured(running: Sequence[Any], numbers: Sequence[int], of: Rounds) -> list
 
 
 def new_rounds() -> Rounds:
-    return Rounds(SimpleNamespace(), (SHORT, MIDDLE, LONG), 2, 1.0, lambda _: None)  # type: ignore[arg-type]
+    return Rounds(SimpleNamespace(), (SHORT, MIDDLE, LONG), 2, 1.0, lambda _: None)
 
 
-def test_a_short_load_is_repeated_until_a_second_was_measured(sent: Sent) -> None:
+def test_a_short_load_is_repeated_until_a_second_was_measured(sent):
     results = measured([BEFORE, AFTER], [1, 2], new_rounds())
     runs = {load: len(sent.of(1, load)) / 2 for load in TAKES_S}
     assert runs == {SHORT: 8, MIDDLE: 7, LONG: 1}
@@ -58,7 +56,7 @@ def test_a_short_load_is_repeated_until_a_second_was_measured(sent: Sent) -> Non
     assert [speed.prefill_tok_s for speed in results[0].speeds[SHORT]] == [4.5, 12.5]
 
 
-def test_prompts_are_equal_on_both_sides_and_new_in_each_repeat(sent: Sent) -> None:
+def test_prompts_are_equal_on_both_sides_and_new_in_each_repeat(sent):
     measured([BEFORE, AFTER], [1, 2], new_rounds())
     for load in TAKES_S:
         keys = sent.of(1, load)
@@ -68,7 +66,7 @@ def test_prompts_are_equal_on_both_sides_and_new_in_each_repeat(sent: Sent) -> N
     assert first[:8] == [1, 2, 1, 2, 1, 2, 1, 2]  # each is as often the first
 
 
-def test_servers_in_turn_get_equal_prompts_too(sent: Sent) -> None:
+def test_servers_in_turn_get_equal_prompts_too(sent):
     of = new_rounds()
     measured([BEFORE], [1], of)
     measured([AFTER], [1, 2], of)
@@ -77,7 +75,7 @@ def test_servers_in_turn_get_equal_prompts_too(sent: Sent) -> None:
         assert sent.of(1, load) == sent.of(2, load)
 
 
-def test_whoever_interrupts_the_profiles_gets_the_rest_of_the_report() -> None:
+def test_whoever_interrupts_the_profiles_gets_the_rest_of_the_report():
     profiled = []
 
     def interrupted(server: Any, folder: object) -> str:
@@ -94,9 +92,7 @@ def test_whoever_interrupts_the_profiles_gets_the_rest_of_the_report() -> None:
     assert said[-1] == "interrupted: the report is written without the other profiles"
 
 
-def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(monkeypatch):
     def proof(whole: int) -> tuple[list[str], Mapping[str, SideResults]]:
         said: list[str] = []
 

@@ -1,7 +1,5 @@
 """Which configurations are legal, and how to move among them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from tuner.devices.table import find_device
 from tuner.engines.sglang.fused_moe.arguments import takes_tma
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -26,7 +24,7 @@ BF16 = FusedMoe(8, 14336, 4096, 2, Dtype.BFLOAT16)
 
 
 @pytest.fixture(scope="module")
-def recording() -> Recording:
+def recording():
     return read_recording(FP8_RECORDING)
 
 
@@ -36,7 +34,7 @@ def space(
     return space_for(problem, find_device(device), gemm, wide=wide, tma=takes_tma(problem))
 
 
-def test_the_default_space_is_the_engines_grid() -> None:
+def test_the_default_space_is_the_engines_grid():
     # get_configs_compute_bound has 5 * 4 * 3 * 4 * 2 * 4 = 1,920; 48 of them have
     # tiles of 65,536 elements with 4 warps.
     assert len(space(INT8)) == 1920 - 48 - _hopeless(INT8, "H200")
@@ -58,9 +56,7 @@ def _hopeless(problem: FusedMoe, device: str) -> int:
 
 
 @pytest.mark.parametrize("gemm", Gemm)
-def test_the_recordings_grid_is_the_space_but_for_the_hopeless(
-    recording: Recording, gemm: Gemm
-) -> None:
+def test_the_recordings_grid_is_the_space_but_for_the_hopeless(recording, gemm):
     recorded = {c.config: t for c, t in recording.trials.items() if c.point.part is gemm}
     legal = set(space(gemm=gemm).configs())
     assert legal < set(recorded)
@@ -69,7 +65,7 @@ def test_the_recordings_grid_is_the_space_but_for_the_hopeless(
     assert len(left_out) == 4
 
 
-def test_the_shared_memory_floor_is_below_what_every_kernel_took(recording: Recording) -> None:
+def test_the_shared_memory_floor_is_below_what_every_kernel_took(recording):
     # On a device with just as much as a kernel took, the kernel must be legal.
     assert recording.trials
     for candidate, trial in recording.trials.items():
@@ -99,9 +95,7 @@ def test_the_shared_memory_floor_is_below_what_every_kernel_took(recording: Reco
         ),
     ],
 )
-def test_a_broken_rule_says_what_and_why(
-    problem: FusedMoe, gemm: Gemm, broken: Config, rule: str
-) -> None:
+def test_a_broken_rule_says_what_and_why(problem, gemm, broken, rule):
     there = space(problem, gemm=gemm)
     found = there.broken_rule(broken)
     assert found is not None and found.name.startswith(rule)
@@ -110,17 +104,17 @@ def test_a_broken_rule_says_what_and_why(
     assert there.legal(there.nearest(broken))
 
 
-def test_groups_smaller_than_any_step_leave_int4_a_space() -> None:
+def test_groups_smaller_than_any_step_leave_int4_a_space():
     # fused_moe_kernel_gptq_awq looks its group up for each element: a step may span groups.
     assert len(space(FusedMoe(8, 512, 4096, 2, Dtype.INT4_W4A16, (0, 32)))) > 1000
 
 
-def test_blocks_smaller_than_the_grid_widen_it() -> None:
+def test_blocks_smaller_than_the_grid_widen_it():
     there = space(FusedMoe(8, 512, 4096, 2, Dtype.FP8_W8A8, (32, 32)))
     assert {c["BLOCK_SIZE_K"] for c in there.configs()} == {32}
 
 
-def test_nothing_is_hopeless_where_rows_are_not_copied_asynchronously() -> None:
+def test_nothing_is_hopeless_where_rows_are_not_copied_asynchronously():
     odd = FusedMoe(8, 100, 4100, 2, Dtype.INT8_W8A8, per_channel_quant=True)  # 4,100 % 16 == 4
     even = FusedMoe(8, 100, 4096, 2, Dtype.INT8_W8A8, per_channel_quant=True)
     deep = config(m=128, n=256, k=256, warps=8, stages=5)
@@ -129,7 +123,7 @@ def test_nothing_is_hopeless_where_rows_are_not_copied_asynchronously() -> None:
 
 
 @pytest.mark.parametrize("problem", [FP8, INT8, BF16])
-def test_the_wide_space_surrounds_the_default_space(problem: FusedMoe) -> None:
+def test_the_wide_space_surrounds_the_default_space(problem):
     assert set(space(problem).configs()) < set(space(problem, wide=True).configs())
 
 
@@ -146,13 +140,13 @@ def test_the_wide_space_surrounds_the_default_space(problem: FusedMoe) -> None:
     ],
 )
 def test_tma_is_for_down_on_hopper_and_later_but_not_for_scales_by_token(
-    problem: FusedMoe, device: str, gemm: Gemm, tma: bool
-) -> None:
+    problem, device, gemm, tma
+):
     there = space(problem, device, gemm, wide=True)
     assert any("USE_TMA" in c for c in there.configs()) is tma
 
 
-def test_nearest_snaps_what_comes_from_elsewhere() -> None:
+def test_nearest_snaps_what_comes_from_elsewhere():
     there = space()
     assert there.nearest(config()) == config()
     bare = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
@@ -163,7 +157,7 @@ def test_nearest_snaps_what_comes_from_elsewhere() -> None:
 
 @times(0.5)
 @given(st.fixed_dictionaries({name: st.integers(1, 600) for name in config()}))
-def test_nearest_is_legal_whatever_comes(values: dict[str, int]) -> None:
+def test_nearest_is_legal_whatever_comes(values):
     there = _SPACE
     snapped = there.nearest(values)
     assert there.legal(snapped)
@@ -178,7 +172,7 @@ def test_nearest_is_legal_whatever_comes(values: dict[str, int]) -> None:
 _SPACE = space(INT8, "L40S")
 
 
-def test_neighbours_are_one_step_of_one_axis_away_and_mutual() -> None:
+def test_neighbours_are_one_step_of_one_axis_away_and_mutual():
     assert _SPACE.configs()
     for here in _SPACE.configs()[::37]:
         neighbours = _SPACE.neighbours(here)
@@ -190,7 +184,7 @@ def test_neighbours_are_one_step_of_one_axis_away_and_mutual() -> None:
             assert _SPACE.legal(near)
 
 
-def test_exchanges_trade_one_growing_axis_for_another() -> None:
+def test_exchanges_trade_one_growing_axis_for_another():
     traded = 0
     for here in _SPACE.configs()[::37]:
         for near in _SPACE.exchanges(here):
@@ -206,13 +200,13 @@ def _steps(there: Space, a: Config, b: Config) -> list[int]:
     return [next_[name] - here[name] for name in here]
 
 
-def test_a_larger_config_is_larger_along_every_growing_axis() -> None:
+def test_a_larger_config_is_larger_along_every_growing_axis():
     there = space()
     assert there.at_least_as_large(config(m=128, warps=8), config(m=64, warps=4))
     assert not there.at_least_as_large(config(m=128, stages=2), config(m=64, stages=3))
 
 
-def test_any_family_can_have_a_space() -> None:
+def test_any_family_can_have_a_space():
     attention = Space({"BLOCK_N": (16, 32, 64), "num_stages": (1, 2)})
     assert len(attention) == 6
     assert attention.nearest({"BLOCK_N": 48, "num_stages": 7})["num_stages"] == 2
@@ -242,16 +236,12 @@ def groups(of: Space, block_m: int) -> set[int]:
         (4096, 16, {1, 16, 32, 64}),
     ],
 )
-def test_groups_of_equal_launches_are_tried_once(
-    batch_size: int, block_m: int, different: set[int]
-) -> None:
+def test_groups_of_equal_launches_are_tried_once(batch_size, block_m, different):
     assert groups(at(batch_size), block_m) == different
 
 
 @given(st.integers(1, 300), st.sampled_from(["rows", "experts"]), st.data())
-def test_equal_groups_are_the_ones_that_visit_tiles_in_the_same_order(
-    batch_size: int, routing: str, data: st.DataObject
-) -> None:
+def test_equal_groups_are_the_ones_that_visit_tiles_in_the_same_order(batch_size, routing, data):
     problem = FusedMoe(8, 3584, 4096, 2, Dtype.BFLOAT16)
     here = at(batch_size, problem)
     left_out = [c for c in space(problem).configs() if not here.legal(c)]

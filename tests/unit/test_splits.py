@@ -1,7 +1,5 @@
 """Decode's KV splits as a choice: what is tried, and what is chosen for both kernels together."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -19,7 +19,7 @@ def launch(x):
 """
 
 
-def test_code_may_ask_for_the_compute_capability_when_it_is_imported(tmp_path) -> None:
+def test_code_may_ask_for_the_compute_capability_when_it_is_imported(tmp_path):
     (tmp_path / "sglang").mkdir()
     file = tmp_path / "sglang" / "gemm.py"
     file.write_text(SOURCE)
@@ -46,7 +46,7 @@ def launch(x):
 """
 
 
-def test_code_may_fill_tensors_as_vllm_0_8_and_0_9_do(tmp_path) -> None:
+def test_code_may_fill_tensors_as_vllm_0_8_and_0_9_do(tmp_path):
     (tmp_path / "vllm").mkdir()
     file = tmp_path / "vllm" / "align.py"
     file.write_text(FILLED)

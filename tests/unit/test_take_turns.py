@@ -1,7 +1,5 @@
 """Reading requests take turns in order of their coming; what must not wait does not."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from typing import Any
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend():
     return "asyncio"
 
 
@@ -56,7 +54,7 @@ async def ask(
         await app(scope, receive, send)
 
 
-async def test_so_many_at_once_and_the_oldest_first() -> None:
+async def test_so_many_at_once_and_the_oldest_first():
     handler = Handler()
     app = TakeTurns(handler)
     paths = [f"/{number}" for number in range(READS + 3)]
@@ -81,7 +79,7 @@ async def test_so_many_at_once_and_the_oldest_first() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_who_gives_up_waiting_takes_no_turn() -> None:
+async def test_who_gives_up_waiting_takes_no_turn():
     handler = Handler()
     app = TakeTurns(handler)
     async with anyio.create_task_group() as tasks, anyio.create_task_group() as impatient:
@@ -99,7 +97,7 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_too_long_is_refused(monkeypatch):
     monkeypatch.setattr("api.turns.WAIT_S", 0)
     handler, statuses = Handler(), []
     app = TakeTurns(handler)
@@ -127,9 +125,7 @@ async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         ("GET", "/v1/exports/L40S.tar"),
     ],
 )
-async def test_what_writes_takes_long_or_tells_of_health_does_not_wait(
-    method: str, path: str
-) -> None:
+async def test_what_writes_takes_long_or_tells_of_health_does_not_wait(method, path):
     handler = Handler()
     app = TakeTurns(handler)
     async with anyio.create_task_group() as tasks:

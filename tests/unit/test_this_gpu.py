@@ -1,7 +1,5 @@
 """What a measuring process asks of its GPU, on CUDA and on ROCm."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +17,7 @@ DIE_L2 = 4 << 20
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def driver(monkeypatch):
     """A driver of Triton's and a torch that say what one test wants."""
     found = SimpleNamespace(target=GPUTarget("cuda", 90, 32), name="NVIDIA H200")
     found.get_current_target = lambda: found.target
@@ -36,7 +34,7 @@ def rocm(driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, ar
     monkeypatch.setattr(torch.version, "cuda", None)
 
 
-def test_a_cuda_card_is_what_torch_says(driver: SimpleNamespace) -> None:
+def test_a_cuda_card_is_what_torch_says(driver):
     assert local_target() == cuda_target(9, 0)
     assert last_cache_bytes() == DIE_L2
     assert stored_type(Dtype.FP8_W8A8, "cuda") == torch.float8_e4m3fn
@@ -52,14 +50,7 @@ def test_a_cuda_card_is_what_torch_says(driver: SimpleNamespace) -> None:
         ("AMD Radeon Graphics", "gfx942", DIE_L2, torch.float8_e4m3fnuz),  # its name says nothing
     ],
 )
-def test_an_amd_card_has_its_own_float_and_cache(
-    driver: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    arch: str,
-    cache: int,
-    fp8: torch.dtype,
-) -> None:
+def test_an_amd_card_has_its_own_float_and_cache(driver, monkeypatch, name, arch, cache, fp8):
     rocm(driver, monkeypatch, name, arch)
     assert local_target() == Target("hip", arch, driver.target.warp_size)
     assert last_cache_bytes() == cache
@@ -69,16 +60,14 @@ def test_an_amd_card_has_its_own_float_and_cache(
     assert stored_type(Dtype.INT8_W8A8, "cuda") == torch.int8
 
 
-def test_emulated_floats_are_not_measured(
-    driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_floats_are_not_measured(driver, monkeypatch):
     rocm(driver, monkeypatch, "AMD Radeon RX 7900 XTX", "gfx1100")
     with pytest.raises(UnsupportedKernel, match="gfx1100 has no 8-bit floats"):
         stored_type(Dtype.FP8_W8A8, "cuda")
 
 
 @pytest.mark.parametrize("dtype", LARGEST)
-def test_what_is_quantised_comes_back(dtype: torch.dtype) -> None:
+def test_what_is_quantised_comes_back(dtype):
     x = torch.linspace(-3, 3, 64 * 256).reshape(64, 256)
     values, scale = quantise(x, (1, 128), dtype)
     assert values.dtype == dtype

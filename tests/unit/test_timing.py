@@ -23,7 +23,7 @@ Replayed = Callable[..., Measurement]
 
 
 @pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
+def replayed(monkeypatch):
     """Times a graph whose replays take the given microseconds, after one to warm up."""
 
     def measure(
@@ -40,57 +40,57 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
     return measure
 
 
-def test_a_candidate_that_is_surely_slower_than_the_best_is_replayed_once(replayed) -> None:
+def test_a_candidate_that_is_surely_slower_than_the_best_is_replayed_once(replayed):
     measured = replayed(BEST_US * 1.06)
     assert (measured.samples, measured.median_us) == (1, BEST_US * 1.06)
 
 
-def test_one_replay_is_no_proof_that_a_candidate_is_slower_if_the_host_was_late(replayed) -> None:
+def test_one_replay_is_no_proof_that_a_candidate_is_slower_if_the_host_was_late(replayed):
     measured = replayed(420.0, 99.0, 99.0, in_time=False)
     assert (measured.samples, measured.median_us) == (3, 99.0)
     assert replayed(420.0, 106.0, in_time=False).samples == 2
 
 
-def test_a_first_replay_is_not_taken_for_a_long_one_if_the_host_was_late(replayed) -> None:
+def test_a_first_replay_is_not_taken_for_a_long_one_if_the_host_was_late(replayed):
     measured = replayed(99.0, 99.0, 99.0, first_us=4_200.0, in_time=False)
     assert (measured.samples, measured.median_us) == (3, 99.0)
 
 
-def test_a_first_replay_does_not_count_however_slow_it_is(replayed) -> None:
+def test_a_first_replay_does_not_count_however_slow_it_is(replayed):
     measured = replayed(99.0, 98.0, 99.5, first_us=BEST_US * 6.7)
     assert (measured.samples, measured.median_us) == (3, 99.0)
 
 
-def test_a_candidate_that_may_be_as_fast_is_replayed_again(replayed) -> None:
+def test_a_candidate_that_may_be_as_fast_is_replayed_again(replayed):
     measured = replayed(104.0, 98.0, 99.5)
     assert (measured.samples, measured.median_us, measured.min_us) == (3, 99.5, 98.0)
 
 
-def test_one_slow_replay_of_several_does_not_end_it(replayed) -> None:
+def test_one_slow_replay_of_several_does_not_end_it(replayed):
     assert replayed(99.0, 130.0, 99.0, 99.0, 99.0).samples == timing.REPLAYS
 
 
-def test_the_first_candidate_of_a_point_is_replayed_in_full(replayed) -> None:
+def test_the_first_candidate_of_a_point_is_replayed_in_full(replayed):
     assert replayed(*[500.0] * 5, best_us=None).samples == timing.REPLAYS
 
 
-def test_a_long_candidate_is_replayed_until_its_time_is_up(replayed) -> None:
+def test_a_long_candidate_is_replayed_until_its_time_is_up(replayed):
     assert replayed(2000.0, 2000.0, best_us=None).samples == 2
 
 
-def test_a_long_replay_needs_none_to_warm_up(replayed) -> None:
+def test_a_long_replay_needs_none_to_warm_up(replayed):
     measured = replayed(best_us=None, launches=1, first_us=117_000.0)
     assert (measured.samples, measured.median_us) == (1, 117_000.0)
 
 
 @pytest.mark.parametrize(("graph_us", "rounds"), [(500.0, 9), (30_000.0, 5), (117_000.0, 3)])
-def test_long_graphs_are_raced_in_fewer_rounds(monkeypatch, graph_us: float, rounds: int) -> None:
+def test_long_graphs_are_raced_in_fewer_rounds(monkeypatch, graph_us, rounds):
     monkeypatch.setattr(timing, "replay", lambda graph, before: (graph_us / graph.launches, True))
     graphs = [timing.Captured(None, [None])] * 2
     assert [len(samples) for samples in timing.race(graphs, 9)] == [rounds] * 2
 
 
-def test_who_has_clearly_lost_is_raced_no_longer(monkeypatch) -> None:
+def test_who_has_clearly_lost_is_raced_no_longer(monkeypatch):
     times = {1: 100.0, 2: 101.5, 3: 103.0}  # by the number of launches
     monkeypatch.setattr(timing, "replay", lambda graph, before: (times[graph.launches], True))
     graphs = [timing.Captured(None, [None] * launches) for launches in times]
@@ -100,7 +100,7 @@ def test_who_has_clearly_lost_is_raced_no_longer(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("launch_us", "in_time"), [(60.0, True), (timing.HOLD_US + 1.5, True), (180.0, False)]
 )
-def test_a_time_begins_while_the_gpu_is_busy(monkeypatch, launch_us: float, in_time: bool) -> None:
+def test_a_time_begins_while_the_gpu_is_busy(monkeypatch, launch_us, in_time):
     """An idle GPU would pass the first event, and wait for the host: its time would count."""
     said: list[str] = []
     clock = iter([0.0, launch_us * 1e-6])
@@ -138,7 +138,7 @@ class OpenGraph:
 
 
 @pytest.fixture
-def no_device(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+def no_device(monkeypatch):
     """The streams on which kernels were launched."""
     streams: list[int | None] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", OpenGraph)
@@ -149,7 +149,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return streams
 
 
-def test_a_graph_of_fewer_launches_is_replayed_more_often(replayed) -> None:
+def test_a_graph_of_fewer_launches_is_replayed_more_often(replayed):
     assert replayed(*[2000.0] * 5, best_us=None, launches=4).samples == timing.REPLAYS
 
 

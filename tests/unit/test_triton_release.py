@@ -1,7 +1,5 @@
 """Which Triton an engine's release runs, and where that Triton is on disk."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -19,18 +17,18 @@ def _package(folder: Path, version: str) -> None:
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
+def environ(tmp_path):
     _package(tmp_path / "triton-9.8.0", "9.8.0")
     _package(tmp_path / "triton-9.9.0.part", "9.9.0")  # not complete yet
     return {"TUNER_ENGINE_PATH": str(tmp_path)}
 
 
-def test_a_triton_is_found_by_its_exact_version(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_a_triton_is_found_by_its_exact_version(tmp_path, environ):
     assert find_triton("9.8.0", environ) == tmp_path / "triton-9.8.0"
     assert find_triton("9.8", environ) is None
 
 
-def test_a_folder_that_is_still_being_unpacked_does_not_count(environ: dict[str, str]) -> None:
+def test_a_folder_that_is_still_being_unpacked_does_not_count(environ):
     assert find_triton("9.9.0", environ) is None
 
 
@@ -42,18 +40,16 @@ def _unpacked(tmp_path: Path, record: str | None) -> Package:
     return Package(root, "0.5.23", PackageSource.UNPACKED)
 
 
-def test_an_unpacked_engine_has_a_record_of_its_triton(tmp_path: Path) -> None:
+def test_an_unpacked_engine_has_a_record_of_its_triton(tmp_path):
     assert pinned_triton(_unpacked(tmp_path, json.dumps({"triton": "3.8.0"}))) == "3.8.0"
 
 
 @pytest.mark.parametrize("record", [None, "{", "[]", "{}", '{"triton": 3}'])
-def test_without_a_readable_record_nothing_is_known(tmp_path: Path, record: str | None) -> None:
+def test_without_a_readable_record_nothing_is_known(tmp_path, record):
     assert pinned_triton(_unpacked(tmp_path, record)) is None
 
 
-def test_an_installed_engine_runs_the_installed_triton(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_engine_runs_the_installed_triton(tmp_path, monkeypatch):
     _package(tmp_path, "9.7.0")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "triton", raising=False)

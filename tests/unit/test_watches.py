@@ -1,7 +1,5 @@
 """The watch list: read, refused, and spread out into requests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -37,7 +35,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_list_is_read(tmp_path: Path) -> None:
+def test_a_list_is_read(tmp_path):
     found = read_watch_list(written(tmp_path, FULL))
     assert found.revalidate == 3
     first, second = found.watches
@@ -55,13 +53,13 @@ def test_a_list_is_read(tmp_path: Path) -> None:
     assert read_watch_list(written(tmp_path, "")).revalidate == REVALIDATE
 
 
-def test_a_watch_comes_back_from_json() -> None:
+def test_a_watch_comes_back_from_json():
     watch = Watch(("deepseek-r1",), ("L40S",), tp=(8,), dtypes=("int8_w8a8",))
     assert read_watch(watch.as_json()) == watch
     assert watch.key != Watch(("deepseek-r1",), ("L40S",), tp=(16,)).key
 
 
-def test_problems_of_a_watch_are_hidden(tmp_path: Path) -> None:
+def test_problems_of_a_watch_are_hidden(tmp_path):
     (_, second) = read_watch_list(written(tmp_path, FULL)).watches
     (problem,) = second.models
     (_, hiding) = read_watch_list(written(tmp_path, f'{FULL}hidden = ["{problem}"]')).watches
@@ -71,7 +69,7 @@ def test_problems_of_a_watch_are_hidden(tmp_path: Path) -> None:
     assert read_watch(hiding.as_json()) == hiding
 
 
-def test_a_watch_stands_for_every_combination(tmp_path: Path) -> None:
+def test_a_watch_stands_for_every_combination(tmp_path):
     watch = read_watch_list(written(tmp_path, FULL)).watches[0]
     requests = [one for one in watch.requests() if isinstance(one, JobRequest)]
     assert {(one.device, one.problem.N) for one in requests} == {
@@ -85,7 +83,7 @@ def test_a_watch_stands_for_every_combination(tmp_path: Path) -> None:
     }
 
 
-def test_one_that_cannot_be_does_not_stop_the_others() -> None:
+def test_one_that_cannot_be_does_not_stop_the_others():
     watch = Watch(("deepseek-r1", "no-such-model"), ("L40S",), tp=(8, 7), dtypes=("int8_w8a8",))
     found = list(watch.requests())
     assert sum(isinstance(one, JobRequest) for one in found) == 1
@@ -95,7 +93,7 @@ def test_one_that_cannot_be_does_not_stop_the_others() -> None:
     assert "7" in reasons["deepseek-r1 TP 7 EP 1 int8_w8a8 on L40S"]
 
 
-def test_an_engine_of_no_such_name_is_said_of_each_of_its_models() -> None:
+def test_an_engine_of_no_such_name_is_said_of_each_of_its_models():
     found = list(Watch(("deepseek-r1", "no-such-model"), ("L40S",), engine="sglong").requests())
     assert [(one.model, one.device) for one in found] == [
         (f"{model} TP 1 EP 1", "L40S") for model in ("deepseek-r1", "no-such-model")
@@ -120,18 +118,18 @@ def test_an_engine_of_no_such_name_is_said_of_each_of_its_models() -> None:
         ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ndtypes = ['fp9']", "fp9"),
     ],
 )
-def test_a_malformed_list_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_malformed_list_is_refused(tmp_path, text, reason):
     with pytest.raises(MalformedWatchList, match=reason) as caught:
         read_watch_list(written(tmp_path, text))
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_list_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(MalformedWatchList, match="No such file"):
         read_watch_list(tmp_path / "none.toml")
 
 
-def test_a_watch_of_very_many_is_refused() -> None:
+def test_a_watch_of_very_many_is_refused():
     many = list(range(1, 100))
     with pytest.raises(MalformedWatchList, match="4096"):
         read_watch({"models": ["a"], "devices": ["L40S"], "tp": many, "ep": many})

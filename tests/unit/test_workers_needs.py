@@ -1,7 +1,5 @@
 """Which worker can do a job, which version of an engine it is for, and why nobody can do it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -33,7 +31,7 @@ def having(*engines: str, device: str = "NVIDIA_L40S") -> WorkerStatus:
     return status(replace(INFO, engines=engines, device=device))
 
 
-def test_a_worker_asks_for_what_it_can_do() -> None:
+def test_a_worker_asks_for_what_it_can_do():
     engines = (*INFO.engines, "sglang")
     assert INFO.filters() == [
         JobFilter(True, ("NVIDIA_L40S",), engines),
@@ -55,12 +53,12 @@ def test_a_worker_asks_for_what_it_can_do() -> None:
     ],
     ids=str,
 )
-def test_needs_are_met_by_device_engine_and_version(need: JobRequirements, met: bool) -> None:
+def test_needs_are_met_by_device_engine_and_version(need, met):
     assert need.met_by(INFO) is met
     assert (need.unmet([status()], NOW) == "") is met
 
 
-def test_predictions_for_named_devices_only() -> None:
+def test_predictions_for_named_devices_only():
     info = replace(INFO, gpu="", device="", devices=("NVIDIA_H200",))
     assert JobRequirements("NVIDIA_H200", False, "sglang").met_by(info)
     assert not JobRequirements("NVIDIA_L40S", False, "sglang").met_by(info)
@@ -81,9 +79,7 @@ def test_predictions_for_named_devices_only() -> None:
         ("0.5.16", [having()], "sglang==0.5.16"),
     ],
 )
-def test_a_job_is_for_a_version_that_a_living_worker_has(
-    here: str | None, workers: list[WorkerStatus], pinned: str
-) -> None:
+def test_a_job_is_for_a_version_that_a_living_worker_has(here, workers, pinned):
     assert replace(MEASURE, engine="sglang").pinned(workers, here).engine == pinned
     named = replace(MEASURE, engine="sglang==0.4.4")
     assert named.pinned(workers, here) == named
@@ -113,7 +109,7 @@ def test_a_job_is_for_a_version_that_a_living_worker_has(
         ([status(drain=True), status()], ""),
     ],
 )
-def test_a_job_that_nobody_can_do_says_why(workers: list[WorkerStatus], reason: str) -> None:
+def test_a_job_that_nobody_can_do_says_why(workers, reason):
     assert MEASURE.unmet(workers, NOW) == reason
 
 
@@ -129,9 +125,7 @@ def test_a_job_that_nobody_can_do_says_why(workers: list[WorkerStatus], reason: 
         ({"alive": False, "drain": True}, "lost"),
     ],
 )
-def test_a_worker_s_state_is_one_word_and_survives_json(
-    changes: dict[str, object], doing: str
-) -> None:
+def test_a_worker_s_state_is_one_word_and_survives_json(changes, doing):
     one = status(**changes)
     assert one.doing == doing
     again = read_worker(one.as_json())

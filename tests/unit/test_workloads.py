@@ -1,9 +1,6 @@
 """Workloads: those of each use, and TOML files."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,7 +30,7 @@ PREFILL_TOKENS = 8192  # sglang's chunked prefill has no larger batch of new tok
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[[str | bytes], Path]:
+def written(tmp_path):
     def write(text: str | bytes) -> Path:
         path = tmp_path / "mine.toml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
