@@ -20,20 +20,21 @@ from tuner.measure.accuracy import Reference
 from tuner.problems.points import Config, Point
 
 GQA = "q_heads=4,kv_heads=2,Lq=32,Lv=32,dtype=float16"
+# For what is the same with several key heads.
+MQA = "q_heads=2,kv_heads=1,Lq=32,Lv=32,dtype=float16"
 MLA = "q_heads=4,kv_heads=1,Lq=288,Lv=256,dtype=float16"
-BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 32}
-FEW = {"BLOCK_M": 32, "BLOCK_N": 64}  # a third of the time
+FEW = {"BLOCK_M": 32, "BLOCK_N": 64}  # several for each sequence; smaller ones take thrice as long
 # name -> (problem, what to change of the engine's own constants)
 CASES = {
-    "extend": (f"extend_attention:{GQA}", BLOCKS),
+    "extend": (f"extend_attention:{GQA}", FEW),
     "extend own blocks": (f"extend_attention:{GQA}", {}),
     "extend latent": (f"extend_attention:{MLA}", FEW),
-    "extend 192": ("extend_attention:q_heads=2,kv_heads=2,Lq=192,Lv=128,dtype=float16", BLOCKS),
-    "extend odd heads": ("extend_attention:q_heads=2,kv_heads=1,Lq=80,Lv=80,dtype=float16", BLOCKS),
-    "extend window": (f"extend_attention:{GQA},window=20", FEW),
-    "extend sinks": (f"extend_attention:{GQA},sinks", FEW),
-    "extend capped": (f"extend_attention:{GQA},logit_cap=3", FEW),
-    "extend paged": (f"extend_attention:{GQA},page_size=16", FEW),
+    "extend 192": ("extend_attention:q_heads=2,kv_heads=2,Lq=192,Lv=128,dtype=float16", FEW),
+    "extend odd heads": ("extend_attention:q_heads=2,kv_heads=1,Lq=80,Lv=80,dtype=float16", FEW),
+    "extend window": (f"extend_attention:{MQA},window=20", FEW),
+    "extend sinks": (f"extend_attention:{MQA},sinks", FEW),
+    "extend capped": (f"extend_attention:{MQA},logit_cap=3", FEW),
+    "extend paged": (f"extend_attention:{MQA},page_size=16", FEW),
     "prefill": (f"prefill_attention:{GQA}", FEW),
     "decode grouped": (f"decode_attention:{GQA}", {"BLOCK_N": 16}),
     "decode latent": (f"decode_attention:{MLA}", {"BLOCK_N": 64}),
@@ -43,9 +44,9 @@ CASES = {
         {"BLOCK_N": 32, "BLOCK_H": 32},
     ),
     "decode alone": ("decode_attention:q_heads=2,kv_heads=2,Lq=32,Lv=32,dtype=float16", {}),
-    "decode capped": (f"decode_attention:{GQA},logit_cap=3", {"BLOCK_N": 64}),
-    "decode sinks": (f"decode_attention:{GQA},sinks", {}),
-    "decode splits": (f"decode_attention:{GQA},kv_splits=3", {"BLOCK_N": 64}),
+    "decode capped": (f"decode_attention:{MQA},logit_cap=3", {"BLOCK_N": 64}),
+    "decode sinks": (f"decode_attention:{MQA},sinks", {}),
+    "decode splits": (f"decode_attention:{MQA},kv_splits=3", {"BLOCK_N": 64}),
 }
 TARGET = cuda_target(8, 9)
 CORES = 4
