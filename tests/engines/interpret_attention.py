@@ -13,8 +13,8 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.inputs import compared, launch, make_inputs, output_of, reference
-from tuner.families.attention.lengths import EDGES
-from tuner.families.attention.problem import parse_attention
+from tuner.families.attention.lengths import EDGES, Lengths
+from tuner.families.attention.problem import AttentionPhase, parse_attention
 from tuner.kernels.lift import load_lifted
 from tuner.measure.accuracy import Reference
 from tuner.problems.points import Config, Point
@@ -48,14 +48,21 @@ CASES = {
     "decode sinks": (f"decode_attention:{MQA},sinks", {}),
     "decode splits": (f"decode_attention:{MQA},kv_splits=3", {"BLOCK_N": 64}),
 }
+# These have all lengths that a GPU is checked with, the others fewer.
+ALL_LENGTHS = ("extend", "prefill", "decode grouped", "decode latent")
+SHORT = {
+    **EDGES,
+    AttentionPhase.EXTEND: Lengths(new=(33, 0, 1, 40), cached=(0, 50, 70, 1)),
+    AttentionPhase.DECODE: Lengths(new=(1, 1, 1), cached=(70, 0, 1)),
+}
 TARGET = cuda_target(8, 9)
 CORES = 4
 
 
-def run(kernels, folder, text, changes):
+def run(kernels, folder, edges, text, changes):
     """The worst error over the sequences that have an output."""
     problem = parse_attention(text)
-    lengths = EDGES[problem.phase]
+    lengths = edges[problem.phase]
     module = load_lifted(kernels.lifted(problem.phase).write(folder))
     inputs = make_inputs(kernels, problem, lengths, device="cpu", seed=3, cores=CORES)
     inputs.output.fill_(float("nan"))
@@ -74,7 +81,8 @@ def main():
     found = {}
     for name in sys.argv[3:] or CASES:
         try:
-            found[name] = run(kernels, Path(sys.argv[2]), *CASES[name])
+            edges = EDGES if name in ALL_LENGTHS else SHORT
+            found[name] = run(kernels, Path(sys.argv[2]), edges, *CASES[name])
         except UnsupportedKernel as refusal:
             found[name] = str(refusal)
     json.dump(found, sys.stdout)

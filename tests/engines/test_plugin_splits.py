@@ -33,7 +33,6 @@ ROWS = [
 BATCHES = {
     "one": [300],
     "one short": [33],
-    "again": [200],
     "three": [200, 210, 250],
     "three short": [60, 64, 70],
     "three ragged": [1, 320, 31],
@@ -95,7 +94,7 @@ def tuned(version, tmp_path_factory):
 def test_each_sequence_has_the_files_splits(server, without, tuned):
     batches = tuned.by_server[server]
     splits = {name: batch["splits"] for name, batch in batches.items()}
-    assert splits["one"] == [16] and splits["one short"] == [2] and splits["again"] == [16]
+    assert splits["one"] == [16] and splits["one short"] == [2]
     assert splits["three"] == [4, 4, 4] and splits["three short"] == [1, 1, 1]
     # The long one makes up most of its batch, so it is split as if it were alone: as far as a
     # launch of three sequences has room.
