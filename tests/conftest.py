@@ -58,6 +58,17 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
+@pytest.fixture(scope="session")
+def compile_cache(run_folder: Path) -> Path:
+    """A folder of compiled kernels for all tests of a run; a test about compiling has another.
+
+    Results lie there under keys of all that decides them, and several processes may use it.
+    """
+    folder = run_folder / "compile-cache"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quick predictions of this process compile four kernels, which say as much as fifty."""
