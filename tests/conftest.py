@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
+from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.testing
 
 # Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
 os.environ.setdefault("COLUMNS", "200")
@@ -16,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each of the many processes that tests start would compile this code anew where it is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Typer builds all commands anew for each invocation, which takes longer than most invocations.
+typer.testing._get_command = cache(typer.testing._get_command)  # noqa: SLF001
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -31,11 +37,45 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + 2
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without the garbage collector, which takes a third of that time.
+
+    It leaves out what is there by then: modules and tests, which live as long as the process.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this run share: who makes a file there takes a lock first."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def compile_cache(run_folder: Path) -> Path:
+    """A folder of compiled kernels for all tests of a run; a test about compiling has another.
+
+    Results lie there under keys of all that decides them, and several processes may use it.
+    """
+    folder = run_folder / "compile-cache"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick predictions of this process compile four kernels, which say as much as fifty."""
+    for family in ("fused_moe", "dense_gemm"):
+        tuning = importlib.import_module(f"tuner.families.{family}.tuning")
+        (quick,) = (effort for effort in tuning.PREDICT_KERNELS if effort.value == "quick")
+        monkeypatch.setitem(tuning.PREDICT_KERNELS, quick, 4)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:

@@ -11,6 +11,7 @@ import fcntl
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -27,6 +28,8 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import URL, make_url
 
+PORTS = range(20_000, 32_000)  # Linux gives away those from 32768
+_GIVEN: set[int] = set()  # by this process; whoever asked may not listen yet
 REDIS_DATABASES = 16  # as Redis is installed
 MEMORY = Path("/dev/shm")  # noqa: S108
 MEMORY_BYTES = 1 << 30  # what databases of a few processes stay below
@@ -247,10 +250,30 @@ class Redis:
 
 def free_port() -> int:
     """A port of 127.0.0.1 on which nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of that many free ports of 127.0.0.1, one after the other.
+
+    The system gives none of these to a socket that asks for any port, as each client's does. So
+    they are still free when a process that takes seconds to start listens on them.
+    """
+    while True:
+        first = PORTS.start + secrets.randbelow(len(PORTS) - count)
+        ports = range(first, first + count)
+        if _GIVEN.isdisjoint(ports) and all(map(_is_free, ports)):
+            _GIVEN.update(ports)
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def redis_answers(port: int) -> bool:

@@ -43,6 +43,7 @@ def replay(*options: str) -> list[str]:
         pytest.param(("--batch-sizes", "1"), 1, id="one size"),
     ],
 )
+@pytest.mark.usefixtures("few_kernels")
 def test_from_a_model_and_a_gpus_name_to_files_the_engine_loads(env, tmp_path, sizes, number):
     done = tuner(
         env,
@@ -84,6 +85,7 @@ def test_from_a_model_and_a_gpus_name_to_files_the_engine_loads(env, tmp_path, s
     assert all(entry["fits"] and entry["limit_bytes"] == 101_376 for entry in checked)
 
 
+@pytest.mark.usefixtures("few_kernels")
 def test_what_was_predicted_is_left_out_and_said_on_stderr(env, tmp_path):
     other = RECORDED.replace("N=256", "N=128")
     tuner(env, *replay("--batch-sizes", "2"))

@@ -48,6 +48,7 @@ def crash_log(folder: Path, root: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("few_kernels")
 def test_the_way_of_the_l40s_author_from_a_log_to_files_patch_and_flags(tuner, tmp_path):
     """Two logs go in; a file that the release loads, a patch that applies, and flags come out."""
     site = tmp_path / "site"
@@ -143,6 +144,7 @@ def test_the_check_writes_the_patch_too(tuner, tmp_path):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("few_kernels")
 def test_tune_takes_a_log(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("noise\n" * 100 + MISSING.read_text() * 8)

@@ -55,17 +55,17 @@ EXTEND = {
 }
 # name -> (q heads, kv heads, Lq, Lv, cached tokens, KV splits, what else)
 DECODE = {
-    "grouped": (32, 1, 32, 32, (70, 1, 33), 8, {}),
+    "grouped": (32, 1, 32, 32, (70, 1), 8, {}),
     "mha": (2, 2, 32, 32, (70, 33), 8, {}),
     "mla": (16, 1, 576, 512, (40, 7), 8, {"has_mla": True}),
-    "sinks": (32, 1, 32, 32, (70, 33), 8, {"sinks": True}),
-    "other splits": (32, 1, 32, 32, (70, 33), 4, {}),
-    "capped": (32, 1, 32, 32, (70, 33), 8, {"logit_cap": 30.0}),
+    "sinks": (32, 1, 32, 32, (33,), 8, {"sinks": True}),
+    "other splits": (32, 1, 32, 32, (33,), 4, {}),
+    "capped": (32, 1, 32, 32, (33,), 8, {"logit_cap": 30.0}),
 }
 # name -> (heads, key heads, columns, image tokens, whether each sees only those before it)
 PREFILL = {
-    "image": (4, 2, 32, (90, 20), False),
-    "causal": (4, 2, 32, (90, 20), True),
+    "image": (4, 2, 32, (40, 20), False),
+    "causal": (4, 2, 32, (40, 20), True),
 }
 
 

@@ -13,27 +13,28 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.inputs import compared, launch, make_inputs, output_of, reference
-from tuner.families.attention.lengths import EDGES
-from tuner.families.attention.problem import parse_attention
+from tuner.families.attention.lengths import EDGES, Lengths
+from tuner.families.attention.problem import AttentionPhase, parse_attention
 from tuner.kernels.lift import load_lifted
 from tuner.measure.accuracy import Reference
 from tuner.problems.points import Config, Point
 
 GQA = "q_heads=4,kv_heads=2,Lq=32,Lv=32,dtype=float16"
+# For what is the same with several key heads.
+MQA = "q_heads=2,kv_heads=1,Lq=32,Lv=32,dtype=float16"
 MLA = "q_heads=4,kv_heads=1,Lq=288,Lv=256,dtype=float16"
-BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 32}
-FEW = {"BLOCK_M": 32, "BLOCK_N": 64}  # a third of the time
+FEW = {"BLOCK_M": 32, "BLOCK_N": 64}  # several for each sequence; smaller ones take thrice as long
 # name -> (problem, what to change of the engine's own constants)
 CASES = {
-    "extend": (f"extend_attention:{GQA}", BLOCKS),
+    "extend": (f"extend_attention:{GQA}", FEW),
     "extend own blocks": (f"extend_attention:{GQA}", {}),
     "extend latent": (f"extend_attention:{MLA}", FEW),
-    "extend 192": ("extend_attention:q_heads=2,kv_heads=2,Lq=192,Lv=128,dtype=float16", BLOCKS),
-    "extend odd heads": ("extend_attention:q_heads=2,kv_heads=1,Lq=80,Lv=80,dtype=float16", BLOCKS),
-    "extend window": (f"extend_attention:{GQA},window=20", FEW),
-    "extend sinks": (f"extend_attention:{GQA},sinks", FEW),
-    "extend capped": (f"extend_attention:{GQA},logit_cap=3", FEW),
-    "extend paged": (f"extend_attention:{GQA},page_size=16", FEW),
+    "extend 192": ("extend_attention:q_heads=2,kv_heads=2,Lq=192,Lv=128,dtype=float16", FEW),
+    "extend odd heads": ("extend_attention:q_heads=2,kv_heads=1,Lq=80,Lv=80,dtype=float16", FEW),
+    "extend window": (f"extend_attention:{MQA},window=20", FEW),
+    "extend sinks": (f"extend_attention:{MQA},sinks", FEW),
+    "extend capped": (f"extend_attention:{MQA},logit_cap=3", FEW),
+    "extend paged": (f"extend_attention:{MQA},page_size=16", FEW),
     "prefill": (f"prefill_attention:{GQA}", FEW),
     "decode grouped": (f"decode_attention:{GQA}", {"BLOCK_N": 16}),
     "decode latent": (f"decode_attention:{MLA}", {"BLOCK_N": 64}),
@@ -43,18 +44,25 @@ CASES = {
         {"BLOCK_N": 32, "BLOCK_H": 32},
     ),
     "decode alone": ("decode_attention:q_heads=2,kv_heads=2,Lq=32,Lv=32,dtype=float16", {}),
-    "decode capped": (f"decode_attention:{GQA},logit_cap=3", {"BLOCK_N": 64}),
-    "decode sinks": (f"decode_attention:{GQA},sinks", {}),
-    "decode splits": (f"decode_attention:{GQA},kv_splits=3", {"BLOCK_N": 64}),
+    "decode capped": (f"decode_attention:{MQA},logit_cap=3", {"BLOCK_N": 64}),
+    "decode sinks": (f"decode_attention:{MQA},sinks", {}),
+    "decode splits": (f"decode_attention:{MQA},kv_splits=3", {"BLOCK_N": 64}),
+}
+# These have all lengths that a GPU is checked with, the others fewer.
+ALL_LENGTHS = ("extend", "prefill", "decode grouped", "decode latent")
+SHORT = {
+    **EDGES,
+    AttentionPhase.EXTEND: Lengths(new=(33, 0, 1, 40), cached=(0, 50, 70, 1)),
+    AttentionPhase.DECODE: Lengths(new=(1, 1, 1), cached=(70, 0, 1)),
 }
 TARGET = cuda_target(8, 9)
 CORES = 4
 
 
-def run(kernels, folder, text, changes):
+def run(kernels, folder, edges, text, changes):
     """The worst error over the sequences that have an output."""
     problem = parse_attention(text)
-    lengths = EDGES[problem.phase]
+    lengths = edges[problem.phase]
     module = load_lifted(kernels.lifted(problem.phase).write(folder))
     inputs = make_inputs(kernels, problem, lengths, device="cpu", seed=3, cores=CORES)
     inputs.output.fill_(float("nan"))
@@ -73,7 +81,8 @@ def main():
     found = {}
     for name in sys.argv[3:] or CASES:
         try:
-            found[name] = run(kernels, Path(sys.argv[2]), *CASES[name])
+            edges = EDGES if name in ALL_LENGTHS else SHORT
+            found[name] = run(kernels, Path(sys.argv[2]), edges, *CASES[name])
         except UnsupportedKernel as refusal:
             found[name] = str(refusal)
     json.dump(found, sys.stdout)

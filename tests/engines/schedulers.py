@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from interpreter import INTERPRET
+from interpreter import run_interpreted
 
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
@@ -29,13 +28,9 @@ def run_scheduler(
     places = [_installed(folder), TESTS / "engines", TESTS]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNER_", "SGLANG_"))}
     path = os.pathsep.join([*map(str, places), inherited.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, TESTS / "engines" / program, version, folder, json.dumps(settings)],
-        env={**inherited, **environ, **INTERPRET, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = {**inherited, **environ, "PYTHONPATH": path}
+    words = version, folder, json.dumps(settings)
+    done = run_interpreted(TESTS / "engines" / program, *words, environ=environ)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

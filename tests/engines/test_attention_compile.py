@@ -51,11 +51,13 @@ def job(kernels, recorded):
 
 
 def kind(recorded):
-    return recorded["part"], parse_attention(recorded["problem"]).Lq, "refused" in recorded
+    columns = parse_attention(recorded["problem"]).Lq
+    of_one_block = columns in (64, 128)  # others are two blocks, of 128 and 64 or of 512 and 64
+    return recorded["part"], of_one_block or columns, "refused" in recorded
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("count", only([12], [12, 60]))
+@pytest.mark.parametrize("count", only([9], [9, 60]))
 def test_kernels_compile_to_what_the_h200s_own_jit_reports(farm, kernels, count):
     chosen = of_each_kind(JIT["kernels"], kind, count)
     jobs = {job(kernels, recorded): recorded for recorded in chosen}

@@ -67,6 +67,7 @@ def ran(*words: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.usefixtures("few_kernels")
 @pytest.mark.parametrize(("minor", "pinned"), only([PINNED[-2]], PINNED))
 def test_a_shipped_file_can_run_and_a_problem_is_predicted(
     minor: str, pinned: str, tmp_path: Path, monkeypatch, compile_cache

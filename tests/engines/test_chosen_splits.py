@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from bisect import bisect_right
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from interpreter import INTERPRET
+from interpreter import run_interpreted
 from tiers import only
 
 from tuner.engines.sglang.plugin import launches, splits_kernel
@@ -90,10 +89,8 @@ def no_gpu(monkeypatch):
 @pytest.mark.skipif(INTERPRETED, reason="this runs it")
 @pytest.mark.parametrize("tests", only(["not slow"], ["not slow", "slow"]))
 def test_the_kernel_itself_passes_all_these_tests(tests):
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
-    command += ["-m", tests, __file__]
-    env = {**os.environ, **INTERPRET}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    words = ["-q", "-n0", "-p", "no:cacheprovider", "-m", tests, __file__]
+    done = run_interpreted(Path(pytest.__file__).with_name("__main__.py"), *words)
     assert done.returncode == 0, done.stdout
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from cases import RECORDINGS
 from gemm_cases import BLOCKS, CHANNELS, point, tile
+from tiers import only
 
 from tuner.devices.constants import Constants
 from tuner.devices.gemm import GemmModel, Product, RowBlocks
@@ -28,7 +29,7 @@ from tuner.families.dense_gemm.predict.predictor import GemmPredictor
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DensePart
 from tuner.families.dense_gemm.seeds import seeds_for
 from tuner.families.dense_gemm.space import gemm_space, space_at
-from tuner.families.dense_gemm.tuning import BUDGETS
+from tuner.families.dense_gemm.tuning import BUDGETS, PREDICT_KERNELS
 from tuner.measure.recording import read_trials, write_trials
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
@@ -78,10 +79,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture
-def replayed(recording: Path) -> Request:
+def asked_of(recording: Path) -> Request:
     source = Source(MeasureKind.REPLAY, recording)
     return Request(BLOCKS, H100, find_engine(ENGINE), source, GemmSelection(SIZES))
+
+
+@pytest.fixture
+def replayed(recording: Path) -> Request:
+    return asked_of(recording)
 
 
 def run(asked: Request, store: Store, workbench: Workbench | None = None) -> Report:
@@ -89,10 +94,13 @@ def run(asked: Request, store: Store, workbench: Workbench | None = None) -> Rep
         return session.run(store, progress=lambda trial: None)
 
 
+SHAPES = [(2112, 7168), (3072, 1536), (5120, 4096), (7168, 2048)]
+
+
 class TestRecorded:
     """Every legal configuration of a shape, timed on an H100."""
 
-    @pytest.mark.parametrize(("N", "K"), [(2112, 7168), (3072, 1536), (5120, 4096), (7168, 2048)])
+    @pytest.mark.parametrize(("N", "K"), only(SHAPES[:1], SHAPES))
     def test_a_search_finds_what_is_within_a_percent_of_the_best(
         self, N: int, K: int, store: Store
     ) -> None:
@@ -112,37 +120,44 @@ class TestRecorded:
         assert statistics.geometric_mean(regrets) < 1.01
 
 
+@pytest.fixture(scope="module")
+def searched(
+    recording: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Report, Store]]:
+    """The report of a search, and the store that has its winners and trials."""
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('searched')}/tuner.db") as opened:
+        yield run(asked_of(recording), opened), opened
+
+
 class TestReplay:
     def test_a_search_finds_what_is_within_a_percent_of_the_best(
-        self, replayed: Request, store: Store
+        self, replayed: Request, store: Store, searched: tuple[Report, Store]
     ) -> None:
         best = run(dataclasses.replace(replayed, effort=Effort.EXHAUSTIVE), store)
-        found = run(replayed, store)
+        found, _ = searched
         assert [entry.point for entry in found.entries] == [point(M) for M in SIZES]
         pairs = zip(found.entries, best.entries, strict=True)
         regrets = [mine.median_us / theirs.median_us for mine, theirs in pairs]
         assert statistics.geometric_mean(regrets) < 1.01
         assert found.totals.measurements < best.totals.measurements / 5
-
-    def test_no_entry_is_slower_than_what_the_engine_runs(
-        self, replayed: Request, store: Store
-    ) -> None:
-        report = run(replayed, store)
-        for entry in report.entries:
+        for entry in found.entries:
             assert set(entry.incumbents) == {"default"}  # no file is shipped for this shape
             assert entry.median_us <= entry.incumbents["default"].median_us
 
     def test_a_file_gets_every_size_of_the_engines_ladder(
-        self, replayed: Request, store: Store
+        self, searched: tuple[Report, Store]
     ) -> None:
-        report = run(replayed, store)
+        report, store = searched
         kept = store.winners_in(BLOCKS, report.environment)
         assert {one.entry.point.batch_size for one in kept} == set(BATCH_SIZES)
         others = {one.status for one in kept if one.entry.point.batch_size not in SIZES}
         assert others == {Status.INCUMBENT}
 
-    def test_a_run_begun_again_measures_nothing(self, replayed: Request, store: Store) -> None:
-        first, again = run(replayed, store), run(replayed, store)
+    def test_a_run_begun_again_measures_nothing(
+        self, replayed: Request, searched: tuple[Report, Store]
+    ) -> None:
+        first, store = searched
+        again = run(replayed, store)
         assert again.totals.measurements == 0
         assert [e.config for e in again.entries] == [e.config for e in first.entries]
 
@@ -237,7 +252,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     source, chosen = Source(MeasureKind.PREDICT), GemmSelection((16, 64))
     asked = Request(BLOCKS, L40S, find_engine(ENGINE), source, chosen, Effort.QUICK)
     path = tmp_path_factory.mktemp("predicted") / "tuner.db"
-    with Store.open(f"sqlite:///{path}") as store:
+    with Store.open(f"sqlite:///{path}") as store, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PREDICT_KERNELS, Effort.QUICK, 4)  # a few kernels say as much as twenty
         return run(asked, store)
 
 

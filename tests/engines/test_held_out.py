@@ -6,6 +6,7 @@ from statistics import median
 import pytest
 from cases import H200, INT8_RECORDING
 from real_sglang import package
+from tiers import only
 
 from tuner.engines.sglang.package import SGLang
 from tuner.families.fused_moe.engine import ShippedFile, moe_engine
@@ -50,7 +51,7 @@ def geomean(regrets: list[float]) -> float:
     return math.exp(sum(map(math.log1p, regrets)) / len(regrets)) - 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", only([0], [0, 1, 2]))
 def test_search_misses_little(recording, corpus, seed):
     problem, points = recording.problem, recording.points
     spaces = {gemm: space_for(problem, H200, gemm) for gemm in Gemm}
@@ -80,7 +81,7 @@ def test_search_misses_little(recording, corpus, seed):
     assert replay.compiled_count <= 250
 
 
-@pytest.mark.parametrize("files", ["all", "int8", "none"])
+@pytest.mark.parametrize("files", only(["int8"], ["all", "int8", "none"]))
 def test_prediction_is_near_even_with_few_files(recording, corpus, files):
     some = {"all": corpus, "int8": [f for f in corpus if f.key.dtype == "int8_w8a8"], "none": []}
     predictor = Predictor(H200, recording.problem, some[files])

@@ -21,7 +21,6 @@ from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import AttentionPhase
-from tuner.families.dense_gemm import tuning as gemm_tuning
 from tuner.families.dense_gemm.check import check_files as check_gemm_files
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
@@ -29,7 +28,6 @@ from tuner.families.dense_gemm.predict.predictor import GemmPredictor
 from tuner.families.dense_gemm.problem import DensePart as DenseGemmPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.families.dense_gemm.space import gemm_space
-from tuner.families.fused_moe import tuning as moe_tuning
 from tuner.families.fused_moe.check import check_files
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
@@ -336,10 +334,8 @@ def test_a_prediction_leaves_the_options_to_the_compiler(card: str) -> None:
     ids=["fused_moe", "fp8", "int8"],
 )
 def test_a_prediction_says_that_the_model_never_saw_such_a_card(  # type: ignore[no-untyped-def]
-    problem, selection, monkeypatch: pytest.MonkeyPatch
+    problem, selection, few_kernels
 ):
-    for family in (moe_tuning, gemm_tuning):  # a few kernels say it as well as fifty
-        monkeypatch.setitem(family.PREDICT_KERNELS, Effort.QUICK, 4)
     asked = Request(
         problem=problem,
         device=MI300X,

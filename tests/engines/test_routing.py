@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
 from tuner.families.fused_moe.problem import FusedMoe
-from tuner.families.fused_moe.recording import read_recording
+from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.routing import load_routing
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.measure.replay import Replay
@@ -31,7 +32,11 @@ from tuner.tuning.run_request import Request
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)
 EXPECTED = r"expected \(tokens, 2\) expert ids from 0 to 7"
-RECORDED = read_recording(FP8_RECORDING)
+
+
+@cache
+def recorded() -> Recording:
+    return read_recording(FP8_RECORDING)
 
 
 def saved(tmp_path: Path, value: object, name: str = "routing.pt") -> Path:
@@ -130,7 +135,7 @@ class RecordedGpu(SerialBench):
     backends = ()  # none is installed
 
     def __init__(self) -> None:
-        replay = Replay(RECORDED)
+        replay = Replay(recorded())
         super().__init__(replay, replay)
 
     def close(self) -> None: ...
@@ -157,7 +162,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def measured(store: Store, routing: Path | None) -> int:
     request = Request(
-        problem=RECORDED.problem,
+        problem=recorded().problem,
         device=find_device("H200"),
         engine=find_engine("sglang==0.5.16"),
         source=Source(MeasureKind.GPU, routing=routing),
@@ -182,7 +187,7 @@ def test_only_exhaustive_runs_time_every_candidate_with_all_routings(
     monkeypatch.setattr(processes, "open_gpu_bench", open_bench)
     source = Source(MeasureKind.GPU)
     device, engine = find_device("H200"), find_engine("sglang==0.5.16")
-    with open_run(Request(RECORDED.problem, device, engine, source, effort=effort)) as run:
+    with open_run(Request(recorded().problem, device, engine, source, effort=effort)) as run:
         assert run.environment.torch
     assert asked == [effort is Effort.EXHAUSTIVE]
 

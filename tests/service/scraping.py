@@ -2,10 +2,9 @@
 
 import http.client
 import os
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -54,23 +53,6 @@ def scrape_port(port: int) -> Scrape | None:
         except OSError:
             return None  # it does not listen yet
         return Scrape(connection.getresponse().read().decode())
-
-
-def free_ports(count: int) -> int:
-    """The first of that many free ports of 127.0.0.1, one after the other."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(closing(socket.socket()))
-            first.bind(("127.0.0.1", 0))
-            number: int = first.getsockname()[1]
-            try:
-                for more in range(1, count):
-                    other = stack.enter_context(closing(socket.socket()))
-                    other.bind(("127.0.0.1", number + more))
-            except OSError:
-                continue
-            if number < 65_000:
-                return number
 
 
 def fleet(*options: str) -> list[str]:

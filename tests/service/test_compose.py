@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from redis import Redis
 from redis.exceptions import AuthenticationError
-from scraping import free_ports, scrape_port
-from servers import redis_answers, redis_binary, started_redis
+from scraping import scrape_port
+from servers import free_ports, redis_answers, redis_binary, started_redis
 from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings

@@ -11,8 +11,8 @@ import pytest
 from api_server import Server, serving
 from cases import RECORDINGS
 from databases import both_databases
-from scraping import Scrape, add_worker, fleet, free_ports, running, scrape, scrape_port
-from servers import started_redis
+from scraping import Scrape, add_worker, fleet, running, scrape, scrape_port
+from servers import free_ports, started_redis
 from worker_processes import REPLAY, descendants, embedded, replay, wait_for
 from worker_processes import running as is_running
 

@@ -16,8 +16,8 @@ from api_server import JOB, serving
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from scraping import Scrape, add_worker, beat, fleet, free_ports, running, scrape, scrape_port
-from servers import postgres_database
+from scraping import Scrape, add_worker, beat, fleet, running, scrape, scrape_port
+from servers import free_ports, postgres_database
 from worker_processes import replay, wait_for
 
 from api.settings import ApiSettings

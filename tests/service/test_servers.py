@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
-from servers import postgres_database, postgres_server, redis_server
+from servers import free_ports, postgres_database, postgres_server, redis_server
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 from worker_processes import wait_for
@@ -112,3 +112,12 @@ def test_servers_that_the_environment_names_are_used(monkeypatch, tmp_path):
     with postgres_server(tmp_path) as server, redis_server(tmp_path, 3) as broker:
         assert (server.host, broker) == ("nowhere", "redis://nowhere:1/5")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+    """Another process's connection would take it before a slow one listens there."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    first, second = free_ports(3), free_ports(3)
+    for port in (*range(first, first + 3), *range(second, second + 3)):
+        assert not int(given[0]) <= port <= int(given[1])
+    assert abs(first - second) >= 3

@@ -15,6 +15,7 @@ from tuner.cli import app
 from tuner.diagnose import Hints, diagnose_text
 
 DATA = Path(__file__).parents[1] / "data" / "pasted"
+GROUP = typer.main.get_command(app)
 PLACEHOLDER = re.compile(r"\b(?:GPU|MODEL|N|SIZE|NUMBER|FILE|FOLDER|VERSION|NAME|TOKEN|LOG)\b")
 H20 = "E=256,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json"
 SGLANG = "/x/python/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/"
@@ -133,8 +134,7 @@ def commands(text: str, hints: Hints = Hints()) -> list[str]:
 def parse(line: str) -> dict[str, object]:
     """The values that our own parser reads from a command."""
     _, name, *words = shlex.split(line)
-    group = typer.main.get_command(app)
-    command = group.commands[name]
+    command = GROUP.commands[name]
     return dict(command.make_context(name, words).params)
 
 
