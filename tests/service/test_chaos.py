@@ -31,7 +31,7 @@ def test_nothing_is_lost_or_done_twice():
         assert done in run.stdout
 
 
-def test_harm_waits_for_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harm_waits_for_the_service(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     chaos = load_script("chaos.py")
     pace, done = chaos.Pace(every_s=0.0), chaos.Done
@@ -43,7 +43,7 @@ def test_harm_waits_for_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not chaos.Pace(every_s=60.0).is_due(done(accepted=1, ended=1))
 
 
-def test_attacks_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_are_judged(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     attacks = load_script("attacks.py")
     kept = {"attack": "bombs", "key": "none", "MB before": 90.0, "after": 140.0}

@@ -114,7 +114,7 @@ def test_servers_that_the_environment_names_are_used(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+def test_a_free_port_is_none_that_the_system_gives_to_others():
     """Another process's connection would take it before a slow one listens there."""
     given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     first, second = free_ports(3), free_ports(3)

@@ -2,10 +2,6 @@
 
 # ruff: noqa: E501 (rows of a matrix are long)
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tuner.deploy.preflight import run_preflight
@@ -100,7 +96,7 @@ def test_far_gpus_are_named_for_programs():
     assert row["details"]["far_gpus"] == ["GPU0", "GPU3"]
 
 
-def test_a_capture_of_the_topology_alone_is_checked_too(tmp_path: Path):
+def test_a_capture_of_the_topology_alone_is_checked_too(tmp_path):
     for name, text, check in (("a", FOUR, "too-few-hcas"), ("b", SPARE, "hca-far"), ("c", HALF, "no-near-hca")):  # fmt: skip
         (tmp_path / name).mkdir()
         (tmp_path / name / "nvidia-smi-topo.txt").write_text(text)

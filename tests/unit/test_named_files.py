@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (lines of texts are long)
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (lines of logs are long)
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

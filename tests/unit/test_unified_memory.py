@@ -1,7 +1,5 @@
 """Memory of GPUs that share the host's (GB10): other causes and steps than on other cards."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.diagnose import Hints, diagnose_text
