@@ -41,8 +41,8 @@ from api.state import Api
 from api.turns import TakeTurns
 from tuner.jobs.job import Job
 from tuner.store import Store
+from tuner.store.database import Probe
 from tuner.store.figures import Figures
-from tuner.store.probe import Probe
 from workers.queue import Announces
 from workers.settings import Settings
 

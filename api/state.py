@@ -22,7 +22,7 @@ from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from api.waits import Waits
 from tuner.store import JobStore, NightStore, ServedProofStore, Store
-from tuner.store.estimates import Estimates
+from tuner.store.figures import Estimates
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore

@@ -33,7 +33,7 @@ from tuner.problems.records import Run, RunState  # noqa: E402
 from tuner.problems.results import Totals  # noqa: E402
 from tuner.store import Leases, Store  # noqa: E402
 from tuner.store.workers import WorkerStore  # noqa: E402
-from workers.registration import engines_here  # noqa: E402
+from workers.worker import engines_here  # noqa: E402
 
 NAME = "liar"
 DEVICE = "NVIDIA_H200"

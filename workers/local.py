@@ -9,7 +9,7 @@ from tuner.errors import BadInput
 from tuner.jobs.job import iso
 from tuner.jobs.workers import WorkerStatus
 from tuner.store import NightStore, Store
-from tuner.store.key_text import LOCAL
+from tuner.store.api_key import LOCAL
 from tuner.store.lookups import Lookups
 from tuner.store.workers import WorkerStore
 from workers.coverage import stored_rows, watched_rows

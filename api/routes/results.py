@@ -31,14 +31,13 @@ from api.state import Api, ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput
-from tuner.jobs.names import models_of
+from tuner.jobs.targets import models_of
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Environment, Trial, entry_json
 from tuner.store.current_winners import current_winners
 from tuner.store.lookups import parse_trial_cursor, trial_cursor
-from workers.coverage import newest_environments, why_stale
-from workers.watch_status import WatchState
+from workers.coverage import WatchState, newest_environments, why_stale
 
 log = logging.getLogger("tuner.api")
 audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it

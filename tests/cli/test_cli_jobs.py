@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from worker_processes import PROBLEM, RECORDING
 
 from tuner.cli import app
-from workers.embedded import EmbeddedWorker
+from workers.service import EmbeddedWorker
 from workers.settings import Settings
 
 Tuner = Callable[..., Result]

@@ -25,8 +25,7 @@ from tuner.store.workers import WorkerStore
 from tuner.tuning.request import Effort
 from workers.child import child_environ
 from workers.gpus import LocalGpu, detect_gpus
-from workers.registration import Registration, describe
-from workers.worker import Worker
+from workers.worker import Registration, Worker, describe
 
 pytestmark = pytest.mark.gpu
 OTHER_HOST = Path(__file__).parents[1] / "service" / "other_host"

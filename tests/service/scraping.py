@@ -19,7 +19,7 @@ from sqlalchemy import insert
 
 from tuner.store import Leases
 from tuner.store.database import utc_now
-from tuner.store.job_tables import workers
+from tuner.store.tables import workers
 
 
 class Scrape:

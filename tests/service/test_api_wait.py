@@ -25,7 +25,7 @@ from tuner.jobs.job import JobRequest, JobState
 from tuner.store import JobStore, Leases, Store
 from tuner.store.connect import connect
 from tuner.store.figures import Figures
-from tuner.store.job_tables import jobs as table
+from tuner.store.tables import jobs as table
 from workers.settings import Settings
 
 STATES = tuple(enumerate(JobState))

@@ -20,10 +20,10 @@ from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.store import Leases, NightStore, Store
 from workers.child import AttemptOutcome
+from workers.coverage import WatchState
 from workers.nightly import plan, watch_list_of
 from workers.run_job import do_job
 from workers.settings import Settings
-from workers.watch_status import WatchState
 from workers.watches import Watch
 
 SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"

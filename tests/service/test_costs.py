@@ -15,8 +15,7 @@ from tuner.problems.points import Point, Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import Environment, MeasureKind, Totals
 from tuner.store import JobStore, Leases, Store
-from tuner.store.estimates import Estimates
-from tuner.store.figures import Figures
+from tuner.store.figures import Estimates, Figures
 from tuner.tuning.costs import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
 from tuner.tuning.request import Effort
 

@@ -18,8 +18,8 @@ from tuner.jobs.job import JobFilter, JobRequest, JobState
 from tuner.store import JobStore, Leases, NightStore
 from tuner.store.database import utc_now
 from tuner.store.figures import ALIVE, KNOWN, Figures, JobTimes, Nights
-from tuner.store.job_tables import jobs as table
 from tuner.store.schema import _VERSION
+from tuner.store.tables import jobs as table
 
 ON_GPU = JobRequest(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")

@@ -18,10 +18,10 @@ from store_writer import PROBLEM
 from api.settings import ApiSettings
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobRequest, JobState
-from tuner.jobs.listing import ALL_JOBS, JobOrder, JobQuery
+from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
 from tuner.store import JobStore, Leases, Store
-from tuner.store.job_pages import select_page
-from tuner.store.job_tables import jobs as table
+from tuner.store.jobs import select_page
+from tuner.store.tables import jobs as table
 from workers.settings import Settings
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")

@@ -23,7 +23,7 @@ from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.records import Outlook
 from tuner.store import JobStore, Leases, Store
-from tuner.store.lease_rows import REFUSALS
+from tuner.store.job_rows import REFUSALS
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
 from workers.reconcile import GRACE_S

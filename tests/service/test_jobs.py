@@ -44,13 +44,13 @@ from tuner.jobs.job import (
     Submitted,
     read_request,
 )
-from tuner.jobs.listing import JobQuery
+from tuner.jobs.queue import JobQuery
 from tuner.problems.records import RunState
 from tuner.problems.results import Totals
 from tuner.store import JobStore, LeasedStore, Leases, Store
 from tuner.store.connect import connect
-from tuner.store.job_tables import jobs as table
 from tuner.store.submissions import Submission
+from tuner.store.tables import jobs as table
 from tuner.tuning.request import Effort
 
 REQUEST = JobRequest(

@@ -16,8 +16,7 @@ from sqlalchemy import event
 from api import known_keys
 from api.known_keys import KnownKeys, TooManyWrong
 from tuner.errors import BadInput
-from tuner.store.api_key import KeyState, Scope, parse_expiry, parse_scopes
-from tuner.store.key_text import key_hash
+from tuner.store.api_key import KeyState, Scope, key_hash, parse_expiry, parse_scopes
 from tuner.store.keys import Ensured, KeyStore
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)

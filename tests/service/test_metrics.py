@@ -25,7 +25,7 @@ from tuner.jobs.job import JobState
 from tuner.store import JobStore, Leases, NightStore
 from tuner.store.connect import connect
 from tuner.store.figures import Figures
-from workers.embedded import EmbeddedWorker
+from workers.service import EmbeddedWorker
 from workers.settings import Settings
 
 L40S = "NVIDIA_L40S"

@@ -18,8 +18,7 @@ from tuner.jobs.job import Job, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.local_queue import LocalQueue
 from tuner.store.workers import WorkerStore
-from workers.registration import Registration, describe
-from workers.worker import Worker
+from workers.worker import Registration, Worker, describe
 
 VERSIONS = ("0.5.12", "0.5.16")
 

@@ -20,7 +20,7 @@ from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState
-from tuner.jobs.listing import JobQuery
+from tuner.jobs.queue import JobQuery
 from tuner.jobs.targets import _engine_version_here
 from tuner.problems.points import Config, Point
 from tuner.problems.records import RunKey
@@ -38,11 +38,17 @@ from tuner.store import JobStore, Leases, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP
-from workers.coverage import stored_rows, watched_rows
-from workers.night_outcomes import outcomes
-from workers.nightly import SCHEDULE, errors_of, headline, plan, run_nightly, watch_list_of
+from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
+from workers.nightly import (
+    SCHEDULE,
+    errors_of,
+    headline,
+    outcomes,
+    plan,
+    run_nightly,
+    watch_list_of,
+)
 from workers.settings import Settings
-from workers.watch_status import WatchState, _kernels, watch_statuses
 from workers.watches import Watch, WatchList
 
 ENGINE = "sglang==9.9.9"  # on no machine: only what is stored is compared
@@ -214,7 +220,7 @@ class TestPlan:
         for minute, changed in enumerate((text, text.replace("tl.dot(", "tl.dot( "), text)):
             engine_here.write_text(changed)
             clock = SimpleNamespace(monotonic=lambda now=60.0 * minute: now)
-            monkeypatch.setattr("workers.watch_status.time", clock)
+            monkeypatch.setattr("workers.coverage.time", clock)
             standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
         assert standings == [WatchState.TUNED, WatchState.STALE, WatchState.TUNED]
 

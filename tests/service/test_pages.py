@@ -29,13 +29,13 @@ from tuner.devices.table import find_device
 from tuner.draw.shapes import Colour
 from tuner.families.fused_moe.family import least_us
 from tuner.jobs.job import JobFilter
-from tuner.jobs.names import models_of
+from tuner.jobs.targets import models_of
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Measurement, Status, Totals
 from tuner.store import Leases, ServedProofStore, Store
-from tuner.store.job_tables import job_events
 from tuner.store.keys import Scope
+from tuner.store.tables import job_events
 from workers.settings import Settings
 
 # What a client, a worker or a compiler may say. The name of a job may hold no control characters.

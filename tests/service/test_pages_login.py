@@ -35,7 +35,7 @@ from api.pages.sessions import VALID_S, Links
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store import Store
-from tuner.store.key_text import key_hash
+from tuner.store.api_key import key_hash
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.sessions import LASTS, SessionStore
 from workers.settings import Settings

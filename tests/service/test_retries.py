@@ -23,9 +23,9 @@ from tuner.jobs.job import JobRequest, JobState
 from tuner.store import JobStore
 from tuner.store.database import utc_now
 from tuner.store.job_rows import append_event
-from tuner.store.job_tables import jobs as table
 from tuner.store.keys import Scope
-from workers.embedded import EmbeddedWorker
+from tuner.store.tables import jobs as table
+from workers.service import EmbeddedWorker
 from workers.settings import Settings
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")

@@ -18,9 +18,9 @@ from store_writer import PROBLEM
 from tuner.errors import StoreReplaced, StoreUnreachable
 from tuner.jobs.job import JobRequest
 from tuner.store import JobStore, Store
+from tuner.store.connect import IDLE_S, PoolLimits
+from tuner.store.database import try_file_lock
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.locks import try_file_lock
-from tuner.store.pool import IDLE_S, PoolLimits
 from tuner.store.schema import HEAD
 from tuner.store.tables import VERSION_TABLE
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
 from tuner.store import Store
-from tuner.store.failures import translated
+from tuner.store.connect import translated
 
 
 def run(store: Store, *statements: str) -> None:
@@ -121,7 +121,7 @@ def test_a_disk_without_room_is_called_full_whatever_sqlite_calls_it(
         raise failed
     assert type(other.value) is UnusableStore
     usage = SimpleNamespace(free=0)
-    monkeypatch.setattr("tuner.store.failures.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("tuner.store.connect.shutil.disk_usage", lambda _: usage)
     with pytest.raises(StoreFull, match="its disk is full: make room there"), translated(url):
         raise failed
 

@@ -16,7 +16,7 @@ from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import LEASE, JobFilter, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
-from tuner.store.lease_rows import leased_row
+from tuner.store.job_rows import leased_row
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 

@@ -20,12 +20,11 @@ from worker_processes import REPLAY, celery_worker, replay, wait_for
 from api.settings import ApiSettings
 from tuner.jobs.job import JobFilter, JobState
 from tuner.store import JobStore, Leases
-from tuner.store.job_tables import jobs as table
+from tuner.store.tables import jobs as table
 from tuner.store.workers import WorkerStore
-from workers.registration import Registration, describe
 from workers.settings import Settings
 from workers.tracing import checked_traceparent
-from workers.worker import Worker
+from workers.worker import Registration, Worker, describe
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"

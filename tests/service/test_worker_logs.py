@@ -22,10 +22,10 @@ from worker_processes import replay, wait_for
 from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
-from workers.embedded import EmbeddedWorker
 from workers.fleet import celery_command
-from workers.outages import Outage
+from workers.logs import Outage
 from workers.queue import Announcer
+from workers.service import EmbeddedWorker
 from workers.settings import Settings
 
 BIN = Path(sys.executable).parent

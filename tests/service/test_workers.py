@@ -35,15 +35,14 @@ from tuner.jobs.job import LEASE, Job, JobRequest, JobState
 from tuner.jobs.limits import AttemptLimits
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
-from tuner.store.job_tables import idempotency_keys
-from tuner.store.job_tables import jobs as job_table
+from tuner.store.tables import idempotency_keys
+from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore
 from workers.child import Runner
-from workers.embedded import EmbeddedWorker
 from workers.queue import Announcer
-from workers.registration import Registration, describe
+from workers.service import EmbeddedWorker
 from workers.settings import Settings, read_settings
-from workers.worker import BACKOFF_S, Worker
+from workers.worker import BACKOFF_S, Registration, Worker, describe
 
 PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
 

@@ -33,7 +33,7 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
     if server is not None:
         import os
 
-        from tuner.jobs.api_key import api_key
+        from tuner.jobs.client import api_key
         from tuner.jobs.watching import RemoteWatching
 
         yield RemoteWatching(server, api_key(os.environ))

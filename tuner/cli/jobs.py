@@ -46,8 +46,7 @@ JobId = Annotated[
 def open_jobs(server: str | None) -> Iterator[Queue]:
     """The queue of the local store, or of a server."""
     if server is not None:
-        from tuner.jobs.api_key import api_key
-        from tuner.jobs.client import RemoteQueue
+        from tuner.jobs.client import RemoteQueue, api_key
 
         yield RemoteQueue(server, api_key(os.environ))
         return
@@ -85,7 +84,7 @@ def jobs(
     """List jobs, newest first."""
     from tuner.devices.table import find_device
     from tuner.jobs.job import parse_state
-    from tuner.jobs.listing import JobQuery, parse_order
+    from tuner.jobs.queue import JobQuery, parse_order
 
     query = JobQuery(
         device=find_device(device).name if device else None,
@@ -312,7 +311,7 @@ def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None 
 
 def _name(request: JobRequest) -> str:
     """The model and its tensor-parallel size with the problem, or on a terminal with its kind."""
-    from tuner.jobs.names import with_sizes
+    from tuner.jobs.targets import with_sizes
     from tuner.render import list_width
 
     if not request.model:

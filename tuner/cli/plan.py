@@ -115,7 +115,7 @@ def planned(
     from tuner.export.plan import plan_model
     from tuner.problems.registry import family_of
     from tuner.store import Store, database_url
-    from tuner.store.estimates import Estimates
+    from tuner.store.figures import Estimates
 
     with Store.open(database_url(os.environ)) as store:
         winners = store.winners(

@@ -108,7 +108,7 @@ def run_here(
 def _say_estimate(run: TuningRun, store: Store) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
-    from tuner.store.estimates import Estimates
+    from tuner.store.figures import Estimates
     from tuner.tuning.costs import estimate_line
 
     request, device = run.request, run.request.device.name

@@ -108,8 +108,7 @@ def _last(watching: Watching) -> Mapping[str, Any]:
 
 def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
     from tuner.render import table
-    from workers.night_outcomes import KINDS
-    from workers.nightly import errors_of
+    from workers.nightly import KINDS, errors_of
 
     def row(night: Mapping[str, Any]) -> tuple[object, ...]:
         summary = night["summary"]
@@ -124,8 +123,7 @@ def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:
-    from workers.night_outcomes import KINDS
-    from workers.nightly import errors_of, headline
+    from workers.nightly import KINDS, errors_of, headline
 
     found = [
         (kind, one["problem"], _detail(one)) for kind in KINDS for one in summary.get(kind, ())

@@ -23,7 +23,7 @@ from tuner.errors import MeasurerFailed, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
 from tuner.store import Store, database_url
-from tuner.store.estimates import Estimates
+from tuner.store.figures import Estimates
 from tuner.tuning.costs import work_line
 from tuner.tuning.run_request import Request
 

@@ -56,7 +56,7 @@ def submit(
     from tuner.devices.table import find_device
     from tuner.engines.engine import parse_spec
     from tuner.jobs.job import JobRequest, Priority
-    from tuner.jobs.memory import refuse_too_large
+    from tuner.jobs.targets import refuse_too_large
     from tuner.tuning.request import parse_effort
 
     with open_jobs(server) as queue:

@@ -2,19 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import os
+import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy import Connection, Engine, Table, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tuner.store.connect import connect, reader, use_wal, write_lock_of, writer
-from tuner.store.failures import translated
-from tuner.store.locks import try_file_lock, try_transaction_lock
-from tuner.store.pool import PATIENT, PoolLimits
-from tuner.store.schema import bring_to_head, check_head
+from tuner.store.connect import (
+    PATIENT,
+    PoolLimits,
+    connect,
+    file_of,
+    kind_of,
+    reader,
+    translated,
+    use_wal,
+    write_lock_of,
+    writer,
+)
+from tuner.store.schema import bring_to_head, check_head, prove_writable
+
+
+def try_transaction_lock(connection: Connection, name: str) -> bool:
+    """Whether this transaction has the lock until it ends. Always True on SQLite.
+
+    SQLite has one writer, which would wait here: it takes `try_file_lock` before.
+    """
+    if connection.dialect.name != "postgresql":
+        return True
+    lock = func.pg_try_advisory_xact_lock(_number(name))
+    return bool(connection.execute(select(lock)).scalar_one())
+
+
+@contextlib.contextmanager
+def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
+    """Whether the caller has the lock within the block. Always True without a SQLite file.
+
+    The lock is one byte, never written, of a file beside the database: a lock on a byte of the
+    database itself would end SQLite's own locks. Raises UnusableStore where the file cannot be
+    opened.
+    """
+    path = file_of(engine.url)
+    if path is None:
+        yield True
+        return
+    # The lock belongs to the open file, not to the process: it keeps threads apart as well.
+    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _number(name), 1, 0)
+    try:
+        file = os.open(f"{path}-names", os.O_RDWR | os.O_CREAT, Path(path).stat().st_mode & 0o666)
+    except OSError as error:
+        raise kind_of(error)(f"cannot lock {path}-names: {error.strerror}") from None
+    try:
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
+            mine = True
+        except (BlockingIOError, PermissionError):
+            mine = False
+        yield mine
+    finally:
+        os.close(file)
+
+
+def _number(name: str) -> int:
+    """A number for each name, of 62 bits: an offset in a file has at most 63."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
+
 
 D = TypeVar("D", bound="Database")
 Clock = Callable[[], datetime]
@@ -113,3 +174,41 @@ def time_of(connection: Connection, clock: Clock | None) -> datetime:
         now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
         return now.astimezone(timezone.utc)
     return utc_now()
+
+
+PATIENCE_S = 2
+_LIMITS = PoolLimits(PATIENCE_S, PATIENCE_S, PATIENCE_S, connect_s=PATIENCE_S, connections=1)
+_TRIED_BYTES = 1 << 18  # a disk with less room is as good as full
+
+
+class Probe(Database):
+    """One connection, which waits for nothing for longer than PATIENCE_S."""
+
+    @classmethod
+    def of(cls, url: str) -> Probe:
+        """For the store at `url`, which is not migrated."""
+        return cls(connect(url, _LIMITS))
+
+    def check_writable(self) -> None:
+        """Raises UnusableStore, of the class that fits, where nothing could be stored now.
+
+        It stores nothing: a change is rolled back, and what the disk is tried with is deleted.
+        """
+        with self._write() as connection:
+            if connection.dialect.name == "postgresql":
+                # A function's rows that exceed work_mem go into a temporary file of the server.
+                connection.execute(text("SET LOCAL work_mem = '64kB'"))
+                rows = func.generate_series(1, _TRIED_BYTES // 16).table_valued("number")
+                connection.execute(select(func.count()).select_from(rows))
+            prove_writable(connection)
+        if file := file_of(self._engine.url):
+            _try_disk(Path(file).parent)
+
+
+def _try_disk(folder: Path) -> None:
+    """Raises UnusableStore where a file in the folder cannot be made or takes no bytes."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_TRIED_BYTES))
+    except OSError as error:
+        raise kind_of(error)(f"cannot write into {folder}: {error.strerror}") from None

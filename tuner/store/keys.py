@@ -23,16 +23,20 @@ from sqlalchemy import (
 )
 
 from tuner.errors import BadInput, LastAdmin, UnknownKey, UnusableStore, did_you_mean
-from tuner.store.api_key import ApiKey, KeyState, Scope, read_key, scope_names
-from tuner.store.database import Clock, Database, insert_into, utc_now
-from tuner.store.job_tables import api_keys
-from tuner.store.key_text import (
+from tuner.store.api_key import (
     LOCAL,
+    ApiKey,
+    KeyState,
+    Scope,
     check_name,
     checked_token,
     key_hash,
     new_token,
+    read_key,
+    scope_names,
 )
+from tuner.store.database import Clock, Database, insert_into, utc_now
+from tuner.store.tables import api_keys
 
 __all__ = ["ApiKey", "Ensured", "KeyState", "KeyStore", "Scope"]
 

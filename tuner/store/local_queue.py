@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
-from tuner.jobs.listing import ALL_JOBS, JobQuery
-from tuner.jobs.waiting import Reasons
-from tuner.jobs.workers import JobRequirements, WorkerStatus
+from tuner.jobs.queue import ALL_JOBS, JobQuery
+from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
+from tuner.store.api_key import LOCAL
 from tuner.store.database import Database, utc_now
-from tuner.store.estimates import Estimates
+from tuner.store.figures import Estimates
 from tuner.store.jobs import JobStore
-from tuner.store.key_text import LOCAL
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
 

@@ -18,9 +18,8 @@ from tuner.errors import BadInput
 from tuner.problems.registry import parts
 from tuner.render import folded, gain_text
 from tuner.store.database import Database
-from tuner.store.job_tables import jobs
 from tuner.store.nights import NightStore
-from tuner.store.tables import POINT_COLUMNS, environments, runs, trials
+from tuner.store.tables import POINT_COLUMNS, environments, jobs, runs, trials
 from tuner.tuning.gains import mean_gain
 
 AT_ONCE = 500  # rows that a statement names: SQLite takes no more than a thousand

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Select, Table, and_, delete, or_, select, tuple_,
 
 from tuner.jobs.job import iso
 from tuner.store.database import Clock, Database, insert_into, utc_now
-from tuner.store.job_tables import nightly_runs, watches
+from tuner.store.tables import nightly_runs, watches
 
 GIVEN_UP = timedelta(minutes=5)  # a round that is unfinished after so long was killed
 

@@ -11,10 +11,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, Engine, ScalarSelect, delete, select, update
 
 from tuner.errors import BadInput, UnusableStore
-from tuner.store.api_key import ApiKey, read_key
+from tuner.store.api_key import ApiKey, key_hash, read_key
 from tuner.store.database import Clock, Database, insert_into, utc_now
-from tuner.store.job_tables import api_keys, sessions
-from tuner.store.key_text import key_hash
+from tuner.store.tables import api_keys, sessions
 
 LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
 IDLE = timedelta(days=1)  # and without a request no longer than that

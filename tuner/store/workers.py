@@ -22,8 +22,8 @@ from tuner.errors import UnknownWorker, did_you_mean
 from tuner.jobs.job import HELD
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus
 from tuner.store.database import Clock, Database, insert_into, time_of
-from tuner.store.job_tables import jobs, workers
 from tuner.store.rows import storable
+from tuner.store.tables import jobs, workers
 
 _HELD = [state.value for state in HELD]
 
