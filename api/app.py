@@ -77,7 +77,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         url = settings.service.database_url
         with Store.open(url, settings.store_limits) as store, Probe.of(url) as probe:
             wakes = _announcer(settings.service) if announcer is None else announcer
-            metrics = Metrics(Figures.sharing(store), settings.service)
+            metrics = Metrics(Figures(store), settings.service)
             api = Api(settings, store, wakes, metrics, Readiness(probe))
             app.state.api = api
             async with anyio.create_task_group() as tasks:

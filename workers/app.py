@@ -25,6 +25,7 @@ from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
 from tuner.store import Leases
+from tuner.store.database import Database
 from tuner.store.figures import Figures
 from workers.broker import (
     CONTROL_QUEUE,
@@ -97,8 +98,8 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         gpu = gpu_of()
         info = describe(gpu, devices_of(), name_of())
         try:
-            leases = Leases.open(settings.database_url)
-            REGISTRY.register(PoolCollector(Figures.sharing(leases)))
+            leases = Leases(Database.open(settings.database_url))
+            REGISTRY.register(PoolCollector(Figures(leases.database)))
             _serve_metrics()
             start_tracing("tuner-worker")
             _service = Service(leases, Announcer(settings, _broker), gpu, info, settings.limits)

@@ -245,7 +245,7 @@ def watched_rows(
     watch_list: WatchList, device: str | None, skip: int, limit: int, lookups: Lookups
 ) -> list[dict[str, Any]]:
     """A page of the watched requests and their states, in the order of the watch list."""
-    workers = WorkerStore.sharing(lookups).list()
+    workers = WorkerStore(lookups.database).list()
     every = ((watch.id, one) for watch in watch_list.watches for one in watch.requests(workers))
     wanted = ((watch, one) for watch, one in every if device in (None, one.device))
     page = list(islice(wanted, skip, skip + limit))

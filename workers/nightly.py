@@ -68,9 +68,9 @@ def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
     """What came of the things that a night queued: failures first, then in the summary's order."""
     queued = list(_queued(summary))
     ids = {one["job_id"] for _, one in queued if one.get("job_id")}
-    jobs = JobStore.sharing(store).with_ids(ids)
+    jobs = JobStore(store).with_ids(ids)
     after = {
-        job.id: _gain(Lookups.sharing(store).winners_of(job.run_id))
+        job.id: _gain(Lookups(store).winners_of(job.run_id))
         for job in jobs.values()
         if job.state is JobState.DONE and job.run_id is not None
     }
@@ -160,7 +160,7 @@ def do_round(
     day's round stays to be done. Raises MalformedWatchList or UnusableStore.
     """
     day = today or utc_now().date()
-    nights = NightStore.sharing(store)
+    nights = NightStore(store)
     watch_list = watch_list_of(settings, nights)
     if not watch_list.watches:
         return _dated({"skipped": "nothing is watched: add a watch first"}, day)
@@ -211,14 +211,14 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
-    workers = WorkerStore.sharing(store).list()
+    workers = WorkerStore(store).list()
     for watch in watch_list.watches:
         for request in watch.requests(workers):
             if isinstance(request, Unresolved):
                 errors.append((f"{request.model} on {request.device}", str(request.error)))
             else:
                 found[request.key] = request
-    judged = watch_statuses(found.values(), Lookups.sharing(store))
+    judged = watch_statuses(found.values(), Lookups(store))
     errors += [
         (f"{one.request.problem.spec()} on {one.request.device}", one.why)
         for one in judged
@@ -226,7 +226,7 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     ]
     judged = [one for one in judged if one.standing is not WatchState.ERROR]
     again = _oldest(judged, watch_list.revalidate, day)
-    results = ResultStore.sharing(store)
+    results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
     made = NightPlan(judged, again, errors, gains)
@@ -253,8 +253,8 @@ def _submit(
     todo: NightPlan, store: Store, announcer: Announces, job_ids: dict[str, str]
 ) -> dict[str, Any]:
     """Post the jobs, and put their ids into `job_ids`, by the keys of the plan's requests."""
-    jobs = JobStore.sharing(store)
-    workers = WorkerStore.sharing(store).list()
+    jobs = JobStore(store)
+    workers = WorkerStore(store).list()
     submitted: list[str] = []
     waiting: list[str] = []
     errors: list[dict[str, str]] = []

@@ -75,8 +75,8 @@ class Reconciler:
     def __init__(self, leases: Leases, announcer: Announces, limits: AttemptLimits) -> None:
         self._leases = leases
         self._overdue = Overdue(leases, limits)
-        self._jobs = JobStore.sharing(leases)
-        self._workers = WorkerStore.sharing(leases)
+        self._jobs = JobStore(leases.database)
+        self._workers = WorkerStore(leases.database)
         self._announcer = announcer
         self._age_at = self._forget_at = 0.0
 

@@ -32,6 +32,7 @@ from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.problems.points import Candidate
 from tuner.problems.results import MeasureKind, Trial
 from tuner.store import Leases
+from tuner.store.database import Database
 from tuner.tuning.request import Source
 from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
@@ -77,7 +78,8 @@ def main() -> None:
     parent = ParentPipes()
     settings = read_settings()
     start_tracing("tuner-worker")
-    with open_leases(settings.database_url) as leases:
+    with open_database(settings.database_url) as database:
+        leases = Leases(database)
         parent.send({"ready": True})
         while True:
             lease = read_lease(parent.receive())
@@ -88,11 +90,11 @@ def main() -> None:
             parent.send(replace(result, reason=reason).as_json())
 
 
-def open_leases(url: str) -> Leases:
+def open_database(url: str) -> Database:
     """The store, as soon as it answers. The parent's limit ends a wait that is too long."""
     while True:
         try:
-            return Leases.open(url)
+            return Database.open(url)
         except (StoreUnreachable, StoreFull):
             time.sleep(STORE_AGAIN_S)
 

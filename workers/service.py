@@ -12,6 +12,7 @@ from tuner.jobs.job import Job
 from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import BEAT, WorkerInfo
 from tuner.store import Leases
+from tuner.store.database import Database
 from tuner.store.workers import WorkerStore
 from workers.child import child_environ
 from workers.gpus import LocalGpu, detect_gpus
@@ -45,7 +46,7 @@ class Service:
         self._reconciler = Reconciler(leases, announcer, limits)
         self._stopping = threading.Event()
         self._woken = threading.Event()
-        self._registration = Registration(WorkerStore.sharing(leases), info)
+        self._registration = Registration(WorkerStore(leases.database), info)
         environ = child_environ(gpu.uuid if gpu else None)
         self.worker = Worker(leases, self._registration, environ, limits)
         rounds: tuple[tuple[str, Callable[[], None], Callable[[], None]], ...] = (
@@ -128,12 +129,12 @@ class EmbeddedWorker:
     """
 
     def __init__(self, settings: Settings, gpus: Sequence[LocalGpu] | None = None) -> None:
-        self._leases = Leases.open(settings.database_url)
+        self._database = Database.open(settings.database_url)
         found: Sequence[LocalGpu | None] = detect_gpus() if gpus is None else gpus
         outage = Outage("the store")
         self._services = [
             Service(
-                self._leases,
+                Leases(self._database),
                 self,
                 gpu,
                 describe(gpu, None, f"serve-{number}"),
@@ -157,4 +158,4 @@ class EmbeddedWorker:
         """Give the running jobs back. Returns when their processes are gone."""
         for service in self._services:
             service.stop()
-        self._leases.close()
+        self._database.close()

@@ -138,7 +138,7 @@ class Attempt:
 @contextmanager
 def observed(leases: Leases, lease: Lease) -> Iterator[Attempt]:
     """Count and time the attempt that the block makes, and make it a span of the job's trace."""
-    figures = Figures.sharing(leases)
+    figures = Figures(leases.database)
     device = lease.request.device
     about: Attributes = {
         "tuner.job.id": lease.job_id,

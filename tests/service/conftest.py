@@ -107,9 +107,9 @@ def store(store_url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def jobs(store: Store, clock: Clock) -> JobStore:
-    return JobStore(store._engine, clock)
+    return JobStore(store, clock)
 
 
 @pytest.fixture
 def leases(store: Store, clock: Clock) -> Leases:
-    return Leases(store._engine, clock)
+    return Leases(store, clock)

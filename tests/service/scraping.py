@@ -115,5 +115,5 @@ def add_worker(leases: Leases, number: int, **values: Any) -> None:
         "started_at": now,
         "seen_at": now,
     }
-    with leases._write() as connection:
+    with leases.database.write() as connection:
         connection.execute(insert(workers), {**row, **values})

@@ -215,9 +215,9 @@ class TestReadOnly:
         api = server.app.state.api
         if store_url.startswith("sqlite"):
             for store in (api.store, api.readiness._probe):
-                store._engine.dispose()
+                store.engine.dispose()
                 event.listen(
-                    store._engine,
+                    store.engine,
                     "connect",
                     lambda connection, _: connection.execute("PRAGMA query_only = on"),
                 )
@@ -241,7 +241,7 @@ class TestFullDisk:
     def test_a_full_sqlite_file_takes_no_job_and_loses_none(self, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path / 'tuner.db'}"
         with serving(ApiSettings(Settings(url), rate=(), submit_rate=(), no_auth=True)) as server:
-            engine = server.app.state.api.store._engine
+            engine = server.app.state.api.store.engine
 
             @event.listens_for(engine, "connect")
             def limit(connection: sqlite3.Connection, record: object) -> None:
@@ -333,7 +333,7 @@ class TestGone:
     def test_a_store_that_is_gone_is_said_to_be_and_not_where(self, tmp_path: Path) -> None:
         path = tmp_path / "tuner.db"
         with serving(ApiSettings(Settings(f"sqlite:///{path}"), no_auth=True)) as server:
-            server.app.state.api.store._engine.dispose()
+            server.app.state.api.store.engine.dispose()
             for file in tmp_path.glob("tuner.db*"):
                 file.unlink()
             path.mkdir()

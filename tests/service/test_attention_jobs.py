@@ -175,7 +175,7 @@ def test_a_watched_problem_is_judged_at_its_own_points(
 ) -> None:
     with Store.open(settings.database_url) as store:
         watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
-        nights = NightStore.sharing(store)
+        nights = NightStore(store)
         nights.add_watch(watch.as_json(), watch.key, "test")
         on_gpu = Watch((SPEC,), ("H200",))
         nights.add_watch(on_gpu.as_json(), on_gpu.key, "test")

@@ -34,7 +34,7 @@ def leases(store_url: str) -> Iterator[Leases]:
 
 @pytest.fixture
 def figures(leases: Leases) -> Figures:
-    return Figures.sharing(leases)
+    return Figures(leases.database)
 
 
 @both_databases
@@ -56,7 +56,7 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(
 ) -> None:
     def post(seconds_ago: int, **changes: Any) -> None:
         at = utc_now() - timedelta(seconds=seconds_ago)
-        JobStore(leases._engine, lambda: at).submit(replace(ON_GPU, **changes))
+        JobStore(leases.database, lambda: at).submit(replace(ON_GPU, **changes))
 
     post(100, seed=1)
     post(1000, seed=2)
@@ -77,7 +77,7 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(
 
 @both_databases
 def test_a_device_stays_when_all_its_jobs_are_done(leases: Leases, figures: Figures) -> None:
-    jobs = JobStore.sharing(leases)
+    jobs = JobStore(leases.database)
     jobs.submit(ON_GPU)
     lease = leases.claim(ALL, "me")
     assert lease is not None
@@ -94,10 +94,10 @@ def test_a_device_stays_when_all_its_jobs_are_done(leases: Leases, figures: Figu
 
 @both_databases
 def test_leases_that_nobody_takes_back_are_overdue(leases: Leases, figures: Figures) -> None:
-    JobStore.sharing(leases).submit(ON_GPU)
+    JobStore(leases.database).submit(ON_GPU)
     lease = leases.claim(ALL, "stopped")
     assert lease is not None
-    with leases._write() as connection:  # its lease's time is up
+    with leases.database.write() as connection:  # its lease's time is up
         past = utc_now() - timedelta(seconds=1)
         connection.execute(update(table).values(lease_expires_at=past))
     assert figures.read().overdue == 1
@@ -132,7 +132,7 @@ def test_workers_count_while_they_are_seen(leases: Leases, figures: Figures) -> 
 
 @both_databases
 def test_the_last_nights(leases: Leases, figures: Figures) -> None:
-    nights = NightStore.sharing(leases)
+    nights = NightStore(leases.database)
     assert nights.begin("nightly", date(2026, 11, 20))
     nights.finish("nightly", date(2026, 11, 20), {"submitted": ["a"], "errors": []})
     first = figures.read().nights
@@ -149,7 +149,7 @@ def test_the_last_nights(leases: Leases, figures: Figures) -> None:
 def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
     leases: Leases, figures: Figures
 ) -> None:
-    job = JobStore.sharing(leases).submit(ON_GPU).job
+    job = JobStore(leases.database).submit(ON_GPU).job
     first = leases.claim(ALL, "first")
     assert first is not None
     times = figures.job_times(job.id, first.fence)
@@ -167,7 +167,7 @@ def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
 
 @both_databases
 def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) -> None:
-    with leases._write() as connection:
+    with leases.database.write() as connection:
         connection.execute(update(_VERSION).values(version_num="9999"))
     with pytest.raises(UnusableStore, match="9999"):
         figures.read()
@@ -177,7 +177,7 @@ def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) ->
 def test_the_pool(figures: Figures) -> None:
     pool = figures.pool()
     assert pool is not None
-    with figures._read():
+    with figures.database.read():
         use = figures.pool()
         assert use is not None
         assert (use.size, use.used) == (pool.size, 1)

@@ -75,7 +75,7 @@ def renew(leases: Leases, lease: Lease, clock: Clock, watcher: Watcher, seconds:
 def test_a_worker_that_renews_its_lease_and_never_begins_is_set_aside(
     jobs: JobStore, leases: Leases, lease: Lease, clock: Clock, store: Store
 ) -> None:
-    workers = WorkerStore(store._engine, clock)
+    workers = WorkerStore(store, clock)
     workers.beat(WorkerInfo("worker", "w@here", "here", "", "", None, (), {}))
     watcher = Watcher(leases, LIMITS)
     assert renew(leases, lease, clock, watcher, LIMITS.start_s + GRACE_S - 5) == []
@@ -154,7 +154,7 @@ def test_a_full_disk_takes_no_living_worker_s_job(
     leases: Leases, lease: Lease, clock: Clock
 ) -> None:
     watcher = Watcher(leases)
-    with disk_full(leases._engine):
+    with disk_full(leases.database.engine):
         for _ in range(12):  # a minute
             with suppress(StoreFull):
                 watcher.watch(5)
@@ -215,6 +215,6 @@ def test_events_say_what_a_run_expects_and_the_incumbents_times(
     assert pace == Pace(tried=100.0, timed=100.0)
     assert pace_of(jobs.latest_events(lease.job_id, 2)) == Pace(tried=50.0, timed=50.0)
     assert pace_of(jobs.latest_events(lease.job_id, 1)) is None
-    results = ResultStore.sharing(leases)
+    results = ResultStore(leases.database)
     asked = [Candidate(point, config) for config in configs.values()]
     assert results.times_of(run.id, asked) == {asked[0]: 7.5}

@@ -608,13 +608,13 @@ class TestRequestsOfANewerVersion:
     def foreign(self, jobs: JobStore, clock: Clock) -> str:
         job_id = jobs.submit(REQUEST).job.id
         clock.advance(timedelta(seconds=1))  # the others are younger
-        with jobs._write() as connection:
+        with jobs.database.write() as connection:
             request = {**REQUEST.as_json(), "problem": "from_tomorrow:E=1"}
             connection.execute(update(table).where(table.c.id == job_id).values(request=request))
         return job_id
 
     def stored(self, jobs: JobStore, job_id: str) -> Any:
-        with jobs._read() as connection:
+        with jobs.database.read() as connection:
             return connection.execute(select(table).where(table.c.id == job_id)).one()
 
     def test_the_next_job_is_claimed(self, jobs: JobStore, leases: Leases, foreign: str) -> None:
@@ -637,7 +637,7 @@ class TestRequestsOfANewerVersion:
     def test_expired_leases_are_taken_back(
         self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
     ) -> None:
-        with jobs._write() as connection:  # a newer worker had it, and was killed
+        with jobs.database.write() as connection:  # a newer worker had it, and was killed
             held = {"state": "running", "attempts": 1, "lease_expires_at": clock.now}
             connection.execute(update(table).where(table.c.id == foreign).values(**held))
         other = jobs.submit(replace(REQUEST, seed=1)).job.id
@@ -771,7 +771,7 @@ class TestAnnouncing:
 
 def claim_again(jobs: JobStore, leases: Leases, job_id: str) -> Lease:
     """The job's next lease; it is held now."""
-    with jobs._write() as connection:
+    with jobs.database.write() as connection:
         queued = {"state": "queued", "lease_expires_at": None}
         connection.execute(update(table).where(table.c.id == job_id).values(**queued))
     return claim(leases)
@@ -787,7 +787,7 @@ def ids(found: Any) -> list[str]:
 
 
 def runs(store: Store) -> list[tuple[object, ...]]:
-    with store._read() as connection:
+    with store.read() as connection:
         return [tuple(row) for row in connection.execute(text("SELECT state FROM runs"))]
 
 

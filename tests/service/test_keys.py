@@ -44,7 +44,7 @@ def clock() -> Clock:
 @pytest.fixture
 def keys(store_url: str, clock: Clock) -> Iterator[KeyStore]:
     with KeyStore.open(store_url) as opened:
-        yield KeyStore(opened._engine, clock.now)
+        yield KeyStore(opened.database, clock.now)
 
 
 @contextmanager
@@ -55,11 +55,11 @@ def statements(store: KeyStore) -> Iterator[list[str]]:
     def note(connection: object, cursor: object, statement: str, *_: object) -> None:
         asked.append(statement)
 
-    event.listen(store._engine, "before_cursor_execute", note)
+    event.listen(store.database.engine, "before_cursor_execute", note)
     try:
         yield asked
     finally:
-        event.remove(store._engine, "before_cursor_execute", note)
+        event.remove(store.database.engine, "before_cursor_execute", note)
 
 
 def name_of(keys: KeyStore, token: str) -> str | None:

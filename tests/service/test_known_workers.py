@@ -37,7 +37,7 @@ ANY = [JobFilter(needs_gpu=False)]
 
 @pytest.fixture
 def workers(store: Store, clock: Clock) -> WorkerStore:
-    return WorkerStore(store._engine, clock)
+    return WorkerStore(store, clock)
 
 
 def doing(workers: WorkerStore) -> dict[str, str]:
@@ -87,7 +87,7 @@ class TestRows:
         self, workers: WorkerStore, store: Store, clock: Clock
     ) -> None:
         workers.beat(CPU)
-        jobs, leases = JobStore(store._engine, clock), Leases(store._engine, clock)
+        jobs, leases = JobStore(store, clock), Leases(store, clock)
         job_id = jobs.submit(JobRequest(PROBLEM, "L40S", measure="predict")).job.id
         lease = leases.claim(ANY, CPU.id)
         assert lease is not None
@@ -102,8 +102,8 @@ class TestRows:
         self, workers: WorkerStore, store: Store, clock: Clock, name: str
     ) -> None:
         workers.beat(L40S)
-        leases = Leases(store._engine, clock)
-        JobStore(store._engine, clock).submit(JobRequest(PROBLEM, "L40S", measure="predict"))
+        leases = Leases(store, clock)
+        JobStore(store, clock).submit(JobRequest(PROBLEM, "L40S", measure="predict"))
         assert workers.drain(name) == [L40S.id]
         workers.beat(L40S)  # which changes nothing
         assert leases.claim(ANY, L40S.id) is None

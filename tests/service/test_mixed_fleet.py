@@ -34,7 +34,7 @@ def finished(jobs: JobStore, job_id: str) -> Job:
 
 
 def alive(jobs: JobStore, count: int) -> None:
-    workers = WorkerStore.sharing(jobs)
+    workers = WorkerStore(jobs.database)
     wait_for(lambda: len(workers.list(living=True)) == count)
 
 
@@ -48,7 +48,7 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(
             log = tmp_path / f"{version}.log"
             stack.enter_context(celery_worker(postgres_url, redis_url, log, **more))
         alive(jobs, len(VERSIONS))
-        queue = LocalQueue.sharing(jobs)
+        queue = LocalQueue(jobs.database)
         pinned = [
             jobs.submit(replace(replay(seed), engine=f"sglang=={version}")).job.id
             for seed in range(3)
@@ -73,7 +73,7 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
     broken = other_host(tmp_path, "broken", "0.5.16", lacks="triton")
     with celery_worker(postgres_url, redis_url, tmp_path / "broken.log", **broken):
         posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
-        workers = WorkerStore.sharing(jobs)
+        workers = WorkerStore(jobs.database)
         (aside,) = wait_for(
             lambda: [one for one in workers.list() if one.doing == "set aside"], 120
         )
@@ -94,7 +94,7 @@ def test_a_worker_without_triton_refuses_what_it_cannot_compile(
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     environ = {**os.environ, **other_host(tmp_path, "broken", "0.5.16", lacks="triton")}
     with Leases.open(url) as leases:
-        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         registration = Registration(workers, describe(None, None, "broken"))
         registration.beat()
         broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": url})

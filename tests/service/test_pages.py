@@ -88,7 +88,7 @@ def fill(server: Server, url: str) -> None:
         assert lease
         leases.store(lease).begin_run(replace(KEY, seed=3))
         then = datetime.now(timezone.utc) - timedelta(minutes=2)
-        Leases(leases._engine, lambda: then).heartbeat(lease)  # nobody hears of its worker again
+        Leases(leases.database, lambda: then).heartbeat(lease)  # nobody hears of its worker again
     server.submit(seed=2, urgent=True)
     newer = replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
     with Store.open(url) as store:
@@ -297,7 +297,7 @@ def test_an_export_says_what_servers_gained(server: Server, visitor: Visitor) ->
 def test_a_done_job_may_lack_totals(server: Server, visitor: Visitor) -> None:
     job = server.submit(seed=98)["id"]
     done = {"job_id": job, "seq": 99, "kind": "done", "at": datetime.now(timezone.utc), "data": {}}
-    with server.app.state.api.store._engine.begin() as connection:
+    with server.app.state.api.store.engine.begin() as connection:
         connection.execute(insert(job_events).values(done))
     assert "Times taken" not in visitor.open(f"/jobs/{job}")
 

@@ -146,7 +146,7 @@ class TestTrials:
         assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
 
     def test_each_backend_of_a_point_has_its_trial(self, store: Store) -> None:
-        run, results = store.begin_run(KEY), ResultStore.sharing(store)
+        run, results = store.begin_run(KEY), ResultStore(store)
         none = Config({})
         others = [
             replace(trial(0), candidate=Candidate(UP, none, backend))
@@ -155,7 +155,7 @@ class TestTrials:
         faster = [replace(one, measurement=Measurement(Status.OK, 0.25, 0.25, 3)) for one in others]
         store.add_trials(run, [trial(0), *faster, *others])
         assert store.trials(run) == [trial(0), *faster]
-        pages = Lookups.sharing(store)
+        pages = Lookups(store)
         first, second, third = pages.trials(run.id, None, 9)
         assert [first, second] == faster[::-1]  # no configuration comes before any
         assert list(pages.trials(run.id, trial_cursor(first), 9)) == [second, third]
@@ -174,10 +174,10 @@ class TestWinners:
         publish(store, KEY, one)
         (winner,) = store.winners_in(KEY.problem, KEY.environment)
         assert winner.entry == one
-        (summary,) = Lookups.sharing(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(0.8), True)
         publish(store, KEY, replace(one, without_us="cutlass"))  # which was not measured
-        (summary,) = Lookups.sharing(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(1.25), False)
 
     def test_entries_come_back_with_what_they_hold_for(self, store: Store) -> None:
@@ -292,7 +292,7 @@ class TestWinners:
 @both_databases
 def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
     run = store.begin_run(KEY)
-    with store._read() as reader:
+    with store.read() as reader:
         reader.execute(text("SELECT * FROM trials")).all()
         store.add_trials(run, [trial(0)])  # SQLite without its write-ahead log: locked
         assert reader.execute(text("SELECT count(*) FROM runs")).scalar() == 1
@@ -400,7 +400,7 @@ def medians(store: Store, **wanted: object) -> list[float]:
 
 def counted(store: Store, *devices: str) -> list[float]:
     """The medians of what the service counts, by size and part: as `medians` has them."""
-    found = Lookups.sharing(store).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
+    found = Lookups(store).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
     rows = read(store, "SELECT run_id, status, batch_size, part, median_us FROM winners")
     medians = {row[:-1]: row[-1] for row in rows}
     places = [
@@ -413,7 +413,7 @@ def counted(store: Store, *devices: str) -> list[float]:
 
 
 def read(store: Store, query: str) -> list[tuple[object, ...]]:
-    engine = connect(store._engine.url.render_as_string(hide_password=False))
+    engine = connect(store.engine.url.render_as_string(hide_password=False))
     with engine.connect() as connection:
         rows = [tuple(row) for row in connection.execute(text(query))]
     engine.dispose()

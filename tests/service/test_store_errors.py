@@ -20,7 +20,7 @@ from tuner.store.connect import translated
 
 
 def run(store: Store, *statements: str) -> None:
-    with store._write() as connection:
+    with store.write() as connection:
         for statement in statements:
             connection.execute(text(statement))
 
@@ -58,7 +58,7 @@ def test_a_server_that_stops_is_unreachable_and_then_answers_again() -> None:
         server = Postgres(Path(home))
         server.start()
         with Store.open(server.url.render_as_string(hide_password=False)) as store:
-            with pytest.raises(StoreUnreachable), store._write() as connection:
+            with pytest.raises(StoreUnreachable), store.write() as connection:
                 server.stop()
                 connection.execute(text("SELECT 1"))
             with pytest.raises(StoreUnreachable):  # a new connection
@@ -97,16 +97,16 @@ def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Store.open(url) as first, Store.open(url) as second:
-        with second._engine.connect() as connection:
+        with second.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA busy_timeout = 0")
-        with first._write(), pytest.raises(StoreUnreachable, match="is locked"):
+        with first.write(), pytest.raises(StoreUnreachable, match="is locked"):
             run(second, "SELECT 1")
 
 
 @both_databases
 def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url: str) -> None:
     with Store.open(store_url) as store:
-        postgres = store._engine.dialect.name == "postgresql"
+        postgres = store.engine.dialect.name == "postgresql"
         off = "SET TRANSACTION READ ONLY" if postgres else "PRAGMA query_only = on"
         with pytest.raises(StoreReadOnly):
             run(store, off, "DELETE FROM watches")

@@ -28,7 +28,7 @@ def jobs(postgres_url: str) -> Iterator[JobStore]:
 
 
 def show(jobs: JobStore, name: str) -> object:
-    with jobs._read() as connection:
+    with jobs.database.read() as connection:
         return connection.execute(text(f"SHOW {name}")).scalar_one()
 
 
@@ -46,9 +46,9 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
     with Leases.open(impatient(postgres_url)) as stopped:
         lease = stopped.claim([JobFilter(needs_gpu=False)], "stopped")
         assert lease is not None
-        others = Watcher(Leases.sharing(jobs))
+        others = Watcher(Leases(jobs.database))
         others.watch(LEASE.total_seconds())
-        with pytest.raises(UnusableStore), stopped._write() as connection:
+        with pytest.raises(UnusableStore), stopped.database.write() as connection:
             leased_row(connection, lease)
             (expired,) = wait_for(lambda: others.watch(5))  # in the middle of that transaction
             assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
@@ -59,7 +59,7 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
 def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leases = Leases.sharing(jobs)
+    leases = Leases(jobs.database)
     hour = timedelta(hours=1)
     for wrong in (utc_now() + hour, utc_now() - hour):
         monkeypatch.setattr("tuner.store.database.utc_now", lambda wrong=wrong: wrong)
@@ -80,6 +80,6 @@ def test_the_server_s_own_isolation_level_is_not_taken_over(postgres_url: str) -
         server.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
     with JobStore.open(postgres_url) as jobs:
         assert show(jobs, "transaction_isolation") == "read committed"
-        with jobs._write() as connection:
+        with jobs.database.write() as connection:
             level = connection.execute(text("SHOW transaction_isolation")).scalar_one()
             assert level == "read committed"

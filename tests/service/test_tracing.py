@@ -50,7 +50,7 @@ def test_an_invalid_traceparent_is_none(wrong: str) -> None:
 
 
 def stored_trace(jobs: JobStore, job_id: str) -> str:
-    with jobs._read() as connection:
+    with jobs.database.read() as connection:
         found: str = connection.execute(
             select(table.c.trace).where(table.c.id == job_id)
         ).scalar_one()
@@ -68,7 +68,7 @@ def test_a_traceparent_passes_through_without_opentelemetry(store_url: str) -> N
         plain = server.call("POST", "/v1/jobs", {**body, "seed": 2}).json["id"]
         broken = {"traceparent": "00-tampered"}
         ignored = server.call("POST", "/v1/jobs", {**body, "seed": 3}, broken).json["id"]
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         assert stored_trace(jobs, traced) == TRACEPARENT
         assert stored_trace(jobs, plain) == stored_trace(jobs, ignored) == ""
         lease = leases.claim([JobFilter(needs_gpu=True)], "me")
@@ -214,7 +214,7 @@ NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 def test_a_child_whose_collector_is_away_does_its_jobs(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Leases.open(url) as leases:
-        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         registration = Registration(workers, describe(None, None, "test"))
         registration.beat()
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
@@ -229,7 +229,7 @@ def test_a_collector_that_is_away_delays_no_job_for_long(
     postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     with Leases.open(postgres_url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
         with celery_worker(postgres_url, redis_url, tmp_path / "worker.log", **NOBODY):
             wait_for(lambda: all(jobs.get(one).state is JobState.DONE for one in posted))

@@ -34,7 +34,7 @@ from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
 from tuner.jobs.limits import AttemptLimits
 from tuner.store import JobStore, Leases
-from tuner.store.database import utc_now
+from tuner.store.database import Database, utc_now
 from tuner.store.tables import idempotency_keys
 from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore
@@ -52,7 +52,7 @@ class Board:
 
     def __init__(self, database_url: str, broker_url: str, ca: Path | None = None) -> None:
         self.settings = Settings(database_url, broker_url, ca)
-        self.jobs = JobStore.open(database_url)
+        self.jobs = JobStore(Database.open(database_url))
         self.announcer = Announcer(self.settings)
 
     def post(self, request: JobRequest) -> str:
@@ -82,7 +82,7 @@ class Board:
 def board(postgres_url: str, redis_url: str) -> Iterator[Board]:
     made = Board(postgres_url, redis_url)
     yield made
-    made.jobs.close()
+    made.jobs.database.close()
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def at_work(postgres: URL, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         }
         with worker(board, folder, **more) as process:
             yield AtWork(board, process, folder / "worker.log", unannounced)
-        board.jobs.close()
+        board.jobs.database.close()
 
 
 class TestOneWorker:
@@ -203,7 +203,7 @@ class TestOneWorker:
 def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Leases.open(url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
         first = jobs.submit(replay()).job.id
         assert worker.drain() == 1
@@ -287,7 +287,7 @@ def test_workers_start_work_and_stop_without_redis(postgres_url: str, tmp_path: 
             wait_for(lambda: log.read_text().count("the broker does not answer") == 2)
             process.terminate()
             process.wait(timeout=60)
-        board.jobs.close()
+        board.jobs.database.close()
     lines = log.read_text().splitlines()
     said = [json.loads(one)["message"] for one in lines if one[:1] == "{"]  # not Celery's banner
     outages = [one for one in said if one.startswith("the broker ")]
@@ -324,7 +324,7 @@ def test_no_worker_outlives_tuner_worker(
 
 def registered(leases: Leases) -> Registration:
     """A worker of this process that the store knows."""
-    made = Registration(WorkerStore.sharing(leases), describe(None, None, "test"))
+    made = Registration(WorkerStore(leases.database), describe(None, None, "test"))
     made.beat()
     return made
 
@@ -336,7 +336,7 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     works = {**os.environ, "TUNER_DATABASE_URL": url}
     rests: list[float] = []
     with Leases.open(url) as leases:
-        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
         registration = registered(leases)
         broken = Worker(leases, registration, {**works, "TUNER_DATABASE_URL": "mysql://"})
@@ -366,7 +366,7 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
 def test_a_worker_takes_no_job_whose_engine_it_lacks(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Leases.open(url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
         lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
         good = jobs.submit(replay()).job.id
@@ -405,7 +405,7 @@ def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(
 def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Leases.open(url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
         first = jobs.submit(replay()).job.id
         assert worker.drain() == 1
@@ -425,7 +425,7 @@ def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None
 
 
 def set_job(leases: Leases, job_id: str, **values: object) -> None:
-    with leases._write() as connection:
+    with leases.database.write() as connection:
         connection.execute(update(job_table).where(job_table.c.id == job_id).values(**values))
 
 
@@ -433,11 +433,11 @@ def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with JobStore.open(url) as jobs:
         for days in (6, 8):
-            past = JobStore(jobs._engine, lambda days=days: utc_now() - timedelta(days=days))
+            past = JobStore(jobs.database, lambda days=days: utc_now() - timedelta(days=days))
             past.cancel(past.submit(replay(), idempotency_key=f"{days} days").job.id)
 
         def keys() -> list[str]:
-            with jobs._read() as connection:
+            with jobs.database.read() as connection:
                 return list(connection.execute(select(idempotency_keys.c.key)).scalars())
 
         assert keys() == ["6 days", "8 days"]
@@ -457,7 +457,7 @@ def test_a_failed_replay_names_the_recording_and_not_its_folder(
     monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
     request = replace(replay(recording=Path(RECORDING.name)), selection=MoeSelection((3,)))
     with Leases.open(url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         job_id = jobs.submit(request).job.id
         lacking = jobs.submit(replay(recording=Path("none.csv.gz"))).job.id
         worker = EmbeddedWorker(Settings(url), gpus=())

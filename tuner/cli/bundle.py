@@ -173,7 +173,7 @@ def _winners(
     name, version = engine.name, engine.version
     with Store.open(database_url(os.environ)) as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
-        proven = ServedProofStore.sharing(store)
+        proven = ServedProofStore(store)
         stored = proven.proofs(device=device.name, engine=name, engine_version=version)
         proofs = [proof.report for proof in stored]
         if not found:

@@ -12,6 +12,8 @@ from tuner.cli.app import app, guarded, refuse_foreign, say, show
 from tuner.cli.options import Json
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from tuner.store.keys import KeyStore
 
 KeyName = Annotated[
@@ -134,7 +136,7 @@ def revoke_key(
         store.revoke(name, last_too=force)
 
 
-def _open_keys() -> KeyStore:
+def _open_keys() -> AbstractContextManager[KeyStore]:
     refuse_foreign("workers")
     from tuner.store.keys import KeyStore
     from workers.settings import read_settings

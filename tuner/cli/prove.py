@@ -150,7 +150,7 @@ def _prove_server(request: ProofRequest, as_json: bool) -> None:
     with Store.open(database_url(os.environ)) as store, plan_of(request, store) as plan:
         proof = prove_served(plan, say)
         write_report(proof, request.folder)
-        ServedProofStore.sharing(store).add(proof.as_json())
+        ServedProofStore(store).add(proof.as_json())
     say(f"the report, logs and profiles are in {request.folder}")
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:

@@ -113,7 +113,7 @@ def _say_estimate(run: TuningRun, store: Store) -> None:
 
     request, device = run.request, run.request.device.name
     if request.source.kind is MeasureKind.GPU:
-        estimates = Estimates.sharing(store)
+        estimates = Estimates(store)
         gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
         if gpu_s is not None:
             say(estimate_line(gpu_s, device))

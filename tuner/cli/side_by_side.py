@@ -182,7 +182,7 @@ class _Board:
 def _estimates(requests: Sequence[Request]) -> list[float]:
     """How long each run will take, in seconds or, with an effort without an estimate, in points."""
     with Store.open(database_url(os.environ)) as store:
-        known = Estimates.sharing(store)
+        known = Estimates(store)
         points = [len(one.selected.points(one.problem)) for one in requests]
         return [
             known.gpu_s(one.problem, one.device.name, one.effort, count) or count

@@ -78,6 +78,7 @@ def _number(name: str) -> int:
 
 
 D = TypeVar("D", bound="Database")
+Q = TypeVar("Q", bound="Queries")
 Clock = Callable[[], datetime]
 
 
@@ -85,7 +86,7 @@ class Database:
     """An open database. Threads may share it; forked processes may not, each opens its own."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._reader = reader(engine)
         self._writer = writer(engine)
 
@@ -103,13 +104,8 @@ class Database:
             use_wal(engine)
         return cls(engine)
 
-    @classmethod
-    def sharing(cls: type[D], other: Database) -> D:
-        """The same database through the same connections; either `close` closes both."""
-        return cls(other._engine)
-
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def __enter__(self: D) -> D:
         return self
@@ -122,34 +118,54 @@ class Database:
 
         A program that goes on would write what the newer version does not expect.
         """
-        with self._read() as connection:
+        with self.read() as connection:
             check_head(connection)
 
     @contextmanager
-    def _read(self) -> Iterator[Connection]:
+    def read(self) -> Iterator[Connection]:
         """A connection that sees what is committed: with SQLite one state, else one a statement."""
-        with translated(self._engine.url), self._reader.connect() as connection:
+        with translated(self.engine.url), self._reader.connect() as connection:
             yield connection
 
     @contextmanager
-    def _write(self) -> Iterator[Connection]:
+    def write(self) -> Iterator[Connection]:
         with (
             write_lock_of(self._writer),
-            translated(self._engine.url),
+            translated(self.engine.url),
             self._writer.begin() as connection,
         ):
             yield connection
 
     @contextmanager
-    def _write_locked(self, name: str, refusal: Exception) -> Iterator[Connection]:
-        """`_write` with a named lock. Raises `refusal` at once if another transaction has it."""
-        with try_file_lock(self._engine, name) as mine:
+    def write_locked(self, name: str, refusal: Exception) -> Iterator[Connection]:
+        """`write` with a named lock. Raises `refusal` at once if another transaction has it."""
+        with try_file_lock(self.engine, name) as mine:
             if not mine:
                 raise refusal
-            with self._write() as connection:
+            with self.write() as connection:
                 if not try_transaction_lock(connection, name):
                     raise refusal
                 yield connection
+
+
+class Queries:
+    """Queries of one topic. Each method is one transaction, and raises UnusableStore."""
+
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        self.database = database
+        self._clock = clock
+        self._read, self._write = database.read, database.write
+
+    @classmethod
+    @contextmanager
+    def open(cls: type[Q], url: str, limits: PoolLimits = PATIENT) -> Iterator[Q]:
+        """These queries on the store at `url`, which is opened for the block alone."""
+        with Database.open(url, limits) as database:
+            yield cls(database)
+
+    def _now(self, connection: Connection | None = None) -> datetime:
+        """The time of `clock`; without one, of the database's host, or of this one."""
+        return time_of(connection, self._clock)
 
 
 def insert_into(connection: Connection, target: Table) -> postgresql.Insert | sqlite.Insert:
@@ -163,14 +179,14 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def time_of(connection: Connection, clock: Clock | None) -> datetime:
+def time_of(connection: Connection | None, clock: Clock | None) -> datetime:
     """The time of `clock`; without one, the time of the database's host, for all workers alike.
 
     With its own time, a host whose clock is a minute ahead would find every lease expired.
     """
     if clock is not None:
         return clock()
-    if connection.dialect.name == "postgresql":
+    if connection is not None and connection.dialect.name == "postgresql":
         now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
         return now.astimezone(timezone.utc)
     return utc_now()
@@ -194,14 +210,14 @@ class Probe(Database):
 
         It stores nothing: a change is rolled back, and what the disk is tried with is deleted.
         """
-        with self._write() as connection:
+        with self.write() as connection:
             if connection.dialect.name == "postgresql":
                 # A function's rows that exceed work_mem go into a temporary file of the server.
                 connection.execute(text("SET LOCAL work_mem = '64kB'"))
                 rows = func.generate_series(1, _TRIED_BYTES // 16).table_valued("number")
                 connection.execute(select(func.count()).select_from(rows))
             prove_writable(connection)
-        if file := file_of(self._engine.url):
+        if file := file_of(self.engine.url):
             _try_disk(Path(file).parent)
 
 

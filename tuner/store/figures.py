@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.pool import QueuePool
 
 from tuner.jobs.job import HELD, Cost, Job, JobState
 from tuner.problems.points import Problem
 from tuner.problems.records import RunState
 from tuner.problems.results import MeasureKind
-from tuner.store.database import Database, time_of
+from tuner.store.database import Database, Queries, time_of
 from tuner.store.job_rows import COST, read_cost
 from tuner.store.schema import check_head
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
@@ -97,7 +97,7 @@ class JobTimes:
     cost: Cost | None = None  # of a job that is done
 
 
-class Figures(Database):
+class Figures(Queries):
     """Reads figures. Every method is one transaction, and raises UnusableStore."""
 
     def read(self) -> StoreFigures:
@@ -136,7 +136,7 @@ class Figures(Database):
 
     def pool(self) -> PoolUse | None:
         """The use of this database's pool; None where connections are not pooled."""
-        pool = self._engine.pool
+        pool = self.database.engine.pool
         if not isinstance(pool, QueuePool):
             return None
         return PoolUse(pool.size(), pool.checkedin(), pool.checkedout())
@@ -198,11 +198,11 @@ _NEWEST = 20  # runs that are looked at
 _KEEP_S = 60.0  # a service need not ask again for each submission
 
 
-class Estimates(Database):
+class Estimates(Queries):
     """Reads finished runs. Raises UnusableStore."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self._known: dict[tuple[str, str, Effort], tuple[float, float | None]] = {}
 
     def of(self, job: Job) -> float | None:

@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Engine,
     Select,
     Text,
     cast,
@@ -41,21 +40,17 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
-from tuner.store.database import Clock, Database, time_of
+from tuner.store.database import Queries
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
 from tuner.store.submissions import Submission, find_or_add
 from tuner.store.tables import IS_COALESCIBLE, IS_QUEUED, idempotency_keys, job_events, jobs
 
 
-class JobStore(Database):
+class JobStore(Queries):
     """Posts, shows, cancels and deletes jobs. Workers use `tuner.store.Leases`.
 
     Every method is one transaction, and raises UnusableStore when the database fails.
     """
-
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def submit(
         self,
@@ -150,7 +145,7 @@ class JobStore(Database):
         worker is asked to end one that it has. A finished job stays as it is. Raises UnknownJob.
         """
         with self._write() as connection:
-            job, now = get_job(connection, job_id, lock=True), time_of(connection, self._clock)
+            job, now = get_job(connection, job_id, lock=True), self._now(connection)
             others = [] if client is None else [one for one in job.clients if one != client]
             if job.state.finished or job.cancel_requested:
                 return job
@@ -210,7 +205,7 @@ class JobStore(Database):
     def forget_idempotency_keys(self, older_than: timedelta = timedelta(days=7)) -> int:
         """Delete old keys and return their number. Their jobs stay."""
         with self._write() as connection:
-            old = idempotency_keys.c.created_at < time_of(connection, self._clock) - older_than
+            old = idempotency_keys.c.created_at < self._now(connection) - older_than
             return connection.execute(delete(idempotency_keys).where(old)).rowcount
 
     def _submission(
@@ -218,12 +213,14 @@ class JobStore(Database):
     ) -> AbstractContextManager[Connection]:
         if idempotency_key is None:
             return self._write()
-        return self._write_locked(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
+        return self.database.write_locked(
+            f"submit {client} {idempotency_key}", IdempotencyKeyInUse()
+        )
 
     def retry(self, job_id: str, client: str = "local") -> Job:
         """Queue a dead, failed or cancelled job again. Raises what `retry_job` raises."""
         with self._write() as connection:
-            return retry_job(connection, job_id, client, time_of(connection, self._clock))
+            return retry_job(connection, job_id, client, self._now(connection))
 
     def delete(self, job_id: str) -> Job:
         """Delete a job that has ended; its run stays. Raises what `delete_job` raises."""

@@ -10,7 +10,6 @@ from sqlalchemy import (
     CTE,
     ColumnElement,
     Connection,
-    Engine,
     RowMapping,
     Select,
     and_,
@@ -22,7 +21,7 @@ from sqlalchemy import (
 
 from tuner.jobs.job import LEASE, Job, JobFilter, JobState, Lease, Priority, read_request
 from tuner.jobs.limits import AttemptPhase, Exceeded, Held
-from tuner.store.database import Clock, Database, insert_into, time_of
+from tuner.store.database import Queries, insert_into
 from tuner.store.job_rows import (
     IS_HELD,
     RETRY_DELAY,
@@ -140,16 +139,12 @@ def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> S
 UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to reach a worker that can read the job
 
 
-class Leases(Database):
+class Leases(Queries):
     """Claims jobs and keeps or gives up their leases.
 
     Every method is one transaction, and raises UnusableStore when the database fails. A method that
     takes a Lease raises StaleLease, and writes nothing, once the lease is lost.
     """
-
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def claim(
         self, filters: Sequence[JobFilter], owner: str, preferred: Mapping[str, str] | None = None
@@ -163,7 +158,7 @@ class Leases(Database):
         """
         with self._write() as connection:
             check_head(connection)  # a newer program's jobs are for its own workers
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             if not may_claim(connection, owner):
                 return None
             while row := next_queued(connection, filters, now):
@@ -184,7 +179,7 @@ class Leases(Database):
         """Extend the lease to `LEASE` from now."""
         with self._write() as connection:
             mine = leased_row(connection, lease)["id"]
-            expiry = time_of(connection, self._clock) + LEASE
+            expiry = self._now(connection) + LEASE
             update_job(connection, mine, lease_expires_at=expiry)
 
     def look(self, lease: Lease) -> Held:
@@ -203,7 +198,7 @@ class Leases(Database):
     def retry(self, lease: Lease, reason: str) -> JobState:
         """Give the job back after a failed attempt: QUEUED with a delay, DEAD after the last."""
         with self._write() as connection:
-            row, now = leased_row(connection, lease), time_of(connection, self._clock)
+            row, now = leased_row(connection, lease), self._now(connection)
             delay = RETRY_DELAY * 2 ** (row["attempts"] - 1)
             return give_back(connection, row, now, reason, delay)
 
@@ -215,7 +210,7 @@ class Leases(Database):
     ) -> None:
         """Give the job back without counting the attempt. It can be claimed again after `delay`."""
         with self._write() as connection:
-            row, now = leased_row(connection, lease), time_of(connection, self._clock)
+            row, now = leased_row(connection, lease), self._now(connection)
             update_job(connection, row["id"], attempts=row["attempts"] - 1)
             give_back(connection, row, now, reason, delay, capped=False)
 
@@ -225,7 +220,7 @@ class Leases(Database):
         That counts no attempt, unless so many workers refused the job that it must be its fault.
         """
         with self._write() as connection:
-            row, now = leased_row(connection, lease), time_of(connection, self._clock)
+            row, now = leased_row(connection, lease), self._now(connection)
             refuse(connection, row, now, reason)
 
     def held(self) -> Mapping[str, Held]:
@@ -241,7 +236,7 @@ class Leases(Database):
         do this at once. Returns the job; None where it changed, or this version cannot read it.
         """
         with self._write() as connection:
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             query = select(jobs).where(jobs.c.id == job_id, IS_HELD)
             locked = query.with_for_update(skip_locked=True)
             row = connection.execute(locked).mappings().one_or_none()
@@ -261,7 +256,7 @@ class Leases(Database):
         Returns their number.
         """
         with self._write() as connection:
-            return age(connection, time_of(connection, self._clock))
+            return age(connection, self._now(connection))
 
     def unannounced(self, since: timedelta) -> Job | None:
         """The queued job whose announcement is the oldest, if it is older than `since`.
@@ -270,7 +265,7 @@ class Leases(Database):
         messages few: a worker that is awake does jobs until none is left.
         """
         with self._write() as connection:
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             query = (
                 select(jobs)
                 .where(IS_QUEUED, jobs.c.announced_at < now - since, due(now))
@@ -286,12 +281,12 @@ class Leases(Database):
 
     def store(self, lease: Lease) -> LeasedStore:
         """The store for that job's worker. It shares this object's connections."""
-        return LeasedStore(self._engine, lease, self._clock)
+        return LeasedStore(self.database.engine, lease, self._clock)
 
     def _end(
         self, lease: Lease, state: JobState, data: Mapping[str, Any], **values: object
     ) -> None:
         with self._write() as connection:
-            job_id, now = leased_row(connection, lease)["id"], time_of(connection, self._clock)
+            job_id, now = leased_row(connection, lease)["id"], self._now(connection)
             move(connection, job_id, state, now, **values)
             append_event(connection, job_id, now, state.value, data)

@@ -9,14 +9,14 @@ from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
 from tuner.jobs.queue import ALL_JOBS, JobQuery
 from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
 from tuner.store.api_key import LOCAL
-from tuner.store.database import Database, utc_now
+from tuner.store.database import Queries, utc_now
 from tuner.store.figures import Estimates
 from tuner.store.jobs import JobStore
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
 
 
-class LocalQueue(Database):
+class LocalQueue(Queries):
     """What `tuner.jobs.client.Queue` asks for. Methods raise UnusableStore."""
 
     def submit_all(
@@ -28,7 +28,7 @@ class LocalQueue(Database):
             Submission(request, priority, JobRequirements.of(request).unmet(workers, utc_now()))
             for request in requests
         ]
-        estimates = Estimates.sharing(self)
+        estimates = Estimates(self.database)
         answers = self._jobs.submit_all(wanted, client=LOCAL)
         return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
 
@@ -78,8 +78,8 @@ class LocalQueue(Database):
 
     @property
     def _jobs(self) -> JobStore:
-        return JobStore.sharing(self)
+        return JobStore(self.database)
 
     @property
     def _workers(self) -> WorkerStore:
-        return WorkerStore.sharing(self)
+        return WorkerStore(self.database)

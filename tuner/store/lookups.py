@@ -17,7 +17,7 @@ from tuner.problems.records import Published, Winner
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import WINNING, Environment, Status, Trial
 from tuner.store.current_winners import current_points
-from tuner.store.database import Database, utc_now
+from tuner.store.database import Queries, utc_now
 from tuner.store.rows import read_environment, read_points, read_trial, read_winner
 from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
 from tuner.store.tables import POINT_COLUMNS, environments, jobs, problems, runs, trials, winners
@@ -124,7 +124,7 @@ class EnvironmentSeen:
     newest: datetime  # when its newest winner was published
 
 
-class Lookups(Database):
+class Lookups(Queries):
     """Reads the store. Methods are single transactions; a failing database raises UnusableStore."""
 
     def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:

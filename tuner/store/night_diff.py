@@ -17,7 +17,7 @@ from sqlalchemy import Row, func, select
 from tuner.errors import BadInput
 from tuner.problems.registry import parts
 from tuner.render import folded, gain_text
-from tuner.store.database import Database
+from tuner.store.database import Database, Queries
 from tuner.store.nights import NightStore
 from tuner.store.tables import POINT_COLUMNS, environments, jobs, runs, trials
 from tuner.tuning.gains import mean_gain
@@ -86,13 +86,13 @@ class _NightJob:
 
 def diff_nights(store: Database, schedule: str, before: date, now: date) -> NightDiff:
     """Compare two finished nights. Raises BadInput for a day without one."""
-    nights = NightStore.sharing(store)
-    old, new = (_Nights.sharing(store).jobs_of(nights, schedule, day) for day in (before, now))
+    nights = NightStore(store)
+    old, new = (_Nights(store).jobs_of(nights, schedule, day) for day in (before, now))
     places = sorted({*old, *new})
     return NightDiff(before, now, tuple(_diff(one, old.get(one), new.get(one)) for one in places))
 
 
-class _Nights(Database):
+class _Nights(Queries):
     """Reads the jobs of a night with their trials."""
 
     def jobs_of(self, nights: NightStore, schedule: str, day: date) -> dict[Place, _NightJob]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, Select, Table, and_, delete, or_, select, tuple_, update
+from sqlalchemy import Select, Table, and_, delete, or_, select, tuple_, update
 
 from tuner.jobs.job import iso
-from tuner.store.database import Clock, Database, insert_into, utc_now
+from tuner.store.database import Queries, insert_into
 from tuner.store.tables import nightly_runs, watches
 
 GIVEN_UP = timedelta(minutes=5)  # a round that is unfinished after so long was killed
@@ -53,12 +53,8 @@ def _columns(table: Table, kind: type[StoredWatch | Night]) -> Select[Any]:
 _WATCHES = _columns(watches, StoredWatch).order_by(watches.c.id)
 
 
-class NightStore(Database):
+class NightStore(Queries):
     """Stores watches and rounds, each method in one transaction. Raises UnusableStore."""
-
-    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def begin(self, schedule: str, day: date, *, again: bool = False) -> bool:
         """Whether the caller must do the round: no process has begun it, or that one was killed.
@@ -66,7 +62,7 @@ class NightStore(Database):
         With `again`, a round that was finished is to be done once more.
         """
         with self._write() as connection:
-            now = self._clock()
+            now = self._now()
             row = {"schedule": schedule, "date": day, "started_at": now}
             insert = insert_into(connection, nightly_runs).on_conflict_do_nothing()
             if connection.execute(insert, row).rowcount:
@@ -83,7 +79,7 @@ class NightStore(Database):
 
     def finish(self, schedule: str, day: date, summary: Mapping[str, Any]) -> None:
         """Store what the round did."""
-        values = {"summary": dict(summary), "finished_at": self._clock()}
+        values = {"summary": dict(summary), "finished_at": self._now()}
         with self._write() as connection:
             mine = update(nightly_runs).where(*_round(schedule, day))
             connection.execute(mine.values(**values))
@@ -133,7 +129,7 @@ class NightStore(Database):
                 "watch": dict(watch),
                 "watch_key": key,
                 "client": client,
-                "created_at": self._clock(),
+                "created_at": self._now(),
             }
             connection.execute(insert_into(connection, watches).on_conflict_do_nothing(), row)
             query = _WATCHES.where(watches.c.watch_key == key)

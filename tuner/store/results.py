@@ -10,13 +10,13 @@ from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import read_part
 from tuner.problems.results import Status
-from tuner.store.database import Database
+from tuner.store.database import Queries
 from tuner.store.rows import read_winner
 from tuner.store.store import SELECT_WINNERS, by_point
 from tuner.store.tables import POINT_COLUMNS, environments, problems, trials, winners
 
 
-class ResultStore(Database):
+class ResultStore(Queries):
     """Reads results, and withdraws them.
 
     Methods are single transactions; a failing database raises UnusableStore.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
-from tuner.store.database import Clock, Database, insert_into, utc_now
+from tuner.store.database import Queries, insert_into
 from tuner.store.tables import served_proofs
 
 
@@ -31,12 +31,8 @@ class StoredProof:
 _SELECT = select(*(served_proofs.c[field.name] for field in fields(StoredProof)))
 
 
-class ServedProofStore(Database):
+class ServedProofStore(Queries):
     """Stores proofs, each method in one transaction. Raises UnusableStore."""
-
-    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Store a report."""
@@ -44,7 +40,7 @@ class ServedProofStore(Database):
         row = {**{name: report[name] for name in names}, "report": dict(report)}
         with self._write() as connection:
             insert = insert_into(connection, served_proofs)
-            connection.execute(insert, {**row, "created_at": self._clock()})
+            connection.execute(insert, {**row, "created_at": self._now()})
 
     def proofs(
         self,

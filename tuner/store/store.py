@@ -70,20 +70,20 @@ class Store(Database):
 
     def begin_run(self, key: RunKey) -> Run:
         """Begin the run with this key: a new one, or the stored one with its trials."""
-        with self._write() as connection:
+        with self.write() as connection:
             return self._begin(connection, key)
 
     def trials(self, run: Run) -> list[Trial]:
         """A run's trials in the order in which they were added."""
         query = select(trials).where(trials.c.run_id == run.id).order_by(trials.c.id)
-        with self._read() as connection:
+        with self.read() as connection:
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def add_trials(self, run: Run, new: Iterable[Trial]) -> None:
         """Add all trials or none. A candidate's first trial stays where the run has one already."""
         added = list(new)
         if added:
-            with self._write() as connection:
+            with self.write() as connection:
                 self._add(connection, run, added)
 
     def expect(self, run: Run, outlook: Outlook) -> None:
@@ -95,12 +95,12 @@ class Store(Database):
         An entry replaces the winner with the same problem, environment, point and status. So a
         predicted entry never replaces a measured one.
         """
-        with self._write() as connection:
+        with self.write() as connection:
             self._finish(connection, run, entries, totals)
 
     def stop_run(self, run: Run, state: RunState, reason: str = "") -> None:
         """Mark a run FAILED or INTERRUPTED. Its trials stay, and the run can begin again."""
-        with self._write() as connection:
+        with self.write() as connection:
             _set_run(connection, run.id, state=state.value, reason=storable(reason))
 
     def winners(
@@ -137,7 +137,7 @@ class Store(Database):
         at = winners.c.environment_id, winners.c.published_at
         # An index has all of this, in this order.
         query = select(*at[:1], cast(at[1], Text), func.count()).group_by(*at).order_by(*at)
-        with self._read() as connection:
+        with self.read() as connection:
             rows = connection.execute(query.where(at[0].in_(here)))
             return hashlib.sha256(repr([tuple(row) for row in rows]).encode()).hexdigest()
 
@@ -150,7 +150,7 @@ class Store(Database):
 
     def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
         query = SELECT_WINNERS.where(*conditions).order_by(problems.c.id, *by_point())
-        with self._read() as connection:
+        with self.read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
     # The next three run in the caller's transaction, so that a subclass may add to it.
@@ -255,8 +255,8 @@ class LeasedStore(Store):
         self._incumbents: dict[Candidate, str] = {}  # their names
 
     @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        with super()._write() as connection:
+    def write(self) -> Iterator[Connection]:
+        with super().write() as connection:
             leased_row(connection, self._lease)
             yield connection
 
@@ -274,7 +274,7 @@ class LeasedStore(Store):
                 for point, by_name in sorted(outlook.incumbents.items())
             ],
         }
-        with self._write() as connection:
+        with self.write() as connection:
             now = time_of(connection, self._clock)
             append_event(connection, self._lease.job_id, now, PLANNED, data)
         self._incumbents = named
