@@ -20,11 +20,9 @@ from api.pages.coverage import cells_of
 from api.pages.names import device_short, plain, problem_words
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
-from tuner.deploy.served.compare import LoadGain, gains_of
-from tuner.deploy.served.loads import Load
-from tuner.deploy.served.measure import Speed
+from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.outputs import OutputCheck
-from tuner.deploy.served.report import ServedProof, Subject
+from tuner.deploy.served.report import LoadGain, ServedProof, Subject, gains_of
 from tuner.devices.table import find_device
 from tuner.draw.shapes import Colour
 from tuner.families.fused_moe.family import least_us

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tuner.deploy.served import prove, rounds
-from tuner.deploy.served.loads import Load
-from tuner.deploy.served.measure import Speed
+from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.rounds import SIDES, Rounds, SideResults
 
 SHORT, MIDDLE, LONG = Load(1, 64, 8), Load(8, 64, 8), Load(8, 8192, 64)

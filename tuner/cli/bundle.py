@@ -84,9 +84,8 @@ def bundle(
         )
     from tuner.deploy.bundle.build import build_bundle, write_bundle
     from tuner.deploy.bundle.keys import render_keys
-    from tuner.deploy.bundle.manifest import sha256
-    from tuner.deploy.bundle.verify import check_bundle
-    from tuner.deploy.cluster_file import read_cluster
+    from tuner.deploy.bundle.manifest import check_bundle, sha256
+    from tuner.deploy.cluster import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
@@ -215,7 +214,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check a bundle without unpacking it. Exit 1 if it was changed after it was made."""
-    from tuner.deploy.bundle.verify import verify as check
+    from tuner.deploy.bundle.manifest import verify as check
 
     verified = check(file)
     show(as_json, verified.as_json, verified.as_text)

@@ -149,7 +149,7 @@ def bench_report(
     origin = RunDetails(model, device, date).or_else(read_origin(after or before))
     origin = origin.or_else(read_origin(before))
     if release:
-        from tuner.deploy.bundle.verify import verify as check
+        from tuner.deploy.bundle.manifest import verify as check
 
         verified = check(release)
         save_runs(new, release.with_name(f"{release.name}.runs.json"), verified.sha256)
@@ -169,7 +169,7 @@ def bench_report(
 
 def _expected(path: Path) -> Expected:
     """Read a cluster.toml, or a bundle's cluster.json."""
-    from tuner.deploy.cluster_file import read_cluster
-    from tuner.deploy.preflight.expected import read_expected
+    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.preflight.facts import read_expected
 
     return read_expected(path) if path.suffix == ".json" else read_cluster(path).expected()

@@ -90,9 +90,9 @@ def asked_by_cluster(
     """The engine of a cluster file's servers, the problems that they will ask files for, and their
     flags. Raises BadInput for an option, in `given` by its name, that the file answers.
     """
-    from tuner.deploy.bundle.dispatch import server_flags as flags_of_cluster
     from tuner.deploy.bundle.keys import cluster_problems
-    from tuner.deploy.cluster_file import read_cluster
+    from tuner.deploy.bundle.keys import server_flags as flags_of_cluster
+    from tuner.deploy.cluster import read_cluster
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
 

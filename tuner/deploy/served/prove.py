@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.deploy.load_proof import prove_loads, read_deployed
-from tuner.deploy.served.advice import backend_advice
-from tuner.deploy.served.compare import LoadGain, gains_of
-from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.outputs import check_outputs
 from tuner.deploy.served.process import RunningServer, free_ports
-from tuner.deploy.served.report import ServedProof, Subject
+from tuner.deploy.served.report import LoadGain, ServedProof, Subject, backend_advice, gains_of
 from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.config_variables import all_config_variables, config_variables
 from tuner.engines.server import Server, ServerLaunch
@@ -111,12 +108,6 @@ def _measured(
             say("the memory does not hold two servers: they run in turn")
             results = {side: SideResults() for side in SIDES}
     return results, IN_TURN, _in_turn(plan, rounds, results, say)
-
-
-def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequence[float]) -> bool:
-    """Whether each of two servers has room for its weights and as much again for its cache."""
-    least_bytes = min(gpu.free_mib for gpu in gpus) * 2**20
-    return 2 * weights_bytes / tp <= shares[0] * least_bytes
 
 
 def _together(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,16 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tuner.deploy.served.dummy_model import write_dummy_model
-from tuner.deploy.served.files import exported_problems, files_hash, tuned_files
-from tuner.deploy.served.flags import Advised, advised_for
-from tuner.deploy.served.gpus import Gpu, read_gpus
+from tuner.deploy.served.flags import (
+    Advised,
+    advised_for,
+    exported_problems,
+    files_hash,
+    tuned_files,
+)
 from tuner.deploy.served.loads import parse_loads
 from tuner.deploy.served.process import free_ports
-from tuner.deploy.served.prove import ProofPlan, fits_twice
+from tuner.deploy.served.prove import ProofPlan
 from tuner.deploy.served.report import Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE
 from tuner.devices.table import Device, find_device
@@ -33,6 +38,47 @@ from tuner.errors import (
 )
 from tuner.export import WinnerStore
 from tuner.models.table import class_of
+
+_QUERY = "--query-gpu=index,name,driver_version,memory.total,memory.free"
+_FORMAT = "--format=csv,noheader,nounits"
+_TIME_LIMIT_S = 60  # without persistence mode it takes tens of seconds
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU."""
+
+    index: int
+    name: str  # e.g. NVIDIA H100 80GB HBM3
+    driver: str
+    total_mib: int
+    free_mib: int
+
+
+def read_gpus() -> list[Gpu]:
+    """The GPUs of this machine. Raises MeasurerUnavailable where there is none."""
+    try:
+        said = subprocess.run(  # noqa: S603 (words of this module)
+            ["nvidia-smi", _QUERY, _FORMAT],  # noqa: S607 (the driver's, wherever it is)
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=True,
+        ).stdout
+        gpus = [_gpu(line) for line in said.splitlines() if line.strip()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        gpus = []
+    if not gpus:
+        raise MeasurerUnavailable(
+            "no GPU here: nvidia-smi names none. Run this on the machine that serves; a container "
+            "needs the GPUs (`--gpus all`)"
+        )
+    return gpus
+
+
+def _gpu(line: str) -> Gpu:
+    index, name, driver, total, free = (word.strip() for word in line.split(","))
+    return Gpu(int(index), name, driver, int(total), int(free))
 
 
 class Installed(NamedTuple):
@@ -186,6 +232,12 @@ def _gpus(device: Device, tp: int) -> Sequence[Gpu]:
                 f"{found}, or run this on a {device.name}"
             )
     return gpus[:tp]
+
+
+def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequence[float]) -> bool:
+    """Whether each of two servers has room for its weights and as much again for its cache."""
+    least_bytes = min(gpu.free_mib for gpu in gpus) * 2**20
+    return 2 * weights_bytes / tp <= shares[0] * least_bytes
 
 
 def _visible(gpus: Sequence[Gpu], numbers: str) -> Sequence[Gpu]:
