@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from tuner.cli.app import print_json, say
-from tuner.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
     from tuner.tuning.run_request import Request
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say what is being done, and for how long, while the block runs."""
+    from tuner.tuning.progress import LiveLine, duration
+
+    started = time.monotonic()
+
+    def text(width: int) -> str:
+        return f"{what}, {duration(time.monotonic() - started)} so far"[:width]
+
+    line = LiveLine(sys.stderr, text)
+    try:
+        yield
+    finally:
+        line.close()
 
 
 def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:

@@ -302,7 +302,7 @@ def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:
 def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Selection:
     """The points of a problem that the options select. Raises BadInput."""
     from tuner.cli.app import say
-    from tuner.cli.workload import observed_fields
+    from tuner.cli.family_options import observed_fields
     from tuner.errors import MalformedWorkload
 
     values = choice.of(family.selecting)

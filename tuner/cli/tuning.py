@@ -33,7 +33,7 @@ from tuner.cli.options import (
     WritePatch,
 )
 from tuner.cli.plan import asked_by_cluster, planned
-from tuner.cli.runs import print_reports, run_all
+from tuner.cli.runs import print_reports, run_all, waiting
 from tuner.cli.targets import (
     TargetOptions,
     refuse_more_targets,
@@ -46,7 +46,6 @@ from tuner.cli.targets import (
     settings_of,
     targets_of,
 )
-from tuner.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
