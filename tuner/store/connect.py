@@ -86,7 +86,8 @@ def shown(url: URL) -> str:
     """The store's name in messages, without its password."""
     if url.get_backend_name() == "sqlite":
         return url.database or "in memory"
-    return url.set(drivername="postgresql").render_as_string(hide_password=True)
+    plain = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
+    return plain.render_as_string(hide_password=True)
 
 
 def kind_of(error: Exception) -> type[UnusableStore]:
@@ -303,7 +304,7 @@ def place_of(text: str) -> str:
 
     Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's.
     """
-    return _shown(_parse(text))
+    return shown(_parse(text))
 
 
 def _parse(text: str) -> URL:
@@ -345,13 +346,6 @@ def file_of(url: URL) -> str | None:
     """The path of a SQLite database; None for one in memory and for PostgreSQL."""
     plain = url.database not in (None, "", ":memory:") and "uri" not in url.query
     return url.database if plain and url.get_backend_name() == "sqlite" else None
-
-
-def _shown(url: URL) -> str:
-    if url.get_backend_name() == "sqlite":
-        return url.database or "in memory"
-    shown = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
-    return shown.render_as_string(hide_password=True)
 
 
 def _make_folder(url: URL) -> None:

@@ -213,19 +213,58 @@ class JobStore(Queries):
     ) -> AbstractContextManager[Connection]:
         if idempotency_key is None:
             return self._write()
-        return self.database.write_locked(
-            f"submit {client} {idempotency_key}", IdempotencyKeyInUse()
-        )
+        name = f"submit {client} {idempotency_key}"
+        return self.database.write_locked(name, IdempotencyKeyInUse())
 
     def retry(self, job_id: str, client: str = "local") -> Job:
-        """Queue a dead, failed or cancelled job again. Raises what `retry_job` raises."""
+        """Queue the job again, with all its attempts. One that is unfinished stays as it is.
+
+        Raises UnknownJob, NotRetriable for a job that is done or being cancelled, and
+        EqualJobUnfinished where another job does the same work.
+        """
         with self._write() as connection:
-            return retry_job(connection, job_id, client, self._now(connection))
+            job, now = get_job(connection, job_id, lock=True), self._now(connection)
+            if job.state is JobState.DONE:
+                raise NotRetriable(f"job {job_id} is done: submit it anew to do its work again")
+            if not job.state.finished and job.cancel_requested:
+                raise NotRetriable(f"job {job_id} is being cancelled: retry it when it has ended")
+            if not job.state.finished:
+                return job  # it was retried before
+            # Nobody waits any more for a job that was cancelled.
+            waiting = [] if job.state is JobState.CANCELLED else list(job.clients)
+            values: dict[str, Any] = {
+                **{"attempts": 0, "trial_count": 0, "cancel_requested": False},
+                **{"available_at": now, "announced_at": now},
+                **{"started_at": None, "finished_at": None},
+                "clients": waiting if client in waiting else [*waiting, client],
+            }
+            try:
+                with connection.begin_nested():
+                    move(connection, job_id, JobState.QUEUED, now, **values)
+            except IntegrityError:
+                raise EqualJobUnfinished(_equal(connection, job_id)) from None
+            append_event(connection, job_id, now, "retried", {"client": client})
+            return get_job(connection, job_id)
 
     def delete(self, job_id: str) -> Job:
-        """Delete a job that has ended; its run stays. Raises what `delete_job` raises."""
+        """Delete the job, its events, and the idempotency keys that were answered with it.
+
+        Its run stays, with all that was tried and published. Returns the job as it was. Raises
+        UnknownJob, and JobUnfinished for a job that has not ended.
+        """
         with self._write() as connection:
-            return delete_job(connection, job_id)
+            job = get_job(connection, job_id, lock=True)
+            if not job.state.finished:
+                raise JobUnfinished(
+                    f"job {job_id} is {job.state.value}: cancel it first, and delete it when it "
+                    "has ended"
+                )
+            of_batch = cast(idempotency_keys.c.job_ids, Text).contains(job_id)
+            answered = (idempotency_keys.c.job_id == job_id) | of_batch
+            connection.execute(delete(idempotency_keys).where(answered))
+            connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
+            connection.execute(delete(jobs).where(jobs.c.id == job_id))
+        return job
 
 
 def _abandoned(job: Job, now: datetime) -> bool:
@@ -297,42 +336,6 @@ def _in_order(rows: Select[Any], order: JobOrder, limit: int) -> Select[Any]:
     return rows.order_by(*(column.desc() if down else column for column in place)).limit(limit)
 
 
-_RETRIABLE = (JobState.DEAD, JobState.FAILED, JobState.CANCELLED)
-
-
-def retry_job(connection: Connection, job_id: str, client: str, now: datetime) -> Job:
-    """Queue the job again, with all its attempts. One that is unfinished stays as it is.
-
-    Raises UnknownJob, NotRetriable for a job that is done or being cancelled, and
-    EqualJobUnfinished where another job does the same work.
-    """
-    job = get_job(connection, job_id, lock=True)
-    if job.state not in _RETRIABLE:
-        if job.state is JobState.DONE:
-            raise NotRetriable(f"job {job_id} is done: submit it anew to do its work again")
-        if job.cancel_requested:
-            raise NotRetriable(f"job {job_id} is being cancelled: retry it when it has ended")
-        return job  # it was retried before
-    values: dict[str, Any] = {
-        **{"attempts": 0, "trial_count": 0, "cancel_requested": False},
-        **{"available_at": now, "announced_at": now, "started_at": None, "finished_at": None},
-        "clients": _clients(job, client),
-    }
-    try:
-        with connection.begin_nested():
-            move(connection, job_id, JobState.QUEUED, now, **values)
-    except IntegrityError:
-        raise EqualJobUnfinished(_equal(connection, job_id)) from None
-    append_event(connection, job_id, now, "retried", {"client": client})
-    return get_job(connection, job_id)
-
-
-def _clients(job: Job, client: str) -> list[str]:
-    """Who waits for the job now. Nobody waits any more for one that was cancelled."""
-    waiting = [] if job.state is JobState.CANCELLED else list(job.clients)
-    return waiting if client in waiting else [*waiting, client]
-
-
 def _equal(connection: Connection, job_id: str) -> str:
     key = select(jobs.c.request_key).where(jobs.c.id == job_id).scalar_subquery()
     equal = select(jobs.c.id, jobs.c.state).where(jobs.c.request_key == key, IS_COALESCIBLE)
@@ -340,22 +343,3 @@ def _equal(connection: Connection, job_id: str) -> str:
     if row is None:  # it has just ended
         return "an equal job was unfinished: try again"
     return f"job {row.id} asks for the same work and is {row.state}: follow that one"
-
-
-def delete_job(connection: Connection, job_id: str) -> Job:
-    """Delete the job, its events, and the idempotency keys that were answered with it.
-
-    Its run stays, with all that was tried and published. Returns the job as it was. Raises
-    UnknownJob, and JobUnfinished for a job that has not ended.
-    """
-    job = get_job(connection, job_id, lock=True)
-    if not job.state.finished:
-        raise JobUnfinished(
-            f"job {job_id} is {job.state.value}: cancel it first, and delete it when it has ended"
-        )
-    of_batch = cast(idempotency_keys.c.job_ids, Text).contains(job_id)
-    answered = (idempotency_keys.c.job_id == job_id) | of_batch
-    connection.execute(delete(idempotency_keys).where(answered))
-    connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
-    connection.execute(delete(jobs).where(jobs.c.id == job_id))
-    return job

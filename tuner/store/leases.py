@@ -72,18 +72,6 @@ def take_turn(connection: Connection, client: str) -> None:
     )
 
 
-def age(connection: Connection, now: datetime) -> int:
-    """Make jobs urgent that have waited for `AGED`. Returns their number."""
-    old = (
-        select(jobs.c.id)
-        .where(IS_QUEUED, jobs.c.priority > int(Priority.URGENT), jobs.c.created_at < now - AGED)
-        .limit(_AGED_AT_ONCE)
-        .with_for_update(skip_locked=True)
-    )
-    change = update(jobs).where(jobs.c.id.in_(old)).values(priority=int(Priority.URGENT))
-    return connection.execute(change).rowcount
-
-
 def due(now: datetime) -> ColumnElement[bool]:
     """Whether a queued job may be claimed now."""
     return or_(jobs.c.available_at <= now, jobs.c.available_at > now + LONGEST_DELAY)
@@ -256,7 +244,15 @@ class Leases(Queries):
         Returns their number.
         """
         with self._write() as connection:
-            return age(connection, self._now(connection))
+            waited = jobs.c.created_at < self._now(connection) - AGED
+            old = (
+                select(jobs.c.id)
+                .where(IS_QUEUED, jobs.c.priority > int(Priority.URGENT), waited)
+                .limit(_AGED_AT_ONCE)
+                .with_for_update(skip_locked=True)
+            )
+            change = update(jobs).where(jobs.c.id.in_(old)).values(priority=int(Priority.URGENT))
+            return connection.execute(change).rowcount
 
     def unannounced(self, since: timedelta) -> Job | None:
         """The queued job whose announcement is the oldest, if it is older than `since`.
