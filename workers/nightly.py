@@ -262,7 +262,9 @@ def _submit(
     for at in range(0, len(requests), AT_ONCE):
         planned = requests[at : at + AT_ONCE]
         some = [_pinned(one, workers) for one in planned]
-        wanted = [_submission(one, workers) for one in some]
+        wanted = [
+            Submission(one, unmet=JobRequirements.of(one).unmet(workers, utc_now())) for one in some
+        ]
         try:
             answers = jobs.submit_all(wanted, client=NIGHTLY, fresh=NOT_FRESH)
         except TunerError as error:
@@ -274,10 +276,6 @@ def _submit(
                 announcer.announce(answer.job)
             (submitted if answer.created else waiting).append(answer.job.id)
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
-
-
-def _submission(request: JobRequest, workers: Sequence[WorkerStatus]) -> Submission:
-    return Submission(request, unmet=JobRequirements.of(request).unmet(workers, utc_now()))
 
 
 def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:

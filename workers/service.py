@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tuner.errors import UnusableStore
 from tuner.jobs.job import Job
@@ -41,7 +42,6 @@ class Service:
         poll_s: float = EVERY_S,
         outage: Outage | None = None,
     ) -> None:
-        self._poll_s = poll_s
         self._outage = outage or Outage("the store")
         self._reconciler = Reconciler(leases, announcer, limits)
         self._stopping = threading.Event()
@@ -49,10 +49,10 @@ class Service:
         self._registration = Registration(WorkerStore(leases.database), info)
         environ = child_environ(gpu.uuid if gpu else None)
         self.worker = Worker(leases, self._registration, environ, limits)
-        rounds: tuple[tuple[str, Callable[[], None], Callable[[], None]], ...] = (
-            ("jobs", self._look, self._sleep),
-            ("reconcile", self._reconcile, self._tick),
-            ("beat", self._registration.beat, self._rest),
+        rounds: tuple[tuple[str, Callable[[], None], Callable[[], object]], ...] = (
+            ("jobs", self._look, partial(self._woken.wait, poll_s)),
+            ("reconcile", self._reconcile, partial(self._stopping.wait, EVERY_S)),
+            ("beat", self._registration.beat, partial(self._stopping.wait, BEAT.total_seconds())),
         )
         self._threads = [
             threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
@@ -91,7 +91,7 @@ class Service:
         with contextlib.suppress(UnusableStore):
             self._registration.stopped()
 
-    def _loop(self, step: Callable[[], None], pause: Callable[[], None]) -> None:
+    def _loop(self, step: Callable[[], None], pause: Callable[[], object]) -> None:
         while not self._stopping.is_set():
             try:
                 step()
@@ -108,15 +108,6 @@ class Service:
     def _reconcile(self) -> None:
         self._reconciler.round()
         self._outage.end()  # only here: a look may return without a word to the store
-
-    def _sleep(self) -> None:
-        self._woken.wait(self._poll_s)
-
-    def _tick(self) -> None:
-        self._stopping.wait(EVERY_S)
-
-    def _rest(self) -> None:
-        self._stopping.wait(BEAT.total_seconds())
 
 
 POLL_S = 1.0  # between looks for jobs that another process put into the database

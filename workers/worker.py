@@ -56,7 +56,7 @@ def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> 
         device=gpu.device if gpu else "",
         devices=tuple(devices) if devices is not None else None,
         engines=engines_here(),
-        packages=_packages(),
+        packages={one: version for one in _PACKAGES if (version := _version(one))},
     )
 
 
@@ -111,10 +111,6 @@ class Registration:
     def stopped(self) -> None:
         """The worker ends. Raises UnusableStore."""
         self._workers.stopped(self.info.id)
-
-
-def _packages() -> dict[str, str]:
-    return {name: version for name in _PACKAGES if (version := _version(name))}
 
 
 def _version(package: str) -> str:

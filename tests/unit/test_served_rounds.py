@@ -107,9 +107,7 @@ def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(
         monkeypatch.setattr(rounds, "run_load", run)
         plan: Any = SimpleNamespace(
             server=SimpleNamespace(memory_shares=(0.4, 0.7)),
-            port=None,
-            rounds=7,
-            profiles=True,
+            request=SimpleNamespace(port=None, rounds=7, profiles=True),
         )
         results = {side: SideResults() for side in SIDES}
         of = Rounds(plan.server, (SHORT, LONG), 7, 1.0, said.append)

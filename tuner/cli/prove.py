@@ -11,7 +11,7 @@ from tuner.cli.app import command, say, show
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
 
 if TYPE_CHECKING:
-    from tuner.deploy.served.request import ProofRequest
+    from tuner.deploy.served.prove import ProofRequest
 
 _FOR_SERVER = "With --server: "
 
@@ -103,7 +103,7 @@ def prove(
     if not server:
         _prove_layer(device, out, engine, model, as_json)
         return
-    from tuner.deploy.served.request import ProofRequest
+    from tuner.deploy.served.prove import ProofRequest
 
     request = ProofRequest(
         model=model,

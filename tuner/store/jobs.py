@@ -153,7 +153,9 @@ class JobStore(Queries):
                 if client in job.clients:
                     data = {"client": client, "remaining": len(others)}
                     append_event(connection, job_id, now, "withdrawn", data, clients=others)
-            elif job.state is JobState.QUEUED or _abandoned(job, now):
+            elif job.state is JobState.QUEUED or (
+                job.lease_expires_at is not None and job.lease_expires_at < now
+            ):
                 move(connection, job_id, JobState.CANCELLED, now)
                 append_event(connection, job_id, now, JobState.CANCELLED.value, {})
             else:
@@ -265,10 +267,6 @@ class JobStore(Queries):
             connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
             connection.execute(delete(jobs).where(jobs.c.id == job_id))
         return job
-
-
-def _abandoned(job: Job, now: datetime) -> bool:
-    return job.lease_expires_at is not None and job.lease_expires_at < now
 
 
 def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Sequence[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from tuner.errors import RunAlreadyActive
 from tuner.jobs.job import PLANNED, Cost, JobState, Lease
-from tuner.problems.points import TRITON, Candidate, Config, Point, Problem
+from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.registry import parts
 from tuner.problems.results import Entry, Environment, Totals, Trial
@@ -270,7 +270,11 @@ class LeasedStore(Store):
         data = {
             "to_try": outlook.to_try,
             "incumbents": [
-                {**point.as_json(), "point": str(point), "configs": _as_dicts(by_name)}
+                {
+                    **point.as_json(),
+                    "point": str(point),
+                    "configs": {name: dict(config) for name, config in by_name.items()},
+                }
                 for point, by_name in sorted(outlook.incumbents.items())
             ],
         }
@@ -324,10 +328,6 @@ class LeasedStore(Store):
         move(connection, self._lease.job_id, JobState.DONE, now, error="", **cost)
         data = {"run_id": run.id, "totals": asdict(totals)}
         append_event(connection, self._lease.job_id, now, JobState.DONE.value, data)
-
-
-def _as_dicts(by_name: Mapping[str, Config]) -> dict[str, dict[str, int]]:
-    return {name: dict(config) for name, config in by_name.items()}
 
 
 def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:

@@ -64,7 +64,8 @@ def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> lis
         old = tuple(getattr(speed, column.field) for speed in before)
         new = tuple(getattr(speed, column.field) for speed in after)
         if None not in (*old, *new):
-            pair = paired(_key(load), column.metric, old, new)
+            key = Key(LoadKind.SERVING, load.sequences, load.prompt, load.answer)
+            pair = paired(key, column.metric, old, new)
             found.append(LoadGain(load, column, old, new, pair))
     return found
 
@@ -76,10 +77,6 @@ def runs_of(gains: Iterable[LoadGain], side: str) -> list[Sample]:
         for gain in gains
         for number, value in enumerate(getattr(gain, side), 1)
     ]
-
-
-def _key(load: Load) -> Key:
-    return Key(LoadKind.SERVING, load.sequences, load.prompt, load.answer)
 
 
 _PHASES = {"prefill": "prefill_tok_s", "decode": "decode_tok_s"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from tuner.deploy.served.flags import (
 )
 from tuner.deploy.served.loads import parse_loads
 from tuner.deploy.served.process import free_ports
-from tuner.deploy.served.prove import ProofPlan
+from tuner.deploy.served.prove import ProofPlan, ProofRequest
 from tuner.deploy.served.report import Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE
 from tuner.devices.table import Device, find_device
@@ -88,27 +88,6 @@ class Installed(NamedTuple):
     version: str
 
 
-@dataclass(frozen=True)
-class ProofRequest:
-    """What a user asks for, as given."""
-
-    model: str
-    device: str
-    root: Path
-    engine: str  # NAME or NAME==VERSION
-    tp: int
-    dummy: bool
-    layers: int | None
-    loads: str
-    rounds: int
-    args: tuple[str, str, str]  # of both servers, of `before`, of `after`
-    in_turn: bool
-    port: int | None
-    folder: Path
-    profiles: bool
-    timeouts_s: tuple[float, float]  # of a start, of an answer
-
-
 @contextmanager
 def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
     """The plan; a dummy model's folder exists for as long as it does.
@@ -131,6 +110,7 @@ def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
     if not after:
         advised = advised_for(exported, winners, device, package, both, class_of(request.model))
     args = {BEFORE: [*both, *before], AFTER: [*advised.added_to(both), *after]}
+    assigned = [f"{name}={value}" for name, value in advised.variables.items()]
     gpus = _gpus(device, request.tp)
     free_ports(2, request.port)
     subject = Subject(
@@ -143,7 +123,7 @@ def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
         weights=_weights_text(request),
         files=files_hash(files),
         before_args=shlex.join(args[BEFORE]),
-        after_args=shlex.join([*_assigned(advised.variables), *args[AFTER]]),
+        after_args=shlex.join([*assigned, *args[AFTER]]),
         rounds=request.rounds,
     )
     with TemporaryDirectory(prefix="tuner-model-") as made:
@@ -154,20 +134,13 @@ def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
         yield ProofPlan(
             subject,
             server,
+            replace(request, root=request.root.resolve(), folder=folder),
             model,
-            request.root.resolve(),
-            folder,
             args,
             loads,
-            request.rounds,
-            request.dummy,
-            in_turn=in_turn,
-            profiles=request.profiles,
-            variables=advised.variables,
-            notes=advised.notes,
-            port=request.port,
-            start_timeout_s=request.timeouts_s[0],
-            load_timeout_s=request.timeouts_s[1],
+            in_turn,
+            advised.variables,
+            advised.notes,
         )
 
 
@@ -209,11 +182,6 @@ def _words(request: ProofRequest) -> list[list[str]]:
         return [shlex.split(text) for text in request.args]
     except ValueError as error:
         raise BadInput(f"flags cannot be read ({error}): close each quote") from None
-
-
-def _assigned(variables: Mapping[str, str]) -> list[str]:
-    """Variables as they stand before a command."""
-    return [f"{name}={value}" for name, value in variables.items()]
 
 
 def _gpus(device: Device, tp: int) -> Sequence[Gpu]:
