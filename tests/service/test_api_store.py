@@ -25,7 +25,7 @@ from api.settings import ApiSettings
 from tuner.errors import StoreUnreachable
 from tuner.store import Leases
 from tuner.store.connect import connect, writer
-from tuner.store.schema import HEAD
+from tuner.store.database import HEAD
 from tuner.store.tables import VERSION_TABLE
 from workers.settings import Settings
 

@@ -26,7 +26,7 @@ from tuner.store import JobStore, Leases, Store
 from tuner.store.job_rows import REFUSALS
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
-from workers.reconcile import GRACE_S
+from workers.service import GRACE_S
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 ANY = [JobFilter(needs_gpu=False)]

@@ -19,9 +19,8 @@ from tuner.errors import StoreReplaced, StoreUnreachable
 from tuner.jobs.job import JobRequest
 from tuner.store import JobStore, Store
 from tuner.store.connect import IDLE_S, PoolLimits
-from tuner.store.database import Database, try_file_lock
+from tuner.store.database import HEAD, Database, try_file_lock
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.schema import HEAD
 from tuner.store.tables import VERSION_TABLE
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")

@@ -16,9 +16,8 @@ from tuner.jobs.job import HELD, Cost, Job, JobState
 from tuner.problems.points import Problem
 from tuner.problems.records import RunState
 from tuner.problems.results import MeasureKind
-from tuner.store.database import Database, Queries, time_of
+from tuner.store.database import Database, Queries, check_head, time_of
 from tuner.store.job_rows import COST, read_cost
-from tuner.store.schema import check_head
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
 from tuner.tuning.costs import START_S, typical_gpu_s
 from tuner.tuning.request import Effort

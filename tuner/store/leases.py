@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from tuner.jobs.job import LEASE, Job, JobFilter, JobState, Lease, Priority, read_request
 from tuner.jobs.limits import AttemptPhase, Exceeded, Held
-from tuner.store.database import Queries, insert_into
+from tuner.store.database import Queries, check_head, insert_into
 from tuner.store.job_rows import (
     IS_HELD,
     RETRY_DELAY,
@@ -37,7 +37,6 @@ from tuner.store.job_rows import (
     update_job,
 )
 from tuner.store.rows import storable
-from tuner.store.schema import check_head
 from tuner.store.store import LeasedStore
 from tuner.store.tables import IS_QUEUED, client_turns, jobs
 from tuner.store.workers import may_claim, set_worker_aside
