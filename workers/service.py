@@ -82,7 +82,11 @@ class Overdue:
 
 
 class Reconciler:
-    """Repairs the queue. Any number of processes may do this at once."""
+    """Repairs what broken processes leave behind: jobs without progress, and lost messages.
+
+    It also makes jobs urgent that waited for long, and deletes what nobody asks for any more. Any
+    number of processes may do this at once.
+    """
 
     def __init__(self, leases: Leases, announcer: Announces, limits: AttemptLimits) -> None:
         self._leases = leases

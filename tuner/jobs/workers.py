@@ -245,7 +245,11 @@ SILENT = 2.5 * HEARTBEAT  # two heartbeats were missed, and a third is nearly du
 
 @dataclass(frozen=True)
 class Stalled:
-    """What is known of a job that a silent worker holds. `why` says it in words."""
+    """What is known of a job that a silent worker holds. `why` says it in words.
+
+    It is no state of the stored job: a reconciler takes the job back by its own clock, and until
+    then the worker may come back.
+    """
 
     worker: str  # its name, or its id where it is not known
     heartbeat_at: datetime  # the last one

@@ -133,6 +133,10 @@ def prove_writable(connection: Connection) -> None:
     connection.rollback()
 
 
+# Named locks among all processes that use a database need no rows. PostgreSQL, or the kernel, frees
+# the locks of a killed process at once.
+
+
 def try_transaction_lock(connection: Connection, name: str) -> bool:
     """Whether this transaction has the lock until it ends. Always True on SQLite.
 

@@ -1,4 +1,7 @@
-"""What a bundle says and holds beside the config files: advice, attention, proofs."""
+"""What a bundle says and holds beside the config files: advice, attention, proofs.
+
+A bundle never sets a server's backend or KV splits: the cluster file does, or else sglang chooses.
+"""
 
 from __future__ import annotations
 

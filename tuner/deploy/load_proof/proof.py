@@ -28,7 +28,14 @@ SOCKET = "Socket"
 
 @dataclass
 class Network:
-    """What a log says about the network between nodes, and whether the server is ready."""
+    """What a log says about the network between nodes, and whether the server is ready.
+
+    NCCL writes with NCCL_DEBUG=INFO, as in these lines of NCCL 2.21:
+
+        NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE [1]mlx5_2:1/RoCE [RO]; OOB xgbe0:10.63.65.207<0>
+        NCCL INFO Using network IB
+        NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+    """
 
     names: dict[str, str] = field(default_factory=dict)  # network -> FILE:LINE that says so
     devices: dict[str, None] = field(default_factory=dict)  # RDMA devices, in order
