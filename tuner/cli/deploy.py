@@ -11,7 +11,9 @@ import typer
 from tuner.cli import complete
 from tuner.cli.app import command, refuse_foreign, say, show
 from tuner.cli.options import Captures, EngineSpec, Json
-from tuner.errors import BadInput
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, UnsupportedFamily
+from tuner.render import folded
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
@@ -46,7 +48,6 @@ def preflight(
     """
     from tuner.deploy.preflight import capture as capture_into
     from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
-    from tuner.render import folded
 
     expected = _expected(cluster) if cluster else None
     if capture:
@@ -203,11 +204,9 @@ def status(
     Exit 1 if a kind of files is there and it would load none of them.
     """
     refuse_foreign("workers")
-    from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
     from tuner.engines.sglang.package import SGLang
     from tuner.engines.sglang.status import server_status
-    from tuner.errors import UnsupportedFamily
     from workers.gpus import detect_gpus
 
     name = device or next(iter({gpu.device for gpu in detect_gpus()}), "")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, say, show
+from tuner.cli.app import command, open_store, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import EngineSpec, Json, Tp, WritePatch
 from tuner.cli.targets import TargetOptions, problems_to_ship
-from tuner.errors import BadInput
+from tuner.devices.table import Device, find_device
+from tuner.errors import BadInput, UnknownDevice, UnknownEngine, UnwritableOutput, did_you_mean
+from tuner.problems.registry import families, family_named
+from tuner.render import folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tuner.devices.table import Device
     from tuner.diagnose import Diagnosis
     from tuner.families.attention.engine import Remedy
     from tuner.problems.options import Option
@@ -67,8 +68,6 @@ def _for_terminal(text: str) -> str:
     """Fold sentences to the width of a terminal: no commands, and nothing for a pipe or a file."""
     import sys
 
-    from tuner.render import folded
-
     if not sys.stdout.isatty():
         return text
     lines = text.split("\n")
@@ -77,8 +76,6 @@ def _for_terminal(text: str) -> str:
 
 def write_remedy(remedy: Remedy | None, path: Path) -> None:
     """Write a remedy's patch, and say how to apply it. Raises BadInput where there is none."""
-    from tuner.errors import UnwritableOutput
-
     patch = remedy.patch() if remedy else ""
     if remedy is None or not patch:
         raise BadInput(
@@ -196,9 +193,6 @@ def _traces(names: Sequence[str], folder: Path | None, steps: int) -> list[Path]
 
 def _device(name: str, found: Profile, *, required: bool) -> Device | None:
     """The GPU of the command line, else the trace's. Raises UnknownDevice where it is needed."""
-    from tuner.devices.table import find_device
-    from tuner.errors import UnknownDevice
-
     try:
         return find_device(name or found.device)
     except UnknownDevice:
@@ -214,10 +208,8 @@ def _device(name: str, found: Profile, *, required: bool) -> Device | None:
 
 def _winners(asked: TargetOptions, choice: FamilyChoice) -> list[Winner]:
     """What the store has for the model's problems, in any version of the engine."""
-    from tuner.store import Store, database_url
-
     wanted = set(problems_to_ship((), asked, choice))
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         found = store.winners(device=asked.device.name, engine=asked.engine)
     return [winner for winner in found if winner.problem in wanted]
 
@@ -225,8 +217,6 @@ def _winners(asked: TargetOptions, choice: FamilyChoice) -> list[Winner]:
 def _tunable(engine: str) -> list[str]:
     """The kinds of problems that are tuned for an engine."""
     from tuner.engines.engine import engine_names, supports
-    from tuner.errors import UnknownEngine, did_you_mean
-    from tuner.problems.registry import families
 
     if engine not in engine_names():
         raise UnknownEngine(f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}")
@@ -259,8 +249,6 @@ def _workload(logs: Sequence[Path]) -> list[str]:
 
 def _commands(worth: Estimate, begin: Sequence[str], choice: FamilyChoice) -> list[str]:
     """The commands that tune what is worth it, the most valuable first, each family once."""
-    from tuner.problems.registry import family_named
-
     found: dict[str, None] = {}
     for kind in worth.worth():
         family = family_named(kind)
@@ -282,7 +270,6 @@ def _given(option: Option, value: object) -> list[str]:
 
 def _draw(worth: Estimate, path: Path) -> None:
     from tuner.draw.svg import svg_text
-    from tuner.errors import UnwritableOutput
     from tuner.profile.picture import draw_estimate
 
     try:

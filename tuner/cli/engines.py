@@ -13,6 +13,7 @@ import typer
 from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, say, show
 from tuner.cli.options import Json
+from tuner.problems.registry import families
 from tuner.render import printable, table
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def models(as_json: Json = False) -> None:
     """List the models that can be named without a config.json."""
     from tuner.jobs.targets import families_of
     from tuner.models.table import presets
-    from tuner.problems.registry import families
 
     known = [(model, families_of(model.name)) for model in presets()]
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import date
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, refuse_foreign, say, show
+from tuner.cli.app import command, open_store, refuse_foreign, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     ClusterFile,
@@ -26,6 +25,9 @@ from tuner.cli.options import (
 )
 from tuner.cli.plan import asked_by_cluster
 from tuner.cli.targets import TargetOptions, problems_to_ship, settings_of
+from tuner.devices.table import find_device
+from tuner.errors import BadInput
+from tuner.problems.registry import parse_problem
 
 if TYPE_CHECKING:
     from tuner.export.diff import ExportDiff
@@ -69,11 +71,8 @@ def export(
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
-    from tuner.errors import BadInput
     from tuner.export import export_device
     from tuner.export.selection import left_out_lines
-    from tuner.problems.registry import parse_problem
-    from tuner.store import Store, database_url
 
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
@@ -92,7 +91,7 @@ def export(
         found, flags = find_engine(engine), settings_of(server_args, model)
         asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
         wanted = problems_to_ship(problem or (), asked, choice)
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         report = export_device(
             store,
             card,
@@ -133,8 +132,6 @@ def diff(
 
 def _diff_nights(old: str, new: str) -> NightDiff:
     refuse_foreign("workers")
-    from tuner.errors import BadInput
-    from tuner.store import Store, database_url
     from tuner.store.night_diff import diff_nights
     from workers.nightly import SCHEDULE
 
@@ -142,7 +139,7 @@ def _diff_nights(old: str, new: str) -> NightDiff:
         before, now = date.fromisoformat(old), date.fromisoformat(new)
     except ValueError as error:
         raise BadInput(f"{old} and {new} must be days, as 2026-11-24: {error}") from None
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         return diff_nights(store, SCHEDULE, before, now)
 
 
@@ -166,7 +163,6 @@ def report(
 
     Writes one page of HTML, and an SVG and a PNG for each problem.
     """
-    from tuner.devices.table import find_device
     from tuner.draw.files import NO_PNG, can_write_png
     from tuner.engines.engine import find_engine
     from tuner.export import stored
@@ -174,12 +170,11 @@ def report(
     from tuner.export.files import write_all
     from tuner.pictures.rows import by_problem, rows_of
     from tuner.pictures.write import as_text, picture_pages
-    from tuner.store import Store, database_url
 
     card, found = find_device(device), find_engine(engine)
     asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
     wanted = problems_to_ship(problem or (), asked, choice)
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         winners = stored(store, card, found, wanted)
     winners = for_servers(winners, card, found, settings_of(server_args, model))
     files = {out / name: data for name, data in picture_pages(winners, card).items()}

@@ -10,6 +10,8 @@ import typer
 
 from tuner.cli.app import app, guarded, refuse_foreign, say, show
 from tuner.cli.options import Json
+from tuner.errors import BadInput
+from tuner.render import table
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -90,7 +92,6 @@ def ensure_key(
 @guarded
 def list_keys(as_json: Json = False) -> None:
     """List the names, scopes, states and last uses of keys."""
-    from tuner.render import table
     from tuner.store.api_key import scope_names
     from tuner.store.database import utc_now
 
@@ -145,8 +146,6 @@ def _open_keys() -> AbstractContextManager[KeyStore]:
 
 
 def _read_token(path: Path) -> str:
-    from tuner.errors import BadInput
-
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

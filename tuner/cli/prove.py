@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, say, show
+from tuner.cli.app import command, open_store, say, show
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
+from tuner.errors import BadInput
 
 if TYPE_CHECKING:
     from tuner.deploy.served.prove import ProofRequest
@@ -127,7 +128,6 @@ def prove(
 
 def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool) -> None:
     from tuner.engines.engine import parse_spec
-    from tuner.errors import BadInput
     from tuner.families.fused_moe.prove import prove as prove_root
 
     if model:
@@ -140,14 +140,13 @@ def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool)
 
 
 def _prove_server(request: ProofRequest, as_json: bool) -> None:
-    import os
 
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
-    from tuner.store import ServedProofStore, Store, database_url
+    from tuner.store import ServedProofStore
 
-    with Store.open(database_url(os.environ)) as store, plan_of(request, store) as plan:
+    with open_store() as store, plan_of(request, store) as plan:
         proof = prove_served(plan, say)
         write_report(proof, request.folder)
         ServedProofStore(store).add(proof.as_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tuner.cli.app import print_json, say
+from tuner.cli.app import open_store, print_json, say
+from tuner.errors import TunerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,6 @@ def _opened(requests: Sequence[Request], workbench: Workbench) -> list[TuningRun
 
     Raises the first error if none can be tuned.
     """
-    from tuner.errors import TunerError
     from tuner.tuning.run import open_run
 
     runs, errors = [], []
@@ -106,7 +105,6 @@ def run_here(
     since: float | None = None,
 ) -> Report:
     """Do a run in this process and tell of it on stderr, with `later` and `since` of `Progress`."""
-    from tuner.store import Store, database_url
     from tuner.tuning.progress import Progress
 
     with run as session:
@@ -115,7 +113,7 @@ def run_here(
         for note in session.notes:
             say(note)
         with (
-            Store.open(database_url(os.environ)) as store,
+            open_store() as store,
             closing(Progress(sys.stderr, session.tries, heading, later, since)) as progress,
         ):
             _say_estimate(session, store)

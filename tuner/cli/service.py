@@ -14,6 +14,8 @@ from tuner.cli.app import app, command, guarded, refuse_foreign, say, show
 from tuner.cli.coverage import item, open_watching
 from tuner.cli.jobs import open_jobs
 from tuner.cli.options import Json, Server
+from tuner.errors import BadInput
+from tuner.render import list_width, table
 
 if TYPE_CHECKING:
     from tuner.jobs.watching import Watching
@@ -42,8 +44,6 @@ def serve(
 ) -> None:
     """Serve the HTTP API, and run its jobs. Without any key in the store, make a first one."""
     from dataclasses import replace
-
-    from tuner.errors import BadInput
 
     refuse_foreign("api")
     refuse_foreign("workers")
@@ -118,7 +118,6 @@ def nightly(
     Exit 1 if a watch or a job could not be queued.
     """
     refuse_foreign("workers")
-    from tuner.errors import BadInput
     from workers.nightly import errors_of
 
     if last + past + (dry_run or force) > 1:
@@ -138,7 +137,6 @@ def nightly(
 def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watching]:
     from dataclasses import replace
 
-    from tuner.errors import BadInput
     from workers.settings import read_settings
 
     if server is not None and watch_list is not None:
@@ -152,8 +150,6 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
 
 def _last(watching: Watching) -> Mapping[str, Any]:
     """The summary of the last round; of one that was not finished, its name and date."""
-    from tuner.errors import BadInput
-
     nights = watching.nights(1)
     if not nights:
         raise BadInput("there was no night yet: run `tuner nightly` first")
@@ -162,7 +158,6 @@ def _last(watching: Watching) -> Mapping[str, Any]:
 
 
 def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
-    from tuner.render import table
     from workers.nightly import KINDS, errors_of
 
     def row(night: Mapping[str, Any]) -> tuple[object, ...]:
@@ -253,8 +248,6 @@ def resume(name: WorkerName, server: Server = None) -> None:
 
 
 def _table(found: Sequence[WorkerStatus]) -> str:
-    from tuner.render import list_width, table
-
     headers = ("worker", "state", "engines", "job", "seen")
     rows = [
         (
