@@ -63,7 +63,7 @@ class Api:
         self.exports = Exports(self.store)
         self.bundles = Bundles(self.store)
         self.streams = Streams(
-            self.lookups.event_counts,
+            self.jobs.event_counts,
             self.jobs.events,
             self._valid_secrets,
             most=self.settings.streams,

@@ -70,7 +70,7 @@ def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
     ids = {one["job_id"] for _, one in queued if one.get("job_id")}
     jobs = JobStore(store).with_ids(ids)
     after = {
-        job.id: _gain(Lookups(store).winners_of(job.run_id))
+        job.id: _gain(ResultStore(store).winners_of(job.run_id))
         for job in jobs.values()
         if job.state is JobState.DONE and job.run_id is not None
     }

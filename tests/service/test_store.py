@@ -34,8 +34,8 @@ from tuner.problems.results import (
 )
 from tuner.store import Store
 from tuner.store.connect import connect
-from tuner.store.lookups import Lookups, trial_cursor
-from tuner.store.results import ResultStore
+from tuner.store.lookups import Lookups
+from tuner.store.results import ResultStore, trial_cursor
 
 UP, DOWN = POINTS
 ATTENTION = Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
@@ -155,10 +155,9 @@ class TestTrials:
         faster = [replace(one, measurement=Measurement(Status.OK, 0.25, 0.25, 3)) for one in others]
         store.add_trials(run, [trial(0), *faster, *others])
         assert store.trials(run) == [trial(0), *faster]
-        pages = Lookups(store)
-        first, second, third = pages.trials(run.id, None, 9)
+        first, second, third = results.trials(run.id, None, 9)
         assert [first, second] == faster[::-1]  # no configuration comes before any
-        assert list(pages.trials(run.id, trial_cursor(first), 9)) == [second, third]
+        assert list(results.trials(run.id, trial_cursor(first), 9)) == [second, third]
         # "Best so far" is Triton's.
         assert results.best_trials(run.id) == {UP: trial(0).measurement.median_us}
 
