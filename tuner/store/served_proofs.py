@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -26,9 +26,6 @@ class StoredProof:
     proven: bool
     report: Mapping[str, Any]
     created_at: datetime
-
-
-_SELECT = select(*(served_proofs.c[field.name] for field in fields(StoredProof)))
 
 
 class ServedProofStore(Queries):
@@ -59,11 +56,11 @@ class ServedProofStore(Queries):
             "engine": engine,
             "engine_version": engine_version,
         }
-        query = _SELECT.order_by(served_proofs.c.id.desc()).limit(limit)
+        query = select(served_proofs).order_by(served_proofs.c.id.desc()).limit(limit)
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(served_proofs.c[name] == value)
         if after is not None:
             query = query.where(served_proofs.c.id < after)
         with self._read() as connection:
-            return [StoredProof(*row) for row in connection.execute(query)]
+            return [StoredProof(**row) for row in connection.execute(query).mappings()]
