@@ -20,9 +20,9 @@ from tuner.deploy.bench_report.tables import (
     summary_csv,
     summary_dict,
     summary_markdown,
-    write_all,
 )
 from tuner.draw.files import picture_files
+from tuner.export.files import write_all
 
 __all__ = [
     "RunDetails",
@@ -81,5 +81,5 @@ def write_report(
 
 def _write(out: Path, files: dict[str, bytes]) -> list[Path]:
     paths = {out / name: data for name, data in files.items()}
-    write_all(paths)
+    write_all(out, paths)
     return list(paths)

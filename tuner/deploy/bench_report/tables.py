@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.deploy.bench_report.compare import Comparison, Pair, Spread, spread
 from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric, metric_order
-from tuner.errors import UnwritableOutput
+from tuner.export.files import write_all
 from tuner.render import gain_text, table
 
 # The table shows the first metric of each group that was measured; the CSV file has all.
@@ -61,7 +61,10 @@ def summary_rows(summary: Summary) -> tuple[tuple[str, ...], list[tuple[str, ...
     """The headers of the table, and a row for each load."""
     names = shown_metrics(summary.metrics)
     head = ("load", "tokens", *(_HEADS[name] for name in names), "runs")
-    rows = [(*_labels(key), *_cells(row, names), _runs(key, row)) for key, row in _items(summary)]
+    rows = [
+        (*_labels(key), *_cells(row, names), str(max(one.n for one in row.values())))
+        for key, row in summary.rows.items()
+    ]
     return head, rows
 
 
@@ -84,7 +87,7 @@ def summary_markdown(summary: Summary) -> str:
         columns.append(f"{title[:1].upper()}{title[1:]}{throughput} ({heads[known.unit]})")
     columns += ["Mean input len", "Mean output len"]
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for key, row in _items(summary):
+    for key, row in summary.rows.items():
         cells = [str(key.concurrency), *_cells(row, names, commas=False)]
         lines.append(f"| {' | '.join([*cells, str(key.input_len), str(key.output_len)])} |")
     return "\n".join(lines) + "\n"
@@ -95,7 +98,7 @@ def summary_csv(summary: Summary) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*_LOAD, *summary.metrics])
-    for key, row in _items(summary):
+    for key, row in summary.rows.items():
         load = [getattr(key, name) for name in _LOAD]
         writer.writerow([*load, *(row[n].median if n in row else "" for n in summary.metrics)])
     return out.getvalue()
@@ -105,13 +108,9 @@ def summary_dict(summary: Summary) -> dict[str, Any]:
     """Values for JSON."""
     rows = [
         {**asdict(key), "metrics": {name: asdict(row[name]) for name in row}}
-        for key, row in _items(summary)
+        for key, row in summary.rows.items()
     ]
     return {"loads": rows}
-
-
-def _items(summary: Summary) -> Sequence[tuple[Key, Mapping[str, Spread]]]:
-    return list(summary.rows.items())
 
 
 def shown_metrics(measured: Collection[str]) -> list[str]:
@@ -130,10 +129,6 @@ def _labels(key: Key) -> tuple[str, str]:
 def _cells(row: Mapping[str, Spread], names: Sequence[str], *, commas: bool = True) -> list[str]:
     form = "{:,.2f}" if commas else "{:.2f}"
     return [form.format(row[name].median) if name in row else "-" for name in names]
-
-
-def _runs(key: Key, row: Mapping[str, Spread]) -> str:
-    return str(max(one.n for one in row.values()))
 
 
 _COLUMNS = (
@@ -217,22 +212,12 @@ def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
 
     Raises UnwritableOutput.
     """
-    write_all({path: f"{runs_text(samples, release)}\n".encode()})
+    write_all(path.parent, {path: f"{runs_text(samples, release)}\n".encode()})
 
 
 def runs_text(samples: Iterable[Sample], release: str) -> str:
     """Return what `save_runs` writes."""
     return json.dumps({"release": release, "samples": [asdict(s) for s in samples]})
-
-
-def write_all(files: dict[Path, bytes]) -> None:
-    """Write files, and create their folders. Raises UnwritableOutput."""
-    for path, data in files.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        except OSError as error:
-            raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _number(value: float) -> str:
