@@ -56,7 +56,7 @@ def main(url: str, path: Path) -> None:
 def lie(leases: Leases, run: Run, *, begins: bool) -> dict[str, Any]:
     """Hold one job until it is taken back, and try to write once it is."""
     me = make_info()
-    workers = WorkerStore(leases.database.engine)
+    workers = WorkerStore(leases.database)
     lease = wait_for_job(leases, workers, me)
     if begins:
         begin(leases, lease)
