@@ -57,23 +57,11 @@ class JobStore(Queries):
         request: JobRequest,
         *,
         priority: Priority = Priority.NORMAL,
-        client: str = "local",
-        idempotency_key: str | None = None,
-        body_hash: str = "",
-        fresh: timedelta = FRESH,
         unmet: str = "",
-        trace: str = "",
+        **options: Any,  # noqa: ANN401 (of `submit_all`)
     ) -> Submitted:
         """Queue a job, or find the one that answers the request; see `submit_all`."""
-        only = Submission(request, priority, unmet)
-        (answer,) = self.submit_all(
-            [only],
-            client=client,
-            idempotency_key=idempotency_key,
-            body_hash=body_hash,
-            fresh=fresh,
-            trace=trace,
-        )
+        (answer,) = self.submit_all([Submission(request, priority, unmet)], **options)
         return answer
 
     def submit_all(
