@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from tuner.deploy.served.process import free_ports
 from tuner.deploy.served.prove import ProofPlan, ProofRequest
 from tuner.deploy.served.report import Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE
+from tuner.devices.here import asked_here
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import parse_spec
 from tuner.engines.locate import PackageSource, find_packages
@@ -39,9 +39,8 @@ from tuner.errors import (
 from tuner.export import WinnerStore
 from tuner.models.table import class_of
 
-_QUERY = "--query-gpu=index,name,driver_version,memory.total,memory.free"
-_FORMAT = "--format=csv,noheader,nounits"
-_TIME_LIMIT_S = 60  # without persistence mode it takes tens of seconds
+_QUERY = "index,name,driver_version,memory.total,memory.free"
+_LIMIT_S = 60  # without persistence mode it takes tens of seconds
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,12 @@ class Gpu:
 def read_gpus() -> list[Gpu]:
     """The GPUs of this machine. Raises MeasurerUnavailable where there is none."""
     try:
-        said = subprocess.run(  # noqa: S603 (words of this module)
-            ["nvidia-smi", _QUERY, _FORMAT],  # noqa: S607 (the driver's, wherever it is)
-            capture_output=True,
-            text=True,
-            timeout=_TIME_LIMIT_S,
-            check=True,
-        ).stdout
-        gpus = [_gpu(line) for line in said.splitlines() if line.strip()]
-    except (OSError, subprocess.SubprocessError, ValueError):
+        found = [[word.strip() for word in one.split(",")] for one in asked_here(_QUERY, _LIMIT_S)]
+        gpus = [
+            Gpu(int(index), name, driver, int(total), int(free))
+            for index, name, driver, total, free in found
+        ]
+    except ValueError:
         gpus = []
     if not gpus:
         raise MeasurerUnavailable(
@@ -74,11 +70,6 @@ def read_gpus() -> list[Gpu]:
             "needs the GPUs (`--gpus all`)"
         )
     return gpus
-
-
-def _gpu(line: str) -> Gpu:
-    index, name, driver, total, free = (word.strip() for word in line.split(","))
-    return Gpu(int(index), name, driver, int(total), int(free))
 
 
 class Installed(NamedTuple):
