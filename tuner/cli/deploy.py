@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command, refuse_foreign, say, show
+from tuner.cli.app import command, say, show
 from tuner.cli.options import Captures, EngineSpec, Json
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, UnsupportedFamily
@@ -203,14 +203,12 @@ def status(
 
     Exit 1 if a kind of files is there and it would load none of them.
     """
-    refuse_foreign("workers")
+    from tuner.devices.here import known_here
     from tuner.engines.engine import find_engine
     from tuner.engines.sglang.package import SGLang
     from tuner.engines.sglang.status import server_status
-    from workers.gpus import detect_gpus
 
-    name = device or next(iter({gpu.device for gpu in detect_gpus()}), "")
-    card = find_device(name) if name else None
+    card = find_device(device) if device else known_here()
     found = find_engine(engine)
     if not isinstance(found, SGLang):
         raise UnsupportedFamily(f"{found.name} has no plugin of this program, only sglang has")

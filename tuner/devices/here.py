@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tuner.devices.table import Device, card_to_check, find_device
 from tuner.errors import UnknownDevice
@@ -41,6 +42,14 @@ def device_or_here(name: str) -> Device:
         "no GPU was found here by nvidia-smi: name the one to work for, e.g. --device H200; "
         "`tuner devices` lists them"
     )
+
+
+def known_here() -> Device | None:
+    """The first GPU of this machine that the device table knows."""
+    for name in asked_here("name"):
+        with suppress(UnknownDevice):
+            return find_device(name)
+    return None
 
 
 def device_of_gpus(name: str, gpus: Sequence[str]) -> Device:
