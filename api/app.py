@@ -41,8 +41,8 @@ from api.state import Api
 from api.turns import TakeTurns
 from tuner.jobs.job import Job
 from tuner.store import Store
+from tuner.store.database import Probe
 from tuner.store.figures import Figures
-from tuner.store.probe import Probe
 from workers.queue import Announces
 from workers.settings import Settings
 
@@ -77,7 +77,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         url = settings.service.database_url
         with Store.open(url, settings.store_limits) as store, Probe.of(url) as probe:
             wakes = _announcer(settings.service) if announcer is None else announcer
-            metrics = Metrics(Figures.sharing(store), settings.service)
+            metrics = Metrics(Figures(store), settings.service)
             api = Api(settings, store, wakes, metrics, Readiness(probe))
             app.state.api = api
             async with anyio.create_task_group() as tasks:

@@ -24,10 +24,9 @@ from api.pages.sessions import is_same_origin, session_of
 from api.rates import Limiter
 from api.state import Api
 from tuner.errors import UnusableStore
-from tuner.store.api_key import ApiKey, KeyState
+from tuner.store.api_key import LOCAL, ApiKey, KeyState, key_hash
 from tuner.store.api_key import Scope as KeyScope
 from tuner.store.database import utc_now
-from tuner.store.key_text import LOCAL, key_hash
 
 log = logging.getLogger("tuner.api.auth")
 

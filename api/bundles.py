@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from api.exports import PacedTurns
 from tuner.deploy.bundle.build import Bundle, build_bundle
-from tuner.deploy.bundle.verify import check_bundle
-from tuner.deploy.cluster import Cluster
-from tuner.deploy.cluster_file import parse_cluster
+from tuner.deploy.bundle.manifest import check_bundle
+from tuner.deploy.cluster import Cluster, parse_cluster
 from tuner.devices.table import Device
 from tuner.engines.engine import find_engine
 from tuner.errors import MalformedCluster

@@ -12,10 +12,9 @@ from pathlib import Path
 from api.auth import is_loopback
 from api.settings import ApiSettings
 from tuner.errors import BadInput, UnusableStore, UnwritableOutput
-from tuner.jobs.api_key import KEY_VARIABLE, api_key, key_path
-from tuner.store.api_key import KeyState
+from tuner.jobs.client import KEY_VARIABLE, api_key, key_path
+from tuner.store.api_key import LOCAL, KeyState
 from tuner.store.database import utc_now
-from tuner.store.key_text import LOCAL
 from tuner.store.keys import KeyStore
 
 _ADD = "`tuner keys add NAME --scope admin`"

@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tuner.jobs.job import JobRequest
-from tuner.jobs.waiting import Reasons
-from tuner.jobs.workers import JobRequirements, WorkerStatus
+from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
 from tuner.store.database import utc_now
 from tuner.store.workers import WorkerStore
 

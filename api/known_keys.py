@@ -18,8 +18,7 @@ from typing import Protocol
 import anyio
 from starlette.concurrency import run_in_threadpool
 
-from tuner.store.api_key import ApiKey
-from tuner.store.key_text import key_hash
+from tuner.store.api_key import ApiKey, key_hash
 
 log = logging.getLogger("tuner.api.auth")
 

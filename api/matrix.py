@@ -20,15 +20,13 @@ from anyio import to_thread
 
 from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.names import models_of
+from tuner.jobs.targets import models_of
 from tuner.jobs.workers import WorkerStatus
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
-from tuner.store.lookups import Lookups, StoredSummary
-from tuner.store.recent import SeenSoFar
-from workers.coverage import stored_rows
-from workers.watch_status import WatchState
+from tuner.store.lookups import Lookups, SeenSoFar, StoredSummary
+from workers.coverage import WatchState, stored_rows
 from workers.watches import Watch
 
 log = logging.getLogger("tuner.api")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tuner.errors import BadInput
 from tuner.jobs.job import Job
-from tuner.jobs.listing import JobQuery
+from tuner.jobs.queue import JobQuery
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
-from tuner.store.probe import PATIENCE_S, Probe
+from tuner.store.database import PATIENCE_S, Probe
 
 log = logging.getLogger("tuner.api")
 

@@ -12,8 +12,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, IndivisibleShape
 from tuner.jobs.job import JobRequest
-from tuner.jobs.memory import refuse_too_large
-from tuner.jobs.targets import TuningTarget, engine_version_here, resolve_target
+from tuner.jobs.targets import TuningTarget, engine_version_here, refuse_too_large, resolve_target
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Note, Serving
 from tuner.problems.registry import families

@@ -34,9 +34,8 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict, body_field
 from tuner.problems.options import Option
 from tuner.problems.registry import families, problem_texts
-from tuner.store.api_key import parse_expiry, parse_scopes
+from tuner.store.api_key import check_name, parse_expiry, parse_scopes
 from tuner.store.database import utc_now
-from tuner.store.key_text import check_name
 from tuner.tuning.request import Effort
 from workers.watches import check_model
 

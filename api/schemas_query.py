@@ -9,7 +9,7 @@ from api.matrix import CellState, MatrixOrder, RowFilter
 from api.text import Cursor, DeviceName, EngineName, EngineSpec, Name, Time
 from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
-from tuner.jobs.listing import JobOrder, JobQuery
+from tuner.jobs.queue import JobOrder, JobQuery
 from tuner.problems.fields import Strict
 
 

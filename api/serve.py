@@ -23,9 +23,9 @@ from api.pages.sessions import VALID_S
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store.connect import place_of
-from workers.embedded import EmbeddedWorker
 from workers.gpus import LocalGpu, detect_gpus
 from workers.logs import log_json
+from workers.service import EmbeddedWorker
 from workers.tracing import start_tracing
 
 log = logging.getLogger("tuner.api.serve")

@@ -17,7 +17,7 @@ from limits import RateLimitItem, parse_many
 from tuner.compile.results import default_cache_dir
 from tuner.errors import BadInput
 from tuner.setting import read_value
-from tuner.store.pool import PoolLimits
+from tuner.store.connect import PoolLimits
 from workers.settings import Settings, read_settings
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from api.waits import Waits
 from tuner.store import JobStore, NightStore, ServedProofStore, Store
-from tuner.store.estimates import Estimates
+from tuner.store.figures import Estimates
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
@@ -44,26 +44,26 @@ class Api:
     readiness: Readiness
 
     def __post_init__(self) -> None:
-        self.jobs = JobStore.sharing(self.store)
-        self.nights = NightStore.sharing(self.store)
-        self.proofs = ServedProofStore.sharing(self.store)
-        self.keys = KeyStore.sharing(self.store)
+        self.jobs = JobStore(self.store)
+        self.nights = NightStore(self.store)
+        self.proofs = ServedProofStore(self.store)
+        self.keys = KeyStore(self.store)
         self.known_keys = KnownKeys()
-        self.sessions = SessionStore.sharing(self.store)
+        self.sessions = SessionStore(self.store)
         self.known_sessions = KnownKeys()
         self.links = Links()
-        self.lookups = Lookups.sharing(self.store)
-        self.estimates = Estimates.sharing(self.store)
-        self.results = ResultStore.sharing(self.store)
+        self.lookups = Lookups(self.store)
+        self.estimates = Estimates(self.store)
+        self.results = ResultStore(self.store)
         self.waits = Waits(self.jobs)
-        self.workers = WorkerStore.sharing(self.store)
+        self.workers = WorkerStore(self.store)
         self.fleet = Fleet(self.workers)
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.store)
         self.bundles = Bundles(self.store)
         self.streams = Streams(
-            self.lookups.event_counts,
+            self.jobs.event_counts,
             self.jobs.events,
             self._valid_secrets,
             most=self.settings.streams,

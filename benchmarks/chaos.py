@@ -118,7 +118,7 @@ def chaos(options: Options, home: Path) -> Verdict:
         jobs = stack.enter_context(JobStore.open(settings.database_url))
         prepare(jobs)
         tokens, port = Tokens(options.clients), free_port()
-        keys = KeyStore.sharing(jobs)
+        keys = KeyStore(jobs.database)
         for number in range(options.clients):
             keys.add(client_name(number), Scope.SUBMIT, tokens[number])
         parts, lies = make_parts(settings, options.workers, options.progress_limit_s, port, home)
@@ -126,7 +126,7 @@ def chaos(options: Options, home: Path) -> Verdict:
             stack.callback(part.end)
         promises, harm, later = Promises(), Harm(), Later()
         dice = random.Random(options.seed)
-        attacker = Attacker(parts, WorkerStore.sharing(jobs), dice, later, harm)
+        attacker = Attacker(parts, WorkerStore(jobs.database), dice, later, harm)
         attacked = Servers(postgres, redis, home / "pg" / "data", jobs, later, harm)
         started = time.monotonic()
         clients = start_clients(

@@ -57,17 +57,17 @@ CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATI
 
 def prepare(jobs: JobStore) -> None:
     """Have the database count what is published, and follow a clock that can be set."""
-    with jobs._write() as connection:
+    with jobs.database.write() as connection:
         name = connection.execute(text("SELECT current_database()")).scalar_one()
         connection.execute(text(_WATCH))
         path = f"ALTER DATABASE {name} SET search_path = public, pg_catalog"
         connection.execute(text(path))
-    jobs._engine.dispose()  # new connections have the new search_path
+    jobs.database.engine.dispose()  # new connections have the new search_path
 
 
 def set_clock(jobs: JobStore, ahead: timedelta) -> None:
     """Set the queue's clock. Raises UnusableStore."""
-    with jobs._write() as connection:
+    with jobs.database.write() as connection:
         connection.execute(text("UPDATE chaos_clock SET ahead = :ahead"), {"ahead": ahead})
 
 

@@ -201,7 +201,7 @@ class Servers:
         self, postgres: Postgres, redis: Redis, disk: Path, jobs: JobStore, later: Later, done: Harm
     ) -> None:
         self._postgres, self._redis, self._disk = postgres, redis, disk
-        self._jobs, self._keys = jobs, KeyStore.sharing(jobs)
+        self._jobs, self._keys = jobs, KeyStore(jobs.database)
         self._later, self._done = later, done
         self._full_since: datetime | None = None
         self._full_until = 0.0

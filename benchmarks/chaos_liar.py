@@ -33,7 +33,7 @@ from tuner.problems.records import Run, RunState  # noqa: E402
 from tuner.problems.results import Totals  # noqa: E402
 from tuner.store import Leases, Store  # noqa: E402
 from tuner.store.workers import WorkerStore  # noqa: E402
-from workers.registration import engines_here  # noqa: E402
+from workers.worker import engines_here  # noqa: E402
 
 NAME = "liar"
 DEVICE = "NVIDIA_H200"
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 def main(url: str, path: Path) -> None:
     with insist(lambda: Leases.open(url)) as leases, path.open("a") as said:
-        run = insist(lambda: Store.sharing(leases).begin_run(KEY))
+        run = insist(lambda: Store(leases.database.engine).begin_run(KEY))
         for number in itertools.count():
             line = json.dumps(lie(leases, run, begins=bool(number % 2)))
             said.write(line + "\n")
@@ -56,7 +56,7 @@ def main(url: str, path: Path) -> None:
 def lie(leases: Leases, run: Run, *, begins: bool) -> dict[str, Any]:
     """Hold one job until it is taken back, and try to write once it is."""
     me = make_info()
-    workers = WorkerStore.sharing(leases)
+    workers = WorkerStore(leases.database)
     lease = wait_for_job(leases, workers, me)
     if begins:
         begin(leases, lease)

@@ -206,7 +206,7 @@ def judge(
 ) -> Verdict:
     """Read the database, and what the clients were answered; no worker is asked."""
     accepted = set(promises.accepted.values())
-    with jobs._read() as connection:
+    with jobs.database.read() as connection:
 
         def rows(query: str) -> list[Any]:
             return list(connection.execute(text(query)))

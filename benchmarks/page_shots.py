@@ -90,8 +90,8 @@ def _key(url: str) -> str:
 def pages(url: str) -> dict[str, str]:
     """The address of each page, by name."""
     with Store.open(url) as store:
-        found = JobStore.sharing(store).list(limit=100)
-        add_workers(WorkerStore.sharing(store))  # they were seen just now
+        found = JobStore(store).list(limit=100)
+        add_workers(WorkerStore(store))  # they were seen just now
     running = next((job.id for job in found if job.state.value == "running"), "")
     failed = next((job.id for job in found if job.state.value == "failed"), "")
     problem = quote(recorded().problem.spec())

@@ -73,7 +73,7 @@ def fill(url: str) -> str:
             publish(store, report)
         for name in GEMMS:
             publish_gemms(store, json.loads((RESULTS / f"h100/tune-{name}.json").read_text()))
-        add_workers(WorkerStore.sharing(store))
+        add_workers(WorkerStore(store))
     running = add_jobs(url)
     add_night(url)
     return running
@@ -90,7 +90,7 @@ def add_night(url: str) -> None:
         Watch(("qwen3-32b",), ("H200",)),  # it has no experts
     )
     with Store.open(url) as store:
-        nights = NightStore.sharing(store)
+        nights = NightStore(store)
         for watch in wanted:
             nights.add_watch(watch.as_json(), key=watch.key, client="ci")
         do_round(Settings(url), store, _Nobody())

@@ -6,7 +6,7 @@ from typing import Literal
 from alembic import context
 from sqlalchemy import Connection
 
-import tuner.store.job_tables  # noqa: F401  # adds its tables to the metadata
+import tuner.store.tables  # noqa: F401  # adds its tables to the metadata
 from tuner.store.connect import connect, database_url, writer
 from tuner.store.tables import VERSION_TABLE, UtcDateTime, metadata
 

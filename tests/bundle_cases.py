@@ -11,8 +11,7 @@ import cases
 from tuner.deploy.bundle.archive import BundleFile, pack, unpack
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.manifest import manifest_text
-from tuner.deploy.cluster import Cluster
-from tuner.deploy.cluster_file import read_cluster
+from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm

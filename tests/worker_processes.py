@@ -16,9 +16,9 @@ from tuner.engines.locate import find_packages
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
-from workers.embedded import EmbeddedWorker
 from workers.fleet import celery_command
 from workers.gpus import NAME_VARIABLE, worker_environ
+from workers.service import EmbeddedWorker
 from workers.settings import Settings
 
 T = TypeVar("T")

@@ -25,6 +25,7 @@ from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
 from tuner.store import Leases
+from tuner.store.database import Database
 from tuner.store.figures import Figures
 from workers.broker import (
     CONTROL_QUEUE,
@@ -35,15 +36,14 @@ from workers.broker import (
     make_app,
 )
 from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of, name_of
-from workers.logs import log_json
+from workers.logs import Outage, log_json
 from workers.metrics import PoolCollector, serve_metrics
 from workers.nightly import errors_of, headline, run_nightly
-from workers.outages import Outage
 from workers.queue import Announcer
-from workers.registration import describe
 from workers.service import Service
 from workers.settings import read_settings
 from workers.tracing import start_tracing
+from workers.worker import describe
 
 log = logging.getLogger("tuner.worker")
 settings = read_settings()
@@ -98,8 +98,8 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         gpu = gpu_of()
         info = describe(gpu, devices_of(), name_of())
         try:
-            leases = Leases.open(settings.database_url)
-            REGISTRY.register(PoolCollector(Figures.sharing(leases)))
+            leases = Leases(Database.open(settings.database_url))
+            REGISTRY.register(PoolCollector(Figures(leases.database)))
             _serve_metrics()
             start_tracing("tuner-worker")
             _service = Service(leases, Announcer(settings, _broker), gpu, info, settings.limits)

@@ -16,8 +16,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from workers.logs import Outage
 from workers.metrics import MESSAGES
-from workers.outages import Outage
 from workers.settings import Settings
 
 WAKE = "tuner.wake"

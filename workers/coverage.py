@@ -6,28 +6,201 @@ version the one with the newest result. What was measured in another environment
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from tuner.engines.engine import find_engine, kernel_hash, parse_spec
 from tuner.engines.versions import version_order
+from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
-from tuner.problems.registry import family_named
-from tuner.problems.results import Environment
+from tuner.jobs.targets import engine_version_here
+from tuner.problems.points import Problem
+from tuner.problems.records import Published
+from tuner.problems.registry import family_named, family_of
+from tuner.problems.results import Environment, MeasureKind, Status
 from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import TRITONS_OWN, WITHOUT_US
-from workers.watch_status import (
-    GPU,
-    OF_GPU,
-    OF_KERNELS,
-    PREDICTED,
-    WatchState,
-    WatchStatus,
-    source_of,
-    watch_statuses,
-)
 from workers.watches import Unresolved, WatchList
+
+# Fields of an environment whose changes make results stale.
+OF_KERNELS = ("engine_version", "kernel_hash", "triton")
+OF_GPU = ("torch", "cuda", "driver", "backends")
+PREDICTED, RECORDED, GPU = "", "recording", "gpu"  # sources of times
+
+
+class WatchState(str, Enum):
+    """How up to date a watched request is in the store."""
+
+    TUNED = "tuned"
+    MISSING = "missing"
+    STALE = "stale"
+    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be lifted
+
+
+@dataclass(frozen=True)
+class WatchStatus:
+    """A watched request, its state, and the reason for it."""
+
+    request: JobRequest
+    standing: WatchState
+    why: str = ""
+    tuned_at: datetime | None = None  # the time of its oldest result
+
+
+def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
+    """The state of each request in the store."""
+    found = lookups.published(
+        {request.device for request in requests},
+        {_engine(request) for request in requests},
+        {request.problem for request in requests},
+    )
+    places = set(map(_result_source, requests))
+    stored = {place: _Results(_answers(found, *place)) for place in places}
+    return [_judge(request, stored[_result_source(request)]) for request in requests]
+
+
+def source_of(environment: Environment) -> str:
+    """Where an environment's times come from: recordings and predictions have their own."""
+    first = environment.driver.partition(" ")[0]
+    return first if first in (PREDICTED, RECORDED) else GPU
+
+
+class _Results:
+    """The results that answer requests for one device, engine and kind of problem."""
+
+    def __init__(self, results: Iterable[Published]) -> None:
+        self.of: dict[Problem, list[Published]] = defaultdict(list)  # the newest last
+        self._newest: dict[str, Published] = {}  # by engine version
+        for one in sorted(results, key=lambda one: (one.published_at, one.run_id)):
+            self.of[one.problem].append(one)
+            self._newest[one.environment.engine_version] = one
+
+    def newest(self, version: str | None) -> Environment | None:
+        """The newest environment, with that engine version if a result has it."""
+        if version not in self._newest:
+            version = max(self._newest, key=version_order, default=None)
+        return None if version is None else self._newest[version].environment
+
+
+def _engine(request: JobRequest) -> str:
+    return request.engine.partition("==")[0].strip()
+
+
+def _result_source(request: JobRequest) -> tuple[str, str, str, type[Problem]]:
+    # Problems of one type have the same kernels.
+    measure = request.measure.partition(":")[0]
+    return request.device, _engine(request), measure, type(request.problem)
+
+
+def _answers(
+    found: Iterable[Published], device: str, engine: str, measure: str, kind: type[Problem]
+) -> list[Published]:
+    """The results that answer such requests. Measured results answer requests to predict too."""
+    wanted = (device, engine, kind)
+    here = [
+        one
+        for one in found
+        if (one.environment.device, one.environment.engine, type(one.problem)) == wanted
+    ]
+    if measure == MeasureKind.PREDICT.value:
+        return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
+    replayed = measure == MeasureKind.REPLAY.value
+    return [
+        one
+        for one in here
+        if one.status is Status.OK and (source_of(one.environment) == RECORDED) == replayed
+    ]
+
+
+def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
+    kernels = _kernels_now(request)
+    if kernels.error:
+        return WatchStatus(request, WatchState.ERROR, kernels.error)
+    now = _environment_now(request, stored, kernels)
+    version = now and now.engine_version
+    mine = sorted(
+        stored.of[request.problem],
+        key=lambda one: (
+            one.environment.engine_version == version,
+            version_order(one.environment.engine_version),
+        ),
+    )
+    # A replay tunes the points of its recording.
+    wanted = request.points or frozenset().union(*(one.points for one in mine))
+    lacking, used = set(wanted), []
+    for one in reversed(mine):  # the best answers first
+        if found := lacking & one.points:
+            used.append(one)
+            lacking -= found
+    if lacking or not wanted or now is None:
+        why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
+        return WatchStatus(request, WatchState.MISSING, why)
+    names = OF_KERNELS + (OF_GPU if request.needs_gpu else ())
+    for one in used:
+        for name in names:
+            old, new = getattr(one.environment, name), getattr(now, name)
+            if old != new:
+                why = f"{name} {old[:12]} is now {new[:12]}"
+                return WatchStatus(request, WatchState.STALE, why)
+    return WatchStatus(request, WatchState.TUNED, tuned_at=min(one.published_at for one in used))
+
+
+def _environment_now(
+    request: JobRequest, stored: _Results, kernels: _Kernels
+) -> Environment | None:
+    """The environment that results should have been made in; None where nothing is stored.
+
+    It is the newest one that is stored, with the engine of this machine where that is not older.
+    A request for one version asks for that version, whatever else is stored.
+    """
+    _, pinned = parse_spec(request.engine)
+    environment = stored.newest(pinned)
+    if environment is None:
+        return None
+    here = kernels.version
+    if here and (pinned or version_order(here) >= version_order(environment.engine_version)):
+        changes = {"engine_version": here, "kernel_hash": kernels.hash or environment.kernel_hash}
+        return replace(environment, **changes)
+    return environment
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """An engine's kernels on this machine. None: it is not here, the newest results tell instead.
+
+    `error` says why the kernels cannot be lifted from the engine's sources.
+    """
+
+    version: str | None
+    hash: str | None = None
+    error: str = ""
+
+
+def _kernels_now(request: JobRequest) -> _Kernels:
+    version = engine_version_here(request.engine)
+    family = family_of(request.problem).name
+    return _kernels(request.engine, version, family, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=64)
+def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kernels:
+    """At most a minute old: a worker runs for weeks, while the sources may change in place."""
+    try:
+        found = kernel_hash(find_engine(spec), family)
+    except UnknownEngine:
+        return _Kernels(version)
+    except UnsupportedKernel as error:
+        return _Kernels(version, error=str(error))
+    return _Kernels(version, found)
+
 
 Kind = tuple[str, str, str, str]  # device, engine, source of times, family
 Newest = Mapping[Kind, Environment]
@@ -72,7 +245,7 @@ def watched_rows(
     watch_list: WatchList, device: str | None, skip: int, limit: int, lookups: Lookups
 ) -> list[dict[str, Any]]:
     """A page of the watched requests and their states, in the order of the watch list."""
-    workers = WorkerStore.sharing(lookups).list()
+    workers = WorkerStore(lookups.database).list()
     every = ((watch.id, one) for watch in watch_list.watches for one in watch.requests(workers))
     wanted = ((watch, one) for watch, one in every if device in (None, one.device))
     page = list(islice(wanted, skip, skip + limit))

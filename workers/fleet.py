@@ -130,7 +130,7 @@ def _metrics_environ(settings: Settings, number: int) -> dict[str, str]:
 def _serve_metrics(settings: Settings, members: Sequence[Member]) -> None:
     if (port := settings.metrics_port) is None:
         return
-    from workers.fleet_metrics import serve_fleet_metrics  # noqa: PLC0415  # with Celery's extra
+    from workers.metrics import serve_fleet_metrics  # noqa: PLC0415  # with Celery's extra
 
     ports = [port + 1 + number for number in range(len(members))]
     serve_fleet_metrics(

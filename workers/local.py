@@ -9,7 +9,7 @@ from tuner.errors import BadInput
 from tuner.jobs.job import iso
 from tuner.jobs.workers import WorkerStatus
 from tuner.store import NightStore, Store
-from tuner.store.key_text import LOCAL
+from tuner.store.api_key import LOCAL
 from tuner.store.lookups import Lookups
 from tuner.store.workers import WorkerStore
 from workers.coverage import stored_rows, watched_rows
@@ -27,8 +27,8 @@ class LocalWatching:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
         self._store = store
-        self._nights = NightStore.sharing(store)
-        self._lookups = Lookups.sharing(store)
+        self._nights = NightStore(store)
+        self._lookups = Lookups(store)
 
     def watches(self) -> Sequence[dict[str, Any]]:
         """The watches that were added, in order of their ids."""
@@ -72,4 +72,4 @@ class LocalWatching:
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""
-        return WorkerStore.sharing(self._store).list()
+        return WorkerStore(self._store).list()

@@ -1,10 +1,13 @@
-"""Logs of the service as JSON, one object a line, with the ids of requests and jobs."""
+"""Logs of the service as JSON, one object a line, and outages, which are logged once."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+import threading
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import datetime, timezone
 
@@ -45,3 +48,32 @@ def log_json(level: int = logging.INFO, *filters: logging.Filter) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # at INFO it logs every start
+
+
+log = logging.getLogger("tuner.outages")
+
+
+class Outage:
+    """Logs once that something is away, and once that it is back. Threads may share it."""
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def begin(self, error: BaseException, job_id: str | None = None) -> None:
+        """It did not answer. Only an outage's first error is logged."""
+        with self._lock:
+            if self._since is not None:
+                return
+            self._since = self._clock()
+        extra = {} if job_id is None else {"job_id": job_id}
+        log.warning("%s does not answer: %s", self._what, error, extra=extra)
+
+    def end(self) -> None:
+        """It answered."""
+        with self._lock:
+            since, self._since = self._since, None
+        if since is not None:
+            log.info("%s answers again after %.0f s", self._what, self._clock() - since)

@@ -3,27 +3,93 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
 
 from tuner.errors import TunerError
-from tuner.jobs.job import JobRequest
+from tuner.jobs.job import Job, JobRequest, JobState
 from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import JobRequirements, WorkerStatus
+from tuner.problems.records import Winner
 from tuner.store import JobStore, NightStore, Store
-from tuner.store.database import utc_now
-from tuner.store.key_text import NIGHTLY
+from tuner.store.api_key import NIGHTLY
+from tuner.store.current_winners import current_winners
+from tuner.store.database import Database, utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
-from workers.night_outcomes import KINDS, gain_now
+from tuner.tuning.gains import gains, mean_gain
+from workers.coverage import WatchState, WatchStatus, watch_statuses
 from workers.queue import Announcer, Announces
 from workers.settings import Settings
-from workers.watch_status import WatchState, WatchStatus, watch_statuses
 from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
+
+KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A thing that a night queued, and what came of it."""
+
+    kind: str  # of KINDS
+    queued: Mapping[str, Any]  # as the night's summary has it
+    job: Job | None  # None: nothing was queued, or a night before job_id was recorded
+    gain_after: float | None  # of what is published where the job ran, once it is done
+
+    @property
+    def failed(self) -> bool:
+        return self.job is not None and self.job.state in (JobState.FAILED, JobState.DEAD)
+
+    def as_json(self) -> dict[str, Any]:
+        job = self.job
+        return {
+            **self.queued,
+            "kind": self.kind,
+            "why": self.queued.get("why", ""),
+            "job_id": job.id if job else self.queued.get("job_id"),
+            "state": job.state.value if job else None,
+            "error": job.error if job else "",
+            "gain_before": self.queued.get("gain_before"),
+            "gain_after": self.gain_after,
+        }
+
+
+def gain_now(request: JobRequest, results: ResultStore) -> float | None:
+    """The mean gain of the results that count now for a request; None without any."""
+    engine = request.engine.partition("==")[0].strip()
+    found = results.winners_at(request.problem, request.device, engine)
+    return _gain(current_winners(found))
+
+
+def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
+    """What came of the things that a night queued: failures first, then in the summary's order."""
+    queued = list(_queued(summary))
+    ids = {one["job_id"] for _, one in queued if one.get("job_id")}
+    jobs = JobStore(store).with_ids(ids)
+    after = {
+        job.id: _gain(ResultStore(store).winners_of(job.run_id))
+        for job in jobs.values()
+        if job.state is JobState.DONE and job.run_id is not None
+    }
+    found = []
+    for kind, one in queued:
+        job = jobs.get(one.get("job_id") or "")
+        found.append(Outcome(kind, one, job, after.get(job.id) if job else None))
+    return sorted(found, key=lambda one: not one.failed)
+
+
+def _queued(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for kind in KINDS:
+        for one in summary.get(kind) or ():
+            yield kind, one
+
+
+def _gain(winners: Sequence[Winner]) -> float | None:
+    return mean_gain(one.ratio for one in gains(winner.entry for winner in winners))
+
 
 SCHEDULE = "nightly"
 AT_ONCE = 100  # jobs of one transaction
@@ -94,7 +160,7 @@ def do_round(
     day's round stays to be done. Raises MalformedWatchList or UnusableStore.
     """
     day = today or utc_now().date()
-    nights = NightStore.sharing(store)
+    nights = NightStore(store)
     watch_list = watch_list_of(settings, nights)
     if not watch_list.watches:
         return _dated({"skipped": "nothing is watched: add a watch first"}, day)
@@ -145,14 +211,14 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
-    workers = WorkerStore.sharing(store).list()
+    workers = WorkerStore(store).list()
     for watch in watch_list.watches:
         for request in watch.requests(workers):
             if isinstance(request, Unresolved):
                 errors.append((f"{request.model} on {request.device}", str(request.error)))
             else:
                 found[request.key] = request
-    judged = watch_statuses(found.values(), Lookups.sharing(store))
+    judged = watch_statuses(found.values(), Lookups(store))
     errors += [
         (f"{one.request.problem.spec()} on {one.request.device}", one.why)
         for one in judged
@@ -160,7 +226,7 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     ]
     judged = [one for one in judged if one.standing is not WatchState.ERROR]
     again = _oldest(judged, watch_list.revalidate, day)
-    results = ResultStore.sharing(store)
+    results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
     made = NightPlan(judged, again, errors, gains)
@@ -187,8 +253,8 @@ def _submit(
     todo: NightPlan, store: Store, announcer: Announces, job_ids: dict[str, str]
 ) -> dict[str, Any]:
     """Post the jobs, and put their ids into `job_ids`, by the keys of the plan's requests."""
-    jobs = JobStore.sharing(store)
-    workers = WorkerStore.sharing(store).list()
+    jobs = JobStore(store)
+    workers = WorkerStore(store).list()
     submitted: list[str] = []
     waiting: list[str] = []
     errors: list[dict[str, str]] = []
@@ -196,7 +262,9 @@ def _submit(
     for at in range(0, len(requests), AT_ONCE):
         planned = requests[at : at + AT_ONCE]
         some = [_pinned(one, workers) for one in planned]
-        wanted = [_submission(one, workers) for one in some]
+        wanted = [
+            Submission(one, unmet=JobRequirements.of(one).unmet(workers, utc_now())) for one in some
+        ]
         try:
             answers = jobs.submit_all(wanted, client=NIGHTLY, fresh=NOT_FRESH)
         except TunerError as error:
@@ -208,10 +276,6 @@ def _submit(
                 announcer.announce(answer.job)
             (submitted if answer.created else waiting).append(answer.job.id)
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
-
-
-def _submission(request: JobRequest, workers: Sequence[WorkerStatus]) -> Submission:
-    return Submission(request, unmet=JobRequirements.of(request).unmet(workers, utc_now()))
 
 
 def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:

@@ -14,7 +14,7 @@ from tuner.devices.table import devices as known_devices
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, Priority
 from workers.gpus import LocalGpu
-from workers.outages import Outage
+from workers.logs import Outage
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.queue")

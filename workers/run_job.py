@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from time import time_ns
 from typing import Any
 
 from tuner.childprocess import ParentPipes, run_as_child
@@ -28,15 +29,42 @@ from tuner.errors import (
     UnusableStore,
 )
 from tuner.jobs.job import JobRequest, Lease, read_request
-from tuner.problems.results import MeasureKind
+from tuner.problems.points import Candidate
+from tuner.problems.results import MeasureKind, Trial
 from tuner.store import Leases
+from tuner.store.database import Database
 from tuner.tuning.request import Source
 from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
+from tuner.tuning.tune import Unwatched
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
-from workers.tracing import continued, flush_spans, span, start_tracing
-from workers.trial_spans import TrialSpans
+from workers.tracing import add_span, continued, flush_spans, span, start_tracing
+
+
+class TrialSpans(Unwatched):
+    """Makes a span of each batch of trials, from the batch before to its end.
+
+    It hears of each trial once that is stored, and of the next question after each batch.
+    """
+
+    def __init__(self) -> None:
+        self._since_ns, self._count = time_ns(), 0
+
+    def __call__(self, trial: Trial) -> None:
+        self._count += 1
+
+    def step(self, text: str) -> None:
+        """Begin the first batch once the run has begun, and the others after a step."""
+        self._since_ns = time_ns()
+
+    def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
+        """End a batch."""
+        now = time_ns()
+        if self._count:
+            add_span("trials", self._since_ns, now, {"tuner.trials": self._count})
+        self._since_ns, self._count = now, 0
+
 
 # These errors are about the request, and would be the same on every attempt. `do_job` handles two
 # kinds of BadInput before: another worker may have the engine, and the store may come back.
@@ -50,7 +78,8 @@ def main() -> None:
     parent = ParentPipes()
     settings = read_settings()
     start_tracing("tuner-worker")
-    with open_leases(settings.database_url) as leases:
+    with open_database(settings.database_url) as database:
+        leases = Leases(database)
         parent.send({"ready": True})
         while True:
             lease = read_lease(parent.receive())
@@ -61,11 +90,11 @@ def main() -> None:
             parent.send(replace(result, reason=reason).as_json())
 
 
-def open_leases(url: str) -> Leases:
+def open_database(url: str) -> Database:
     """The store, as soon as it answers. The parent's limit ends a wait that is too long."""
     while True:
         try:
-            return Leases.open(url)
+            return Database.open(url)
         except (StoreUnreachable, StoreFull):
             time.sleep(STORE_AGAIN_S)
 

@@ -1,26 +1,121 @@
-"""A worker with the threads that keep it going when the broker or the database fails."""
+"""A worker with the threads that keep it going when the broker or the database fails.
+
+Each worker is a reconciler too: it takes back jobs that make no progress, and sends the messages of
+queued jobs again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 
 from tuner.errors import UnusableStore
-from tuner.jobs.limits import AttemptLimits
+from tuner.jobs.job import Job
+from tuner.jobs.limits import AttemptLimits, Exceeded, Held, Stopwatch
 from tuner.jobs.workers import BEAT, WorkerInfo
-from tuner.store import Leases
+from tuner.store import JobStore, Leases
+from tuner.store.database import Database
 from tuner.store.workers import WorkerStore
 from workers.child import child_environ
-from workers.gpus import LocalGpu
-from workers.outages import Outage
+from workers.gpus import LocalGpu, detect_gpus
+from workers.logs import Outage
+from workers.metrics import EXPIRED_LEASES
 from workers.queue import Announces
-from workers.reconcile import EVERY_S, Reconciler
-from workers.registration import Registration
-from workers.worker import Worker
+from workers.settings import Settings
+from workers.worker import Registration, Worker, describe
 
 log = logging.getLogger("tuner.service")
+reconcile_log = logging.getLogger("tuner.reconcile")
+
+EVERY_S = 5.0
+ANNOUNCE_AGAIN = timedelta(seconds=30)
+AGE_EVERY_S = 60.0
+FORGET_EVERY_S = 3600.0
+# A worker's own parent ends a child that exceeds a limit. It gets so much time to do that first.
+GRACE_S = 15.0
+
+
+class Overdue:
+    """Takes jobs back whose workers are gone or make no progress, on this process's own clock.
+
+    Stored times are not compared with the time of day: a clock that jumps takes no job away.
+    """
+
+    def __init__(
+        self, leases: Leases, limits: AttemptLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._leases = leases
+        self._limits = limits
+        self._clock = clock
+        self._looked_at = clock()
+        self._watches: dict[str, Stopwatch] = {}
+
+    def take_back(self) -> Sequence[Job]:
+        """Look at the held jobs, and return the ones that were taken back. Raises UnusableStore."""
+        held = self._leases.held()
+        now = self._clock()
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        known = self._watches
+        self._watches = {job_id: known.get(job_id, Stopwatch(one)) for job_id, one in held.items()}
+        taken = []
+        for job_id, one in held.items():
+            watch = self._watches[job_id]
+            watch.look(one, elapsed_s)
+            why = watch.lapsed(self._limits) or watch.overdue(self._limits.later(GRACE_S))
+            if why and (job := self._take_back(job_id, one, why)):
+                taken.append(job)
+        return taken
+
+    def _take_back(self, job_id: str, held: Held, why: Exceeded) -> Job | None:
+        try:
+            return self._leases.take_back(job_id, held, why)
+        except UnusableStore:
+            # It can be read and not written, as on a full disk: no worker could renew a lease or
+            # store a trial either. All of them get their time again.
+            self._watches.clear()
+            raise
+
+
+class Reconciler:
+    """Repairs what broken processes leave behind: jobs without progress, and lost messages.
+
+    It also makes jobs urgent that waited for long, and deletes what nobody asks for any more. Any
+    number of processes may do this at once.
+    """
+
+    def __init__(self, leases: Leases, announcer: Announces, limits: AttemptLimits) -> None:
+        self._leases = leases
+        self._overdue = Overdue(leases, limits)
+        self._jobs = JobStore(leases.database)
+        self._workers = WorkerStore(leases.database)
+        self._announcer = announcer
+        self._age_at = self._forget_at = 0.0
+
+    def round(self) -> None:
+        """Do one round of repairs. Raises UnusableStore."""
+        for job in self._overdue.take_back():
+            EXPIRED_LEASES.inc()
+            extra = {"job_id": job.id}
+            said = job.id, job.error, job.state.value
+            reconcile_log.warning("job %s: %s: now %s", *said, extra=extra)
+            if not job.state.finished:
+                self._announcer.announce(job)
+        if forgotten := self._leases.unannounced(ANNOUNCE_AGAIN):
+            self._announcer.announce(forgotten)
+        now = time.monotonic()
+        if now >= self._age_at:
+            self._leases.age()
+            self._age_at = now + AGE_EVERY_S
+        if now >= self._forget_at:
+            # Here, because every service has workers, and not all have a nightly round.
+            self._jobs.forget_idempotency_keys()
+            self._workers.forget()
+            self._forget_at = now + FORGET_EVERY_S
 
 
 class Service:
@@ -39,18 +134,17 @@ class Service:
         poll_s: float = EVERY_S,
         outage: Outage | None = None,
     ) -> None:
-        self._poll_s = poll_s
         self._outage = outage or Outage("the store")
         self._reconciler = Reconciler(leases, announcer, limits)
         self._stopping = threading.Event()
         self._woken = threading.Event()
-        self._registration = Registration(WorkerStore.sharing(leases), info)
+        self._registration = Registration(WorkerStore(leases.database), info)
         environ = child_environ(gpu.uuid if gpu else None)
         self.worker = Worker(leases, self._registration, environ, limits)
-        rounds: tuple[tuple[str, Callable[[], None], Callable[[], None]], ...] = (
-            ("jobs", self._look, self._sleep),
-            ("reconcile", self._reconcile, self._tick),
-            ("beat", self._registration.beat, self._rest),
+        rounds: tuple[tuple[str, Callable[[], None], Callable[[], object]], ...] = (
+            ("jobs", self._look, partial(self._woken.wait, poll_s)),
+            ("reconcile", self._reconcile, partial(self._stopping.wait, EVERY_S)),
+            ("beat", self._registration.beat, partial(self._stopping.wait, BEAT.total_seconds())),
         )
         self._threads = [
             threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
@@ -89,7 +183,7 @@ class Service:
         with contextlib.suppress(UnusableStore):
             self._registration.stopped()
 
-    def _loop(self, step: Callable[[], None], pause: Callable[[], None]) -> None:
+    def _loop(self, step: Callable[[], None], pause: Callable[[], object]) -> None:
         while not self._stopping.is_set():
             try:
                 step()
@@ -107,11 +201,44 @@ class Service:
         self._reconciler.round()
         self._outage.end()  # only here: a look may return without a word to the store
 
-    def _sleep(self) -> None:
-        self._woken.wait(self._poll_s)
 
-    def _tick(self) -> None:
-        self._stopping.wait(EVERY_S)
+POLL_S = 1.0  # between looks for jobs that another process put into the database
 
-    def _rest(self) -> None:
-        self._stopping.wait(BEAT.total_seconds())
+
+class EmbeddedWorker:
+    """One worker for each GPU, or one without a GPU. They are threads; jobs run in child processes.
+
+    Other workers may use the same database. `gpus` defaults to the GPUs of the machine.
+    """
+
+    def __init__(self, settings: Settings, gpus: Sequence[LocalGpu] | None = None) -> None:
+        self._database = Database.open(settings.database_url)
+        found: Sequence[LocalGpu | None] = detect_gpus() if gpus is None else gpus
+        outage = Outage("the store")
+        self._services = [
+            Service(
+                Leases(self._database),
+                self,
+                gpu,
+                describe(gpu, None, f"serve-{number}"),
+                settings.limits,
+                poll_s=POLL_S,
+                outage=outage,
+            )
+            for number, gpu in enumerate(found or (None,))
+        ]
+
+    def start(self) -> None:
+        for service in self._services:
+            service.start()
+
+    def announce(self, job: Job) -> None:
+        """Make the workers look for jobs at once. Never blocks, never raises."""
+        for service in self._services:
+            service.wake()
+
+    def stop(self) -> None:
+        """Give the running jobs back. Returns when their processes are gone."""
+        for service in self._services:
+            service.stop()
+        self._database.close()

@@ -31,8 +31,13 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.memory import refuse_too_large
-from tuner.jobs.targets import engine_version_here, reader_of, refuse_options, resolve_target
+from tuner.jobs.targets import (
+    engine_version_here,
+    reader_of,
+    refuse_options,
+    refuse_too_large,
+    resolve_target,
+)
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset

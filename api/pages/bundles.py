@@ -19,7 +19,7 @@ from api.schemas_in import EXAMPLE_CLUSTER, BundleIn
 from api.state import Api, ApiDep
 from tuner.deploy.bundle.build import Bundle
 from tuner.errors import BadInput, ExportRefused, UnknownDevice
-from tuner.jobs.names import served_as
+from tuner.jobs.targets import served_as
 from tuner.problems.registry import parse_problem
 from tuner.tuning.gains import WITHOUT_US
 

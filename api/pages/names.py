@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tuner.jobs.names import models_of
+from tuner.jobs.targets import models_of
 from tuner.models.table import presets
 from tuner.problems.registry import parse_problem
 from tuner.render import gain_text

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from api.known_keys import TooManyWrong, WrongKeys
-from tuner.store.key_text import key_hash
+from tuner.store.api_key import key_hash
 from tuner.store.sessions import LASTS
 
 VALID_S = 600.0  # of a link

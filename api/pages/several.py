@@ -20,7 +20,7 @@ from api.routes.submissions import submit_jobs
 from api.schemas_in import MOST_JOBS, SubmitJobs, WatchIn
 from api.state import ApiDep
 from tuner.errors import BadInput
-from tuner.jobs.names import models_of
+from tuner.jobs.targets import models_of
 from tuner.problems.registry import parse_problem
 
 router = APIRouter(include_in_schema=False)

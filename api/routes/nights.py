@@ -17,8 +17,7 @@ from api.schemas_in import NightIn
 from api.schemas_out import NightOut, NightsOut, SummaryOut
 from api.schemas_query import Page
 from api.state import Api, ApiDep
-from workers.night_outcomes import outcomes
-from workers.nightly import do_round
+from workers.nightly import do_round, outcomes
 
 router = APIRouter(prefix="/v1/nights", tags=["coverage"], route_class=JsonRoute)
 

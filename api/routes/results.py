@@ -31,14 +31,13 @@ from api.state import Api, ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput
-from tuner.jobs.names import models_of
+from tuner.jobs.targets import models_of
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Environment, Trial, entry_json
 from tuner.store.current_winners import current_winners
-from tuner.store.lookups import parse_trial_cursor, trial_cursor
-from workers.coverage import newest_environments, why_stale
-from workers.watch_status import WatchState
+from tuner.store.results import parse_trial_cursor, trial_cursor
+from workers.coverage import WatchState, newest_environments, why_stale
 
 log = logging.getLogger("tuner.api")
 audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
@@ -57,7 +56,7 @@ RunId = Annotated[int, InPath(ge=1, lt=1 << 31)]
 def list_winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show what is published for a job's problem in the environment that it ran in."""
     job = api.jobs.get(job_id)
-    found = api.lookups.winners_of(job.run_id) if job.run_id is not None else []
+    found = api.results.winners_of(job.run_id) if job.run_id is not None else []
     return {
         "problem": job.request.problem.spec(),
         "environment": asdict(found[0].environment) if found else None,
@@ -241,7 +240,7 @@ async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -
 
 def _trials(run_id: int, page: Page, api: Api) -> dict[str, Any]:
     after = read_cursor(page.after, parse_trial_cursor)
-    found = api.lookups.trials(run_id, after, page.limit + 1)
+    found = api.results.trials(run_id, after, page.limit + 1)
     tried, cursor = page_of(found, page.limit, trial_cursor)
     return {"trials": [_trial(trial) for trial in tried], "next": cursor}
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.devices.here import card_to_check_or_here, device_or_here
+from tuner.devices.here import card_to_check_or_here, device_or_here, known_here
 from tuner.errors import UnknownDevice
 
 TUNE = ("tune", "deepseek-r1", "--tp", "3")
@@ -97,3 +97,10 @@ def test_the_gpus_to_measure_on_say_for_which_kind(smi, words, said):
     done = CliRunner().invoke(app, [*TUNE, *words])
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_a_status_takes_the_first_known_gpu(smi: Path) -> None:
+    assert known_here() is None
+    answers(smi, "Tesla V100-SXM2-16GB", "NVIDIA L40S")
+    found = known_here()
+    assert found is not None and found.name == "NVIDIA_L40S"

@@ -9,7 +9,7 @@ import pytest
 
 from tuner.deploy.preflight import build_single_file, capture, render, run_preflight
 from tuner.deploy.preflight.capture import hash_folder, read_capture
-from tuner.deploy.preflight.rdma import read_sysfs
+from tuner.deploy.preflight.network import read_sysfs
 
 DATA = Path(__file__).parents[1] / "data" / "cluster"
 H20 = {"h20-node01": DATA / "h20-node01", "h20-node02": DATA / "h20-node02"}

@@ -28,8 +28,8 @@ from bundle_cases import winners as stored
 from real_sglang import RealSGLang
 
 from tuner.deploy.bundle.build import build_bundle
-from tuner.deploy.bundle.verify import check_bundle
-from tuner.deploy.cluster_file import parse_cluster
+from tuner.deploy.bundle.manifest import check_bundle
+from tuner.deploy.cluster import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import find_device

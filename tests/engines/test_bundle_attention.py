@@ -27,12 +27,12 @@ from typer.testing import CliRunner
 
 from tuner.cli import app
 from tuner.deploy.bundle.archive import BundleFile
-from tuner.deploy.bundle.attention import usable_winners
 from tuner.deploy.bundle.build import Bundle, build_bundle
-from tuner.deploy.bundle.verify import check_bundle
+from tuner.deploy.bundle.manifest import check_bundle
+from tuner.deploy.bundle.notes import usable_winners
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
-from tuner.deploy.served.files import files_hash
+from tuner.deploy.served.flags import files_hash
 from tuner.deploy.served.report import report_text
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine

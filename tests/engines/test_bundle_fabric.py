@@ -14,7 +14,7 @@ import pytest
 from bundle_cases import CASES, built, example, files_of, place
 
 from tuner.deploy import fabric
-from tuner.deploy.bundle.fabric import fabric_program
+from tuner.deploy.bundle.scripts import fabric_program
 
 L40S, H20, RAY = CASES
 PERFTEST = """\

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from tuner.cli import app
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.keys import asked_files, render_keys
-from tuner.deploy.cluster import Cluster
-from tuner.deploy.cluster_file import read_cluster
+from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.launch import unknown_flags

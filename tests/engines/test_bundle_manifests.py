@@ -12,7 +12,7 @@ import pytest
 from bundle_cases import CASES, built, example, files_of
 
 from tuner.deploy.bundle import kubernetes
-from tuner.deploy.bundle.environment import node_environments
+from tuner.deploy.bundle.commands import node_environments
 
 L40S, H20, RAY = CASES
 

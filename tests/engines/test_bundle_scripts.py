@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_sglang import VERSIONS, package
 
-from tuner.deploy.bundle.commands import endpoint, node_commands, one_line
-from tuner.deploy.bundle.environment import node_environments
+from tuner.deploy.bundle.commands import endpoint, node_commands, node_environments, one_line
 from tuner.deploy.bundle.scripts import bare_script, docker_script
 from tuner.deploy.bundle.sweep import CONCURRENCIES, LENGTHS, sweep_script
-from tuner.deploy.cluster import Cluster
-from tuner.deploy.cluster_file import parse_cluster
+from tuner.deploy.cluster import Cluster, parse_cluster
 from tuner.errors import BadInput, MalformedCluster
 
 L40S, H20, RAY = CASES

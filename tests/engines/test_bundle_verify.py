@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tuner.deploy.bundle import archive as limits
 from tuner.deploy.bundle.archive import BundleFile, pack
-from tuner.deploy.bundle.verify import check_bundle, verify
+from tuner.deploy.bundle.manifest import check_bundle, verify
 from tuner.errors import BadInput, BundleRefused
 
 RAY = "cluster-h20-2x8-vllm"

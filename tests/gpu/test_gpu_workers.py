@@ -25,8 +25,7 @@ from tuner.store.workers import WorkerStore
 from tuner.tuning.request import Effort
 from workers.child import child_environ
 from workers.gpus import LocalGpu, detect_gpus
-from workers.registration import Registration, describe
-from workers.worker import Worker
+from workers.worker import Registration, Worker, describe
 
 pytestmark = pytest.mark.gpu
 OTHER_HOST = Path(__file__).parents[1] / "service" / "other_host"
@@ -57,7 +56,7 @@ def worker(
     environ = child_environ(gpu.uuid)
     paths = [str(OTHER_HOST), environ.get("PYTHONPATH", "")]
     environ |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HOST_LACKS": lacks}
-    registration = Registration(WorkerStore.sharing(leases), describe(gpu, None, name))
+    registration = Registration(WorkerStore(leases.database), describe(gpu, None, name))
     registration.beat()
     return Worker(leases, registration, environ, limits)
 
@@ -74,7 +73,7 @@ def measure(seed: int) -> JobRequest:
 
 
 def test_a_host_without_torch_is_set_aside_and_harms_no_job(leases: Leases) -> None:
-    jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+    jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
     posted = [jobs.submit(measure(seed)).job.id for seed in range(3)]
     bad = worker(leases, "bad", lacks="torch")
     assert bad.drain() == 2
@@ -90,7 +89,7 @@ def test_a_host_without_torch_is_set_aside_and_harms_no_job(leases: Leases) -> N
 
 
 def test_a_measuring_process_that_stands_still_loses_its_job(leases: Leases) -> None:
-    jobs = JobStore.sharing(leases)
+    jobs = JobStore(leases.database)
     job_id = jobs.submit(measure(7)).job.id
     good = worker(leases, "good", AttemptLimits(next_trial_s=30.0))
     thread = threading.Thread(target=good.drain)

@@ -155,7 +155,7 @@ def work(leases: Leases, *, finish: bool = True) -> Job:
     store.add_trials(run, batch(0))
     if finish:
         store.finish_run(run, [ENTRY], Totals(measurements=100))
-    return JobStore.sharing(leases).get(lease.job_id)
+    return JobStore(leases.database).get(lease.job_id)
 
 
 def eventually(condition: Callable[[], bool]) -> None:

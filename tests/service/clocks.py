@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from tuner.jobs.job import LEASE, Job
 from tuner.jobs.limits import AttemptLimits
 from tuner.store import Leases
-from workers.reconcile import Overdue
+from workers.service import Overdue
 
 
 @dataclass

@@ -123,9 +123,9 @@ def untouched(tmp_path_factory):
 
 @pytest.fixture
 def jobs(store, clock):
-    return JobStore(store._engine, clock)
+    return JobStore(store, clock)
 
 
 @pytest.fixture
 def leases(store, clock):
-    return Leases(store._engine, clock)
+    return Leases(store, clock)

@@ -56,7 +56,7 @@ def wait_inside() -> datetime:
 
 def main(url: str, seed: str, key: str) -> None:
     with JobStore.open(url) as opened:
-        jobs = JobStore(opened._engine, wait_inside)
+        jobs = JobStore(opened.database, wait_inside)
         answer = jobs.submit(submitter_request(int(seed)), idempotency_key=key, body_hash=BODY)
         print(answer.job.id)  # noqa: T201
 

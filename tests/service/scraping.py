@@ -16,7 +16,7 @@ from sqlalchemy import insert
 
 from tuner.store import Leases
 from tuner.store.database import utc_now
-from tuner.store.job_tables import workers
+from tuner.store.tables import workers
 
 
 class Scrape:
@@ -95,5 +95,5 @@ def add_worker(leases: Leases, number: int, **values: Any) -> None:
         "started_at": now,
         "seen_at": now,
     }
-    with leases._write() as connection:
+    with leases.database.write() as connection:
         connection.execute(insert(workers), {**row, **values})

@@ -68,7 +68,7 @@ class TestSubmit:
         assert "fuses the shared experts" in job["notes"][0]
         assert "override with fuse_shared=false" in job["notes"][0]
         assert server.call("GET", answer.headers["location"]).json["id"] == job["id"]
-        assert JobStore.sharing(leases).get(job["id"]).state is JobState.QUEUED
+        assert JobStore(leases.database).get(job["id"]).state is JobState.QUEUED
         eventually(lambda: [one.id for one in announced] == [job["id"]])
 
     def test_a_model_is_a_problem_a_warning_or_a_config_json_too(self, server):

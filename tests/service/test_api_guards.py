@@ -19,9 +19,9 @@ from api.first_key import check_keys
 from api.settings import ApiSettings, read_api_settings
 from tuner.errors import BadInput
 from tuner.jobs.job import Job
+from tuner.store.connect import PoolLimits
 from tuner.store.database import utc_now
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.pool import PoolLimits
 from workers.settings import Settings
 
 

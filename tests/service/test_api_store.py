@@ -22,7 +22,7 @@ from api.settings import ApiSettings
 from tuner.errors import StoreUnreachable
 from tuner.store import Leases
 from tuner.store.connect import connect, writer
-from tuner.store.schema import HEAD
+from tuner.store.database import HEAD
 from tuner.store.tables import VERSION_TABLE
 from workers.settings import Settings
 
@@ -206,9 +206,9 @@ class TestReadOnly:
         api = server.app.state.api
         if store_url.startswith("sqlite"):
             for store in (api.store, api.readiness._probe):
-                store._engine.dispose()
+                store.engine.dispose()
                 event.listen(
-                    store._engine,
+                    store.engine,
                     "connect",
                     lambda connection, _: connection.execute("PRAGMA query_only = on"),
                 )
@@ -233,7 +233,7 @@ class TestFullDisk:
         with serving(
             ApiSettings(Settings(sqlite_url), rate=(), submit_rate=(), no_auth=True)
         ) as server:
-            engine = server.app.state.api.store._engine
+            engine = server.app.state.api.store.engine
 
             @event.listens_for(engine, "connect")
             def limit(connection: sqlite3.Connection, record: object) -> None:
@@ -317,7 +317,7 @@ class TestGone:
     def test_a_store_that_is_gone_is_said_to_be_and_not_where(self, tmp_path):
         path = tmp_path / "tuner.db"
         with serving(ApiSettings(Settings(f"sqlite:///{path}"), no_auth=True)) as server:
-            server.app.state.api.store._engine.dispose()
+            server.app.state.api.store.engine.dispose()
             for file in tmp_path.glob("tuner.db*"):
                 file.unlink()
             path.mkdir()

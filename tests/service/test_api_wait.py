@@ -22,8 +22,9 @@ from tuner.errors import UnusableStore
 from tuner.jobs.job import JobRequest, JobState
 from tuner.store import JobStore, Leases, Store
 from tuner.store.connect import connect
+from tuner.store.database import Database
 from tuner.store.figures import Figures
-from tuner.store.job_tables import jobs as table
+from tuner.store.tables import jobs as table
 from workers.settings import Settings
 
 STATES = tuple(enumerate(JobState))
@@ -165,7 +166,7 @@ class TestWaits:
         async def send(message: Any) -> None:
             """Nobody listens."""
 
-        metrics = Metrics(Figures(connect("sqlite://")), Settings("sqlite://"))
+        metrics = Metrics(Figures(Database(connect("sqlite://"))), Settings("sqlite://"))
         state = type("State", (), {"api": type("Api", (), {"metrics": metrics})})
         scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": []}
         scope["app"] = type("App", (), {"state": state})
@@ -179,10 +180,10 @@ class TestWaits:
 @both_databases
 def test_a_job_has_ended_in_each_last_state(store_url):
     with Store.open(store_url) as store:
-        jobs = JobStore.sharing(store)
+        jobs = JobStore(store)
         request = JobRequest(PROBLEM, "L40S")
         made = {state: jobs.submit(replace(request, seed=n)).job.id for n, state in STATES}
-        with store._write() as connection:
+        with store.write() as connection:
             for state, job_id in made.items():
                 one = update(table).where(table.c.id == job_id)
                 connection.execute(one.values(state=state.value))

@@ -16,10 +16,10 @@ from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.store import Leases, NightStore, Store
 from workers.child import AttemptOutcome
+from workers.coverage import WatchState
 from workers.nightly import plan, watch_list_of
 from workers.run_job import do_job
 from workers.settings import Settings
-from workers.watch_status import WatchState
 from workers.watches import Watch
 
 SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
@@ -151,7 +151,7 @@ def test_every_field_that_does_not_apply_is_pointed_at(untouched):
 def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings):
     with Store.open(settings.database_url) as store:
         watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
-        nights = NightStore.sharing(store)
+        nights = NightStore(store)
         nights.add_watch(watch.as_json(), watch.key, "test")
         on_gpu = Watch((SPEC,), ("H200",))
         nights.add_watch(on_gpu.as_json(), on_gpu.key, "test")

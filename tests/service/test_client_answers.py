@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
-from tuner.jobs.api_key import api_key
-from tuner.jobs.client import RemoteQueue
+from tuner.jobs.client import RemoteQueue, api_key
 
 ID = "01m7yar279krwp9bj5re32v19s"
 

@@ -13,8 +13,7 @@ from tuner.problems.points import Point, Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import Environment, MeasureKind, Totals
 from tuner.store import Store
-from tuner.store.estimates import Estimates
-from tuner.store.figures import Figures
+from tuner.store.figures import Estimates, Figures
 from tuner.tuning.costs import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
 from tuner.tuning.request import Effort
 
@@ -33,7 +32,7 @@ def finish(store: Store, gpu_s: float | None, **changes: object) -> None:
 
 
 def estimate(store: Store, points: int = 4, effort: Effort = Effort.STANDARD) -> float | None:
-    return Estimates.sharing(store).gpu_s(FP8, "NVIDIA_H200", effort, points)
+    return Estimates(store).gpu_s(FP8, "NVIDIA_H200", effort, points)
 
 
 @both_databases
@@ -60,7 +59,7 @@ def test_without_a_run_the_number_of_tries_says_it(store):
 def test_a_done_job_says_what_it_cost(store, jobs, leases):
     posted = jobs.submit(JobRequest(FP8, "H200", "sglang==0.5.16")).job
     assert posted.cost is None
-    assert Estimates.sharing(store).of(posted) is not None
+    assert Estimates(store).of(posted) is not None
     lease = leases.claim([JobFilter(needs_gpu=True)], "worker")
     own = leases.store(lease)
     extra = {"gpu_s": 41.34, "gpu_idle_s": 16.0, "cpu_s": 150.0}
@@ -68,9 +67,9 @@ def test_a_done_job_says_what_it_cost(store, jobs, leases):
     done: Job = jobs.get(posted.id)
     assert done.cost == Cost(41.34, 16.0, 150.0)
     assert done.as_json()["cost"] == {"gpu_s": 41.3, "gpu_idle_s": 16.0, "cpu_s": 150.0}
-    times = Figures.sharing(store).job_times(posted.id, lease.fence)
+    times = Figures(store).job_times(posted.id, lease.fence)
     assert times.cost == done.cost
-    assert Estimates.sharing(store).of(done) is None
+    assert Estimates(store).of(done) is None
 
 
 def test_a_prediction_costs_no_gpu():

@@ -13,10 +13,9 @@ from store_writer import PROBLEM
 from tuner.errors import UnusableStore
 from tuner.jobs.job import JobFilter, JobRequest, JobState
 from tuner.store import JobStore, Leases, NightStore
-from tuner.store.database import utc_now
+from tuner.store.database import _VERSION, utc_now
 from tuner.store.figures import ALIVE, KNOWN, Figures, JobTimes, Nights
-from tuner.store.job_tables import jobs as table
-from tuner.store.schema import _VERSION
+from tuner.store.tables import jobs as table
 
 ON_GPU = JobRequest(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")
@@ -31,7 +30,7 @@ def leases(store_url):
 
 @pytest.fixture
 def figures(leases):
-    return Figures.sharing(leases)
+    return Figures(leases.database)
 
 
 @both_databases
@@ -51,7 +50,7 @@ def test_an_empty_store(figures):
 def test_queues_have_their_length_and_the_age_of_their_oldest_job(leases, figures):
     def post(seconds_ago: int, **changes: Any) -> None:
         at = utc_now() - timedelta(seconds=seconds_ago)
-        JobStore(leases._engine, lambda: at).submit(replace(ON_GPU, **changes))
+        JobStore(leases.database, lambda: at).submit(replace(ON_GPU, **changes))
 
     post(100, seed=1)
     post(1000, seed=2)
@@ -72,7 +71,7 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(leases, figure
 
 @both_databases
 def test_a_device_stays_when_all_its_jobs_are_done(leases, figures):
-    jobs = JobStore.sharing(leases)
+    jobs = JobStore(leases.database)
     jobs.submit(ON_GPU)
     lease = leases.claim(ALL, "me")
     assert lease is not None
@@ -89,10 +88,10 @@ def test_a_device_stays_when_all_its_jobs_are_done(leases, figures):
 
 @both_databases
 def test_leases_that_nobody_takes_back_are_overdue(leases, figures):
-    JobStore.sharing(leases).submit(ON_GPU)
+    JobStore(leases.database).submit(ON_GPU)
     lease = leases.claim(ALL, "stopped")
     assert lease is not None
-    with leases._write() as connection:  # its lease's time is up
+    with leases.database.write() as connection:  # its lease's time is up
         past = utc_now() - timedelta(seconds=1)
         connection.execute(update(table).values(lease_expires_at=past))
     assert figures.read().overdue == 1
@@ -127,7 +126,7 @@ def test_workers_count_while_they_are_seen(leases, figures):
 
 @both_databases
 def test_the_last_nights(leases, figures):
-    nights = NightStore.sharing(leases)
+    nights = NightStore(leases.database)
     assert nights.begin("nightly", date(2026, 11, 20))
     nights.finish("nightly", date(2026, 11, 20), {"submitted": ["a"], "errors": []})
     first = figures.read().nights
@@ -142,7 +141,7 @@ def test_the_last_nights(leases, figures):
 
 @both_databases
 def test_the_times_of_a_job_are_for_the_holder_of_its_lease(leases, figures):
-    job = JobStore.sharing(leases).submit(ON_GPU).job
+    job = JobStore(leases.database).submit(ON_GPU).job
     first = leases.claim(ALL, "first")
     times = figures.job_times(job.id, first.fence)
     assert times is not None and times.started_at is not None
@@ -158,7 +157,7 @@ def test_the_times_of_a_job_are_for_the_holder_of_its_lease(leases, figures):
 
 @both_databases
 def test_a_newer_schema_is_no_store_to_read(leases, figures):
-    with leases._write() as connection:
+    with leases.database.write() as connection:
         connection.execute(update(_VERSION).values(version_num="9999"))
     with pytest.raises(UnusableStore, match="9999"):
         figures.read()
@@ -167,6 +166,6 @@ def test_a_newer_schema_is_no_store_to_read(leases, figures):
 @both_databases
 def test_the_pool(figures):
     pool = figures.pool()
-    with figures._read():
+    with figures.database.read():
         use = figures.pool()
         assert (use.size, use.used) == (pool.size, 1)

@@ -14,10 +14,10 @@ from store_writer import PROBLEM
 
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobRequest, JobState
-from tuner.jobs.listing import ALL_JOBS, JobOrder, JobQuery
+from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
 from tuner.store import JobStore, Leases, Store
-from tuner.store.job_pages import select_page
-from tuner.store.job_tables import jobs as table
+from tuner.store.jobs import select_page
+from tuner.store.tables import jobs as table
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
 NOON = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
@@ -40,11 +40,11 @@ def jobs(store_url):
     """Twelve jobs, two each hour, in turns of three states and two clients."""
     clock = Hourly()
     with Store.open(store_url) as store:
-        opened = JobStore(store._engine, clock)
+        opened = JobStore(store, clock)
         for number in range(12):
             clock.reads = number // 2
             job = opened.submit(replace(REQUEST, seed=number), client="ab"[number % 2]).job
-            with store._write() as connection:
+            with store.write() as connection:
                 state = (QUEUED, DEAD, FAILED)[number % 3].value
                 connection.execute(update(table).where(table.c.id == job.id).values(state=state))
         yield opened
@@ -99,9 +99,9 @@ WALKS = (
 
 @both_databases
 def test_a_page_is_a_walk_along_an_index(jobs):
-    on_postgres = jobs._engine.dialect.name == "postgresql"
+    on_postgres = jobs.database.engine.dialect.name == "postgresql"
     word = "EXPLAIN" if on_postgres else "EXPLAIN QUERY PLAN"
-    with jobs._write() as connection:  # a transaction, for which the settings hold
+    with jobs.database.write() as connection:  # a transaction, for which the settings hold
         if on_postgres:
             connection.execute(text("SET LOCAL enable_seqscan = off"))
             connection.execute(text("SET LOCAL enable_bitmapscan = off"))
@@ -170,7 +170,7 @@ class TestOverHttp:
         for seed in range(3):
             server.submit(seed=seed)
         work(leases)
-        store, remote = JobStore.sharing(leases), RemoteQueue(server.url, None)
+        store, remote = JobStore(leases.database), RemoteQueue(server.url, None)
         second = store.list(JobQuery(order=JobOrder.OLDEST))[1]
         for query in (
             ALL_JOBS,

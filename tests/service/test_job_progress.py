@@ -21,10 +21,10 @@ from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.records import Outlook
 from tuner.store import Leases
-from tuner.store.lease_rows import REFUSALS
+from tuner.store.job_rows import REFUSALS
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
-from workers.reconcile import GRACE_S
+from workers.service import GRACE_S
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 ANY = [JobFilter(needs_gpu=False)]
@@ -73,7 +73,7 @@ def renew(leases: Leases, lease: Lease, clock: Clock, watcher: Watcher, seconds:
 def test_a_worker_that_renews_its_lease_and_never_begins_is_set_aside(
     jobs, leases, lease, clock, store
 ):
-    workers = WorkerStore(store._engine, clock)
+    workers = WorkerStore(store, clock)
     workers.beat(WorkerInfo("worker", "w@here", "here", "", "", None, (), {}))
     watcher = Watcher(leases, LIMITS)
     assert renew(leases, lease, clock, watcher, LIMITS.start_s + GRACE_S - 5) == []
@@ -142,7 +142,7 @@ def test_a_reconciler_that_slept_takes_nothing_when_it_wakes(leases, lease):
 
 def test_a_full_disk_takes_no_living_worker_s_job(leases, lease, clock):
     watcher = Watcher(leases)
-    with disk_full(leases._engine):
+    with disk_full(leases.database.engine):
         for _ in range(12):  # a minute
             with suppress(StoreFull):
                 watcher.watch(5)
@@ -197,6 +197,6 @@ def test_events_say_what_a_run_expects_and_the_incumbents_times(jobs, leases, le
     assert pace == Pace(tried=100.0, timed=100.0)
     assert pace_of(jobs.latest_events(lease.job_id, 2)) == Pace(tried=50.0, timed=50.0)
     assert pace_of(jobs.latest_events(lease.job_id, 1)) is None
-    results = ResultStore.sharing(leases)
+    results = ResultStore(leases.database)
     asked = [Candidate(point, config) for config in configs.values()]
     assert results.times_of(run.id, asked) == {asked[0]: 7.5}

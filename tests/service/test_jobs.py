@@ -43,8 +43,8 @@ from tuner.problems.records import RunState
 from tuner.problems.results import Totals
 from tuner.store import JobStore, LeasedStore, Leases, Store
 from tuner.store.connect import connect
-from tuner.store.job_tables import jobs as table
 from tuner.store.submissions import Submission
+from tuner.store.tables import jobs as table
 from tuner.tuning.request import Effort
 
 REQUEST = JobRequest(
@@ -518,13 +518,13 @@ class TestRequestsOfANewerVersion:
     def foreign(self, jobs, clock):
         job_id = jobs.submit(REQUEST).job.id
         clock.advance(timedelta(seconds=1))  # the others are younger
-        with jobs._write() as connection:
+        with jobs.database.write() as connection:
             request = {**REQUEST.as_json(), "problem": "from_tomorrow:E=1"}
             connection.execute(update(table).where(table.c.id == job_id).values(request=request))
         return job_id
 
     def stored(self, jobs: JobStore, job_id: str) -> Any:
-        with jobs._read() as connection:
+        with jobs.database.read() as connection:
             return connection.execute(select(table).where(table.c.id == job_id)).one()
 
     def test_the_next_job_is_claimed(self, jobs, leases, foreign):
@@ -543,7 +543,7 @@ class TestRequestsOfANewerVersion:
         assert self.stored(jobs, foreign).state == "dead"
 
     def test_expired_leases_are_taken_back(self, jobs, leases, clock, foreign):
-        with jobs._write() as connection:  # a newer worker had it, and was killed
+        with jobs.database.write() as connection:  # a newer worker had it, and was killed
             held = {"state": "running", "attempts": 1, "lease_expires_at": clock.now}
             connection.execute(update(table).where(table.c.id == foreign).values(**held))
         other = jobs.submit(replace(REQUEST, seed=1)).job.id
@@ -664,7 +664,7 @@ class TestAnnouncing:
 
 def claim_again(jobs: JobStore, leases: Leases, job_id: str) -> Lease:
     """The job's next lease; it is held now."""
-    with jobs._write() as connection:
+    with jobs.database.write() as connection:
         queued = {"state": "queued", "lease_expires_at": None}
         connection.execute(update(table).where(table.c.id == job_id).values(**queued))
     return claim(leases)
@@ -680,7 +680,7 @@ def ids(found: Any) -> list[str]:
 
 
 def runs(store: Store) -> list[tuple[object, ...]]:
-    with store._read() as connection:
+    with store.read() as connection:
         return [tuple(row) for row in connection.execute(text("SELECT state FROM runs"))]
 
 

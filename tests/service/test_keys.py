@@ -14,8 +14,7 @@ from sqlalchemy import event
 from api import known_keys
 from api.known_keys import KnownKeys, TooManyWrong
 from tuner.errors import BadInput
-from tuner.store.api_key import KeyState, Scope, parse_expiry, parse_scopes
-from tuner.store.key_text import key_hash
+from tuner.store.api_key import KeyState, Scope, key_hash, parse_expiry, parse_scopes
 from tuner.store.keys import Ensured, KeyStore
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -43,7 +42,7 @@ def clock():
 @pytest.fixture
 def keys(store_url, clock):
     with KeyStore.open(store_url) as opened:
-        yield KeyStore(opened._engine, clock.now)
+        yield KeyStore(opened.database, clock.now)
 
 
 @contextmanager
@@ -54,11 +53,11 @@ def statements(store: KeyStore) -> Iterator[list[str]]:
     def note(connection: object, cursor: object, statement: str, *_: object) -> None:
         asked.append(statement)
 
-    event.listen(store._engine, "before_cursor_execute", note)
+    event.listen(store.database.engine, "before_cursor_execute", note)
     try:
         yield asked
     finally:
-        event.remove(store._engine, "before_cursor_execute", note)
+        event.remove(store.database.engine, "before_cursor_execute", note)
 
 
 def name_of(keys: KeyStore, token: str) -> str | None:

@@ -33,7 +33,7 @@ ANY = [JobFilter(needs_gpu=False)]
 
 @pytest.fixture
 def workers(store, clock):
-    return WorkerStore(store._engine, clock)
+    return WorkerStore(store, clock)
 
 
 def doing(workers: WorkerStore) -> dict[str, str]:
@@ -75,7 +75,7 @@ class TestRows:
 
     def test_a_worker_has_the_job_that_it_holds(self, workers, store, clock):
         workers.beat(CPU)
-        jobs, leases = JobStore(store._engine, clock), Leases(store._engine, clock)
+        jobs, leases = JobStore(store, clock), Leases(store, clock)
         job_id = jobs.submit(JobRequest(PROBLEM, "L40S", measure="predict")).job.id
         lease = leases.claim(ANY, CPU.id)
         assert lease is not None
@@ -88,8 +88,8 @@ class TestRows:
     @pytest.mark.parametrize("name", ["gpu-0@a", "gpu-0@a:1:ff", "a"])
     def test_drained_by_name_id_or_host_it_claims_nothing(self, workers, store, clock, name):
         workers.beat(L40S)
-        leases = Leases(store._engine, clock)
-        JobStore(store._engine, clock).submit(JobRequest(PROBLEM, "L40S", measure="predict"))
+        leases = Leases(store, clock)
+        JobStore(store, clock).submit(JobRequest(PROBLEM, "L40S", measure="predict"))
         assert workers.drain(name) == [L40S.id]
         workers.beat(L40S)  # which changes nothing
         assert leases.claim(ANY, L40S.id) is None

@@ -54,7 +54,7 @@ def cell(rows: Iterable[CoverageRow]) -> dict[str, object]:
 
 @both_databases
 def test_it_follows_what_is_published(store):
-    lookups = Lookups.sharing(store)
+    lookups = Lookups(store)
     found = Matrix(lookups, list, list)
     assert list(found.rows()) == []
     publish(store, OLD, entry(0, 10.0, 20.0), entry(1, 30.0, 30.0))
@@ -75,7 +75,7 @@ def test_it_follows_what_is_published(store):
 
 
 def test_a_stale_cell_says_why(store):
-    found = Matrix(Lookups.sharing(store), list, list)
+    found = Matrix(Lookups(store), list, list)
     publish(store, OLD, entry(0, 10.0, 20.0))
     newer = store.begin_run(replace(KEY, problem=OTHER, environment=NEW))
     store.finish_run(newer, [entry(0, 10.0, 20.0)], Totals())
@@ -86,7 +86,7 @@ def test_a_stale_cell_says_why(store):
 
 
 def test_only_what_has_changed_is_read_again(store):
-    lookups = Lookups.sharing(store)
+    lookups = Lookups(store)
     publish(store, OLD, entry(0, 10.0, 20.0))
     found, known = lookups.changed_summaries(None)
     assert [one.environment for one in found] == [OLD]
@@ -102,7 +102,7 @@ def test_only_what_has_changed_is_read_again(store):
 @pytest.mark.parametrize("replaces", [False, True])
 @both_databases
 def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(store, monkeypatch, replaces):
-    found = Matrix(Lookups.sharing(store), list, list)
+    found = Matrix(Lookups(store), list, list)
     publish(store, OLD, entry(0, 10.0, 20.0))
     assert cell(found.rows())["speedup"] == pytest.approx(2.0)
     behind = utc_now() - timedelta(minutes=1)
@@ -113,7 +113,7 @@ def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(store, monkeypatch, re
 
 def test_what_has_no_time_has_no_gain(store):
     publish(store, OLD, entry(0, None, 20.0, Status.INCUMBENT))
-    found = Matrix(Lookups.sharing(store), list, list)
+    found = Matrix(Lookups(store), list, list)
     untuned = cell(found.rows())
     assert (untuned["state"], untuned["speedup"]) == (CellState.UNTUNED, None)
     nothing = replace(entry(0, 10.0, 20.0), incumbents={})
@@ -123,7 +123,7 @@ def test_what_has_no_time_has_no_gain(store):
 
 def test_what_is_watched_is_missing_until_it_is_there(store):
     watches = [Watch((PROBLEM.spec(),), ("L40S",))]
-    found = Matrix(Lookups.sharing(store), lambda: watches, list)
+    found = Matrix(Lookups(store), lambda: watches, list)
     assert cell(found.rows())["state"] is CellState.MISSING
     watches.append(Watch((OTHER.spec(), "no-model"), ("H200",)))  # one of them cannot be resolved
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
@@ -137,7 +137,7 @@ def test_rows_are_found_and_sorted(store):
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
     other = store.begin_run(replace(KEY, problem=OTHER))
     store.finish_run(other, [entry(0, 10.0, 90.0)], Totals())
-    found = Matrix(Lookups.sharing(store), list, list)
+    found = Matrix(Lookups(store), list, list)
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
     assert counts_of(found.rows())["measured"] == 3
 
@@ -158,9 +158,9 @@ def test_what_another_server_withdraws_is_gone(store, monkeypatch):
     monkeypatch.setattr(matrix, "WATCHED_S", 0.0)
     publish(store, OLD, entry(0, 10.0, 20.0), entry(1, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
-    found = Matrix(Lookups.sharing(store), list, list)
+    found = Matrix(Lookups(store), list, list)
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
-    results = ResultStore.sharing(store)
+    results = ResultStore(store)
     assert results.withdraw(PROBLEM, "NVIDIA_L40S", "vllm") == 0
     assert results.withdraw(PROBLEM, "NVIDIA_L40S", "sglang") == 2
     assert devices_of(found.rows()) == ["NVIDIA_H200"]
@@ -174,7 +174,7 @@ def test_rows_with_nothing_on_a_device_are_found(store):
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
     other = store.begin_run(replace(KEY, problem=OTHER))
     store.finish_run(other, [entry(0, 10.0, 90.0)], Totals())
-    found = Matrix(Lookups.sharing(store), list, list)
+    found = Matrix(Lookups(store), list, list)
     assert counts_of(found.rows())["nothing"] == 1
 
     def lacking(*devices: str) -> list[str]:
@@ -189,7 +189,7 @@ def test_rows_with_nothing_on_a_device_are_found(store):
 def test_what_a_run_tried_is_counted(store):
     run = store.begin_run(KEY)
     store.add_trials(run, batch(0))
-    results = ResultStore.sharing(store)
+    results = ResultStore(store)
     assert results.trial_counts(run.id) == {Status.OK: 100}
     assert results.best_trials(run.id) == {POINTS[0]: 0.5, POINTS[1]: 1.5}
     assert results.trial_counts(99) == {} and results.best_trials(99) == {}
@@ -203,5 +203,5 @@ def test_an_unexpected_error_before_somebody_asks_does_not_end_the_server(store,
     def fail() -> Sequence[Watch]:
         raise RuntimeError("nobody expects it")
 
-    asyncio.run(Matrix(Lookups.sharing(store), fail, list).warm())
+    asyncio.run(Matrix(Lookups(store), fail, list).warm())
     assert "nobody expects it" in caplog.text

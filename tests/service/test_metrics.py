@@ -21,6 +21,7 @@ from api.settings import ApiSettings
 from tuner.jobs.job import JobState
 from tuner.store import JobStore, Leases, NightStore
 from tuner.store.connect import connect
+from tuner.store.database import Database
 from tuner.store.figures import Figures
 from workers.settings import Settings
 
@@ -57,7 +58,7 @@ def test_workers_and_nights(server, store_url):
         add_worker(leases, 1)
         add_worker(leases, 2, state="set_aside", engines=["sglang==0.5.12", "sglang==0.5.16"])
         add_worker(leases, 3, device="", state="a state of a newer version")
-        nights = NightStore.sharing(leases)
+        nights = NightStore(leases.database)
         nights.begin("nightly", date(2026, 11, 20))
         failed = [{"what": "nope", "why": "unknown"}]
         summary = {"errors": failed, "not_submitted": failed, "submitted": ["a", "b", "c"]}
@@ -81,7 +82,7 @@ def test_workers_and_nights(server, store_url):
 
 def test_a_scrape_outlives_the_store():
     away = "postgresql://tuner@127.0.0.1:1/tuner"
-    seen = Scrape(Metrics(Figures(connect(away)), Settings(away)).text().decode())
+    seen = Scrape(Metrics(Figures(Database(connect(away))), Settings(away)).text().decode())
     assert seen.value("tuner_store_up") == 0
     assert seen.value("tuner_jobs_finished", state="dead") is None
     assert "process_resident_memory_bytes" in seen.families

@@ -14,8 +14,7 @@ from tuner.jobs.job import Job, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.local_queue import LocalQueue
 from tuner.store.workers import WorkerStore
-from workers.registration import Registration, describe
-from workers.worker import Worker
+from workers.worker import Registration, Worker, describe
 
 VERSIONS = ("0.5.12", "0.5.16")
 
@@ -31,7 +30,7 @@ def finished(jobs: JobStore, job_id: str) -> Job:
 
 
 def alive(jobs: JobStore, count: int) -> None:
-    workers = WorkerStore.sharing(jobs)
+    workers = WorkerStore(jobs.database)
     wait_for(lambda: len(workers.list(living=True)) == count)
 
 
@@ -43,7 +42,7 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(jobs, postgres_url, re
             log = tmp_path / f"{version}.log"
             stack.enter_context(celery_worker(postgres_url, redis_url, log, **more))
         alive(jobs, len(VERSIONS))
-        queue = LocalQueue.sharing(jobs)
+        queue = LocalQueue(jobs.database)
         pinned = [
             jobs.submit(replace(replay(seed), engine=f"sglang=={version}")).job.id
             for seed in range(3)
@@ -68,7 +67,7 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
     broken = other_host(tmp_path, "broken", "0.5.16", lacks="triton")
     with celery_worker(postgres_url, redis_url, tmp_path / "broken.log", **broken):
         posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
-        workers = WorkerStore.sharing(jobs)
+        workers = WorkerStore(jobs.database)
         (aside,) = wait_for(
             lambda: [one for one in workers.list() if one.doing == "set aside"], 120
         )
@@ -86,7 +85,7 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
 def test_a_worker_without_triton_refuses_what_it_cannot_compile(sqlite_url, tmp_path, monkeypatch):
     environ = {**os.environ, **other_host(tmp_path, "broken", "0.5.16", lacks="triton")}
     with Leases.open(sqlite_url) as leases:
-        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         registration = Registration(workers, describe(None, None, "broken"))
         registration.beat()
         broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": sqlite_url})

@@ -25,7 +25,7 @@ from tuner.problems.results import (
     Trial,
 )
 from tuner.store import Leases, Store
-from tuner.store.night_diff import diff_nights
+from tuner.store.nights import diff_nights
 from workers.nightly import SCHEDULE, run_nightly
 from workers.settings import Settings
 from workers.watches import Watch

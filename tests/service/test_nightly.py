@@ -16,7 +16,7 @@ from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState
-from tuner.jobs.listing import JobQuery
+from tuner.jobs.queue import JobQuery
 from tuner.jobs.targets import _engine_version_here
 from tuner.problems.points import Config, Point
 from tuner.problems.records import RunKey
@@ -34,11 +34,17 @@ from tuner.store import JobStore, Leases, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP
-from workers.coverage import stored_rows, watched_rows
-from workers.night_outcomes import outcomes
-from workers.nightly import SCHEDULE, errors_of, headline, plan, run_nightly, watch_list_of
+from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
+from workers.nightly import (
+    SCHEDULE,
+    errors_of,
+    headline,
+    outcomes,
+    plan,
+    run_nightly,
+    watch_list_of,
+)
 from workers.settings import Settings
-from workers.watch_status import WatchState, _kernels, watch_statuses
 from workers.watches import Watch, WatchList
 
 ENGINE = "sglang==9.9.9"  # on no machine: only what is stored is compared
@@ -103,7 +109,7 @@ def tuned(
 
 
 def standings(settings: Settings, store: Store) -> list[WatchState]:
-    watch_list = watch_list_of(settings, NightStore.sharing(store))
+    watch_list = watch_list_of(settings, NightStore(store))
     return [one.standing for one in plan(watch_list, store, DAY).watched]
 
 
@@ -128,7 +134,7 @@ class TestPlan:
         tuned(store, PROBLEMS[0])
         tuned(store, PROBLEMS[1], replace(ENVIRONMENT, **{field: "new"}))
         assert standings(settings, store) == [WatchState.STALE, WatchState.TUNED]
-        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        watch_list = watch_list_of(settings, NightStore(store))
         assert field in plan(watch_list, store, DAY).watched[0].why
 
     def test_another_family_s_kernels_make_nothing_stale(self, settings, store):
@@ -139,7 +145,7 @@ class TestPlan:
         entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
         store.finish_run(store.begin_run(key), [entry], Totals())
         assert standings(settings, store)[0] is WatchState.TUNED
-        lookups = Lookups.sharing(store)
+        lookups = Lookups(store)
         rows = stored_rows(
             lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
         )
@@ -151,16 +157,16 @@ class TestPlan:
     def test_what_was_measured_again_is_no_longer_stale(self, settings, store):
         for driver in ("580.1", "570.1", "580.1"):
             tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver=driver))
-        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        watch_list = watch_list_of(settings, NightStore(store))
         assert standings(settings, store)[0] is WatchState.TUNED
-        (row, _) = watched_rows(watch_list, None, 0, 10, Lookups.sharing(store))
+        (row, _) = watched_rows(watch_list, None, 0, 10, Lookups(store))
         assert (row["standing"], row["why"]) == ("tuned", "")
 
     def test_a_result_is_judged_at_the_points_where_it_counts(self, settings, store):
         """A batch size that was measured anew has no results of the old environment beside them."""
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver="old"))
         tuned(store, PROBLEMS[0], sizes=(2,))
-        found = Lookups.sharing(store).published(["NVIDIA_L40S"], ["sglang"], PROBLEMS)
+        found = Lookups(store).published(["NVIDIA_L40S"], ["sglang"], PROBLEMS)
         sizes = {one.environment.driver: {p.batch_size for p in one.points} for one in found[:2]}
         assert sizes == {"old": {1}, ENVIRONMENT.driver: {2}}
         assert standings(settings, store)[0] is WatchState.STALE
@@ -181,7 +187,7 @@ class TestPlan:
             here.unlink(missing_ok=True)
             here.symlink_to(find_engine(f"sglang=={version}").root)
             _engine_version_here.cache_clear()  # a minute later
-            standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
+            standings += [one.standing for one in watch_statuses([request], Lookups(store))]
         assert standings == [WatchState.TUNED, WatchState.STALE]
 
     def test_sources_that_change_in_place_are_seen(self, settings, store, engine_here, monkeypatch):
@@ -196,8 +202,8 @@ class TestPlan:
         for minute, changed in enumerate((text, text.replace("tl.dot(", "tl.dot( "), text)):
             engine_here.write_text(changed)
             clock = SimpleNamespace(monotonic=lambda now=60.0 * minute: now)
-            monkeypatch.setattr("workers.watch_status.time", clock)
-            standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
+            monkeypatch.setattr("workers.coverage.time", clock)
+            standings += [one.standing for one in watch_statuses([request], Lookups(store))]
         assert standings == [WatchState.TUNED, WatchState.STALE, WatchState.TUNED]
 
     @pytest.mark.parametrize("is_stored", [True, False])
@@ -216,7 +222,7 @@ class TestPlan:
         reasons = dict(todo.errors)
         assert "did you mean 'sglang'" in reasons[name]
         assert "sglang 7.7.7" in reasons[f"{PROBLEMS[0].spec()} on NVIDIA_L40S"]
-        rows = watched_rows(watch_list, None, 0, 10, Lookups.sharing(store))
+        rows = watched_rows(watch_list, None, 0, 10, Lookups(store))
         assert [row["standing"] for row in rows] == ["error", "error", "missing"]
         assert "sglang 7.7.7" in rows[0]["why"]
 
@@ -231,7 +237,7 @@ class TestPlan:
         tuned(store, PROBLEMS[0], at["9.9.8"])  # this problem has no other result
         for version in order:
             tuned(store, PROBLEMS[1], at[version])
-        lookups = Lookups.sharing(store)
+        lookups = Lookups(store)
         rows = stored_rows(
             lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
         )
@@ -264,7 +270,7 @@ class TestPlan:
         predicted = replace(ENVIRONMENT, torch="", cuda="", driver="")
         tuned(store, PROBLEMS[0], predicted, status=Status.PREDICTED)
         tuned(store, PROBLEMS[1], replace(ENVIRONMENT, engine_version="9.9.16"))
-        lookups = Lookups.sharing(store)
+        lookups = Lookups(store)
         rows = stored_rows(
             lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
         )
@@ -276,13 +282,13 @@ class TestPlan:
     def test_the_oldest_is_measured_again_as_a_run_of_its_own(self, settings, store):
         tuned(store, PROBLEMS[1])
         tuned(store, PROBLEMS[0])
-        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        watch_list = watch_list_of(settings, NightStore(store))
         (again,) = plan(watch_list, store, DAY).revalidate
         assert (again.problem, again.seed) == (PROBLEMS[1], DAY.toordinal())
 
     def test_watches_of_the_api_count(self, settings, store):
         more = replace(WATCH, devices=("H200",))
-        nights = NightStore.sharing(store)
+        nights = NightStore(store)
         added = nights.add_watch(more.as_json(), more.key, "team")
         assert nights.add_watch(more.as_json(), more.key, "again") == added
         assert standings(settings, store) == [WatchState.MISSING] * 4
@@ -297,10 +303,10 @@ class TestRound:
         tuned(store, PROBLEMS[0])
         first = run_nightly(settings, today=DAY)
         assert (len(first["missing"]), len(first["revalidated"])) == (1, 1)
-        queued = JobStore.sharing(store).list(JobQuery(states=frozenset({JobState.QUEUED})))
+        queued = JobStore(store).list(JobQuery(states=frozenset({JobState.QUEUED})))
         assert sorted(job.id for job in queued) == sorted(first["submitted"])
         assert {job.client for job in queued} == {SCHEDULE}
-        nights = NightStore.sharing(store)
+        nights = NightStore(store)
         assert [night.summary for night in nights.nights()] == [first]
         assert "it was done at" in run_nightly(settings, today=DAY)["skipped"]
         assert [night.summary for night in nights.nights()] == [first]
@@ -317,7 +323,7 @@ class TestRound:
         assert [one.job and one.job.state for one in outcomes(summary, store)] == [
             JobState.QUEUED
         ] * 2
-        leases = Leases.sharing(store)
+        leases = Leases(store)
         while lease := leases.claim([JobFilter(needs_gpu=True)], "w-1"):
             if lease.job_id == missing["job_id"]:
                 leases.fail(lease, "nothing fits")
@@ -334,54 +340,54 @@ class TestRound:
         with ThreadPoolExecutor(3) as pool:
             rounds = list(pool.map(lambda _: run_nightly(settings, today=DAY), range(3)))
         assert sorted("skipped" in one for one in rounds) == [False, True, True]
-        assert len(JobStore.sharing(store).list()) == 2
+        assert len(JobStore(store).list()) == 2
 
     def test_a_dry_run_writes_nothing(self, settings, store):
         assert len(run_nightly(settings, dry_run=True, today=DAY)["missing"]) == 2
-        assert JobStore.sharing(store).list() == []
-        assert NightStore.sharing(store).last() is None
+        assert JobStore(store).list() == []
+        assert NightStore(store).last() is None
         assert "skipped" not in run_nightly(settings, today=DAY)
 
     def test_a_round_that_was_killed_is_taken_over(self, store):
         began = utc_now()
-        first = NightStore(store._engine, lambda: began)
+        first = NightStore(store, lambda: began)
         assert first.begin(SCHEDULE, DAY)
         assert not first.begin(SCHEDULE, DAY)
-        late = NightStore(store._engine, lambda: began + GIVEN_UP + timedelta(seconds=1))
+        late = NightStore(store, lambda: began + GIVEN_UP + timedelta(seconds=1))
         assert late.begin(SCHEDULE, DAY)
         assert not late.begin(SCHEDULE, DAY)
         late.finish(SCHEDULE, DAY, {"watched": 0})
-        much_later = NightStore(store._engine, lambda: began + 10 * GIVEN_UP)
+        much_later = NightStore(store, lambda: began + 10 * GIVEN_UP)
         assert not much_later.begin(SCHEDULE, DAY)
 
     def test_a_forced_round_is_done_again(self, settings, store):
         first = run_nightly(settings, today=DAY)
-        jobs = JobStore.sharing(store)
+        jobs = JobStore(store)
         jobs.cancel(first["submitted"][0])
         again = run_nightly(settings, today=DAY, force=True)
         assert (len(again["submitted"]), again["waiting"]) == (1, first["submitted"][1:])
-        (night,) = NightStore.sharing(store).nights()
+        (night,) = NightStore(store).nights()
         assert night.summary == again
         assert "skipped" in run_nightly(settings, today=DAY)
 
     def test_a_round_that_is_being_done_is_not_forced(self, settings, store):
-        assert NightStore.sharing(store).begin(SCHEDULE, DAY)
+        assert NightStore(store).begin(SCHEDULE, DAY)
         skipped = run_nightly(settings, today=DAY, force=True)["skipped"]
         assert skipped == "another process is doing it"
-        NightStore.sharing(store).finish(SCHEDULE, DAY, {})
+        NightStore(store).finish(SCHEDULE, DAY, {})
         with ThreadPoolExecutor(3) as pool:
-            forced = lambda _: NightStore.sharing(store).begin(SCHEDULE, DAY, again=True)  # noqa: E731
+            forced = lambda _: NightStore(store).begin(SCHEDULE, DAY, again=True)  # noqa: E731
             assert sorted(pool.map(forced, range(3))) == [False, False, True]
 
     def test_a_night_without_watches_leaves_the_date_open(self, settings, store):
         empty = replace(settings, nightly=None)
         assert "nothing is watched" in run_nightly(empty, today=DAY)["skipped"]
-        assert NightStore.sharing(store).last() is None
+        assert NightStore(store).last() is None
         assert len(run_nightly(settings, today=DAY)["submitted"]) == 2
 
     def test_errors_are_counted_as_such(self, settings, store, monkeypatch):
         wrong = replace(WATCH, models=("nope-model", PROBLEMS[0].spec()))
-        NightStore.sharing(store).add_watch(wrong.as_json(), wrong.key, "team")
+        NightStore(store).add_watch(wrong.as_json(), wrong.key, "team")
         summary = run_nightly(replace(settings, nightly=None), today=DAY)
         (error,) = errors_of(summary)
         assert error["what"] == "nope-model TP 1 EP 1 on L40S"
@@ -398,7 +404,7 @@ class TestRound:
         assert headline(summary).endswith("0 queued, 0 waiting before, 2 errors")
 
     def test_past_nights_are_listed_in_pages(self, store):
-        nights = NightStore.sharing(store)
+        nights = NightStore(store)
         for days in (0, 2, 1):
             assert nights.begin(SCHEDULE, DAY + timedelta(days=days))
         first = nights.nights(limit=2)
@@ -407,7 +413,7 @@ class TestRound:
         assert [night.date.day for night in rest] == [1]
 
     def test_schedules_and_dates_are_apart(self, store):
-        nights = NightStore.sharing(store)
+        nights = NightStore(store)
         assert nights.begin("a", DAY)
         assert nights.begin("b", DAY)
         assert nights.begin("a", DAY + timedelta(days=1))

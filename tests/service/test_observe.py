@@ -69,7 +69,7 @@ def shown(postgres, redis_url, tmp_path_factory):
         of_beat = {**environ, "TUNER_METRICS_PORT": str(port + 2)}
         stack.enter_context(running(fleet("--device", "H200"), of_fleet))
         stack.enter_context(running(beat(folder), of_beat))
-        jobs, nights = JobStore.sharing(leases), NightStore.sharing(leases)
+        jobs, nights = JobStore(leases.database), NightStore(leases.database)
         done = jobs.submit(replay()).job.id
         server.submit()
         server.call("POST", "/v1/jobs", {**JOB, "device": "nothing"})

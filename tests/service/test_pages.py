@@ -20,22 +20,20 @@ from api.pages.coverage import cells_of
 from api.pages.names import device_short, plain, problem_words
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
-from tuner.deploy.served.compare import LoadGain, gains_of
-from tuner.deploy.served.loads import Load
-from tuner.deploy.served.measure import Speed
+from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.outputs import OutputCheck
-from tuner.deploy.served.report import ServedProof, Subject
+from tuner.deploy.served.report import LoadGain, ServedProof, Subject, gains_of
 from tuner.devices.table import find_device
 from tuner.draw.shapes import Colour
 from tuner.families.fused_moe.family import least_us
 from tuner.jobs.job import JobFilter
-from tuner.jobs.names import models_of
+from tuner.jobs.targets import models_of
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Measurement, Status, Totals
 from tuner.store import Leases, ServedProofStore, Store
-from tuner.store.job_tables import job_events
 from tuner.store.keys import Scope
+from tuner.store.tables import job_events
 from workers.settings import Settings
 
 # What a client, a worker or a compiler may say. The name of a job may hold no control characters.
@@ -88,7 +86,7 @@ def fill(server: Server, url: str) -> None:
         assert lease
         leases.store(lease).begin_run(replace(KEY, seed=3))
         then = datetime.now(timezone.utc) - timedelta(minutes=2)
-        Leases(leases._engine, lambda: then).heartbeat(lease)  # nobody hears of its worker again
+        Leases(leases.database, lambda: then).heartbeat(lease)  # nobody hears of its worker again
     server.submit(seed=2, urgent=True)
     newer = replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
     with Store.open(url) as store:
@@ -297,7 +295,7 @@ def test_an_export_says_what_servers_gained(server: Server, visitor: Visitor) ->
 def test_a_done_job_may_lack_totals(server: Server, visitor: Visitor) -> None:
     job = server.submit(seed=98)["id"]
     done = {"job_id": job, "seq": 99, "kind": "done", "at": datetime.now(timezone.utc), "data": {}}
-    with server.app.state.api.store._engine.begin() as connection:
+    with server.app.state.api.store.engine.begin() as connection:
         connection.execute(insert(job_events).values(done))
     assert "Times taken" not in visitor.open(f"/jobs/{job}")
 

@@ -28,7 +28,7 @@ from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import Outlook, RunKey
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
 from tuner.store import Leases, Store
-from tuner.store.database import utc_now
+from tuner.store.database import Database, utc_now
 from tuner.store.keys import Scope
 from tuner.store.rows import entry_row, environment_row, run_row
 from tuner.store.tables import environments, problems, runs, winners
@@ -113,7 +113,7 @@ def _link(server: Server) -> str:
 
 
 def claim(url: str) -> tuple[Leases, Lease]:
-    leases = Leases.open(url)
+    leases = Leases(Database.open(url))
     lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "worker-1")
     assert lease is not None
     return leases, lease
@@ -136,7 +136,7 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
         page.get_by_role("button", name="Queue the job").click()
         expect(page.locator(".facts .badge")).to_have_text("queued")
         leases, lease = claim(url)
-        with leases:
+        with leases.database:
             expect(page.locator(".facts .badge")).to_have_text("starting")
             store = leases.store(lease)
             run = store.begin_run(key_at("NVIDIA_H20"))
@@ -179,7 +179,7 @@ def test_the_chart_of_a_running_job_follows_its_trials(
         tab.open(f"/jobs/{job}")
         dots = tab.page.locator(".chart[data-part=down] circle[data-key=tuned]")
         leases, lease = claim(url)
-        with leases:
+        with leases.database:
             store = leases.store(lease)
             run = store.begin_run(replace(KEY, points=(small, large)))
             plan = {point: {"default": one.candidate.config} for point, one in own.items()}
@@ -252,7 +252,7 @@ def test_a_page_goes_on_when_the_server_is_back(browser: Browser, url: str) -> N
             expect(tab.page.locator("#offline")).to_be_visible()
             with serving(settings, port=port):
                 leases, lease = claim(url)
-                with leases:
+                with leases.database:
                     expect(tab.page.locator(".facts .badge")).to_have_text(
                         "starting", timeout=20_000
                     )
@@ -350,7 +350,7 @@ def test_thousands_of_cells_are_shown(
     browser: Browser, server: Server, url: str, count: int
 ) -> None:
     names = [one.name for one in devices()][:25]
-    with Store.open(url) as store, store._write() as connection:
+    with Store.open(url) as store, store.write() as connection:
         for number in range(count):
             problem = replace(PROBLEM, E=8 + number, top_k=2)
             row = {"spec": problem.spec(), "family": problem.family}

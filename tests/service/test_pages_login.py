@@ -35,7 +35,7 @@ from api.pages.sessions import VALID_S, Links
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store import Store
-from tuner.store.key_text import key_hash
+from tuner.store.api_key import key_hash
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.sessions import LASTS, SessionStore
 from workers.settings import Settings
@@ -161,7 +161,7 @@ class TestSessions:
 
     def test_it_lasts_a_week_if_it_is_used_each_day(self, store_url: str, clock: Clock) -> None:
         with Store.open(store_url) as store:
-            keys, sessions = KeyStore.sharing(store), SessionStore(store._engine, clock)
+            keys, sessions = KeyStore(store), SessionStore(store, clock)
             keys.add("me", Scope.SUBMIT)
             token, ends_at = sessions.start("me"), clock.now + LASTS
             found = sessions.find(token)

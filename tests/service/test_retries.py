@@ -20,8 +20,8 @@ from tuner.jobs.job import JobRequest, JobState
 from tuner.store import JobStore
 from tuner.store.database import utc_now
 from tuner.store.job_rows import append_event
-from tuner.store.job_tables import jobs as table
 from tuner.store.keys import Scope
+from tuner.store.tables import jobs as table
 from workers.settings import Settings
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
@@ -39,19 +39,19 @@ def ended(jobs: JobStore, request: JobRequest = REQUEST, state: JobState = JobSt
     job_id = jobs.submit(request, client="team").job.id
     set_job(jobs, job_id, state=state.value, attempts=5, error=WHY, trial_count=7)
     set_job(jobs, job_id, finished_at=utc_now() - timedelta(minutes=1), started_at=utc_now())
-    with jobs._write() as connection:
+    with jobs.database.write() as connection:
         append_event(connection, job_id, utc_now(), state.value, {"reason": WHY})
     return job_id
 
 
 def set_job(jobs: JobStore, job_id: str, **values: object) -> None:
-    with jobs._write() as connection:
+    with jobs.database.write() as connection:
         connection.execute(update(table).where(table.c.id == job_id).values(**values))
 
 
 def stored(jobs: JobStore, job_id: str, *names: str) -> tuple[object, ...]:
     query = select(*(table.c[name] for name in names)).where(table.c.id == job_id)
-    with jobs._read() as connection:
+    with jobs.database.read() as connection:
         return tuple(connection.execute(query).one())
 
 
@@ -196,7 +196,7 @@ class TestCommand:
         """A name from before names were checked, and the last words of a process."""
         job_id = ended(jobs, replace(REQUEST, model="\u009b31mRED\u202e"))
         set_job(jobs, job_id, error="one\n\x1b]0;two\x07")
-        with jobs._write() as connection:
+        with jobs.database.write() as connection:
             append_event(connection, job_id, utc_now(), "dead", {"reason": "\x1b]0;three\x07"})
         for arguments in (["jobs"], ["job", job_id], ["job", job_id, "--follow"]):
             shown = CliRunner().invoke(app, arguments)

@@ -38,13 +38,13 @@ def begin(server: Server, url: str, ago: timedelta) -> None:
     """A worker takes a job and stores trials, and does nothing more."""
     then = datetime.now(timezone.utc) - ago
     with Store.open(url) as store:
-        WorkerStore(store._engine, lambda: then).beat(WORKER)
-        leases = Leases.sharing(store)
+        WorkerStore(store, lambda: then).beat(WORKER)
+        leases = Leases(store)
         lease = leases.claim([JobFilter(needs_gpu=True)], WORKER.id)
         assert lease
         leased = leases.store(lease)
         leased.add_trials(leased.begin_run(KEY), batch(0))
-        Leases(store._engine, lambda: then).heartbeat(lease)  # its last one
+        Leases(store, lambda: then).heartbeat(lease)  # its last one
     server.app.state.api.fleet = Fleet(server.app.state.api.workers)
 
 

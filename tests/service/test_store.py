@@ -32,8 +32,8 @@ from tuner.problems.results import (
 )
 from tuner.store import Store
 from tuner.store.connect import connect
-from tuner.store.lookups import Lookups, trial_cursor
-from tuner.store.results import ResultStore
+from tuner.store.lookups import Lookups
+from tuner.store.results import ResultStore, trial_cursor
 
 UP, DOWN = POINTS
 ATTENTION = Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
@@ -142,7 +142,7 @@ class TestTrials:
         assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
 
     def test_each_backend_of_a_point_has_its_trial(self, store):
-        run, results = store.begin_run(KEY), ResultStore.sharing(store)
+        run, results = store.begin_run(KEY), ResultStore(store)
         none = Config({})
         others = [
             replace(trial(0), candidate=Candidate(UP, none, backend))
@@ -151,10 +151,9 @@ class TestTrials:
         faster = [replace(one, measurement=Measurement(Status.OK, 0.25, 0.25, 3)) for one in others]
         store.add_trials(run, [trial(0), *faster, *others])
         assert store.trials(run) == [trial(0), *faster]
-        pages = Lookups.sharing(store)
-        first, second, third = pages.trials(run.id, None, 9)
+        first, second, third = results.trials(run.id, None, 9)
         assert [first, second] == faster[::-1]  # no configuration comes before any
-        assert list(pages.trials(run.id, trial_cursor(first), 9)) == [second, third]
+        assert list(results.trials(run.id, trial_cursor(first), 9)) == [second, third]
         # "Best so far" is Triton's.
         assert results.best_trials(run.id) == {UP: trial(0).measurement.median_us}
 
@@ -170,10 +169,10 @@ class TestWinners:
         publish(store, KEY, one)
         (winner,) = store.winners_in(KEY.problem, KEY.environment)
         assert winner.entry == one
-        (summary,) = Lookups.sharing(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(0.8), True)
         publish(store, KEY, replace(one, without_us="cutlass"))  # which was not measured
-        (summary,) = Lookups.sharing(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(1.25), False)
 
     def test_entries_come_back_with_what_they_hold_for(self, store):
@@ -286,7 +285,7 @@ class TestWinners:
 @both_databases
 def test_a_reader_does_not_stop_a_writer(store):
     run = store.begin_run(KEY)
-    with store._read() as reader:
+    with store.read() as reader:
         reader.execute(text("SELECT * FROM trials")).all()
         store.add_trials(run, [trial(0)])  # SQLite without its write-ahead log: locked
         assert reader.execute(text("SELECT count(*) FROM runs")).scalar() == 1
@@ -394,7 +393,7 @@ def medians(store: Store, **wanted: object) -> list[float]:
 
 def counted(store: Store, *devices: str) -> list[float]:
     """The medians of what the service counts, by size and part: as `medians` has them."""
-    found = Lookups.sharing(store).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
+    found = Lookups(store).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
     rows = read(store, "SELECT run_id, status, batch_size, part, median_us FROM winners")
     medians = {row[:-1]: row[-1] for row in rows}
     places = [
@@ -407,7 +406,7 @@ def counted(store: Store, *devices: str) -> list[float]:
 
 
 def read(store: Store, query: str) -> list[tuple[object, ...]]:
-    engine = connect(store._engine.url.render_as_string(hide_password=False))
+    engine = connect(store.engine.url.render_as_string(hide_password=False))
     with engine.connect() as connection:
         rows = [tuple(row) for row in connection.execute(text(query))]
     engine.dispose()

@@ -16,19 +16,18 @@ from store_writer import PROBLEM
 from tuner.errors import StoreReplaced, StoreUnreachable
 from tuner.jobs.job import JobRequest
 from tuner.store import JobStore, Store
+from tuner.store.connect import IDLE_S, PoolLimits
+from tuner.store.database import HEAD, Database, try_file_lock
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.locks import try_file_lock
-from tuner.store.pool import IDLE_S, PoolLimits
-from tuner.store.schema import HEAD
 from tuner.store.tables import VERSION_TABLE
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 IMPATIENT = PoolLimits(connection_s=0.2, statement_s=20, lock_s=0.2, connections=2)
 
 
-def round_trips(store: Store, tmp_path: Path, call: Callable[[], object]) -> int:
+def round_trips(store: Database, tmp_path: Path, call: Callable[[], object]) -> int:
     """How often the store's connection waited for its server, by libpq's own trace."""
-    with store._engine.connect() as connection:
+    with store.engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
     with (tmp_path / "trace").open("w+b") as trace:
         driver.pgconn.trace(trace.fileno())
@@ -38,9 +37,9 @@ def round_trips(store: Store, tmp_path: Path, call: Callable[[], object]) -> int
         return sum(b"ReadyForQuery" in line for line in trace)
 
 
-def age(store: Store, seconds: float) -> None:
+def age(store: Database, seconds: float) -> None:
     """Let the store's connection look as if nobody had used it for so long."""
-    with store._engine.connect() as connection:
+    with store.engine.connect() as connection:
         record: Any = connection.connection._connection_record
     record.info["since"] -= seconds
 
@@ -55,21 +54,23 @@ class TestRoundTrips:
 
     def test_one_for_what_one_statement_reads(self, postgres_url, tmp_path):
         with JobStore.open(postgres_url) as jobs:
-            keys = KeyStore.sharing(jobs)
+            keys = KeyStore(jobs.database)
             token, job_id = keys.add("team", Scope.READ), jobs.submit(REQUEST).job.id
             keys.find(token)  # its first use is stored
-            assert round_trips(jobs, tmp_path, lambda: keys.find(token)) == 1
-            assert round_trips(jobs, tmp_path, lambda: jobs.get(job_id)) == 1
-            assert round_trips(jobs, tmp_path, lambda: jobs.list()) == 1
+            assert round_trips(jobs.database, tmp_path, lambda: keys.find(token)) == 1
+            assert round_trips(jobs.database, tmp_path, lambda: jobs.get(job_id)) == 1
+            assert round_trips(jobs.database, tmp_path, lambda: jobs.list()) == 1
 
     def test_an_idle_connection_is_asked_whether_it_lives(self, postgres_url, tmp_path):
         with JobStore.open(postgres_url) as jobs:
             jobs.counts()
-            age(jobs, IDLE_S + 1)
-            assert round_trips(jobs, tmp_path, jobs.counts) == 1  # `round_trips` itself asked
-            with jobs._engine.connect() as connection:
+            age(jobs.database, IDLE_S + 1)
+            assert (
+                round_trips(jobs.database, tmp_path, jobs.counts) == 1
+            )  # `round_trips` itself asked
+            with jobs.database.engine.connect() as connection:
                 first: Any = connection.connection.driver_connection
-            age(jobs, IDLE_S + 1)
+            age(jobs.database, IDLE_S + 1)
             first.pgconn.finish()  # as a firewall does: without a word
             assert jobs.counts() == {}
 
@@ -80,15 +81,15 @@ class TestRestarts:
             server = Postgres(Path(home))
             server.start()
             with JobStore.open(server.url.render_as_string(hide_password=False)) as jobs:
-                with jobs._read(), jobs._read():
+                with jobs.database.read(), jobs.database.read():
                     jobs.counts()  # three connections in the pool
-                with pytest.raises(StoreUnreachable), jobs._write() as connection:
+                with pytest.raises(StoreUnreachable), jobs.database.write() as connection:
                     server.stop()
                     connection.execute(text("SELECT 1"))
                 with pytest.raises(StoreUnreachable):  # a new connection
                     jobs.counts()
                 server.start()
-                with jobs._read(), jobs._read():
+                with jobs.database.read(), jobs.database.read():
                     assert jobs.counts() == {}
             server.stop()
 
@@ -108,7 +109,7 @@ class TestLimits:
         with (
             JobStore.open(postgres_url, PoolLimits(statement_s=0.2)) as jobs,
             pytest.raises(StoreUnreachable, match="statement timeout"),
-            jobs._read() as connection,
+            jobs.database.read() as connection,
         ):
             connection.execute(text("SELECT pg_sleep(60)"))
 
@@ -116,20 +117,20 @@ class TestLimits:
     def test_a_pool_without_a_free_connection_is_given_up(self, store_url):
         with (
             JobStore.open(store_url, IMPATIENT) as jobs,
-            jobs._read(),
-            jobs._read(),
+            jobs.database.read(),
+            jobs.database.read(),
             pytest.raises(StoreUnreachable, match="limit of size 2"),
         ):
             jobs.counts()
 
     def test_sqlite_s_writers_of_one_process_give_up_too(self, sqlite_url):
-        with JobStore.open(sqlite_url, IMPATIENT) as jobs, jobs._write():
+        with JobStore.open(sqlite_url, IMPATIENT) as jobs, jobs.database.write():
             with pytest.raises(StoreUnreachable, match="it is being written"):
                 jobs.submit(REQUEST)
             assert jobs.counts() == {}
 
     def test_by_default_nothing_is_cut_off(self, postgres_url):
-        with Store.open(postgres_url) as store, store._read() as connection:
+        with Store.open(postgres_url) as store, store.read() as connection:
             for name in ("statement_timeout", "lock_timeout"):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == "0"
 
@@ -144,14 +145,14 @@ class TestLimits:
                 "EXECUTE FUNCTION slow()"
             )
             short = PoolLimits(statement_s=0.2, lock_s=0.2)
-            with Store.open(empty_postgres_url, short) as store, store._read() as connection:
+            with Store.open(empty_postgres_url, short) as store, store.read() as connection:
                 version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
                 assert connection.execute(version).scalar_one() == HEAD
 
     def test_the_url_s_own_options_win(self, postgres_url):
         url = make_url(postgres_url).update_query_dict({"options": "-c lock_timeout=7s"})
         text_of_url = url.render_as_string(hide_password=False)
-        with Store.open(text_of_url, IMPATIENT) as store, store._read() as connection:
+        with Store.open(text_of_url, IMPATIENT) as store, store.read() as connection:
             for name, value in (("lock_timeout", "7s"), ("statement_timeout", "20s")):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == value
 
@@ -171,7 +172,7 @@ class TestFiles:
             for call in (jobs.counts, lambda: jobs.submit(REQUEST)):
                 with pytest.raises(StoreReplaced, match="deleted or replaced"):
                     call()
-            jobs._engine.dispose()  # new connections make no new file
+            jobs.database.engine.dispose()  # new connections make no new file
             with pytest.raises(StoreReplaced):
                 jobs.submit(REQUEST)
             assert not file.exists()
@@ -192,7 +193,7 @@ class TestFiles:
         try:
             with JobStore.open(f"sqlite:///{below}") as jobs:
                 jobs.submit(REQUEST)
-                with try_file_lock(jobs._engine, "a name"):
+                with try_file_lock(jobs.database.engine, "a name"):
                     modes = {one.name: one.stat().st_mode & 0o777 for one in below.parent.iterdir()}
         finally:
             os.umask(before)

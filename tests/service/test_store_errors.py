@@ -11,11 +11,11 @@ from sqlalchemy.exc import OperationalError
 
 from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
 from tuner.store import Store
-from tuner.store.failures import translated
+from tuner.store.connect import translated
 
 
 def run(store: Store, *statements: str) -> None:
-    with store._write() as connection:
+    with store.write() as connection:
         for statement in statements:
             connection.execute(text(statement))
 
@@ -71,16 +71,16 @@ def test_a_full_disk_under_sqlite_is_said_to_be_full(sqlite_url):
 
 def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(sqlite_url):
     with Store.open(sqlite_url) as first, Store.open(sqlite_url) as second:
-        with second._engine.connect() as connection:
+        with second.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA busy_timeout = 0")
-        with first._write(), pytest.raises(StoreUnreachable, match="is locked"):
+        with first.write(), pytest.raises(StoreUnreachable, match="is locked"):
             run(second, "SELECT 1")
 
 
 @both_databases
 def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url):
     with Store.open(store_url) as store:
-        postgres = store._engine.dialect.name == "postgresql"
+        postgres = store.engine.dialect.name == "postgresql"
         off = "SET TRANSACTION READ ONLY" if postgres else "PRAGMA query_only = on"
         with pytest.raises(StoreReadOnly):
             run(store, off, "DELETE FROM watches")
@@ -93,7 +93,7 @@ def test_a_disk_without_room_is_called_full_whatever_sqlite_calls_it(tmp_path, m
         raise failed
     assert type(other.value) is UnusableStore
     usage = SimpleNamespace(free=0)
-    monkeypatch.setattr("tuner.store.failures.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("tuner.store.connect.shutil.disk_usage", lambda _: usage)
     with pytest.raises(StoreFull, match="its disk is full: make room there"), translated(url):
         raise failed
 

@@ -13,7 +13,7 @@ from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import LEASE, JobFilter, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
-from tuner.store.lease_rows import leased_row
+from tuner.store.job_rows import leased_row
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 
@@ -25,7 +25,7 @@ def jobs(postgres_url):
 
 
 def show(jobs: JobStore, name: str) -> object:
-    with jobs._read() as connection:
+    with jobs.database.read() as connection:
         return connection.execute(text(f"SHOW {name}")).scalar_one()
 
 
@@ -41,9 +41,9 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(jobs, postgres_
     with Leases.open(impatient(postgres_url)) as stopped:
         lease = stopped.claim([JobFilter(needs_gpu=False)], "stopped")
         assert lease is not None
-        others = Watcher(Leases.sharing(jobs))
+        others = Watcher(Leases(jobs.database))
         others.watch(LEASE.total_seconds())
-        with pytest.raises(UnusableStore), stopped._write() as connection:
+        with pytest.raises(UnusableStore), stopped.database.write() as connection:
             leased_row(connection, lease)
             (expired,) = wait_for(lambda: others.watch(5))  # in the middle of that transaction
             assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
@@ -52,7 +52,7 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(jobs, postgres_
 
 
 def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(jobs, monkeypatch):
-    leases = Leases.sharing(jobs)
+    leases = Leases(jobs.database)
     hour = timedelta(hours=1)
     for wrong in (utc_now() + hour, utc_now() - hour):
         monkeypatch.setattr("tuner.store.database.utc_now", lambda wrong=wrong: wrong)
@@ -73,6 +73,6 @@ def test_the_server_s_own_isolation_level_is_not_taken_over(postgres_url):
         server.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
     with JobStore.open(postgres_url) as jobs:
         assert show(jobs, "transaction_isolation") == "read committed"
-        with jobs._write() as connection:
+        with jobs.database.write() as connection:
             level = connection.execute(text("SHOW transaction_isolation")).scalar_one()
             assert level == "read committed"

@@ -17,7 +17,7 @@ from store_writer import KEY
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
 from tuner.store import Store
 from tuner.store.connect import connect, writer
-from tuner.store.schema import HEAD, alembic_config
+from tuner.store.database import HEAD, alembic_config
 from tuner.store.tables import VERSION_TABLE, metadata
 
 

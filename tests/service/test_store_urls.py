@@ -7,7 +7,7 @@ import pytest
 from tuner.errors import UnusableStore
 from tuner.store import Store, database_url
 from tuner.store.connect import connect
-from tuner.store.locks import try_file_lock
+from tuner.store.database import try_file_lock
 
 
 def test_the_environment_names_the_store():

@@ -18,12 +18,11 @@ from worker_processes import REPLAY, celery_worker, replay, wait_for
 from api.settings import ApiSettings
 from tuner.jobs.job import JobFilter, JobState
 from tuner.store import JobStore, Leases
-from tuner.store.job_tables import jobs as table
+from tuner.store.tables import jobs as table
 from tuner.store.workers import WorkerStore
-from workers.registration import Registration, describe
 from workers.settings import Settings
 from workers.tracing import checked_traceparent
-from workers.worker import Worker
+from workers.worker import Registration, Worker, describe
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
@@ -49,7 +48,7 @@ def test_an_invalid_traceparent_is_none(wrong):
 
 
 def stored_trace(jobs: JobStore, job_id: str) -> str:
-    with jobs._read() as connection:
+    with jobs.database.read() as connection:
         found: str = connection.execute(
             select(table.c.trace).where(table.c.id == job_id)
         ).scalar_one()
@@ -67,7 +66,7 @@ def test_a_traceparent_passes_through_without_opentelemetry(store_url):
         plain = server.call("POST", "/v1/jobs", {**body, "seed": 2}).json["id"]
         broken = {"traceparent": "00-tampered"}
         ignored = server.call("POST", "/v1/jobs", {**body, "seed": 3}, broken).json["id"]
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         assert stored_trace(jobs, traced) == TRACEPARENT
         assert stored_trace(jobs, plain) == stored_trace(jobs, ignored) == ""
         lease = leases.claim([JobFilter(needs_gpu=True)], "me")
@@ -209,7 +208,7 @@ NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
 def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url):
     with Leases.open(sqlite_url) as leases:
-        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         registration = Registration(workers, describe(None, None, "test"))
         registration.beat()
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
@@ -224,7 +223,7 @@ def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url):
 @pytest.mark.slow
 def test_a_collector_that_is_away_delays_no_job_for_long(postgres_url, redis_url, tmp_path):
     with Leases.open(postgres_url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
         with celery_worker(postgres_url, redis_url, tmp_path / "worker.log", **NOBODY):
             wait_for(lambda: all(jobs.get(one).state is JobState.DONE for one in posted))

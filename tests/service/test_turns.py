@@ -12,7 +12,7 @@ from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState, Priority
 from tuner.problems.results import Totals
 from tuner.store import JobStore, Leases
-from tuner.store.claims import AGED, LONGEST_DELAY
+from tuner.store.leases import AGED, LONGEST_DELAY
 from tuner.store.submissions import Submission
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))

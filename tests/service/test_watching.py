@@ -70,7 +70,7 @@ def test_watches_are_added_listed_and_removed(tuner, store):
     listed = tuner("watches").stdout
     assert PROBLEM in listed and "deepseek-r1" in listed
     assert tuner("watches", "remove", str(row["id"])).exit_code == 0
-    assert len(NightStore.sharing(store).watches()) == 1
+    assert len(NightStore(store).watches()) == 1
 
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
@@ -92,7 +92,7 @@ def test_bad_input_is_one_line(tuner, store):
         refused = tuner(*arguments)
         assert (refused.exit_code, refused.stdout) == (2, ""), arguments
         assert reason in refused.stderr and refused.stderr.count("\n") == 1, arguments
-        assert NightStore.sharing(store).watches() == [], arguments
+        assert NightStore(store).watches() == [], arguments
 
 
 def test_coverage_is_what_is_stored_and_what_is_watched(tuner, store):
@@ -138,7 +138,7 @@ def test_pages_of_coverage_are_put_together(tuner, store):
     assert versions == [f"9.9.{number}" for number in range(105)]
     assert [row["standing"] for row in rows] == ["stale"] * 104 + ["tuned"]
     tuner(*ADD, "--measure", "predict")
-    nights = NightStore.sharing(store)
+    nights = NightStore(store)
     (added,) = nights.watches()
     for tp in range(2, 106):
         nights.add_watch({**added.watch, "tp": [tp]}, f"{tp}", added.client)
@@ -146,7 +146,7 @@ def test_pages_of_coverage_are_put_together(tuner, store):
 
 
 def test_a_night_is_planned_done_forced_and_listed(tuner, store):
-    jobs = JobStore.sharing(store)
+    jobs = JobStore(store)
     empty = tuner("nightly")
     assert (empty.exit_code, "nothing is watched" in empty.stdout) == (0, True)
     tuner(*ADD)

@@ -21,7 +21,7 @@ from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
 from workers.fleet import celery_command
-from workers.outages import Outage
+from workers.logs import Outage
 from workers.queue import Announcer
 from workers.settings import Settings
 

@@ -25,8 +25,8 @@ from workers.gpus import (
     worker_environ,
 )
 from workers.queue import queue_name, queue_names
-from workers.registration import describe, engines_here
 from workers.settings import Settings, read_settings
+from workers.worker import describe, engines_here
 
 L40S = LocalGpu("GPU-1", "NVIDIA_L40S")
 

@@ -33,15 +33,14 @@ from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
 from tuner.jobs.limits import AttemptLimits
 from tuner.store import JobStore, Leases
-from tuner.store.database import utc_now
-from tuner.store.job_tables import idempotency_keys
-from tuner.store.job_tables import jobs as job_table
+from tuner.store.database import Database, utc_now
+from tuner.store.tables import idempotency_keys
+from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore
 from workers.child import Runner
 from workers.queue import Announcer
-from workers.registration import Registration, describe
 from workers.settings import Settings, read_settings
-from workers.worker import BACKOFF_S, Worker
+from workers.worker import BACKOFF_S, Registration, Worker, describe
 
 PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
 
@@ -51,7 +50,7 @@ class Board:
 
     def __init__(self, database_url: str, broker_url: str, ca: Path | None = None) -> None:
         self.settings = Settings(database_url, broker_url, ca)
-        self.jobs = JobStore.open(database_url)
+        self.jobs = JobStore(Database.open(database_url))
         self.announcer = Announcer(self.settings)
 
     def post(self, request: JobRequest) -> str:
@@ -81,7 +80,7 @@ class Board:
 def board(postgres_url, redis_url):
     made = Board(postgres_url, redis_url)
     yield made
-    made.jobs.close()
+    made.jobs.database.close()
 
 
 @contextmanager
@@ -142,7 +141,7 @@ def at_work(postgres, tmp_path_factory):
         }
         with worker(board, folder, **more) as process:
             yield AtWork(board, process, folder / "worker.log", unannounced)
-        board.jobs.close()
+        board.jobs.database.close()
 
 
 class TestOneWorker:
@@ -199,7 +198,7 @@ class TestOneWorker:
 
 def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(sqlite_url):
     with Leases.open(sqlite_url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         worker = Worker(
             leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
         )
@@ -277,7 +276,7 @@ def test_workers_start_work_and_stop_without_redis(postgres_url, tmp_path):
             wait_for(lambda: log.read_text().count("the broker does not answer") == 2)
             process.terminate()
             process.wait(timeout=60)
-        board.jobs.close()
+        board.jobs.database.close()
     lines = log.read_text().splitlines()
     said = [json.loads(one)["message"] for one in lines if one[:1] == "{"]  # not Celery's banner
     outages = [one for one in said if one.startswith("the broker ")]
@@ -312,7 +311,7 @@ def test_no_worker_outlives_tuner_worker(fleet, board, stuck):
 
 def registered(leases: Leases) -> Registration:
     """A worker of this process that the store knows."""
-    made = Registration(WorkerStore.sharing(leases), describe(None, None, "test"))
+    made = Registration(WorkerStore(leases.database), describe(None, None, "test"))
     made.beat()
     return made
 
@@ -323,7 +322,7 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     works = {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
     rests: list[float] = []
     with Leases.open(sqlite_url) as leases:
-        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
         registration = registered(leases)
         broken = Worker(leases, registration, {**works, "TUNER_DATABASE_URL": "mysql://"})
@@ -352,7 +351,7 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
 
 def test_a_worker_takes_no_job_whose_engine_it_lacks(sqlite_url):
     with Leases.open(sqlite_url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         worker = Worker(
             leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
         )
@@ -386,7 +385,7 @@ def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(board, monkeypat
 
 def test_a_job_whose_run_another_worker_has_waits_for_it(sqlite_url):
     with Leases.open(sqlite_url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         worker = Worker(
             leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
         )
@@ -408,18 +407,18 @@ def test_a_job_whose_run_another_worker_has_waits_for_it(sqlite_url):
 
 
 def set_job(leases: Leases, job_id: str, **values: object) -> None:
-    with leases._write() as connection:
+    with leases.database.write() as connection:
         connection.execute(update(job_table).where(job_table.c.id == job_id).values(**values))
 
 
 def test_workers_forget_old_idempotency_keys(sqlite_url):
     with JobStore.open(sqlite_url) as jobs:
         for days in (6, 8):
-            past = JobStore(jobs._engine, lambda days=days: utc_now() - timedelta(days=days))
+            past = JobStore(jobs.database, lambda days=days: utc_now() - timedelta(days=days))
             past.cancel(past.submit(replay(), idempotency_key=f"{days} days").job.id)
 
         def keys() -> list[str]:
-            with jobs._read() as connection:
+            with jobs.database.read() as connection:
                 return list(connection.execute(select(idempotency_keys.c.key)).scalars())
 
         assert keys() == ["6 days", "8 days"]
@@ -432,7 +431,7 @@ def test_a_failed_replay_names_the_recording_and_not_its_folder(sqlite_url, monk
     monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
     request = replace(replay(recording=Path(RECORDING.name)), selection=MoeSelection((3,)))
     with Leases.open(sqlite_url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs = JobStore(leases.database)
         job_id = jobs.submit(request).job.id
         lacking = jobs.submit(replay(recording=Path("none.csv.gz"))).job.id
         with embedded(Settings(sqlite_url)):

@@ -25,11 +25,14 @@ from tuner.deploy.bench_report import (
     write_summary,
 )
 from tuner.deploy.bench_report.compare import Comparison
-from tuner.deploy.bench_report.loads import loads_of
-from tuner.deploy.bench_report.origin import RunDetails, parse_origin
 from tuner.deploy.bench_report.page import headline, render_page
-from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
-from tuner.deploy.bench_report.readers import parse_samples
+from tuner.deploy.bench_report.plot import (
+    comparison_charts,
+    loads_of,
+    render_picture,
+    summary_charts,
+)
+from tuner.deploy.bench_report.readers import RunDetails, parse_origin, parse_samples
 from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
 from tuner.deploy.bench_report.tables import render_csv
 from tuner.draw.shapes import Mark

@@ -16,7 +16,7 @@ from tuner.deploy.bench_report import (
 )
 from tuner.deploy.bench_report.readers import parse_samples
 from tuner.deploy.bench_report.samples import Key, LoadKind
-from tuner.deploy.bench_report.summary import summary_csv, summary_dict, summary_markdown
+from tuner.deploy.bench_report.tables import summary_csv, summary_dict, summary_markdown
 
 DATA = Path(__file__).parents[1] / "data" / "cluster" / "bench"
 SWEEP = DATA / "h20-2node-sglang-sweep.md"

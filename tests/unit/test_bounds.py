@@ -4,7 +4,7 @@ import pytest
 
 from api.bodies import _parse_form
 from tuner import toml_table
-from tuner.deploy.cluster_file import parse_cluster
+from tuner.deploy.cluster import parse_cluster
 from tuner.errors import BadInput, MalformedCluster
 from tuner.families.attention.workloads import read_workload
 from tuner.toml_table import KEY_PARTS, TOML_DEPTH, parse_toml

@@ -8,9 +8,8 @@ from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.deploy.cluster import Cluster
-from tuner.deploy.cluster_file import parse_cluster, read_cluster
-from tuner.deploy.preflight.expected import read_expected
+from tuner.deploy.cluster import Cluster, parse_cluster, read_cluster
+from tuner.deploy.preflight.facts import read_expected
 from tuner.errors import BadInput, MalformedCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

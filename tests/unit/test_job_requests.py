@@ -12,7 +12,7 @@ from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest, read_request
-from tuner.jobs.memory import refuse_too_large
+from tuner.jobs.targets import refuse_too_large
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.tuning.request import Effort

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tuner.deploy.preflight import build_single_file, capture, parse_nodes, render, run_preflight
 from tuner.deploy.preflight.capture import hash_folder, read_capture
-from tuner.deploy.preflight.expected import Expected, ExpectedNode, read_expected
 from tuner.deploy.preflight.facts import (
     Address,
+    Expected,
+    ExpectedNode,
     Interface,
     Listener,
     Node,
@@ -28,16 +29,19 @@ from tuner.deploy.preflight.facts import (
     Topology,
     joined,
     natural,
+    read_expected,
 )
 from tuner.deploy.preflight.gpus import parse_nvidia_smi, parse_topology
 from tuner.deploy.preflight.network import (
     parse_ahosts,
     parse_environment,
+    parse_ibdev2netdev,
     parse_ip_addr,
     parse_ip_route,
     parse_listeners,
+    parse_show_gids,
+    read_sysfs,
 )
-from tuner.deploy.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
 from tuner.deploy.preflight.report import PreflightReport, check_nodes
 from tuner.deploy.preflight.single_file import MODULES
 from tuner.errors import BadInput, MalformedCapture, MalformedCluster

@@ -15,18 +15,20 @@ from tuner.deploy.bench_report.compare import Pair, Spread, compare, interval
 from tuner.deploy.bench_report.readers import parse_json
 from tuner.deploy.bench_report.samples import Key, LoadKind, metric
 from tuner.deploy.bench_report.tables import runs_text
-from tuner.deploy.served.advice import backend_advice
-from tuner.deploy.served.client import Arrival
-from tuner.deploy.served.compare import COLUMNS, LoadGain, gains_of, runs_of
 from tuner.deploy.served.dummy_model import write_dummy_model
 from tuner.deploy.served.flags import Advised, advised_for
-from tuner.deploy.served.gpus import Gpu
-from tuner.deploy.served.loads import Load, parse_loads
-from tuner.deploy.served.measure import Speed, median_speed, speed_of
+from tuner.deploy.served.loads import Arrival, Load, Speed, median_speed, parse_loads, speed_of
 from tuner.deploy.served.outputs import TOKENS, Answers, check_outputs
-from tuner.deploy.served.prove import fits_twice
-from tuner.deploy.served.report import ServedProof, Subject
-from tuner.deploy.served.request import _name, _visible
+from tuner.deploy.served.report import (
+    COLUMNS,
+    LoadGain,
+    ServedProof,
+    Subject,
+    backend_advice,
+    gains_of,
+    runs_of,
+)
+from tuner.deploy.served.request import Gpu, _name, _visible, fits_twice
 from tuner.devices.table import find_device
 from tuner.engines.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint

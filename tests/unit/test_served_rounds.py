@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tuner.deploy.served import prove, rounds
-from tuner.deploy.served.loads import Load
-from tuner.deploy.served.measure import Speed
+from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.rounds import SIDES, Rounds, SideResults
 
 SHORT, MIDDLE, LONG = Load(1, 64, 8), Load(8, 64, 8), Load(8, 8192, 64)
@@ -104,9 +103,7 @@ def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(monkeypat
         monkeypatch.setattr(rounds, "run_load", run)
         plan: Any = SimpleNamespace(
             server=SimpleNamespace(memory_shares=(0.4, 0.7)),
-            port=None,
-            rounds=7,
-            profiles=True,
+            request=SimpleNamespace(port=None, rounds=7, profiles=True),
         )
         results = {side: SideResults() for side in SIDES}
         of = Rounds(plan.server, (SHORT, LONG), 7, 1.0, said.append)

@@ -15,16 +15,10 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     jobs,
     keys,
     plan,
-    profile,
     prove,
-    report,
-    serve,
     service,
-    status,
     submit,
-    tables,
     tuning,
-    workers,
 )
 from tuner.cli.app import app
 from tuner.cli.help import add_examples

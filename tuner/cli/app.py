@@ -10,12 +10,15 @@ from functools import wraps
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
 from tuner.cli.help import Command, Commands, option_name
 from tuner.errors import BadInput, TunerError
+
+if TYPE_CHECKING:
+    from tuner.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,6 +87,13 @@ def refuse_foreign(package: str) -> None:
             f"{place or 'none'}: remove that folder from the path, or install in an empty "
             "environment"
         )
+
+
+def open_store() -> Store:
+    """Open this machine's store."""
+    from tuner.store import Store, database_url
+
+    return Store.open(database_url(os.environ))
 
 
 def say(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import app, guarded, say, show
+from tuner.cli.app import app, guarded, open_store, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json, ModelName, ProblemSpecs
 from tuner.cli.targets import TargetOptions, problems_to_ship
-from tuner.errors import BadInput
+from tuner.devices.table import Device, find_device
+from tuner.errors import BadInput, ExportRefused
+from tuner.problems.registry import parse_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.deploy.cluster import Cluster
-    from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.engines.logs.served import CompletedHints
     from tuner.problems.records import Winner
@@ -84,13 +84,10 @@ def bundle(
         )
     from tuner.deploy.bundle.build import build_bundle, write_bundle
     from tuner.deploy.bundle.keys import render_keys
-    from tuner.deploy.bundle.manifest import sha256
-    from tuner.deploy.bundle.verify import check_bundle
-    from tuner.deploy.cluster_file import read_cluster
+    from tuner.deploy.bundle.manifest import check_bundle, sha256
+    from tuner.deploy.cluster import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
-    from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
-    from tuner.problems.registry import parse_problem
 
     wanted = read_cluster(cluster)
     runs = _servers(log, device, engine) if log else None
@@ -168,12 +165,12 @@ def _winners(
     reports of what servers gained from files like them)
     """
     from tuner.export.selection import select
-    from tuner.store import ServedProofStore, Store, database_url
+    from tuner.store import ServedProofStore
 
     name, version = engine.name, engine.version
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
-        proven = ServedProofStore.sharing(store)
+        proven = ServedProofStore(store)
         stored = proven.proofs(device=device.name, engine=name, engine_version=version)
         proofs = [proof.report for proof in stored]
         if not found:
@@ -192,7 +189,6 @@ def _refuse_other_versions(store: Store, device: Device, engine: Engine, tune: s
     `tune` is the command that makes them.
     """
     from tuner.engines.versions import version_order
-    from tuner.errors import ExportRefused
 
     others = store.winners(device=device.name, engine=engine.name)
     versions = sorted({one.environment.engine_version for one in others}, key=version_order)
@@ -215,7 +211,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check a bundle without unpacking it. Exit 1 if it was changed after it was made."""
-    from tuner.deploy.bundle.verify import verify as check
+    from tuner.deploy.bundle.manifest import verify as check
 
     verified = check(file)
     show(as_json, verified.as_json, verified.as_text)

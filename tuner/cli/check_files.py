@@ -7,23 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tuner.cli.app import say
+from tuner.devices.table import Device, find_device
+from tuner.errors import (
+    BadInput,
+    MalformedConfigFile,
+    OptionsRefused,
+    UnknownDevice,
+    UnsupportedKernel,
+)
+from tuner.problems.registry import Family, families
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.cli.family_options import FamilyChoice
     from tuner.cli.targets import TargetOptions
-    from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.families.check import UnreadFile
-    from tuner.problems.registry import Family
 
 
 def files_to_check(targets: Sequence[str]) -> list[Path]:
     """The files of a command line, and those below its folders: of an exported folder, the files
     with a sidecar, because the others are the engine's own. Raises BadInput.
     """
-    from tuner.errors import BadInput
-
     found: list[Path] = []
     for path in map(Path, targets):
         if not path.is_dir():
@@ -47,10 +54,6 @@ def device_of_files(paths: Sequence[Path]) -> str:
 
 def say_other_device(paths: Sequence[Path], device: Device) -> None:
     """Say so where files are named for another GPU than the one that they are checked for."""
-    from tuner.cli.app import say
-    from tuner.devices.table import find_device
-    from tuner.errors import UnknownDevice
-
     for name in sorted({name for path in paths if (name := _device(path))}):
         try:
             same = find_device(name) == device
@@ -73,7 +76,6 @@ def engine_of_files(paths: Sequence[Path]) -> str:
         return found.pop()
     if spelled_by(paths) != "vllm":
         return "sglang"
-    from tuner.cli.app import say
 
     say("vLLM spells names so, and its rules count here: --engine vllm==VERSION names a release")
     return "vllm"
@@ -170,8 +172,6 @@ def check_files(
     applies to models.
     """
     from tuner.engines.engine import supports
-    from tuner.errors import MalformedConfigFile, OptionsRefused, UnsupportedKernel
-    from tuner.problems.registry import families
 
     ours = [family for family in families() if supports(engine.name, family.name)]
     known = [family for family in ours if hasattr(family.optional("check"), "check_files")]
@@ -210,7 +210,6 @@ def _unread_of_model(
     choice: FamilyChoice,
 ) -> list[UnreadFile]:
     """The files that a server of the model never reads. Raises as `resolve` does."""
-    from tuner.cli.app import say
     from tuner.cli.targets import resolve
     from tuner.families.check import not_among
 
@@ -230,9 +229,6 @@ def _by_family(
     paths: Sequence[Path], engine: Engine, known: Sequence[Family], named: Sequence[Path]
 ) -> dict[str, list[Path]]:
     """The files of each family; a message names those of none. Raises MalformedConfigFile."""
-    from tuner.cli.app import say
-    from tuner.errors import MalformedConfigFile
-
     by_family: dict[str, list[Path]] = {}
     others: list[Path] = []
     for path in paths:

@@ -13,6 +13,9 @@ import typer
 from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
 from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, Server
+from tuner.devices.table import find_device
+from tuner.errors import BadInput
+from tuner.problems.batch_sizes import parse_batch_sizes
 from tuner.render import printable
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
     if server is not None:
         import os
 
-        from tuner.jobs.api_key import api_key
+        from tuner.jobs.client import api_key
         from tuner.jobs.watching import RemoteWatching
 
         yield RemoteWatching(server, api_key(os.environ))
@@ -52,8 +55,6 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
 @guarded
 def list_watches(context: typer.Context, server: Server = None, as_json: Json = False) -> None:
     """List the watches that were added; a nightly.toml may have more."""
-    from tuner.errors import BadInput
-
     if context.invoked_subcommand is not None:
         source = context.get_parameter_source("server")  # TUNER_SERVER is no option
         if as_json or (source and source.name == "COMMANDLINE"):
@@ -104,7 +105,6 @@ def add_watch(
 ) -> None:
     """Keep every combination of these tuned. An equal watch is not added twice."""
     from tuner.jobs.workers import JobRequirements
-    from tuner.problems.batch_sizes import parse_batch_sizes
 
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
@@ -143,8 +143,6 @@ def coverage(
     as_json: Json = False,
 ) -> None:
     """Show what is tuned and what is stale; with --watched, also what is missing."""
-    from tuner.devices.table import find_device
-
     name = find_device(device).name if device else None
     with open_watching(server) as watching:
         rows = list(watching.watched(name) if watched else watching.stored(name))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, say, show
-from tuner.cli.options import Captures, Json
-from tuner.errors import BadInput
+from tuner.cli.options import Captures, EngineSpec, Json
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, UnsupportedFamily
+from tuner.render import folded
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
@@ -44,7 +48,6 @@ def preflight(
     """
     from tuner.deploy.preflight import capture as capture_into
     from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
-    from tuner.render import folded
 
     expected = _expected(cluster) if cluster else None
     if capture:
@@ -149,7 +152,7 @@ def bench_report(
     origin = RunDetails(model, device, date).or_else(read_origin(after or before))
     origin = origin.or_else(read_origin(before))
     if release:
-        from tuner.deploy.bundle.verify import verify as check
+        from tuner.deploy.bundle.manifest import verify as check
 
         verified = check(release)
         save_runs(new, release.with_name(f"{release.name}.runs.json"), verified.sha256)
@@ -169,7 +172,47 @@ def bench_report(
 
 def _expected(path: Path) -> Expected:
     """Read a cluster.toml, or a bundle's cluster.json."""
-    from tuner.deploy.cluster_file import read_cluster
-    from tuner.deploy.preflight.expected import read_expected
+    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.preflight.facts import read_expected
 
     return read_expected(path) if path.suffix == ".json" else read_cluster(path).expected()
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", metavar="DIR", help="Folder that `export` wrote; default: the environment's."
+    ),
+]
+DeviceHere = Annotated[
+    str,
+    typer.Option(
+        autocompletion=complete.devices, help="The GPU, e.g. H200; default: this machine's GPU."
+    ),
+]
+
+
+@command
+def status(
+    folder: Folder = None,
+    device: DeviceHere = "",
+    engine: EngineSpec = "sglang",
+    as_json: Json = False,
+) -> None:
+    """Show which attention and GEMM files a server on this machine would load, and why.
+
+    Exit 1 if a kind of files is there and it would load none of them.
+    """
+    from tuner.devices.here import known_here
+    from tuner.engines.engine import find_engine
+    from tuner.engines.sglang.package import SGLang
+    from tuner.engines.sglang.status import server_status
+
+    card = find_device(device) if device else known_here()
+    found = find_engine(engine)
+    if not isinstance(found, SGLang):
+        raise UnsupportedFamily(f"{found.name} has no plugin of this program, only sglang has")
+    report = server_status(found, card, folder, os.environ)
+    show(as_json, report.as_json, report.as_text)
+    if not report.ok:
+        raise typer.Exit(1)

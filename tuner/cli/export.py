@@ -1,8 +1,7 @@
-"""The command that writes stored winners as an engine's files."""
+"""The commands that write stored winners: as an engine's files, and as pictures."""
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import date
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, refuse_foreign, say, show
+from tuner.cli.app import command, open_store, refuse_foreign, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     ClusterFile,
+    DeviceName,
     DeviceOrHere,
     DtypeName,
     EngineSpec,
@@ -25,10 +25,14 @@ from tuner.cli.options import (
 )
 from tuner.cli.plan import asked_by_cluster
 from tuner.cli.targets import TargetOptions, problems_to_ship, settings_of
+from tuner.devices.table import find_device
+from tuner.errors import BadInput
+from tuner.problems.registry import parse_problem
 
 if TYPE_CHECKING:
     from tuner.export.diff import ExportDiff
-    from tuner.store.night_diff import NightDiff
+    from tuner.store.nights import NightDiff
+
 
 _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 
@@ -67,11 +71,8 @@ def export(
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
-    from tuner.errors import BadInput
     from tuner.export import export_device
     from tuner.export.selection import left_out_lines
-    from tuner.problems.registry import parse_problem
-    from tuner.store import Store, database_url
 
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
@@ -90,7 +91,7 @@ def export(
         found, flags = find_engine(engine), settings_of(server_args, model)
         asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
         wanted = problems_to_ship(problem or (), asked, choice)
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         report = export_device(
             store,
             card,
@@ -131,14 +132,69 @@ def diff(
 
 def _diff_nights(old: str, new: str) -> NightDiff:
     refuse_foreign("workers")
-    from tuner.errors import BadInput
-    from tuner.store import Store, database_url
-    from tuner.store.night_diff import diff_nights
+    from tuner.store.nights import diff_nights
     from workers.nightly import SCHEDULE
 
     try:
         before, now = date.fromisoformat(old), date.fromisoformat(new)
     except ValueError as error:
         raise BadInput(f"{old} and {new} must be days, as 2026-11-24: {error}") from None
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         return diff_nights(store, SCHEDULE, before, now)
+
+
+@command
+@with_model_options
+def report(
+    device: DeviceName,
+    choice: FamilyChoice,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures.")] = Path(
+        "report_out"
+    ),
+    engine: EngineSpec = "sglang",
+    server_args: ServerArgs = "",
+    problem: ProblemSpecs = None,
+    model: ModelName = None,
+    tp: Tp = 1,
+    dtype: DtypeName = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the stored winners: the engine's time, the tuned one and the roofline, by batch size.
+
+    Writes one page of HTML, and an SVG and a PNG for each problem.
+    """
+    from tuner.draw.files import NO_PNG, can_write_png
+    from tuner.engines.engine import find_engine
+    from tuner.export import stored
+    from tuner.export.advice import for_servers
+    from tuner.export.files import write_all
+    from tuner.pictures.rows import by_problem, rows_of
+    from tuner.pictures.write import as_text, picture_pages
+
+    card, found = find_device(device), find_engine(engine)
+    asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
+    wanted = problems_to_ship(problem or (), asked, choice)
+    with open_store() as store:
+        winners = stored(store, card, found, wanted)
+    winners = for_servers(winners, card, found, settings_of(server_args, model))
+    files = {out / name: data for name, data in picture_pages(winners, card).items()}
+    write_all(out, files)
+    winners_of = by_problem(winners)
+    rows = {one: rows_of(one, some, card) for one, some in winners_of.items()}
+    page = next(iter(files))
+    show(
+        as_json,
+        lambda: {
+            "device": card.name,
+            "page": str(page),
+            "files": [str(path) for path in files],
+            "problems": [
+                {"problem": one.spec(), "rows": [row.as_json() for row in some]}
+                for one, some in rows.items()
+            ],
+        },
+        lambda: "\n\n".join(as_text(one, some, winners_of[one]) for one, some in rows.items()),
+    )
+    if not can_write_png():
+        say(NO_PNG)
+    say(f"drawn in {page}")

@@ -15,10 +15,11 @@ import typer
 from tuner.cli import complete
 from tuner.cli.app import command, print_json, say, show
 from tuner.cli.options import Json, OneDevice, Server
-from tuner.render import printable
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, ServerUnavailable, TunerError, UnknownJob, UnusableStore
+from tuner.render import folded, list_width, printable, table
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
-    from tuner.errors import TunerError
     from tuner.jobs.job import Job, JobEvent, JobRequest
     from tuner.jobs.queue import Queue
 
@@ -46,8 +47,7 @@ JobId = Annotated[
 def open_jobs(server: str | None) -> Iterator[Queue]:
     """The queue of the local store, or of a server."""
     if server is not None:
-        from tuner.jobs.api_key import api_key
-        from tuner.jobs.client import RemoteQueue
+        from tuner.jobs.client import RemoteQueue, api_key
 
         yield RemoteQueue(server, api_key(os.environ))
         return
@@ -83,9 +83,8 @@ def jobs(
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""
-    from tuner.devices.table import find_device
     from tuner.jobs.job import parse_state
-    from tuner.jobs.listing import JobQuery, parse_order
+    from tuner.jobs.queue import JobQuery, parse_order
 
     query = JobQuery(
         device=find_device(device).name if device else None,
@@ -156,8 +155,6 @@ def cancel(
 
 def _job_called(queue: Queue, job_id: str) -> Job:
     """The job with that id, or the one whose id begins so. Raises UnknownJob and BadInput."""
-    from tuner.errors import BadInput, UnknownJob
-
     try:
         return queue.get(job_id)
     except UnknownJob:
@@ -186,8 +183,6 @@ def retry(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
 
 def _follow(queue: Queue, found: Job) -> Job:
     """Print each event of a job once, until it ends. Short outages are waited out."""
-    from tuner.errors import ServerUnavailable, UnusableStore
-
     seen, outage = 0, _Outage()
     reason = ""
     while True:
@@ -261,8 +256,6 @@ def _list_text(found: Sequence[tuple[Job, str]]) -> str:
     """The jobs, and why some of them wait or ended badly: in a pipe in a column, so that a job is
     one line; on a terminal, which a column more would not fit, below the table.
     """
-    from tuner.render import folded, list_width
-
     whys = {job.id: why for job, waiting in found if (why := _why(job, waiting))}
     if not whys or list_width() is not None:
         return _job_table(found, whys)
@@ -288,7 +281,6 @@ def _state(found: Job, waiting: str) -> str:
 def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None = None) -> str:
     """The jobs, each with why it does not go on; with `whys`, by id, also a column of reasons."""
     from tuner.jobs.workers import ago
-    from tuner.render import list_width, table
 
     columns = ("job", "state", "device", "model or problem", "measure", "attempts", "age")
     headers = (*columns, "why") if whys else columns
@@ -312,8 +304,7 @@ def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None 
 
 def _name(request: JobRequest) -> str:
     """The model and its tensor-parallel size with the problem, or on a terminal with its kind."""
-    from tuner.jobs.names import with_sizes
-    from tuner.render import list_width
+    from tuner.jobs.targets import with_sizes
 
     if not request.model:
         return request.problem.spec()

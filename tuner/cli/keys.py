@@ -10,8 +10,12 @@ import typer
 
 from tuner.cli.app import app, guarded, refuse_foreign, say, show
 from tuner.cli.options import Json
+from tuner.errors import BadInput
+from tuner.render import table
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from tuner.store.keys import KeyStore
 
 KeyName = Annotated[
@@ -88,7 +92,6 @@ def ensure_key(
 @guarded
 def list_keys(as_json: Json = False) -> None:
     """List the names, scopes, states and last uses of keys."""
-    from tuner.render import table
     from tuner.store.api_key import scope_names
     from tuner.store.database import utc_now
 
@@ -134,7 +137,7 @@ def revoke_key(
         store.revoke(name, last_too=force)
 
 
-def _open_keys() -> KeyStore:
+def _open_keys() -> AbstractContextManager[KeyStore]:
     refuse_foreign("workers")
     from tuner.store.keys import KeyStore
     from workers.settings import read_settings
@@ -143,8 +146,6 @@ def _open_keys() -> KeyStore:
 
 
 def _read_token(path: Path) -> str:
-    from tuner.errors import BadInput
-
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

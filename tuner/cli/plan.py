@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command, say, show
+from tuner.cli.app import command, open_store, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
     ClusterFile,
@@ -22,6 +21,8 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.targets import TargetOptions, seen_settings, selection_of, settings_of, targets_of
+from tuner.errors import BadInput
+from tuner.problems.registry import family_of, find_family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +58,6 @@ def plan(
     """Say which kernel servers run for each problem of a model, and what tuning it would bring."""
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
-    from tuner.errors import BadInput
     from tuner.tuning.request import parse_effort
 
     card, wanted = device_or_here(device), parse_effort(effort)
@@ -90,11 +90,10 @@ def asked_by_cluster(
     """The engine of a cluster file's servers, the problems that they will ask files for, and their
     flags. Raises BadInput for an option, in `given` by its name, that the file answers.
     """
-    from tuner.deploy.bundle.dispatch import server_flags as flags_of_cluster
     from tuner.deploy.bundle.keys import cluster_problems
-    from tuner.deploy.cluster_file import read_cluster
+    from tuner.deploy.bundle.keys import server_flags as flags_of_cluster
+    from tuner.deploy.cluster import read_cluster
     from tuner.engines.engine import find_engine
-    from tuner.errors import BadInput
 
     if said := [name for name, value in given.items() if value]:
         raise BadInput(f"the cluster file says it: leave {' and '.join(said)} out")
@@ -113,15 +112,13 @@ def planned(
 ) -> ModelPlan:
     """Plan problems with what the local store knows of them."""
     from tuner.export.plan import plan_model
-    from tuner.problems.registry import family_of
-    from tuner.store import Store, database_url
-    from tuner.store.estimates import Estimates
+    from tuner.store.figures import Estimates
 
-    with Store.open(database_url(os.environ)) as store:
+    with open_store() as store:
         winners = store.winners(
             device=device.name, engine=engine.name, engine_version=engine.version
         )
-        estimates = Estimates.sharing(store)
+        estimates = Estimates(store)
 
         def seconds(problem: Problem) -> float | None:
             points = selection_of(family_of(problem), problem, choice).points(problem)
@@ -132,6 +129,5 @@ def planned(
 
 def _is_model(target: str, choice: FamilyChoice) -> bool:
     from tuner.jobs.targets import reader_of
-    from tuner.problems.registry import find_family
 
     return choice.family is None and not find_family(target) and not reader_of(target)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, say, show
+from tuner.cli.app import command, open_store, say, show
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
+from tuner.errors import BadInput
 
 if TYPE_CHECKING:
-    from tuner.deploy.served.request import ProofRequest
+    from tuner.deploy.served.prove import ProofRequest
 
 _FOR_SERVER = "With --server: "
 
@@ -103,7 +104,7 @@ def prove(
     if not server:
         _prove_layer(device, out, engine, model, as_json)
         return
-    from tuner.deploy.served.request import ProofRequest
+    from tuner.deploy.served.prove import ProofRequest
 
     request = ProofRequest(
         model=model,
@@ -127,7 +128,6 @@ def prove(
 
 def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool) -> None:
     from tuner.engines.engine import parse_spec
-    from tuner.errors import BadInput
     from tuner.families.fused_moe.prove import prove as prove_root
 
     if model:
@@ -140,17 +140,16 @@ def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool)
 
 
 def _prove_server(request: ProofRequest, as_json: bool) -> None:
-    import os
 
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
-    from tuner.store import ServedProofStore, Store, database_url
+    from tuner.store import ServedProofStore
 
-    with Store.open(database_url(os.environ)) as store, plan_of(request, store) as plan:
+    with open_store() as store, plan_of(request, store) as plan:
         proof = prove_served(plan, say)
         write_report(proof, request.folder)
-        ServedProofStore.sharing(store).add(proof.as_json())
+        ServedProofStore(store).add(proof.as_json())
     say(f"the report, logs and profiles are in {request.folder}")
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from tuner.cli.app import print_json, say
-from tuner.cli.waiting import waiting
+from tuner.cli.app import open_store, print_json, say
+from tuner.errors import TunerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
     from tuner.tuning.run_request import Request
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say what is being done, and for how long, while the block runs."""
+    from tuner.tuning.progress import LiveLine, duration
+
+    started = time.monotonic()
+
+    def text(width: int) -> str:
+        return f"{what}, {duration(time.monotonic() - started)} so far"[:width]
+
+    line = LiveLine(sys.stderr, text)
+    try:
+        yield
+    finally:
+        line.close()
 
 
 def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
@@ -58,7 +75,6 @@ def _opened(requests: Sequence[Request], workbench: Workbench) -> list[TuningRun
 
     Raises the first error if none can be tuned.
     """
-    from tuner.errors import TunerError
     from tuner.tuning.run import open_run
 
     runs, errors = [], []
@@ -89,7 +105,6 @@ def run_here(
     since: float | None = None,
 ) -> Report:
     """Do a run in this process and tell of it on stderr, with `later` and `since` of `Progress`."""
-    from tuner.store import Store, database_url
     from tuner.tuning.progress import Progress
 
     with run as session:
@@ -98,7 +113,7 @@ def run_here(
         for note in session.notes:
             say(note)
         with (
-            Store.open(database_url(os.environ)) as store,
+            open_store() as store,
             closing(Progress(sys.stderr, session.tries, heading, later, since)) as progress,
         ):
             _say_estimate(session, store)
@@ -108,12 +123,12 @@ def run_here(
 def _say_estimate(run: TuningRun, store: Store) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
-    from tuner.store.estimates import Estimates
+    from tuner.store.figures import Estimates
     from tuner.tuning.costs import estimate_line
 
     request, device = run.request, run.request.device.name
     if request.source.kind is MeasureKind.GPU:
-        estimates = Estimates.sharing(store)
+        estimates = Estimates(store)
         gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
         if gpu_s is not None:
             say(estimate_line(gpu_s, device))

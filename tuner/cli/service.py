@@ -1,20 +1,75 @@
-"""The commands that run workers and the nightly round."""
+"""The commands that run the service: the API, workers, and the nightly round."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuner.cli.app import command, refuse_foreign, show
+from tuner.cli.app import app, command, guarded, refuse_foreign, say, show
 from tuner.cli.coverage import item, open_watching
+from tuner.cli.jobs import open_jobs
 from tuner.cli.options import Json, Server
+from tuner.errors import BadInput
+from tuner.render import list_width, table
 
 if TYPE_CHECKING:
     from tuner.jobs.watching import Watching
+    from tuner.jobs.workers import WorkerStatus
+
+
+@command
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback, make a key first.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")
+    ] = 8765,
+    worker: Annotated[
+        bool | None,
+        typer.Option(
+            "--worker/--no-worker",
+            help="Run jobs in this process too; default: unless TUNER_BROKER_URL is set.",
+        ),
+    ] = None,
+    no_auth: Annotated[
+        bool,
+        typer.Option("--no-auth", help="Let all programs of this machine in without a key."),
+    ] = False,
+) -> None:
+    """Serve the HTTP API, and run its jobs. Without any key in the store, make a first one."""
+    from dataclasses import replace
+
+    refuse_foreign("api")
+    refuse_foreign("workers")
+    try:
+        from api.serve import serve as run
+        from api.settings import read_api_settings
+    except ModuleNotFoundError as error:
+        raise BadInput(f"no {error.name} here: pip install 'engine-tuner[api]'") from None
+
+    settings = replace(read_api_settings(), no_auth=no_auth)
+    workers = settings.service.broker_url is None if worker is None else worker
+    run(settings, host, port, workers=workers, say=typer.echo)
+
+
+@command
+def migrate() -> None:
+    """Create the store, or upgrade its schema. Other commands do this too when they open it."""
+    refuse_foreign("workers")
+    from tuner.store import Store
+    from tuner.store.connect import place_of
+    from workers.settings import read_settings
+
+    settings = read_settings()
+    Store.open(settings.database_url).close()
+    say(f"the store {place_of(settings.database_url)} has this program's schema")
+
 
 LISTED = 30
 
@@ -63,7 +118,6 @@ def nightly(
     Exit 1 if a watch or a job could not be queued.
     """
     refuse_foreign("workers")
-    from tuner.errors import BadInput
     from workers.nightly import errors_of
 
     if last + past + (dry_run or force) > 1:
@@ -83,7 +137,6 @@ def nightly(
 def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watching]:
     from dataclasses import replace
 
-    from tuner.errors import BadInput
     from workers.settings import read_settings
 
     if server is not None and watch_list is not None:
@@ -97,8 +150,6 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
 
 def _last(watching: Watching) -> Mapping[str, Any]:
     """The summary of the last round; of one that was not finished, its name and date."""
-    from tuner.errors import BadInput
-
     nights = watching.nights(1)
     if not nights:
         raise BadInput("there was no night yet: run `tuner nightly` first")
@@ -107,9 +158,7 @@ def _last(watching: Watching) -> Mapping[str, Any]:
 
 
 def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
-    from tuner.render import table
-    from workers.night_outcomes import KINDS
-    from workers.nightly import errors_of
+    from workers.nightly import KINDS, errors_of
 
     def row(night: Mapping[str, Any]) -> tuple[object, ...]:
         summary = night["summary"]
@@ -124,8 +173,7 @@ def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:
-    from workers.night_outcomes import KINDS
-    from workers.nightly import errors_of, headline
+    from workers.nightly import KINDS, errors_of, headline
 
     found = [
         (kind, one["problem"], _detail(one)) for kind in KINDS for one in summary.get(kind, ())
@@ -141,3 +189,77 @@ def _detail(one: Mapping[str, Any]) -> str:
     model = one["model"] and f"{one['model']} "
     of = f"{model}on {one['device']}, {one['measure']}"
     return f"{of}; {one['why']}" if one.get("why") else of
+
+
+LOOK_EVERY_S = 1.0
+
+WorkerName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A worker's name or id, or a host for all of its workers."),
+]
+
+workers = typer.Typer(
+    name="workers", help="List workers, drain and resume them.", invoke_without_command=True
+)
+app.add_typer(workers)
+
+
+@workers.callback()
+@guarded
+def list_workers(context: typer.Context, server: Server = None, as_json: Json = False) -> None:
+    """List workers: what each can do, and what it does now."""
+    if context.invoked_subcommand is not None:
+        return
+    with open_jobs(server) as queue:
+        found = queue.workers()
+    show(as_json, lambda: [one.as_json() for one in found], lambda: _table(found))
+
+
+@workers.command("drain")
+@guarded
+def drain(
+    name: WorkerName,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when no worker of that name has a job.")
+    ] = False,
+    server: Server = None,
+) -> None:
+    """Let workers finish their jobs and take no more, as before an upgrade."""
+    with open_jobs(server) as queue:
+        queue.drain(name)
+        while True:
+            busy = [one for one in queue.workers() if one.called(name) and one.doing == "draining"]
+            if not (busy and wait):
+                break
+            time.sleep(LOOK_EVERY_S)
+    for one in busy:
+        say(f"{one.info.name} finishes job {one.job_id}")
+    if not busy:
+        typer.echo(f"{name} is drained: restart it, or run `tuner workers resume {name}`")
+
+
+@workers.command("resume")
+@guarded
+def resume(name: WorkerName, server: Server = None) -> None:
+    """Let workers take jobs again that were drained or set aside."""
+    with open_jobs(server) as queue:
+        queue.resume(name)
+    typer.echo(f"{name} takes jobs")
+
+
+def _table(found: Sequence[WorkerStatus]) -> str:
+    headers = ("worker", "state", "engines", "job", "seen")
+    rows = [
+        (
+            one.info.name,
+            one.doing,
+            ", ".join(engine.replace("==", " ") for engine in one.info.engines[:1])
+            + (f" +{len(one.info.engines) - 1}" if len(one.info.engines) > 1 else ""),
+            one.job_id or "",
+            f"{one.seen_at:%m-%d %H:%M:%S}",
+        )
+        for one in found
+    ]
+    reasons = [f"{one.info.name}: {one.reason}" for one in found if one.doing == "set aside"]
+    shown = table(headers, rows, width=list_width(), whole=("worker", "job"))
+    return shown + "".join(f"\n\n{reason}" for reason in reasons)

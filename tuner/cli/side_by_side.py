@@ -17,13 +17,12 @@ from typing import Any
 import typer
 
 from tuner.childprocess import ChildDied, ChildProcess
-from tuner.cli.app import say
+from tuner.cli.app import open_store, say
 from tuner.cli.runs import not_tuned, print_objects
 from tuner.errors import MeasurerFailed, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
-from tuner.store import Store, database_url
-from tuner.store.estimates import Estimates
+from tuner.store.figures import Estimates
 from tuner.tuning.costs import work_line
 from tuner.tuning.run_request import Request
 
@@ -181,8 +180,8 @@ class _Board:
 
 def _estimates(requests: Sequence[Request]) -> list[float]:
     """How long each run will take, in seconds or, with an effort without an estimate, in points."""
-    with Store.open(database_url(os.environ)) as store:
-        known = Estimates.sharing(store)
+    with open_store() as store:
+        known = Estimates(store)
         points = [len(one.selected.points(one.problem)) for one in requests]
         return [
             known.gpu_s(one.problem, one.device.name, one.effort, count) or count

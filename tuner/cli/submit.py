@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,11 +25,11 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.targets import TargetOptions, selection_of, targets_of
+from tuner.devices.table import Device, find_device
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from typing import Any
 
-    from tuner.devices.table import Device
     from tuner.jobs.job import Submitted
     from tuner.jobs.queue import Queue
 
@@ -53,10 +54,9 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
-    from tuner.devices.table import find_device
     from tuner.engines.engine import parse_spec
     from tuner.jobs.job import JobRequest, Priority
-    from tuner.jobs.memory import refuse_too_large
+    from tuner.jobs.targets import refuse_too_large
     from tuner.tuning.request import parse_effort
 
     with open_jobs(server) as queue:
@@ -132,7 +132,5 @@ def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
 
 def _absolute(measure: str) -> str:
     """Make a recording's path absolute, because the worker runs in another folder."""
-    from pathlib import Path
-
     kind, colon, file = measure.partition(":")
     return f"{kind}:{Path(file).absolute()}" if kind == "replay" and file else measure

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tuner.cli.app import say
+from tuner.cli.family_options import FamilyChoice, observed_fields
+from tuner.devices.table import Device, find_device
+from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice, UnknownModel
+from tuner.problems.dtypes import parse_dtype
+from tuner.problems.registry import Family, Selection, families, find_family, parse_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from tuner.cli.family_options import FamilyChoice
-    from tuner.devices.table import Device
     from tuner.diagnose import Hints
     from tuner.diagnose.context import Context
     from tuner.diagnose.findings import Findings
     from tuner.jobs.targets import TuningTarget
     from tuner.models.serving import Resolved, Serving
     from tuner.problems.points import Problem
-    from tuner.problems.registry import Family, Selection
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,6 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
 def _resolve_or_hint(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
     """Like `resolve`; the error about a pasted message names the command that knows messages."""
     from tuner.diagnose import diagnose_text
-    from tuner.errors import UnknownModel
 
     try:
         return resolve(asked, choice)
@@ -79,8 +82,6 @@ def _resolve_or_hint(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget
 
 def is_log(target: str) -> bool:
     """Whether a target is a log, and not a line, a model or a config.json."""
-    from pathlib import Path
-
     path = Path(target)
     return target == "-" or (path.suffix != ".json" and _is_file(path))
 
@@ -101,15 +102,12 @@ def _read_log(target: str, hints: Hints) -> tuple[Findings, Context]:
 
 
 def _findings_of(target: str) -> Findings:
-    from pathlib import Path
 
     return _findings(target, Path(target).stat().st_mtime_ns if target != "-" else 0)
 
 
 @lru_cache(maxsize=1)  # standard input can be read once only
 def _findings(target: str, written: int) -> Findings:
-    from pathlib import Path
-
     from tuner.diagnose import read_log
 
     return read_log(Path(target))
@@ -139,10 +137,8 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     """
     from tuner.diagnose import Hints
     from tuner.diagnose.files import missing_files
-    from tuner.errors import BadInput
     from tuner.jobs.targets import TuningTarget, refuse_options
     from tuner.models.table import class_of
-    from tuner.problems.registry import families
 
     spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
     tp = asked.tp if asked.tp != 1 else 0
@@ -181,9 +177,6 @@ def _is_file(path: Path) -> bool:
 
 def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
     """A note if the file is for another GPU."""
-    from tuner.devices.table import find_device
-    from tuner.errors import UnknownDevice
-
     named = resolved.device_name
     try:
         same = not named or find_device(named) == asked.device
@@ -193,9 +186,7 @@ def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
 
 
 def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
-    from tuner.errors import BadInput, OptionsRefused
     from tuner.jobs.targets import reader_of, resolve_all
-    from tuner.problems.registry import families, find_family
 
     if choice.family:
         raise BadInput(f"--all tunes every family: leave {choice.family.flag} out")
@@ -218,8 +209,6 @@ def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarg
 
 def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
     """A line for each given option that selects points of other families than this one."""
-    from tuner.problems.registry import families
-
     own = {option.name: option.flag for option in family.selecting}
     others = {o.name: o.flag for one in families() for o in one.selecting}
     given = [name for name in choice.values if name in others and name not in own]
@@ -231,8 +220,6 @@ def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
 
 def _titles_with(name: str) -> str:
     """The families that have an option, in words."""
-    from tuner.problems.registry import families
-
     having = [one for one in families() if name in {option.name for option in one.options}]
     return _listed([one.title for one in having])
 
@@ -244,8 +231,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
     from tuner.models.serving import Serving
-    from tuner.problems.dtypes import parse_dtype
-    from tuner.problems.registry import families
 
     shaping = [option for one in families() for option in one.shaping]
     return Serving(
@@ -301,10 +286,6 @@ def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:
 
 def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Selection:
     """The points of a problem that the options select. Raises BadInput."""
-    from tuner.cli.app import say
-    from tuner.cli.workload import observed_fields
-    from tuner.errors import MalformedWorkload
-
     values = choice.of(family.selecting)
     if choice.observed:
         observed = observed_fields(choice.observed, family, problem)
@@ -322,9 +303,7 @@ def problems_to_ship(
 
     Raises as `resolve` does where the model has no problem, or tp does not divide it.
     """
-    from tuner.cli.app import say
     from tuner.jobs.targets import reader_of, resolve_all
-    from tuner.problems.registry import find_family, parse_problem
 
     found = [parse_problem(spec) for spec in specs]
     if model is None:
@@ -342,23 +321,17 @@ def problems_to_ship(
 
 def refuse_more_targets(family: Family, targets: Sequence[str]) -> None:
     """Raise BadInput where a check of a model is given more than one model."""
-    from tuner.errors import BadInput
-
     if len(targets) > 1:
         raise BadInput(f"{family.flag} takes one model: leave {targets[1]!r} out")
 
 
 def refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
     """Raise BadInput where all families are tuned with a file that is of one family."""
-    from tuner.errors import BadInput
-
     if every and (given := [flag for flag, file in files.items() if file is not None]):
         raise BadInput(f"{given[0]} is for one family of kernels: leave it or --all out")
 
 
 def refuse_several_gpus(files: Mapping[str, Path | None]) -> None:
     """Raise BadInput if a file is given that only one process can use."""
-    from tuner.errors import BadInput
-
     if given := [flag for flag, file in files.items() if file is not None]:
         raise BadInput(f"{given[0]} is for one GPU: leave it out, or name one GPU in --gpus")

@@ -16,6 +16,7 @@ from tuner.cli.check_files import (
     files_to_check,
     say_other_device,
 )
+from tuner.cli.diagnose import write_remedy
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     AllFamilies,
@@ -33,7 +34,7 @@ from tuner.cli.options import (
     WritePatch,
 )
 from tuner.cli.plan import asked_by_cluster, planned
-from tuner.cli.runs import print_reports, run_all
+from tuner.cli.runs import print_reports, run_all, waiting
 from tuner.cli.targets import (
     TargetOptions,
     refuse_more_targets,
@@ -46,7 +47,8 @@ from tuner.cli.targets import (
     settings_of,
     targets_of,
 )
-from tuner.cli.waiting import waiting
+from tuner.errors import BadInput, CompilerUnavailable, UnsupportedKernel
+from tuner.problems.registry import family_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,8 +115,6 @@ def tune(
     from tuner.engines.dispatch import of_class
     from tuner.engines.dispatch_table import ARCHITECTURE
     from tuner.engines.engine import find_engine
-    from tuner.errors import BadInput
-    from tuner.problems.registry import family_of
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import parse_effort, parse_gpus, parse_source
     from tuner.tuning.run_request import Request
@@ -223,9 +223,7 @@ def _announce(
 
 def _say_shipped(requests: Sequence[Request]) -> None:
     """Say so, before the work, if what is going to be predicted cannot replace what is shipped."""
-    from tuner.errors import UnsupportedKernel
     from tuner.export.delivery import delivery_of
-    from tuner.problems.registry import family_of
     from tuner.problems.results import MeasureKind
 
     for one in requests:
@@ -246,7 +244,6 @@ def _say_shipped(requests: Sequence[Request]) -> None:
 def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
     """Say so, before the work, if the engine's servers cannot load what is going to be tuned."""
     from tuner.export.delivery import delivery_of
-    from tuner.problems.registry import family_of
 
     for family in dict.fromkeys(map(family_of, problems)):
         if why := delivery_of(engine, family.name).obstacle(into_engine=False):
@@ -256,7 +253,6 @@ def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
 def _say_other_triton(engine: Engine) -> None:
     """Say so if kernels are compiled with another Triton than the engine's servers run."""
     from tuner.compile.environment import triton_for
-    from tuner.errors import CompilerUnavailable
 
     try:
         note = triton_for(engine).note
@@ -302,10 +298,8 @@ def check(
 
     Exit 1 if an entry cannot run on the device, or the engine never reads a file.
     """
-    from tuner.cli.diagnose import write_remedy
     from tuner.devices.here import card_to_check_or_here, device_or_here
     from tuner.engines.engine import find_engine
-    from tuner.errors import BadInput
 
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")

@@ -1,13 +1,20 @@
-"""A cluster: its machines and what to run on them, as cluster.toml describes them."""
+"""A cluster: its machines and what to run on them, as cluster.toml describes them.
+
+Every error names the field, and the nearest valid value where there is one.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.deploy.preflight.expected import Expected, ExpectedNode
+from tuner.deploy.preflight.facts import Expected, ExpectedNode
+from tuner.errors import MalformedCluster, did_you_mean
+from tuner.limited_file import read_limited
+from tuner.toml_table import Table, parse_toml
 
 _VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 
@@ -118,3 +125,212 @@ class Cluster:
             ports,
             self.model.weight_bytes,
         )
+
+
+ENGINES = ("sglang", "vllm")
+GIB = 2**30
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")  # the kernel's IFNAMSIZ, less the closing zero
+_RDMA_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{0,254}")
+# Flags that a launch derives from fields of the file, and the field to set instead.
+RESERVED_FLAGS = {
+    **dict.fromkeys(("--model", "--model-path"), "model.path"),
+    "--served-model-name": "model.name",
+    **dict.fromkeys(("--context-length", "--max-model-len"), "model.context_length"),
+    **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), "parallel.tp"),
+    **dict.fromkeys(("--ep", "--ep-size"), "parallel.ep"),
+    **dict.fromkeys(("--dp", "--dp-size", "--data-parallel-size"), "parallel.dp"),
+    "--port": "ports.serve",
+    "--dist-init-addr": "ports.rendezvous",
+    **dict.fromkeys(("--nnodes", "--node-rank", "--host"), "nodes"),
+}
+_RAY_FLAGS = {
+    "--port": "ports.ray",
+    "--num-gpus": "nodes.gpus",
+    **dict.fromkeys(("--node-ip-address", "--address"), "nodes.host"),
+}
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster.toml. Relative paths in it start at its folder. Raises MalformedCluster."""
+    text = read_limited(path, 1 << 20, "cluster.toml", MalformedCluster)
+    cluster = parse_cluster(text, str(path))
+    config = cluster.model.config
+    if config is None:
+        return cluster
+    return replace(cluster, model=replace(cluster.model, config=path.parent / config))
+
+
+def parse_cluster(text: str | bytes, source: str = "cluster.toml") -> Cluster:
+    """Read the text of a cluster.toml. Raises MalformedCluster."""
+    value = parse_toml(text, source, MalformedCluster)
+    try:
+        return _cluster(Table(value, "", MalformedCluster))
+    except MalformedCluster as error:
+        raise MalformedCluster(f"{source}: {error}") from None
+
+
+def _cluster(table: Table) -> Cluster:
+    cluster = Cluster(
+        table.text("name", _NAME),
+        _engine(table.table("engine")),
+        _model(table.table("model")),
+        _parallel(table.table("parallel")),
+        _ports(table.table("ports", {})),
+        _nodes(table),
+        table.variables("environment"),
+    )
+    table.done()
+    _check_ranks(cluster)
+    return cluster
+
+
+def _engine(table: Table) -> ClusterEngine:
+    name = table.text("name", None)
+    if name not in ENGINES:
+        near = did_you_mean(name, ENGINES)
+        raise MalformedCluster(f"engine.name must be sglang or vllm, not {name!r}{near}")
+    image = table.text("image", _IMAGE, "")
+    version = table.text("version", re.compile(r"[0-9][A-Za-z0-9.+-]*"), "")
+    flags = table.strings("flags", ())
+    ray_flags = table.strings("ray_flags", ())
+    table.done()
+    if ray_flags and name != "vllm":
+        raise MalformedCluster("engine.ray_flags are for vllm: sglang starts no Ray")
+    for flag in flags:
+        field = RESERVED_FLAGS.get(flag.partition("=")[0])
+        if field:
+            raise MalformedCluster(f"engine.flags holds {flag}: set {field} instead")
+    for flag in ray_flags:
+        field = _RAY_FLAGS.get(flag.partition("=")[0])
+        if field:
+            raise MalformedCluster(f"engine.ray_flags holds {flag}: set {field} instead")
+    return ClusterEngine(name, image, version, tuple(flags), tuple(ray_flags))
+
+
+def _model(table: Table) -> ServedModel:
+    path = table.text("path", None)
+    name = table.text("name", None, path.rstrip("/").rpartition("/")[2] or path)
+    inside = table.text("container_path", None, path)
+    if inside != path and not (inside.startswith("/") and path.startswith("/")):
+        raise MalformedCluster(
+            f"model.container_path is for a folder on the nodes: {path!r} and {inside!r} must both "
+            "start with /"
+        )
+    config = table.text("config", None, "")
+    context = table.whole("context_length", 1, 2**24)
+    gib = table.take("weight_gib", 0)
+    if isinstance(gib, bool) or not isinstance(gib, int | float) or not 0 <= gib < 2**20:
+        raise MalformedCluster(f"model.weight_gib must be a number of GiB, not {gib!r}")
+    table.done()
+    weights = int(gib * GIB) or None
+    return ServedModel(name, path, inside, context, weights, Path(config) if config else None)
+
+
+def _parallel(table: Table) -> Parallel:
+    parallel = Parallel(
+        table.whole("tp", 1, 4096), table.whole("ep", 1, 4096, 1), table.whole("dp", 1, 4096, 1)
+    )
+    table.done()
+    if parallel.tp % parallel.ep:
+        divisors = [d for d in range(1, parallel.tp + 1) if parallel.tp % d == 0]
+        nearest = min(divisors, key=lambda d: abs(d - parallel.ep))
+        raise MalformedCluster(
+            f"parallel.ep must divide tp={parallel.tp}, not {parallel.ep}; nearest is {nearest}"
+        )
+    return parallel
+
+
+def _ports(table: Table) -> Ports:
+    ports = Ports(
+        table.whole("serve", 1, 65535, 30000),
+        table.whole("rendezvous", 1, 65535, 5000),
+        table.whole("ray", 1, 65535, 6379),
+    )
+    table.done()
+    if len({ports.serve, ports.rendezvous, ports.ray}) < 3:
+        raise MalformedCluster(
+            f"ports must differ: serve {ports.serve}, rendezvous {ports.rendezvous}, "
+            f"ray {ports.ray}"
+        )
+    return ports
+
+
+def _nodes(table: Table) -> tuple[ClusterNode, ...]:
+    value = table.take("nodes")
+    if not isinstance(value, list) or not value:
+        raise MalformedCluster("nodes must be a list of tables: write [[nodes]] before each")
+    nodes = tuple(_node(Table(v, f"nodes[{i}]", MalformedCluster), i) for i, v in enumerate(value))
+    for field in ("name", "host"):
+        seen: dict[str, int] = {}
+        for i, node in enumerate(nodes):
+            first = seen.setdefault(getattr(node, field), i)
+            if first != i:
+                raise MalformedCluster(
+                    f"nodes[{i}].{field} is {getattr(node, field)!r}, as nodes[{first}].{field} is"
+                )
+    return nodes
+
+
+def _node(table: Table, rank: int) -> ClusterNode:
+    host = table.text("host", None)
+    if not _is_host(host):
+        raise MalformedCluster(f"{table.field('host')} is no address or host name: {host!r}")
+    node = ClusterNode(
+        table.text("name", _NAME, f"node{rank + 1:02d}"),
+        host,
+        table.text("interface", _INTERFACE, ""),
+        _rdma(table),
+        table.whole("gpus", 1, 64, 8),
+        table.variables("environment"),
+    )
+    table.done()
+    return node
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        # Only digits and dots are a mistyped address, not a name.
+        return bool(_HOST.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)
+    return True
+
+
+def _rdma(table: Table) -> tuple[str, ...] | None:
+    value = table.values.get("rdma", "auto")
+    if isinstance(value, str):
+        table.take("rdma", "auto")
+        if value != "auto":
+            near = did_you_mean(value, ["auto"]) or f'; write ["{value}"] for one device'
+            raise MalformedCluster(
+                f'{table.field("rdma")} must be "auto" or a list of devices, not {value!r}{near}'
+            )
+        return None
+    devices = table.strings("rdma", ())
+    for device in devices:
+        if not _RDMA_DEVICE.fullmatch(device):
+            raise MalformedCluster(f"{table.field('rdma')} holds {device!r}, no RDMA device's name")
+    if not devices or len(set(devices)) < len(devices):
+        raise MalformedCluster(f"{table.field('rdma')} must name at least one device, each once")
+    return tuple(devices)
+
+
+def _check_ranks(cluster: Cluster) -> None:
+    """tp must use every GPU, or tp * dp must where the GPUs are divided among dp replicas."""
+    tp, dp, gpus = cluster.parallel.tp, cluster.parallel.dp, cluster.gpus
+    if tp == gpus and tp % dp == 0:
+        return
+    if tp * dp == gpus:
+        return
+    if tp == gpus:
+        nearest = min((d for d in range(1, tp + 1) if tp % d == 0), key=lambda d: abs(d - dp))
+        raise MalformedCluster(f"parallel.dp must divide tp={tp}, not {dp}; nearest is {nearest}")
+    choices = [gpus] + ([gpus // dp] if gpus % dp == 0 else [])
+    nearest = min(choices, key=lambda c: abs(c - tp))
+    raise MalformedCluster(
+        f"parallel.tp={tp} with dp={dp} does not fill the {gpus} GPUs of {len(cluster.nodes)} "
+        f"nodes; nearest is {nearest}"
+    )

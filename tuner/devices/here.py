@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tuner.devices.table import Device, card_to_check, find_device
 from tuner.errors import UnknownDevice
 
-_QUERY = "nvidia-smi --query-gpu={} --format=csv,noheader"
+_QUERY = "nvidia-smi --query-gpu={} --format=csv,noheader,nounits"
 _LIMIT_S = 20  # a driver that wakes up takes seconds
 
 
@@ -19,7 +20,7 @@ def card_to_check_or_here(name: str) -> Device:
     try:
         return device_or_here("")
     except UnknownDevice:
-        found = set(_asked_here("compute_cap"))
+        found = set(asked_here("compute_cap"))
         if len(found) != 1:
             raise
     return card_to_check(found.pop())
@@ -32,7 +33,7 @@ def device_or_here(name: str) -> Device:
     """
     if name:
         return find_device(name)
-    names = sorted(set(_asked_here("name")))
+    names = sorted(set(asked_here("name")))
     if len(names) == 1:
         return find_device(names[0])
     if names:
@@ -43,13 +44,21 @@ def device_or_here(name: str) -> Device:
     )
 
 
+def known_here() -> Device | None:
+    """The first GPU of this machine that the device table knows."""
+    for name in asked_here("name"):
+        with suppress(UnknownDevice):
+            return find_device(name)
+    return None
+
+
 def device_of_gpus(name: str, gpus: Sequence[str]) -> Device:
     """The kind of the GPUs of this machine with these numbers, as nvidia-smi numbers them.
 
     Raises UnknownDevice where they are of several kinds, of another kind than `name`, or not there.
     Without nvidia-smi, `name` is believed.
     """
-    here = _asked_here("name")
+    here = asked_here("name")
     if not here:
         return device_or_here(name)
     if missing := [gpu for gpu in gpus if int(gpu) >= len(here)]:
@@ -70,11 +79,11 @@ def device_of_gpus(name: str, gpus: Sequence[str]) -> Device:
     return wanted
 
 
-def _asked_here(field: str) -> list[str]:
-    """What nvidia-smi says of each GPU; nothing without an answer."""
+def asked_here(fields: str, limit_s: float = _LIMIT_S) -> list[str]:
+    """What nvidia-smi says of each GPU, without units; nothing without an answer."""
     try:
         done = subprocess.run(  # noqa: S603 (the driver's own program)
-            _QUERY.format(field).split(), capture_output=True, text=True, timeout=_LIMIT_S
+            _QUERY.format(fields).split(), capture_output=True, text=True, timeout=limit_s
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

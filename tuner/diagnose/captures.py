@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tuner.deploy.preflight.check_rdma import check_rdma
-from tuner.deploy.preflight.check_topology import THROUGH, check_topology
+from tuner.deploy.preflight.check_gpus import THROUGH, check_topology
+from tuner.deploy.preflight.check_network import check_rdma
 from tuner.deploy.preflight.facts import Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology
 from tuner.deploy.preflight.links import find_links
-from tuner.deploy.preflight.rdma import (
+from tuner.deploy.preflight.network import (
     parse_ibdev2netdev,
     parse_ibstat,
     parse_ibv_devinfo,

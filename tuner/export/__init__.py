@@ -17,8 +17,7 @@ from tuner.engines.config_variables import config_variables
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
-from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of
-from tuner.export.earlier import take_back
+from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
 from tuner.export.files import (
     PICTURES,
     PROVENANCE,

@@ -66,7 +66,11 @@ class ExportReport:
         if not self.files:
             first = "leave it: nothing is advised, and nothing was written"
             return folded("\n".join([first, *map(str, self.advice), *self._removed()]))
-        lines = [line for file in self.files for line in (_path(file, self.root), _entries(file))]
+        lines = [
+            line
+            for file in self.files
+            for line in (str(file.path.relative_to(self.root)), _entries(file))
+        ]
         lines += ["", *map(str, self.advice), "", f"written under {self.root}"]
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
@@ -110,10 +114,6 @@ def _file_json(file: PlannedFile) -> dict[str, Any]:
         **file.as_json(),
         "statuses": {status.value: n for status, n in sorted(_counts(file).items())},
     }
-
-
-def _path(file: PlannedFile, root: Path) -> str:
-    return str(file.path.relative_to(root))
 
 
 def _entries(file: PlannedFile) -> str:

@@ -1,13 +1,73 @@
-"""What the queue of a local store and the queue of a server have in common."""
+"""What a local queue and a server have in common, and which jobs they list."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
 from typing import Protocol
 
-from tuner.jobs.job import Job, JobEvent, JobRequest, Priority, Submitted
-from tuner.jobs.listing import ALL_JOBS, JobQuery
+from tuner.errors import BadInput, did_you_mean
+from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.jobs.workers import WorkerStatus
+
+
+class JobOrder(str, Enum):
+    """The order of a list of jobs, by the time at which they were created."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
+@dataclass(frozen=True)
+class JobQuery:
+    """Which jobs to list. A field that is None or empty excludes none."""
+
+    device: str | None = None  # the device table's name
+    model: str | None = None  # as the job's request names it
+    client: str | None = None  # who posted it first
+    states: frozenset[JobState] = frozenset()
+    created_after: datetime | None = None  # with a zone; a job of that very moment is left out
+    created_before: datetime | None = None  # the same
+    order: JobOrder = JobOrder.NEWEST
+
+    def parameters(self) -> dict[str, str | list[str]]:
+        """The query as the parameters of GET /v1/jobs; fields with their default are left out."""
+        values: dict[str, str | list[str] | None] = {
+            "device": self.device,
+            "model": self.model,
+            "client": self.client,
+            "state": sorted(state.value for state in self.states),
+            "created_after": _iso(self.created_after),
+            "created_before": _iso(self.created_before),
+            "order": None if self.order is JobOrder.NEWEST else self.order.value,
+        }
+        return {name: value for name, value in values.items() if value}
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits that are equal for equal queries: a cursor remembers them."""
+        text = json.dumps(self.parameters(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+ALL_JOBS = JobQuery()
+
+
+def parse_order(text: str) -> JobOrder:
+    """Read an order's name. Raises BadInput, which names the nearest."""
+    try:
+        return JobOrder(text)
+    except ValueError:
+        near = did_you_mean(text, [order.value for order in JobOrder])
+        raise BadInput(f"unknown order {text!r}: newest or oldest{near}") from None
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
 
 
 class Queue(Protocol):
@@ -33,8 +93,8 @@ class Queue(Protocol):
 
     def workers(self) -> Sequence[WorkerStatus]: ...
 
-    def drain(self, name: str) -> None: ...
+    def drain(self, name: str) -> object: ...
 
-    def resume(self, name: str) -> None: ...
+    def resume(self, name: str) -> object: ...
 
     def retry(self, job_id: str) -> Job: ...

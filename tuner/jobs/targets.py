@@ -5,17 +5,30 @@ The command line, the API and the watch list all resolve their requests here.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
+from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.errors import BadInput, IndivisibleShape, OptionsRefused, UnknownEngine, UnknownModel
+from tuner.errors import (
+    BadInput,
+    BadProblem,
+    IndivisibleShape,
+    OptionsRefused,
+    UnknownEngine,
+    UnknownModel,
+)
+from tuner.jobs.job import JobRequest
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import class_of
+from tuner.models.table import class_of, presets
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
-from tuner.problems.registry import Family, families, find_family, parse_problem
+from tuner.problems.registry import Family, families, family_of, find_family, parse_problem
 
 
 @dataclass(frozen=True)
@@ -204,3 +217,93 @@ def _engine_version_here(spec: str, minute: int) -> str | None:
 def reader_of(text: str) -> Family | None:
     """The family that can read the text, an engine's log line or a file's name, if there is one."""
     return next((one for one in families() if one.module("models").reads(text)), None)
+
+
+_TP = (1, 2, 4, 8, 16, 32)
+_DTYPES = (None, Dtype.INT8_W8A8)  # the model's own, and the one that fleets of older cards use
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model of the table, and at which tensor-parallel sizes it has a problem."""
+
+    model: str
+    dtype: Dtype | None  # None: the model's own
+    tp: tuple[int, ...]
+
+
+def models_of(problem: Problem) -> Sequence[str]:
+    """The models with this problem, each with its tensor-parallel sizes: `deepseek-r1 TP 8, 16`.
+
+    An empty list says that no model of the table has it in a usual way of serving. The first call
+    for a family takes up to a second.
+    """
+    return tuple(sorted(_words(one) for one in served_as(problem)))
+
+
+def with_sizes(model: str, problem: Problem) -> str:
+    """A model with the tensor-parallel sizes at which it has a problem: `deepseek-r1 TP 8`."""
+    name = next((one.name for one in presets() if model in (one.name, *one.aliases)), "")
+    sizes = sorted({tp for one in served_as(problem) if one.model == name for tp in one.tp})
+    return f"{model} TP {', '.join(map(str, sizes))}" if sizes else model
+
+
+def served_as(problem: Problem) -> Sequence[Served]:
+    """The usual ways of serving a model of the table that have this problem."""
+    return _models(family_of(problem).name).get(problem, ())
+
+
+@cache
+def _models(family: str) -> Mapping[Problem, Sequence[Served]]:
+    chosen = next(one for one in families() if one.name == family)
+    sizes: dict[Problem, dict[tuple[str, Dtype | None], list[int]]] = defaultdict(dict)
+    for model, tp, dtype, options in itertools.product(presets(), _TP, _DTYPES, _choices(chosen)):
+        for problem in _problems(chosen, model.name, Serving(tp=tp, dtype=dtype, options=options)):
+            # A dtype of quantised weights changes nothing for attention.
+            known = dtype if dtype and (model.name, None) not in sizes[problem] else None
+            found = sizes[problem].setdefault((model.name, known), [])
+            if tp not in found:
+                found.append(tp)
+    return {
+        problem: [Served(*who, tuple(some)) for who, some in of.items()]
+        for problem, of in sizes.items()
+    }
+
+
+def _choices(family: Family) -> Sequence[Mapping[str, Any]]:
+    """Ways of serving that a server's flags decide."""
+    flags = [option.name for option in family.shaping if option.kind is bool]
+    every = itertools.product((True, False), repeat=len(flags))
+    return [dict(zip(flags, values, strict=True)) for values in every]
+
+
+def _problems(family: Family, model: str, serving: Serving) -> Sequence[Problem]:
+    try:
+        resolved: Resolved = family.module("models").resolve(model, serving)
+    except BadInput:
+        return ()
+    return resolved.problems
+
+
+def _words(served: Served) -> str:
+    name = f"{served.model} {served.dtype.value}" if served.dtype else served.model
+    return f"{name} TP {', '.join(map(str, served.tp))}"
+
+
+_GIB = 1 << 30
+
+
+def refuse_too_large(request: JobRequest) -> None:
+    """Raises BadProblem if the smallest launch that a job selects needs more than the card has."""
+    if not request.points:
+        return  # a replay of all that its recording has
+    held_bytes = family_of(request.problem).held_bytes
+    point = min(request.points, key=lambda one: held_bytes(request.problem, one))
+    needed = held_bytes(request.problem, point)
+    device = find_device(request.device)
+    if needed > device.memory_bytes:
+        raise BadProblem(
+            f"{request.problem.spec()} does not fit on {device.name}: its smallest launch, "
+            f"{point}, needs {needed / _GIB:,.1f} GiB, and the card has "
+            f"{device.memory_bytes // _GIB} GiB"
+        )

@@ -7,11 +7,10 @@ Rows never leave this package. Callers pass in and get back dataclasses of `tune
 from tuner.problems.records import RunKey, RunState, Winner
 from tuner.store.connect import database_url
 from tuner.store.jobs import JobStore
-from tuner.store.leased_store import LeasedStore
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
 from tuner.store.served_proofs import ServedProofStore, StoredProof
-from tuner.store.store import Store
+from tuner.store.store import LeasedStore, Store
 
 __all__ = [
     "JobStore",

@@ -1,23 +1,192 @@
-"""From a database URL to an engine whose transactions behave alike on both databases."""
+"""From a database URL to an engine whose transactions, errors and pool behave alike everywhere."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
+import select
+import shutil
 import sqlite3
+import stat
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-from tuner.errors import StoreUnreachable, UnusableStore
-from tuner.store.failures import shown, translated
-from tuner.store.pool import PATIENT, PoolLimits, check_before_use, refuse_another_file
+from tuner.errors import StoreFull, StoreReadOnly, StoreReplaced, StoreUnreachable, UnusableStore
+
+# Python 3.10 does not give SQLite's codes.
+_SQLITE_ERRORS: dict[str, type[UnusableStore]] = {
+    "is locked": StoreUnreachable,
+    "disk is full": StoreFull,
+    "readonly database": StoreReadOnly,
+}
+_POSTGRES_ERRORS: dict[str, type[UnusableStore]] = {
+    "53100": StoreFull,
+    "25006": StoreReadOnly,  # also a standby, after a failover
+    "25P03": StoreUnreachable,  # the transaction was idle for too long
+    "55P03": StoreUnreachable,  # lock_timeout
+}
+_SYSTEM_ERRORS: dict[int, type[UnusableStore]] = {
+    errno.ENOSPC: StoreFull,
+    errno.EDQUOT: StoreFull,
+    errno.EROFS: StoreReadOnly,
+    errno.EACCES: StoreReadOnly,
+}
+_STEPS: dict[type[UnusableStore], str] = {
+    StoreFull: ": its disk is full: make room there",
+    StoreReadOnly: ": it must be writable, also for those who only read: ask its owner for the "
+    "right, or set TUNER_DATABASE_URL to a copy of your own",
+}
+_ROOM_BYTES = 1 << 16
+# Classes of codes: a lost connection, a conflict of transactions, no memory or connection left, a
+# timeout or a server that stops, and a failure of the server's system.
+_PASSING = ("08", "40", "53", "57", "58")
+
+
+@contextlib.contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Turn a database's errors into UnusableStore, with one line that shows no password.
+
+    Raises StoreUnreachable for what may pass by itself, StoreFull for a full disk, and
+    StoreReadOnly for a store that takes no writes.
+    """
+    try:
+        yield
+    except (ArgumentError, DBAPIError, NoConnectionLeft) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        reason = str(cause).strip().partition("\n")[0]
+        kind = kind_of(error)
+        if kind is UnusableStore and _is_full(url):  # SQLite may call it "disk I/O error"
+            kind = StoreFull
+        step = _STEPS.get(kind, "")
+        raise kind(f"cannot use the store {shown(url)}: {reason}{step}") from error
+
+
+def _is_full(url: URL) -> bool:
+    """Whether a SQLite file's disk has no room for another page."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return False
+    try:
+        return shutil.disk_usage(Path(url.database).parent).free < _ROOM_BYTES
+    except OSError:
+        return False
+
+
+def shown(url: URL) -> str:
+    """The store's name in messages, without its password."""
+    if url.get_backend_name() == "sqlite":
+        return url.database or "in memory"
+    plain = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
+    return plain.render_as_string(hide_password=True)
+
+
+def kind_of(error: Exception) -> type[UnusableStore]:
+    """The class of a failure of SQLAlchemy's, or of the operating system."""
+    if isinstance(error, NoConnectionLeft):
+        return StoreUnreachable
+    if isinstance(error, OSError):
+        return _SYSTEM_ERRORS.get(error.errno or 0, UnusableStore)
+    if not isinstance(error, DBAPIError):
+        return UnusableStore
+    if isinstance(error.orig, sqlite3.Error):
+        said = str(error.orig)
+        return next((kind for part, kind in _SQLITE_ERRORS.items() if part in said), UnusableStore)
+    state = getattr(error.orig, "sqlstate", None) or ""
+    if state in _POSTGRES_ERRORS:
+        return _POSTGRES_ERRORS[state]
+    # Without a code, an operational error comes from libpq: the server was not reached, or is gone.
+    lost = error.connection_invalidated or (isinstance(error, OperationalError) and not state)
+    return StoreUnreachable if lost or state[:2] in _PASSING else UnusableStore
+
+
+IDLE_S = 5.0  # a connection that was unused for longer is asked whether it still answers
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """How long the connections of a process wait, in seconds, and how many it keeps at most.
+
+    By default, statements and locks have all the time they need: a worker has nothing better to do.
+    """
+
+    connection_s: float = 30  # for a connection of the pool
+    statement_s: float = 0  # 0: as long as it takes; PostgreSQL only
+    lock_s: float = 0  # 0: as long as it takes on PostgreSQL, SQLITE_LOCK_S on SQLite
+    connect_s: int = 10  # for a server's answer to a new connection; libpq takes 2 at least
+    connections: int = 16
+
+
+PATIENT = PoolLimits()
+
+
+def check_before_use(engine: Engine) -> None:
+    """Replace a server's connections that ended while they were in the pool.
+
+    A question before each use would cost a round trip. A server that stops closes its connections,
+    which shows here at once, without one. A connection that a firewall dropped shows nothing, so
+    one that was idle is asked.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def _on_checkin(connection: Any, record: Any) -> None:  # noqa: ANN401 (SQLAlchemy's signature)
+        record.info["since"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _on_checkout(connection: Any, record: Any, proxy: object) -> None:  # noqa: ANN401
+        since = record.info.get("since")
+        if since is None:  # a new connection
+            return
+        try:
+            if time.monotonic() - since > IDLE_S or _has_something_to_read(connection):
+                engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError(str(error)) from None
+
+
+def _has_something_to_read(connection: Any) -> bool:  # noqa: ANN401
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def refuse_another_file(engine: Engine, path: str) -> None:
+    """Raise StoreReplaced once the file at `path` is not the one that was opened first.
+
+    What is written to a deleted file is lost when the process ends, and SQLite would make a new
+    file for a new connection.
+    """
+    first = [found for found in [_identity(path)] if found]
+
+    @event.listens_for(engine, "checkin")
+    def _remember(*_: object) -> None:
+        if not first and (found := _identity(path)):
+            first.append(found)
+
+    @event.listens_for(engine, "do_connect")
+    @event.listens_for(engine, "checkout")
+    def _check(*_: object) -> None:
+        if first and _identity(path) != first[0]:
+            raise StoreReplaced(f"the store's file {path} was deleted or replaced: restart this")
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 (for each use of a connection: the quick way)
+    except OSError:
+        return None
+    # While a connection of the pool has a deleted file open, no other gets its number.
+    return found.st_dev, found.st_ino, stat.S_IFMT(found.st_mode)
+
 
 URL_VARIABLE = "TUNER_DATABASE_URL"
 
@@ -135,7 +304,7 @@ def place_of(text: str) -> str:
 
     Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's.
     """
-    return _shown(_parse(text))
+    return shown(_parse(text))
 
 
 def _parse(text: str) -> URL:
@@ -177,13 +346,6 @@ def file_of(url: URL) -> str | None:
     """The path of a SQLite database; None for one in memory and for PostgreSQL."""
     plain = url.database not in (None, "", ":memory:") and "uri" not in url.query
     return url.database if plain and url.get_backend_name() == "sqlite" else None
-
-
-def _shown(url: URL) -> str:
-    if url.get_backend_name() == "sqlite":
-        return url.database or "in memory"
-    shown = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
-    return shown.render_as_string(hide_password=True)
 
 
 def _make_folder(url: URL) -> None:

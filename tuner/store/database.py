@@ -1,22 +1,189 @@
-"""An open database: its transactions, and statements that SQLAlchemy has no portable form for."""
+"""An open database: its schema, its transactions, named locks, and statements of its dialect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import fcntl
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy import Connection, Engine, Table, column, func, inspect, select, table, text, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
-from tuner.store.connect import connect, reader, use_wal, write_lock_of, writer
-from tuner.store.failures import translated
-from tuner.store.locks import try_file_lock, try_transaction_lock
-from tuner.store.pool import PATIENT, PoolLimits
-from tuner.store.schema import bring_to_head, check_head
+from tuner.errors import NewerSchema, UnusableStore, WrongSchema
+from tuner.store.connect import (
+    PATIENT,
+    PoolLimits,
+    connect,
+    file_of,
+    kind_of,
+    reader,
+    translated,
+    use_wal,
+    write_lock_of,
+    writer,
+)
+from tuner.store.tables import VERSION_TABLE
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+
+HEAD = "0017"
+_VERSION = table(VERSION_TABLE, column("version_num"))
+
+# `migrations` is beside the package, in a checkout as in site-packages. It is found by its path:
+# by name, another package on sys.path could be found.
+_MIGRATIONS = Path(__file__).parents[2] / "migrations"
+_LOCK = 0x74756E6572  # "tuner", as PostgreSQL's advisory locks are numbers
+
+
+def bring_to_head(engine: Engine) -> None:
+    """Migrate an empty or older database in one transaction, and prove that it can be written.
+
+    Raises NewerSchema for a newer version's schema, and leaves it as it is.
+    """
+    with engine.begin() as connection:
+        if _heads(connection) == (HEAD,):
+            prove_writable(connection)
+            return
+        # On SQLite, the transaction has the write lock already.
+        if connection.dialect.name == "postgresql":
+            # A migration must not be cut off, whatever limits the session has.
+            for limit in ("statement_timeout", "lock_timeout"):
+                connection.execute(text(f"SET LOCAL {limit} = 0"))
+            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        _upgrade(connection)
+
+
+def check_head(connection: Connection) -> None:
+    """Raises NewerSchema where a newer version has migrated the store, WrongSchema for others."""
+    found = connection.execute(select(_VERSION.c.version_num)).scalars().all()
+    if found != [HEAD]:
+        raise _wrong(found)
+
+
+def alembic_config() -> Config:
+    # A store at this version's schema needs none of it, and it is a quarter of a worker's imports.
+    from alembic.config import Config  # noqa: PLC0415
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def _heads(connection: Connection) -> tuple[str, ...]:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return ()
+    return tuple(connection.execute(select(_VERSION.c.version_num)).scalars())
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command  # noqa: PLC0415
+
+    config, found = alembic_config(), _heads(connection)
+    if found and found != (HEAD,):
+        raise _wrong(found)
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except DBAPIError as error:
+        # PostgreSQL's codes and SQLite's words for a table or a column that is there already.
+        code, reason = getattr(error.orig, "sqlstate", None), str(error.orig).partition("\n")[0]
+        if code in ("42P07", "42701") or "already exists" in reason or "duplicate column" in reason:
+            raise _set_back(found, reason) from error
+        raise
+
+
+def _wrong(found: Sequence[str]) -> WrongSchema:
+    if not found:
+        return WrongSchema("the store's schema is gone: restore a backup, or restart this program")
+    version = max(found)
+    if version > HEAD:
+        return NewerSchema(
+            f"the store was upgraded to schema {version} and this program knows {HEAD}: "
+            "upgrade and restart it"
+        )
+    return WrongSchema(
+        f"the store has schema {version} of an early development version, and this program needs "
+        f"{HEAD}: export with that version what is worth keeping, and name a new store"
+    )
+
+
+def _set_back(found: Sequence[str], reason: str) -> UnusableStore:
+    said = f"says that its schema is {found[0]}" if found else "does not say which schema it has"
+    return UnusableStore(
+        f"the store {said}, but it holds more ({reason}): restore a backup, or, if another "
+        "program's tables are in it, use a database of its own"
+    )
+
+
+def prove_writable(connection: Connection) -> None:
+    """Raises a database error where the store takes no writes. Rolls the transaction back."""
+    # SQLite opens a read-only file without an error, and even BEGIN IMMEDIATE succeeds on it.
+    connection.execute(update(_VERSION).values(version_num=_VERSION.c.version_num))
+    connection.rollback()
+
+
+# Named locks among all processes that use a database need no rows. PostgreSQL, or the kernel, frees
+# the locks of a killed process at once.
+
+
+def try_transaction_lock(connection: Connection, name: str) -> bool:
+    """Whether this transaction has the lock until it ends. Always True on SQLite.
+
+    SQLite has one writer, which would wait here: it takes `try_file_lock` before.
+    """
+    if connection.dialect.name != "postgresql":
+        return True
+    lock = func.pg_try_advisory_xact_lock(_number(name))
+    return bool(connection.execute(select(lock)).scalar_one())
+
+
+@contextlib.contextmanager
+def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
+    """Whether the caller has the lock within the block. Always True without a SQLite file.
+
+    The lock is one byte, never written, of a file beside the database: a lock on a byte of the
+    database itself would end SQLite's own locks. Raises UnusableStore where the file cannot be
+    opened.
+    """
+    path = file_of(engine.url)
+    if path is None:
+        yield True
+        return
+    # The lock belongs to the open file, not to the process: it keeps threads apart as well.
+    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _number(name), 1, 0)
+    try:
+        file = os.open(f"{path}-names", os.O_RDWR | os.O_CREAT, Path(path).stat().st_mode & 0o666)
+    except OSError as error:
+        raise kind_of(error)(f"cannot lock {path}-names: {error.strerror}") from None
+    try:
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
+            mine = True
+        except (BlockingIOError, PermissionError):
+            mine = False
+        yield mine
+    finally:
+        os.close(file)
+
+
+def _number(name: str) -> int:
+    """A number for each name, of 62 bits: an offset in a file has at most 63."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
+
 
 D = TypeVar("D", bound="Database")
+Q = TypeVar("Q", bound="Queries")
 Clock = Callable[[], datetime]
 
 
@@ -24,7 +191,7 @@ class Database:
     """An open database. Threads may share it; forked processes may not, each opens its own."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._reader = reader(engine)
         self._writer = writer(engine)
 
@@ -42,13 +209,8 @@ class Database:
             use_wal(engine)
         return cls(engine)
 
-    @classmethod
-    def sharing(cls: type[D], other: Database) -> D:
-        """The same database through the same connections; either `close` closes both."""
-        return cls(other._engine)
-
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def __enter__(self: D) -> D:
         return self
@@ -61,34 +223,54 @@ class Database:
 
         A program that goes on would write what the newer version does not expect.
         """
-        with self._read() as connection:
+        with self.read() as connection:
             check_head(connection)
 
     @contextmanager
-    def _read(self) -> Iterator[Connection]:
+    def read(self) -> Iterator[Connection]:
         """A connection that sees what is committed: with SQLite one state, else one a statement."""
-        with translated(self._engine.url), self._reader.connect() as connection:
+        with translated(self.engine.url), self._reader.connect() as connection:
             yield connection
 
     @contextmanager
-    def _write(self) -> Iterator[Connection]:
+    def write(self) -> Iterator[Connection]:
         with (
             write_lock_of(self._writer),
-            translated(self._engine.url),
+            translated(self.engine.url),
             self._writer.begin() as connection,
         ):
             yield connection
 
     @contextmanager
-    def _write_locked(self, name: str, refusal: Exception) -> Iterator[Connection]:
-        """`_write` with a named lock. Raises `refusal` at once if another transaction has it."""
-        with try_file_lock(self._engine, name) as mine:
+    def write_locked(self, name: str, refusal: Exception) -> Iterator[Connection]:
+        """`write` with a named lock. Raises `refusal` at once if another transaction has it."""
+        with try_file_lock(self.engine, name) as mine:
             if not mine:
                 raise refusal
-            with self._write() as connection:
+            with self.write() as connection:
                 if not try_transaction_lock(connection, name):
                     raise refusal
                 yield connection
+
+
+class Queries:
+    """Queries of one topic. Each method is one transaction, and raises UnusableStore."""
+
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        self.database = database
+        self._clock = clock
+        self._read, self._write = database.read, database.write
+
+    @classmethod
+    @contextmanager
+    def open(cls: type[Q], url: str, limits: PoolLimits = PATIENT) -> Iterator[Q]:
+        """These queries on the store at `url`, which is opened for the block alone."""
+        with Database.open(url, limits) as database:
+            yield cls(database)
+
+    def _now(self, connection: Connection | None = None) -> datetime:
+        """The time of `clock`; without one, of the database's host, or of this one."""
+        return time_of(connection, self._clock)
 
 
 def insert_into(connection: Connection, target: Table) -> postgresql.Insert | sqlite.Insert:
@@ -102,14 +284,52 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def time_of(connection: Connection, clock: Clock | None) -> datetime:
+def time_of(connection: Connection | None, clock: Clock | None) -> datetime:
     """The time of `clock`; without one, the time of the database's host, for all workers alike.
 
     With its own time, a host whose clock is a minute ahead would find every lease expired.
     """
     if clock is not None:
         return clock()
-    if connection.dialect.name == "postgresql":
+    if connection is not None and connection.dialect.name == "postgresql":
         now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
         return now.astimezone(timezone.utc)
     return utc_now()
+
+
+PATIENCE_S = 2
+_LIMITS = PoolLimits(PATIENCE_S, PATIENCE_S, PATIENCE_S, connect_s=PATIENCE_S, connections=1)
+_TRIED_BYTES = 1 << 18  # a disk with less room is as good as full
+
+
+class Probe(Database):
+    """One connection, which waits for nothing for longer than PATIENCE_S."""
+
+    @classmethod
+    def of(cls, url: str) -> Probe:
+        """For the store at `url`, which is not migrated."""
+        return cls(connect(url, _LIMITS))
+
+    def check_writable(self) -> None:
+        """Raises UnusableStore, of the class that fits, where nothing could be stored now.
+
+        It stores nothing: a change is rolled back, and what the disk is tried with is deleted.
+        """
+        with self.write() as connection:
+            if connection.dialect.name == "postgresql":
+                # A function's rows that exceed work_mem go into a temporary file of the server.
+                connection.execute(text("SET LOCAL work_mem = '64kB'"))
+                rows = func.generate_series(1, _TRIED_BYTES // 16).table_valued("number")
+                connection.execute(select(func.count()).select_from(rows))
+            prove_writable(connection)
+        if file := file_of(self.engine.url):
+            _try_disk(Path(file).parent)
+
+
+def _try_disk(folder: Path) -> None:
+    """Raises UnusableStore where a file in the folder cannot be made or takes no bytes."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_TRIED_BYTES))
+    except OSError as error:
+        raise kind_of(error)(f"cannot write into {folder}: {error.strerror}") from None

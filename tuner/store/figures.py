@@ -1,20 +1,26 @@
-"""What monitoring reads of the store: a few numbers, each from an index or a small table."""
+"""Numbers about the store: what monitoring reads, and how long runs take."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import median
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.pool import QueuePool
 
-from tuner.jobs.job import HELD, Cost, JobState
-from tuner.store.database import Database, time_of
+from tuner.jobs.job import HELD, Cost, Job, JobState
+from tuner.problems.points import Problem
+from tuner.problems.records import RunState
+from tuner.problems.results import MeasureKind
+from tuner.store.database import Database, Queries, check_head, time_of
 from tuner.store.job_rows import COST, read_cost
-from tuner.store.job_tables import IS_QUEUED, jobs, nightly_runs, workers
-from tuner.store.schema import check_head
+from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
+from tuner.tuning.costs import START_S, typical_gpu_s
+from tuner.tuning.request import Effort
 
 ALIVE = timedelta(seconds=60)  # a worker that was seen within this is alive
 KNOWN = timedelta(days=7)  # a device whose worker was seen within this is still shown, with zeros
@@ -90,7 +96,7 @@ class JobTimes:
     cost: Cost | None = None  # of a job that is done
 
 
-class Figures(Database):
+class Figures(Queries):
     """Reads figures. Every method is one transaction, and raises UnusableStore."""
 
     def read(self) -> StoreFigures:
@@ -129,7 +135,7 @@ class Figures(Database):
 
     def pool(self) -> PoolUse | None:
         """The use of this database's pool; None where connections are not pooled."""
-        pool = self._engine.pool
+        pool = self.database.engine.pool
         if not isinstance(pool, QueuePool):
             return None
         return PoolUse(pool.size(), pool.checkedin(), pool.checkedout())
@@ -185,3 +191,60 @@ def _nights(connection: Connection) -> Nights:
         finished_at=ended and ended[1],
         summary=(ended and ended[2]) or {},
     )
+
+
+_NEWEST = 20  # runs that are looked at
+_KEEP_S = 60.0  # a service need not ask again for each submission
+
+
+class Estimates(Queries):
+    """Reads finished runs. Raises UnusableStore."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._known: dict[tuple[str, str, Effort], tuple[float, float | None]] = {}
+
+    def of(self, job: Job) -> float | None:
+        """As `gpu_s`, to a tenth, for a job; None for one that needs no GPU or has ended."""
+        asked = job.request
+        if not asked.needs_gpu or job.state.finished:
+            return None
+        found = self.gpu_s(asked.problem, asked.device, asked.effort, len(asked.points))
+        return found and round(found, 1)
+
+    def gpu_s(self, problem: Problem, device: str, effort: Effort, points: int) -> float | None:
+        """The seconds that a run over so many points will need a GPU; None where nothing is known.
+
+        The newest runs of the family on the device say so, with the same effort. Without one, the
+        number of tries does, with the time of a try on an H200.
+        """
+        kind = problem.family, device, effort
+        until, a_point = self._known.get(kind, (0.0, None))
+        if time.monotonic() >= until:
+            a_point = self._seconds_a_point(*kind)
+            self._known[kind] = time.monotonic() + _KEEP_S, a_point
+        return typical_gpu_s(points, effort) if a_point is None else START_S + points * a_point
+
+    def _seconds_a_point(self, family: str, device: str, effort: Effort) -> float | None:
+        query = (
+            select(runs.c.points, runs.c.totals)
+            .join(problems, runs.c.problem_id == problems.c.id)
+            .join(environments, runs.c.environment_id == environments.c.id)
+            .where(
+                problems.c.family == family,
+                environments.c.device == device,
+                runs.c.measure == MeasureKind.GPU.value,
+                runs.c.effort == effort.value,
+                runs.c.state == RunState.DONE.value,
+            )
+            .order_by(runs.c.id.desc())
+            .limit(_NEWEST)
+        )
+        with self._read() as connection:
+            found = connection.execute(query).all()
+        taken = [
+            max(0.0, totals["extra"]["gpu_s"] - START_S) / len(tuned)
+            for tuned, totals in found
+            if tuned and totals
+        ]
+        return median(taken) if taken else None

@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    union_all,
+)
+from sqlalchemy.exc import IntegrityError
 
-from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
+from tuner.errors import (
+    EqualJobUnfinished,
+    IdempotencyConflict,
+    IdempotencyKeyInUse,
+    JobUnfinished,
+    NotRetriable,
+)
 from tuner.jobs.job import (
     FRESH,
     UNFINISHED,
@@ -19,48 +39,29 @@ from tuner.jobs.job import (
     Priority,
     Submitted,
 )
-from tuner.jobs.listing import ALL_JOBS, JobQuery
-from tuner.store.database import Clock, Database, time_of
-from tuner.store.deletions import delete_job
-from tuner.store.job_pages import select_page
+from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
+from tuner.store.database import Queries
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
-from tuner.store.job_tables import IS_QUEUED, idempotency_keys, job_events, jobs
-from tuner.store.retries import retry_job
 from tuner.store.submissions import Submission, find_or_add
+from tuner.store.tables import IS_COALESCIBLE, IS_QUEUED, idempotency_keys, job_events, jobs
 
 
-class JobStore(Database):
+class JobStore(Queries):
     """Posts, shows, cancels and deletes jobs. Workers use `tuner.store.Leases`.
 
     Every method is one transaction, and raises UnusableStore when the database fails.
     """
-
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def submit(
         self,
         request: JobRequest,
         *,
         priority: Priority = Priority.NORMAL,
-        client: str = "local",
-        idempotency_key: str | None = None,
-        body_hash: str = "",
-        fresh: timedelta = FRESH,
         unmet: str = "",
-        trace: str = "",
+        **options: Any,  # noqa: ANN401 (of `submit_all`)
     ) -> Submitted:
         """Queue a job, or find the one that answers the request; see `submit_all`."""
-        only = Submission(request, priority, unmet)
-        (answer,) = self.submit_all(
-            [only],
-            client=client,
-            idempotency_key=idempotency_key,
-            body_hash=body_hash,
-            fresh=fresh,
-            trace=trace,
-        )
+        (answer,) = self.submit_all([Submission(request, priority, unmet)], **options)
         return answer
 
     def submit_all(
@@ -132,7 +133,7 @@ class JobStore(Database):
         worker is asked to end one that it has. A finished job stays as it is. Raises UnknownJob.
         """
         with self._write() as connection:
-            job, now = get_job(connection, job_id, lock=True), time_of(connection, self._clock)
+            job, now = get_job(connection, job_id, lock=True), self._now(connection)
             others = [] if client is None else [one for one in job.clients if one != client]
             if job.state.finished or job.cancel_requested:
                 return job
@@ -140,7 +141,9 @@ class JobStore(Database):
                 if client in job.clients:
                     data = {"client": client, "remaining": len(others)}
                     append_event(connection, job_id, now, "withdrawn", data, clients=others)
-            elif job.state is JobState.QUEUED or _abandoned(job, now):
+            elif job.state is JobState.QUEUED or (
+                job.lease_expires_at is not None and job.lease_expires_at < now
+            ):
                 move(connection, job_id, JobState.CANCELLED, now)
                 append_event(connection, job_id, now, JobState.CANCELLED.value, {})
             else:
@@ -183,6 +186,12 @@ class JobStore(Database):
             rows = connection.execute(query).mappings().all()
             return [JobEvent(**row) for row in reversed(rows)]
 
+    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
+        """The number of events of each of these jobs. Unknown jobs are left out."""
+        query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
+        with self._read() as connection:
+            return {row.id: row.event_count for row in connection.execute(query)}
+
     def counts(self) -> dict[JobState, int]:
         """The number of jobs in each state. States without jobs are left out."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
@@ -192,7 +201,7 @@ class JobStore(Database):
     def forget_idempotency_keys(self, older_than: timedelta = timedelta(days=7)) -> int:
         """Delete old keys and return their number. Their jobs stay."""
         with self._write() as connection:
-            old = idempotency_keys.c.created_at < time_of(connection, self._clock) - older_than
+            old = idempotency_keys.c.created_at < self._now(connection) - older_than
             return connection.execute(delete(idempotency_keys).where(old)).rowcount
 
     def _submission(
@@ -200,21 +209,58 @@ class JobStore(Database):
     ) -> AbstractContextManager[Connection]:
         if idempotency_key is None:
             return self._write()
-        return self._write_locked(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
+        name = f"submit {client} {idempotency_key}"
+        return self.database.write_locked(name, IdempotencyKeyInUse())
 
     def retry(self, job_id: str, client: str = "local") -> Job:
-        """Queue a dead, failed or cancelled job again. Raises what `retry_job` raises."""
+        """Queue the job again, with all its attempts. One that is unfinished stays as it is.
+
+        Raises UnknownJob, NotRetriable for a job that is done or being cancelled, and
+        EqualJobUnfinished where another job does the same work.
+        """
         with self._write() as connection:
-            return retry_job(connection, job_id, client, time_of(connection, self._clock))
+            job, now = get_job(connection, job_id, lock=True), self._now(connection)
+            if job.state is JobState.DONE:
+                raise NotRetriable(f"job {job_id} is done: submit it anew to do its work again")
+            if not job.state.finished and job.cancel_requested:
+                raise NotRetriable(f"job {job_id} is being cancelled: retry it when it has ended")
+            if not job.state.finished:
+                return job  # it was retried before
+            # Nobody waits any more for a job that was cancelled.
+            waiting = [] if job.state is JobState.CANCELLED else list(job.clients)
+            values: dict[str, Any] = {
+                **{"attempts": 0, "trial_count": 0, "cancel_requested": False},
+                **{"available_at": now, "announced_at": now},
+                **{"started_at": None, "finished_at": None},
+                "clients": waiting if client in waiting else [*waiting, client],
+            }
+            try:
+                with connection.begin_nested():
+                    move(connection, job_id, JobState.QUEUED, now, **values)
+            except IntegrityError:
+                raise EqualJobUnfinished(_equal(connection, job_id)) from None
+            append_event(connection, job_id, now, "retried", {"client": client})
+            return get_job(connection, job_id)
 
     def delete(self, job_id: str) -> Job:
-        """Delete a job that has ended; its run stays. Raises what `delete_job` raises."""
+        """Delete the job, its events, and the idempotency keys that were answered with it.
+
+        Its run stays, with all that was tried and published. Returns the job as it was. Raises
+        UnknownJob, and JobUnfinished for a job that has not ended.
+        """
         with self._write() as connection:
-            return delete_job(connection, job_id)
-
-
-def _abandoned(job: Job, now: datetime) -> bool:
-    return job.lease_expires_at is not None and job.lease_expires_at < now
+            job = get_job(connection, job_id, lock=True)
+            if not job.state.finished:
+                raise JobUnfinished(
+                    f"job {job_id} is {job.state.value}: cancel it first, and delete it when it "
+                    "has ended"
+                )
+            of_batch = cast(idempotency_keys.c.job_ids, Text).contains(job_id)
+            answered = (idempotency_keys.c.job_id == job_id) | of_batch
+            connection.execute(delete(idempotency_keys).where(answered))
+            connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
+            connection.execute(delete(jobs).where(jobs.c.id == job_id))
+        return job
 
 
 def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Sequence[Job]:
@@ -231,3 +277,61 @@ def _earlier_answer(connection: Connection, client: str, key: str, body_hash: st
     found = connection.execute(select(jobs).where(jobs.c.id.in_(ids))).mappings()
     by_id = {one["id"]: read_job(one) for one in found}
     return [by_id[job_id] for job_id in ids]
+
+
+def select_page(query: JobQuery, after: tuple[datetime, str] | None, limit: int) -> Select[Any]:
+    """At most `limit` jobs in the query's order, from behind the place `after`.
+
+    Each state's part is a walk along an index that stops after `limit` rows. With `state IN (...)`
+    PostgreSQL 15 would read and sort all jobs in those states, or walk over all others.
+    """
+    conditions = _conditions(query, after)
+    if not query.states or query.states == set(JobState):
+        return _in_order(select(jobs).where(*conditions), query.order, limit)
+    states = sorted(state.value for state in query.states)
+    if len(states) == 1:
+        return _in_order(
+            select(jobs).where(*conditions, jobs.c.state == states[0]), query.order, limit
+        )
+    # The walks give places alone: SQLAlchemy takes milliseconds for unions of whole rows.
+    place = select(jobs.c.created_at, jobs.c.id).where(*conditions)
+    walks = [_in_order(place.where(jobs.c.state == one), query.order, limit) for one in states]
+    # SQLite takes a LIMIT within a union only in a subquery.
+    places = union_all(*(select(walk.subquery()) for walk in walks)).subquery()
+    first = _in_order(select(places), query.order, limit).subquery()
+    return _in_order(select(jobs).join(first, jobs.c.id == first.c.id), query.order, limit)
+
+
+def _conditions(query: JobQuery, after: tuple[datetime, str] | None) -> list[ColumnElement[bool]]:
+    place = tuple_(jobs.c.created_at, jobs.c.id)
+    conditions: list[ColumnElement[bool]] = []
+    for column, value in (
+        (jobs.c.device, query.device),
+        (jobs.c.model, query.model),
+        (jobs.c.client, query.client),
+    ):
+        if value is not None:
+            conditions.append(column == value)
+    if query.created_after is not None:
+        conditions.append(jobs.c.created_at > query.created_after)
+    if query.created_before is not None:
+        conditions.append(jobs.c.created_at < query.created_before)
+    if after is not None:
+        conditions.append(place < after if query.order is JobOrder.NEWEST else place > after)
+    return conditions
+
+
+def _in_order(rows: Select[Any], order: JobOrder, limit: int) -> Select[Any]:
+    columns = rows.selected_columns
+    place = (columns["created_at"], columns["id"])
+    down = order is JobOrder.NEWEST
+    return rows.order_by(*(column.desc() if down else column for column in place)).limit(limit)
+
+
+def _equal(connection: Connection, job_id: str) -> str:
+    key = select(jobs.c.request_key).where(jobs.c.id == job_id).scalar_subquery()
+    equal = select(jobs.c.id, jobs.c.state).where(jobs.c.request_key == key, IS_COALESCIBLE)
+    row = connection.execute(equal).one_or_none()
+    if row is None:  # it has just ended
+        return "an equal job was unfinished: try again"
+    return f"job {row.id} asks for the same work and is {row.state}: follow that one"

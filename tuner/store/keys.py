@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Engine,
     RowMapping,
     exists,
     func,
@@ -23,16 +22,20 @@ from sqlalchemy import (
 )
 
 from tuner.errors import BadInput, LastAdmin, UnknownKey, UnusableStore, did_you_mean
-from tuner.store.api_key import ApiKey, KeyState, Scope, read_key, scope_names
-from tuner.store.database import Clock, Database, insert_into, utc_now
-from tuner.store.job_tables import api_keys
-from tuner.store.key_text import (
+from tuner.store.api_key import (
     LOCAL,
+    ApiKey,
+    KeyState,
+    Scope,
     check_name,
     checked_token,
     key_hash,
     new_token,
+    read_key,
+    scope_names,
 )
+from tuner.store.database import Queries, insert_into
+from tuner.store.tables import api_keys
 
 __all__ = ["ApiKey", "Ensured", "KeyState", "KeyStore", "Scope"]
 
@@ -50,12 +53,8 @@ class Ensured(Enum):
     BACK = "back"  # the name was revoked
 
 
-class KeyStore(Database):
+class KeyStore(Queries):
     """Stores keys. Methods are single transactions; a failing database raises UnusableStore."""
-
-    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def add(
         self,
@@ -142,7 +141,7 @@ class KeyStore(Database):
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             return None
-        key, now = read_key(row), self._clock()
+        key, now = read_key(row), self._now()
         unused = key.last_used_at is None or now - key.last_used_at >= USED_EVERY
         if unused and key.state(now) is KeyState.VALID:
             # A full disk must not stop those who only read.
@@ -184,7 +183,7 @@ class KeyStore(Database):
             if not last_too and self._admins(connection) == [name]:
                 raise LastAdmin(_last_admin(name), cli=", or add --force")
             mine = update(api_keys).where(api_keys.c.name == name, _UNREVOKED)
-            connection.execute(mine.values(revoked_at=self._clock()))
+            connection.execute(mine.values(revoked_at=self._now()))
 
     def rotate(self, name: str) -> str:
         """Give a valid key a new secret and return it; the old one is refused from now on.
@@ -201,7 +200,7 @@ class KeyStore(Database):
             if name not in found:
                 raise UnknownKey(f"no valid key is named {name!r}{did_you_mean(name, list(found))}")
             old = read_key(found[name])
-            self._put_aside(connection, found[name], self._clock())
+            self._put_aside(connection, found[name], self._now())
             _insert(connection, self._row(name, token, old.scope, old.urgent, old.expires_at))
         return token
 
@@ -237,13 +236,13 @@ class KeyStore(Database):
             "name": name,
             "key_hash": key_hash(token),
             "scopes": scope_names(scope, urgent),
-            "created_at": self._clock(),
+            "created_at": self._now(),
             "expires_at": expires_at,
         }
 
     def _refuse_ended(self, row: RowMapping) -> None:
         key = read_key(row)
-        state = key.state(self._clock())
+        state = key.state(self._now())
         if state is not KeyState.VALID:
             name = key.name.partition("#")[0]
             was = "was revoked" if state is KeyState.REVOKED else "expired"
@@ -262,7 +261,7 @@ class KeyStore(Database):
 
     def _valid(self) -> ColumnElement[bool]:
         ends = api_keys.c.expires_at
-        return _UNREVOKED & or_(ends.is_(None), ends > self._clock())
+        return _UNREVOKED & or_(ends.is_(None), ends > self._now())
 
     def _has(self, condition: ColumnElement[bool]) -> bool:
         query = select(exists(select(api_keys.c.id).where(condition)))

@@ -3,44 +3,135 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    and_,
+    func,
+    or_,
+    select,
+    update,
+)
 
-from tuner.jobs.job import LEASE, Job, JobFilter, JobState, Lease, read_request
+from tuner.jobs.job import LEASE, Job, JobFilter, JobState, Lease, Priority, read_request
 from tuner.jobs.limits import AttemptPhase, Exceeded, Held
-from tuner.store.claims import age, due, next_queued, take_turn
-from tuner.store.database import Clock, Database, time_of
-from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible, update_job
-from tuner.store.job_tables import IS_QUEUED, jobs
-from tuner.store.lease_rows import (
+from tuner.store.database import Queries, check_head, insert_into
+from tuner.store.job_rows import (
     IS_HELD,
     RETRY_DELAY,
+    UNREADABLE,
+    append_event,
     claimed,
     give_back,
     held_of,
     leased_row,
+    move,
+    read_if_possible,
     refuse,
+    update_job,
 )
-from tuner.store.leased_store import LeasedStore
 from tuner.store.rows import storable
-from tuner.store.schema import check_head
+from tuner.store.store import LeasedStore
+from tuner.store.tables import IS_QUEUED, client_turns, jobs
 from tuner.store.workers import may_claim, set_worker_aside
+
+# No job is told to wait for longer. A job that seems to was told so before the clock went back.
+LONGEST_DELAY = timedelta(minutes=5)
+AGED = timedelta(hours=1)
+_AGED_AT_ONCE = 1000  # rows that are changed in one transaction
+
+
+def next_queued(
+    connection: Connection, filters: Sequence[JobFilter], now: datetime
+) -> RowMapping | None:
+    """The row of the next job of the first filter that has one, locked."""
+    for wanted in filters:
+        for client in _clients_in_turn(connection, wanted, now):
+            query = candidates(wanted, now, jobs.c.client == client).with_for_update(
+                skip_locked=True
+            )
+            if row := connection.execute(query).mappings().one_or_none():
+                return row
+    return None
+
+
+def take_turn(connection: Connection, client: str) -> None:
+    """Put a client behind all others."""
+    last = func.coalesce(select(func.max(client_turns.c.turn)).scalar_subquery(), 0) + 1
+    insert = insert_into(connection, client_turns).values(client=client, turn=last)
+    set_ = {"turn": insert.excluded.turn}
+    connection.execute(
+        insert.on_conflict_do_update(index_elements=[client_turns.c.client], set_=set_)
+    )
+
+
+def due(now: datetime) -> ColumnElement[bool]:
+    """Whether a queued job may be claimed now."""
+    return or_(jobs.c.available_at <= now, jobs.c.available_at > now + LONGEST_DELAY)
+
+
+def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -> list[str]:
+    """The clients with jobs for a filter: urgent jobs first, then who was served longest ago."""
+    clients = _queued_clients(wanted.needs_gpu)
+    first = (
+        candidates(wanted, now, jobs.c.client == clients.c.client)
+        .with_only_columns(jobs.c.priority)
+        .correlate(clients)
+        .scalar_subquery()
+    )
+    query = (
+        select(clients.c.client, first.label("priority"), client_turns.c.turn)
+        .outerjoin(client_turns, client_turns.c.client == clients.c.client)
+        .where(clients.c.client.is_not(None))
+    )
+    found: list[Any] = [row for row in connection.execute(query).all() if row.priority is not None]
+    in_turn = sorted(found, key=lambda row: (row.priority, row.turn or 0, row.client))
+    return [row.client for row in in_turn]
+
+
+def _queued_clients(needs_gpu: bool) -> CTE:
+    """Each client with queued jobs once, by one step along the index for each client.
+
+    DISTINCT would read the entries of all queued jobs.
+    """
+    mine = and_(IS_QUEUED, jobs.c.needs_gpu == needs_gpu)
+    walk = select(func.min(jobs.c.client).label("client")).where(mine).cte("walk", recursive=True)
+    further = select(func.min(jobs.c.client)).where(mine, jobs.c.client > walk.c.client)
+    return walk.union_all(
+        select(further.correlate(walk).scalar_subquery()).where(walk.c.client.is_not(None))
+    )
+
+
+def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> Select[Any]:
+    """The row of the first job that a filter lets through, of those for which `mine` is true."""
+    query = (
+        select(jobs)
+        .where(IS_QUEUED, jobs.c.needs_gpu == wanted.needs_gpu, mine, due(now))
+        .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
+        .limit(1)
+    )
+    if wanted.devices is not None:
+        query = query.where(jobs.c.device.in_(wanted.devices))
+    if wanted.engines is not None:
+        query = query.where(jobs.c.engine.in_(wanted.engines))
+    return query
+
 
 UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to reach a worker that can read the job
 
 
-class Leases(Database):
+class Leases(Queries):
     """Claims jobs and keeps or gives up their leases.
 
     Every method is one transaction, and raises UnusableStore when the database fails. A method that
     takes a Lease raises StaleLease, and writes nothing, once the lease is lost.
     """
-
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def claim(
         self, filters: Sequence[JobFilter], owner: str, preferred: Mapping[str, str] | None = None
@@ -54,7 +145,7 @@ class Leases(Database):
         """
         with self._write() as connection:
             check_head(connection)  # a newer program's jobs are for its own workers
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             if not may_claim(connection, owner):
                 return None
             while row := next_queued(connection, filters, now):
@@ -75,7 +166,7 @@ class Leases(Database):
         """Extend the lease to `LEASE` from now."""
         with self._write() as connection:
             mine = leased_row(connection, lease)["id"]
-            expiry = time_of(connection, self._clock) + LEASE
+            expiry = self._now(connection) + LEASE
             update_job(connection, mine, lease_expires_at=expiry)
 
     def look(self, lease: Lease) -> Held:
@@ -94,7 +185,7 @@ class Leases(Database):
     def retry(self, lease: Lease, reason: str) -> JobState:
         """Give the job back after a failed attempt: QUEUED with a delay, DEAD after the last."""
         with self._write() as connection:
-            row, now = leased_row(connection, lease), time_of(connection, self._clock)
+            row, now = leased_row(connection, lease), self._now(connection)
             delay = RETRY_DELAY * 2 ** (row["attempts"] - 1)
             return give_back(connection, row, now, reason, delay)
 
@@ -106,7 +197,7 @@ class Leases(Database):
     ) -> None:
         """Give the job back without counting the attempt. It can be claimed again after `delay`."""
         with self._write() as connection:
-            row, now = leased_row(connection, lease), time_of(connection, self._clock)
+            row, now = leased_row(connection, lease), self._now(connection)
             update_job(connection, row["id"], attempts=row["attempts"] - 1)
             give_back(connection, row, now, reason, delay, capped=False)
 
@@ -116,7 +207,7 @@ class Leases(Database):
         That counts no attempt, unless so many workers refused the job that it must be its fault.
         """
         with self._write() as connection:
-            row, now = leased_row(connection, lease), time_of(connection, self._clock)
+            row, now = leased_row(connection, lease), self._now(connection)
             refuse(connection, row, now, reason)
 
     def held(self) -> Mapping[str, Held]:
@@ -132,7 +223,7 @@ class Leases(Database):
         do this at once. Returns the job; None where it changed, or this version cannot read it.
         """
         with self._write() as connection:
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             query = select(jobs).where(jobs.c.id == job_id, IS_HELD)
             locked = query.with_for_update(skip_locked=True)
             row = connection.execute(locked).mappings().one_or_none()
@@ -152,7 +243,15 @@ class Leases(Database):
         Returns their number.
         """
         with self._write() as connection:
-            return age(connection, time_of(connection, self._clock))
+            waited = jobs.c.created_at < self._now(connection) - AGED
+            old = (
+                select(jobs.c.id)
+                .where(IS_QUEUED, jobs.c.priority > int(Priority.URGENT), waited)
+                .limit(_AGED_AT_ONCE)
+                .with_for_update(skip_locked=True)
+            )
+            change = update(jobs).where(jobs.c.id.in_(old)).values(priority=int(Priority.URGENT))
+            return connection.execute(change).rowcount
 
     def unannounced(self, since: timedelta) -> Job | None:
         """The queued job whose announcement is the oldest, if it is older than `since`.
@@ -161,7 +260,7 @@ class Leases(Database):
         messages few: a worker that is awake does jobs until none is left.
         """
         with self._write() as connection:
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             query = (
                 select(jobs)
                 .where(IS_QUEUED, jobs.c.announced_at < now - since, due(now))
@@ -177,12 +276,12 @@ class Leases(Database):
 
     def store(self, lease: Lease) -> LeasedStore:
         """The store for that job's worker. It shares this object's connections."""
-        return LeasedStore(self._engine, lease, self._clock)
+        return LeasedStore(self.database.engine, lease, self._clock)
 
     def _end(
         self, lease: Lease, state: JobState, data: Mapping[str, Any], **values: object
     ) -> None:
         with self._write() as connection:
-            job_id, now = leased_row(connection, lease)["id"], time_of(connection, self._clock)
+            job_id, now = leased_row(connection, lease)["id"], self._now(connection)
             move(connection, job_id, state, now, **values)
             append_event(connection, job_id, now, state.value, data)

@@ -1,4 +1,4 @@
-"""What the service shows of the store. Lists come in pages, each a walk along an index."""
+"""What is stored, by environment and problem. Lists come in pages, each a walk along an index."""
 
 from __future__ import annotations
 
@@ -6,23 +6,57 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Text, case, cast, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, RowMapping, Text, case, cast, func, select
 
-from tuner.errors import BadInput
 from tuner.problems.points import Problem
-from tuner.problems.records import Published, Winner
-from tuner.problems.registry import parse_problem, read_part
-from tuner.problems.results import WINNING, Environment, Status, Trial
+from tuner.problems.records import Published
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import WINNING, Environment, Status
 from tuner.store.current_winners import current_points
-from tuner.store.database import Database
-from tuner.store.job_tables import jobs
-from tuner.store.recent import SeenSoFar, seen_now
-from tuner.store.rows import read_environment, read_points, read_trial, read_winner
-from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
-from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
+from tuner.store.database import Queries, utc_now
+from tuner.store.rows import read_environment, read_points
+from tuner.store.store import ENVIRONMENT_COLUMNS
+from tuner.store.tables import POINT_COLUMNS, environments, problems, winners
+
+# Winners have the time of the host that published them. Its clock may be so far behind.
+CLOCKS_APART = timedelta(minutes=10)
+_Recent = Mapping[int, tuple[int, datetime | None]]
+
+
+@dataclass(frozen=True)
+class SeenSoFar:
+    """What was published lately, by environment: the number of winners, and the newest one's time.
+
+    Both are needed: a winner that replaces another one leaves the number as it is.
+    """
+
+    since: datetime
+    recent: _Recent
+
+    def changed(self, connection: Connection) -> list[int]:
+        """The ids of the environments that have new winners."""
+        now = _recent(connection, self.since)
+        return [one for one, recent in now.items() if self.recent.get(one) != recent]
+
+
+def seen_now(connection: Connection) -> SeenSoFar:
+    """What is there now. Winners that are read after this call are seen, or will be new again."""
+    since = utc_now() - CLOCKS_APART
+    return SeenSoFar(since, _recent(connection, since))
+
+
+def _recent(connection: Connection, since: datetime) -> _Recent:
+    """An index has all of this. To count all winners takes 40 ms if there are half a million."""
+    fresh = (winners.c.environment_id == environments.c.id) & (winners.c.published_at >= since)
+    number, newest = (
+        select(one).select_from(winners).where(fresh).scalar_subquery()
+        for one in (func.count(), func.max(winners.c.published_at))
+    )
+    rows = connection.execute(select(environments.c.id, number, newest))
+    return {row[0]: (row[1], row[2]) for row in rows}
 
 
 def _point_text() -> ColumnElement[str]:
@@ -60,8 +94,6 @@ _NEWEST = (
     .label("newest")
 )
 _TIMED = (Status.OK, Status.PREDICTED)  # statuses with times; the first one counts
-# Part, batch size, new tokens, cached tokens, config key, backend.
-TrialCursor = tuple[str, int, int, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -89,27 +121,8 @@ class EnvironmentSeen:
     newest: datetime  # when its newest winner was published
 
 
-class Lookups(Database):
+class Lookups(Queries):
     """Reads the store. Methods are single transactions; a failing database raises UnusableStore."""
-
-    def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
-        """A page of a run's trials, in order of part, size and configuration."""
-        place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key", "backend")]
-        query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
-        if after is not None:
-            query = query.where(tuple_(*place) > after)
-        with self._read() as connection:
-            return [read_trial(row) for row in connection.execute(query).mappings()]
-
-    def winners_of(self, run_id: int) -> Sequence[Winner]:
-        """The winners for a run's problem in its environment, from that run or a later one."""
-        same = (runs.c.environment_id == winners.c.environment_id) & (
-            runs.c.problem_id == winners.c.problem_id
-        )
-        query = SELECT_WINNERS.join(runs, same).where(runs.c.id == run_id)
-        query = query.order_by(*by_point(), winners.c.status)
-        with self._read() as connection:
-            return [read_winner(row) for row in connection.execute(query).mappings()]
 
     def published(
         self, devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
@@ -206,27 +219,6 @@ class Lookups(Database):
         with self._read() as connection:
             rows = connection.execute(query.group_by(winners.c.environment_id))
             return {row[0]: row[1] for row in rows}
-
-    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
-        """The number of events of each of these jobs. Unknown jobs are left out."""
-        query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
-        with self._read() as connection:
-            return {row.id: row.event_count for row in connection.execute(query)}
-
-
-def trial_cursor(trial: Trial) -> TrialCursor:
-    """The cursor with which `Lookups.trials` continues after a trial."""
-    tried = trial.candidate
-    point, last = tried.point, (tried.config.key, tried.backend)
-    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, *last
-
-
-def parse_trial_cursor(values: object) -> TrialCursor:
-    """A cursor from JSON. Raises BadInput."""
-    match values:
-        case [str(part), int(size), int(new), int(cached), str(key), str(backend)]:
-            return read_part(part).value, size, new, cached, key, backend
-    raise BadInput("not a place in a list of trials")
 
 
 def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:

@@ -1,22 +1,26 @@
-"""What a page shows of one result or one run."""
+"""What the service shows of one result or one run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, tuple_
 
+from tuner.errors import BadInput
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import read_part
-from tuner.problems.results import Status
-from tuner.store.database import Database
-from tuner.store.rows import read_winner
+from tuner.problems.results import Status, Trial
+from tuner.store.database import Queries
+from tuner.store.rows import read_trial, read_winner
 from tuner.store.store import SELECT_WINNERS, by_point
-from tuner.store.tables import POINT_COLUMNS, environments, problems, trials, winners
+from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
+
+# Part, batch size, new tokens, cached tokens, config key, backend.
+TrialCursor = tuple[str, int, int, int, str, str]
 
 
-class ResultStore(Database):
+class ResultStore(Queries):
     """Reads results, and withdraws them.
 
     Methods are single transactions; a failing database raises UnusableStore.
@@ -49,6 +53,25 @@ class ResultStore(Database):
                 )
             )
             return done.rowcount
+
+    def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
+        """A page of a run's trials, in order of part, size and configuration."""
+        place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key", "backend")]
+        query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
+        if after is not None:
+            query = query.where(tuple_(*place) > after)
+        with self._read() as connection:
+            return [read_trial(row) for row in connection.execute(query).mappings()]
+
+    def winners_of(self, run_id: int) -> Sequence[Winner]:
+        """The winners for a run's problem in its environment, from that run or a later one."""
+        same = (runs.c.environment_id == winners.c.environment_id) & (
+            runs.c.problem_id == winners.c.problem_id
+        )
+        query = SELECT_WINNERS.join(runs, same).where(runs.c.id == run_id)
+        query = query.order_by(*by_point(), winners.c.status)
+        with self._read() as connection:
+            return [read_winner(row) for row in connection.execute(query).mappings()]
 
     def trial_counts(self, run_id: int) -> dict[Status, int]:
         """The number of a run's trials by their status."""
@@ -88,3 +111,18 @@ class ResultStore(Database):
 def _columns(point: Point) -> tuple[str | int, ...]:
     """A point's values of POINT_COLUMNS."""
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens
+
+
+def trial_cursor(trial: Trial) -> TrialCursor:
+    """The cursor with which `ResultStore.trials` continues after a trial."""
+    tried = trial.candidate
+    point, last = tried.point, (tried.config.key, tried.backend)
+    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, *last
+
+
+def parse_trial_cursor(values: object) -> TrialCursor:
+    """A cursor from JSON. Raises BadInput."""
+    match values:
+        case [str(part), int(size), int(new), int(cached), str(key), str(backend)]:
+            return read_part(part).value, size, new, cached, key, backend
+    raise BadInput("not a place in a list of trials")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
-from tuner.store.database import Clock, Database, insert_into, utc_now
+from tuner.store.database import Queries, insert_into
 from tuner.store.tables import served_proofs
 
 
@@ -28,15 +28,8 @@ class StoredProof:
     created_at: datetime
 
 
-_SELECT = select(*(served_proofs.c[field.name] for field in fields(StoredProof)))
-
-
-class ServedProofStore(Database):
+class ServedProofStore(Queries):
     """Stores proofs, each method in one transaction. Raises UnusableStore."""
-
-    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Store a report."""
@@ -44,7 +37,7 @@ class ServedProofStore(Database):
         row = {**{name: report[name] for name in names}, "report": dict(report)}
         with self._write() as connection:
             insert = insert_into(connection, served_proofs)
-            connection.execute(insert, {**row, "created_at": self._clock()})
+            connection.execute(insert, {**row, "created_at": self._now()})
 
     def proofs(
         self,
@@ -63,11 +56,11 @@ class ServedProofStore(Database):
             "engine": engine,
             "engine_version": engine_version,
         }
-        query = _SELECT.order_by(served_proofs.c.id.desc()).limit(limit)
+        query = select(served_proofs).order_by(served_proofs.c.id.desc()).limit(limit)
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(served_proofs.c[name] == value)
         if after is not None:
             query = query.where(served_proofs.c.id < after)
         with self._read() as connection:
-            return [StoredProof(*row) for row in connection.execute(query)]
+            return [StoredProof(**row) for row in connection.execute(query).mappings()]

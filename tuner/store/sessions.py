@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Engine, ScalarSelect, delete, select, update
+from sqlalchemy import ColumnElement, ScalarSelect, delete, select, update
 
 from tuner.errors import BadInput, UnusableStore
-from tuner.store.api_key import ApiKey, read_key
-from tuner.store.database import Clock, Database, insert_into, utc_now
-from tuner.store.job_tables import api_keys, sessions
-from tuner.store.key_text import key_hash
+from tuner.store.api_key import ApiKey, key_hash, read_key
+from tuner.store.database import Queries, insert_into
+from tuner.store.tables import api_keys, sessions
 
 LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
 IDLE = timedelta(days=1)  # and without a request no longer than that
@@ -30,19 +29,15 @@ class Session:
     own: bool  # whether it is the session that asks
 
 
-class SessionStore(Database):
+class SessionStore(Queries):
     """Stores sessions. Methods are single transactions; a failing database raises UnusableStore."""
-
-    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def start(self, name: str) -> str:
         """Begin a session of the unrevoked key of that name. Returns the token for its cookie.
 
         Sessions that have expired are deleted. Raises BadInput where no key has that name.
         """
-        token, now = secrets.token_urlsafe(32), self._clock()
+        token, now = secrets.token_urlsafe(32), self._now()
         mine = select(api_keys.c.id).where(api_keys.c.name == name, api_keys.c.revoked_at.is_(None))
         with self._write() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
@@ -77,7 +72,7 @@ class SessionStore(Database):
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             return None
-        ends_at = min(row["began_at"] + LASTS, self._clock() + IDLE)
+        ends_at = min(row["began_at"] + LASTS, self._now() + IDLE)
         if ends_at - row["ends_at"] >= USED_EVERY:
             # A full disk must not stop those who only read.
             with contextlib.suppress(UnusableStore), self._write() as connection:
@@ -87,7 +82,7 @@ class SessionStore(Database):
     def hashes(self) -> frozenset[str]:
         """The hashes (`key_hash`) of all sessions that have not ended, and whose keys have not."""
         query = select(sessions.c.token_hash).join(api_keys, sessions.c.key_id == api_keys.c.id)
-        key_valid = api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > self._clock())
+        key_valid = api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > self._now())
         with self._read() as connection:
             found = connection.execute(query.where(self._valid(), key_valid))
             return frozenset(found.scalars())
@@ -97,7 +92,7 @@ class SessionStore(Database):
         mine = sessions.c.token_hash == key_hash(token)
         query = (
             select(sessions)
-            .where(sessions.c.key_id == _key_of(token), sessions.c.expires_at > self._clock())
+            .where(sessions.c.key_id == _key_of(token), sessions.c.expires_at > self._now())
             .order_by(sessions.c.created_at.desc(), sessions.c.token_hash)
             .add_columns(mine.label("own"))
         )
@@ -121,7 +116,7 @@ class SessionStore(Database):
             connection.execute(delete(sessions).where(mine))
 
     def _valid(self) -> ColumnElement[bool]:
-        return api_keys.c.revoked_at.is_(None) & (sessions.c.expires_at > self._clock())
+        return api_keys.c.revoked_at.is_(None) & (sessions.c.expires_at > self._now())
 
 
 def _key_of(token: str) -> ScalarSelect[int]:

@@ -25,8 +25,7 @@ from sqlalchemy.sql.dml import ReturningInsert
 from tuner.jobs.job import Job, JobRequest, JobState, Priority, Submitted
 from tuner.store.database import Clock, utc_now
 from tuner.store.job_rows import append_event, new_job, new_job_row, read_job, update_job
-from tuner.store.job_tables import IS_COALESCIBLE, job_events, jobs
-from tuner.store.tables import UtcDateTime
+from tuner.store.tables import IS_COALESCIBLE, UtcDateTime, job_events, jobs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Engine,
     RowMapping,
     and_,
     delete,
@@ -21,19 +20,15 @@ from sqlalchemy import (
 from tuner.errors import UnknownWorker, did_you_mean
 from tuner.jobs.job import HELD
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus
-from tuner.store.database import Clock, Database, insert_into, time_of
-from tuner.store.job_tables import jobs, workers
+from tuner.store.database import Queries, insert_into
 from tuner.store.rows import storable
+from tuner.store.tables import jobs, workers
 
 _HELD = [state.value for state in HELD]
 
 
-class WorkerStore(Database):
+class WorkerStore(Queries):
     """Stores workers. Methods are single transactions; a failing database raises UnusableStore."""
-
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
-        super().__init__(engine)
-        self._clock = clock
 
     def beat(self, info: WorkerInfo) -> WorkerState:
         """Say that a worker lives and what it can do. Returns its state as stored.
@@ -41,7 +36,7 @@ class WorkerStore(Database):
         It is `ACTIVE` at first. An operator may have changed it since.
         """
         with self._write() as connection:
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             seen: dict[str, Any] = {"engines": list(info.engines), "seen_at": now}
             insert = insert_into(connection, workers).values(
                 id=info.id,
@@ -76,7 +71,7 @@ class WorkerStore(Database):
         own = held.where(jobs.c.owner == workers.c.id).correlate(workers).scalar_subquery()
         query = select(workers, own.label("job_id"))
         with self._read() as connection:
-            now = time_of(connection, self._clock)
+            now = self._now(connection)
             if living:
                 query = query.where(is_alive(now))
             query = query.order_by(workers.c.host, workers.c.name, workers.c.started_at)
@@ -96,13 +91,13 @@ class WorkerStore(Database):
     def forget(self, older_than: timedelta = FORGET_AFTER) -> int:
         """Delete the workers that were not seen for so long, and return their number."""
         with self._write() as connection:
-            old = workers.c.seen_at < time_of(connection, self._clock) - older_than
+            old = workers.c.seen_at < self._now(connection) - older_than
             return connection.execute(delete(workers).where(old)).rowcount
 
     def _change(self, name: str, **values: object) -> Sequence[str]:
         called = or_(workers.c.id == name, workers.c.name == name, workers.c.host == name)
         with self._write() as connection:
-            alive = is_alive(time_of(connection, self._clock))
+            alive = is_alive(self._now(connection))
             change = update(workers).where(called, alive).values(**values)
             changed = connection.execute(change.returning(workers.c.id)).scalars().all()
             if not changed:

@@ -6,20 +6,23 @@ import json
 from pathlib import Path
 
 from tuner.deploy.bench_report.compare import Comparison, compare
-from tuner.deploy.bench_report.origin import RunDetails, read_origin
 from tuner.deploy.bench_report.page import headline, render_page, render_run_page
 from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
-from tuner.deploy.bench_report.readers import read_results, read_samples
-from tuner.deploy.bench_report.summary import (
+from tuner.deploy.bench_report.readers import RunDetails, read_origin, read_results, read_samples
+from tuner.deploy.bench_report.tables import (
     Summary,
+    as_dict,
+    render_csv,
     render_summary,
+    render_text,
+    save_runs,
     summarise,
     summary_csv,
     summary_dict,
     summary_markdown,
 )
-from tuner.deploy.bench_report.tables import as_dict, render_csv, render_text, save_runs, write_all
 from tuner.draw.files import picture_files
+from tuner.export.files import write_all
 
 __all__ = [
     "RunDetails",
@@ -78,5 +81,5 @@ def write_report(
 
 def _write(out: Path, files: dict[str, bytes]) -> list[Path]:
     paths = {out / name: data for name, data in files.items()}
-    write_all(paths)
+    write_all(out, paths)
     return list(paths)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tuner.deploy.bench_report.compare import Comparison, Pair
-from tuner.deploy.bench_report.summary import Summary, summary_rows
-from tuner.deploy.bench_report.tables import by_metric, spread_text, unpaired
+from tuner.deploy.bench_report.tables import Summary, by_metric, spread_text, summary_rows, unpaired
 from tuner.draw.page import html_page
 from tuner.draw.shapes import Drawing
 from tuner.draw.svg import joined

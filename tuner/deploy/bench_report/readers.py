@@ -2,6 +2,9 @@
 
 The formats are those of sglang's bench_serving (0.4.4 to 0.5.23) and of vLLM's `bench serve`. A
 file may hold several runs in several formats; each reader takes the lines that it knows.
+
+bench_serving's JSON of vLLM says the model and the date; its printed arguments and a server's
+first lines say the model; a server's lines say dates, and config files' names say the GPU.
 """
 
 from __future__ import annotations
@@ -13,10 +16,125 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.decode_log import Pauses, decode_line
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
-from tuner.deploy.bench_report.values import mean, number_of, samples_of, serving_key, whole_number
+from tuner.deploy.bench_report.samples import (
+    Key,
+    LoadKind,
+    Sample,
+    mean,
+    number_of,
+    samples_of,
+    serving_key,
+    whole_number,
+)
 from tuner.errors import MalformedBenchmark
+
+_DECODE = re.compile(
+    r"Decode batch.*?#running-req: (\d{1,9}),.*gen throughput \(token/s\): ([0-9.]{1,20})"
+)
+# A prompt comes to an idle server. sglang divides the tokens of the next decode line by the time
+# since the last decode line, so its throughput counts the time without requests.
+_PREFILL = re.compile(r"Prefill batch\b.*?#running-req: (\d{1,9}),")
+_RANK = re.compile(r"\b(?:DP\d+ )?(?:TP|PP)\d+[^\]]*")
+
+
+class Pauses:
+    """Tells the decode lines that count time without requests, for each rank of a log."""
+
+    def __init__(self) -> None:
+        self.paused: set[str] = set()  # ranks whose next decode line is the first after a pause
+        self.left_out = 0
+
+    def feed(self, line: str) -> None:
+        match = _PREFILL.search(line)
+        if match and match.group(1) == "0":
+            self.paused.add(_rank(line))
+
+    def counts(self, line: str) -> bool:
+        """Whether a decode line counts a pause."""
+        rank = _rank(line)
+        if rank not in self.paused:
+            return False
+        self.paused.discard(rank)
+        self.left_out += 1
+        return True
+
+
+def _rank(line: str) -> str:
+    found = _RANK.search(line[:100])
+    return found.group() if found else ""
+
+
+def decode_line(line: str, source: str) -> list[Sample]:
+    """The throughput that a line of a log says; none if it is no decode line."""
+    match = _DECODE.search(line)
+    if not match:
+        return []
+    key = Key(LoadKind.DECODE, int(match.group(1)))
+    return samples_of(key, {"decode_throughput": match.group(2)}, source)
+
+
+_MODEL = re.compile(
+    r"""["']?\b(?:model_id|model_path|model)["']?\s*[=:]\s*["']([^"'\s]{1,200})["']"""
+)
+_DEVICE = re.compile(r"\bdevice_name=([A-Za-z0-9_]{2,60})")
+# "2025-03-01 12:00:00" of a server's line; "20250301-120000" of vLLM's JSON.
+_DATE = re.compile(
+    r"""[\["'](20\d\d)-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])[ T-]\d\d:?\d\d:?\d\d"""
+)
+_LONGEST = 100_000  # characters of a line that are looked at
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """What is known; empty fields are not known."""
+
+    model: str = ""
+    device: str = ""
+    date: str = ""  # YYYY-MM-DD, of the first line that has one
+
+    def or_else(self, other: RunDetails) -> RunDetails:
+        """This, with what is missing taken from another."""
+        return RunDetails(
+            self.model or other.model, self.device or other.device, self.date or other.date
+        )
+
+    @property
+    def title(self) -> str:
+        """E.g. "DeepSeek-R1 on NVIDIA_H200, 2026-11-22"; empty where nothing is known."""
+        on = f"{self.model} on {self.device}" if self.model and self.device else ""
+        return ", ".join(part for part in (on or self.model or self.device, self.date) if part)
+
+
+def read_origin(path: Path) -> RunDetails:
+    """What a file says, or the files of a folder together. Raises MalformedBenchmark."""
+    found = RunDetails()
+    try:
+        for file in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                found = found.or_else(parse_origin(lines))
+    except OSError as error:
+        raise MalformedBenchmark(f"{path} cannot be read: {error.strerror}") from None
+    return found
+
+
+def parse_origin(lines: Iterable[str]) -> RunDetails:
+    """What the lines say. The first mention of each counts."""
+    found = RunDetails()
+    for line in lines:
+        if found.model and found.device and found.date:
+            break
+        found = found.or_else(_of_line(line[:_LONGEST]))
+    return found
+
+
+def _of_line(line: str) -> RunDetails:
+    model, device, date = (pattern.search(line) for pattern in (_MODEL, _DEVICE, _DATE))
+    return RunDetails(
+        model.group(1).rstrip("/").rpartition("/")[2] if model else "",
+        device.group(1) if device else "",
+        "-".join(date.groups()) if date else "",
+    )
+
 
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
 _TABLE_END = re.compile(r"^={20,}\s*$")

@@ -10,21 +10,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bundle.advice import advice_notes, advised_winners
 from tuner.deploy.bundle.archive import BundleFile, pack
-from tuner.deploy.bundle.attention import attention_notes, usable_winners
-from tuner.deploy.bundle.commands import node_commands
+from tuner.deploy.bundle.commands import environment_notes, node_commands, node_environments
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
-from tuner.deploy.bundle.dispatch import dispatch_notes, server_flags
-from tuner.deploy.bundle.environment import environment_notes, node_environments
-from tuner.deploy.bundle.fabric import fabric_program, fabric_script
 from tuner.deploy.bundle.keys import (
     AskedFile,
     Keys,
     asked_files,
     compare_keys,
+    dispatch_notes,
     file_names,
     refuse_other_files,
+    server_flags,
 )
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
@@ -37,9 +34,15 @@ from tuner.deploy.bundle.manifest import (
     manifest_text,
     sums_text,
 )
+from tuner.deploy.bundle.notes import (
+    advice_notes,
+    advised_winners,
+    attention_notes,
+    served_files,
+    usable_winners,
+)
 from tuner.deploy.bundle.readme import readme_text
-from tuner.deploy.bundle.scripts import bare_script, docker_script
-from tuner.deploy.bundle.served import served_files
+from tuner.deploy.bundle.scripts import bare_script, docker_script, fabric_program, fabric_script
 from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import PreflightReport, build_single_file

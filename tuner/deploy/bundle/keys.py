@@ -10,20 +10,65 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.deploy.bundle.configs import TunedFile
-from tuner.deploy.bundle.dispatch import served_model, served_version, server_flags
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
-from tuner.engines.dispatch import flags_of, what_runs
+from tuner.engines.dispatch import engine_runs, flags_of, of_class, what_runs
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import read_flags, unfusing_flag
-from tuner.errors import ExportRefused, UnsupportedKernel
+from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.targets import resolve_all
+from tuner.limited_file import read_limited
+from tuner.models.fields import MAX_BYTES
 from tuner.models.serving import Serving
+from tuner.models.table import class_of, find_preset
 from tuner.problems.points import Problem
+from tuner.problems.records import Winner
 from tuner.problems.registry import Family, families, family_of
+
+
+def server_flags(cluster: Cluster) -> dict[str, str]:
+    """The flags and variables of the cluster's servers, and the class of their model.
+
+    Nodes' own variables are left aside.
+    """
+    ranks = {"--ep-size": str(cluster.parallel.ep)}
+    flags = {**cluster.environment, **ranks, **flags_of(cluster.engine.flags)}
+    try:
+        return of_class(flags, class_of(served_model(cluster)))
+    except UnknownModel:
+        return flags
+
+
+def served_model(cluster: Cluster) -> str | bytes:
+    """Return the bytes of the model's config.json, or the name of a preset. Raises UnknownModel."""
+    model = cluster.model
+    if model.config:
+        return read_limited(model.config, MAX_BYTES, "config.json", MalformedCheckpoint)
+    try:
+        return find_preset(model.path.rstrip("/").rpartition("/")[2]).name
+    except UnknownModel:
+        return find_preset(model.name).name
+
+
+def served_version(cluster: Cluster, engine: Engine) -> str:
+    """The version of the cluster's engine, or that of `engine` where the cluster names none."""
+    return cluster.engine.release or engine.version
+
+
+def dispatch_notes(
+    winners: Sequence[Winner], cluster: Cluster, engine: Engine, device: Device
+) -> list[str]:
+    """One line for each kernel that the problems of the winners run.
+
+    Without a version, the rules of the newest release count that was read.
+    """
+    problems = (winner.problem for winner in winners)
+    version, flags = served_version(cluster, engine), server_flags(cluster)
+    answers = engine_runs(cluster.engine.name, version, problems, device, flags)
+    return [runs.line() for runs in answers]
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import Any
 
 from tuner.deploy.bundle.commands import (
     Command,
+    differing,
     one_line,
     ray_head,
     ray_worker,
     sglang_command,
     vllm_command,
 )
-from tuner.deploy.bundle.environment import differing
 from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.bundle.scripts import HUB_CACHE, MOUNTED, is_folder, uses_rdma
 from tuner.deploy.cluster import Cluster

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from tuner.deploy.bundle.commands import endpoint
-from tuner.deploy.bundle.environment import has_attention
+from tuner.deploy.bundle.commands import endpoint, has_attention
 from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
 from tuner.deploy.bundle.manifest import CONFIGS

@@ -19,12 +19,24 @@ from tuner.deploy.load_proof.deployed import (
     is_deployed,
     read_deployed,
 )
-from tuner.deploy.load_proof.messages import is_cut, read_hooks, read_load, read_overrides
-from tuner.deploy.load_proof.network import Network
-from tuner.deploy.load_proof.plugin import PluginLines
-from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, Hook, LoadProof, Override, merged
+from tuner.deploy.load_proof.messages import (
+    PluginLines,
+    is_cut,
+    read_hooks,
+    read_load,
+    read_overrides,
+)
+from tuner.deploy.load_proof.proof import (
+    PLUGINS,
+    FileLoad,
+    Hook,
+    LoadProof,
+    Network,
+    Override,
+    merged,
+    other_server,
+)
 from tuner.deploy.load_proof.render import render_proof
-from tuner.deploy.load_proof.steps import other_server
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of
 from tuner.errors import UnreadableLog

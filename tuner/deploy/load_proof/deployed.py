@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.archive import LARGEST_ARCHIVE
-from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
-from tuner.deploy.bundle.verify import check_bundle, read_at_most
+from tuner.deploy.bundle.manifest import CONFIGS, NAME, check_bundle, read_at_most, read_manifest
 from tuner.errors import BadInput
 from tuner.export.files import PROVENANCE, sidecar_of
 from tuner.problems.results import Status, counted

@@ -2,16 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, FileOrigin
-from tuner.deploy.load_proof.network import Network
-from tuner.deploy.load_proof.steps import other_server, tuning_steps
+from tuner.devices.table import find_device
 from tuner.engines.logs.facts import Facts
+from tuner.engines.logs.served import CompletedHints, Hints
+from tuner.errors import UnknownDevice
+
+_USING = re.compile(r"NET/(IB|Socket) ?: Using (.*?)(?:; OOB ([^:\s]+):|$)")
+_DEVICE = re.compile(r"\[\d+\]([^:\s]+):\d+/")
+_NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (\w+)")
+_VIA = re.compile(r"via NET/(\w+)/\d+(?:\([^)]*\))?(/GDRDMA)?")
+_READY = re.compile(
+    r"The server is fired up and ready to roll|Application startup complete|Uvicorn running on http"
+)
+SOCKET = "Socket"
+
+
+@dataclass
+class Network:
+    """What a log says about the network between nodes, and whether the server is ready.
+
+    NCCL writes with NCCL_DEBUG=INFO, as in these lines of NCCL 2.21:
+
+        NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE [1]mlx5_2:1/RoCE [RO]; OOB xgbe0:10.63.65.207<0>
+        NCCL INFO Using network IB
+        NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+    """
+
+    names: dict[str, str] = field(default_factory=dict)  # network -> FILE:LINE that says so
+    devices: dict[str, None] = field(default_factory=dict)  # RDMA devices, in order
+    control: dict[str, None] = field(default_factory=dict)  # interfaces of out-of-band traffic
+    direct: int = 0  # channels with GPUDirect RDMA
+    staged: int = 0  # channels over the network without it
+    ready: str = ""  # FILE:LINE
+
+    def read(self, line: str, where: str) -> None:
+        """Take a line of a log; lines about other things change nothing."""
+        if _READY.search(line):
+            self.ready = self.ready or where
+        if "NCCL" not in line:
+            return
+        if using := _USING.search(line):
+            self.devices.update(dict.fromkeys(_DEVICE.findall(using[2])))
+            if using[3]:
+                self.control[using[3]] = None
+        if network := _NETWORK.search(line):
+            self.names.setdefault(network[1], where)
+        if via := _VIA.search(line):
+            self.names.setdefault(via[1], where)
+            self.direct += via[2] is not None
+            self.staged += via[2] is None
+
+    @property
+    def sockets(self) -> str:
+        """The line in which NCCL takes TCP sockets; empty where it does not."""
+        return self.names.get(SOCKET, "")
+
+
+def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterator[str]:
+    """Sentences, and commands that begin with "$ ", for the missing files that `logs` name, and
+    with `decode` for decode attention.
+    """
+    server = CompletedHints(Hints(), facts)
+    name, commands = server.engine_name(), []
+    if missing := list(logs):
+        if lacks := server.missing(name) or _old(server, name):
+            yield f"missing files: {lacks}"
+        else:
+            commands += [f"tune {shlex.quote(str(log))} {server.options(name)}" for log in missing]
+    if decode:
+        model = server.target()
+        if lacks := server.missing(name, model=True):
+            yield f"decode attention: {lacks}"
+        else:
+            if not model:
+                yield f"copy the config.json of {server.model} to this folder"
+            target = shlex.quote(model or "config.json")
+            commands.append(f"tune {target} --attention --tp {server.tp} {server.options(name)}")
+    yield from (f"$ tuner {command}" for command in commands)
+    if commands:
+        yield f"$ tuner export {server.options(name)}"
+
+
+def _old(server: CompletedHints, name: str) -> str:
+    """A sentence where only "before a release" is known: newer ones look for other files."""
+    before = server.facts.get(f"{name}_before")
+    if not before or server.version(name):
+        return ""
+    return (
+        f"The paths are of a release before {name} {before}, and newer ones look for other files: "
+        "the command needs the release, which the text does not say."
+    )
+
+
+def other_server(facts: Facts, made_for: Mapping[str, str]) -> Iterator[str]:
+    """A line for each fact of the log in which the files were made for another server."""
+    for name, wanted in made_for.items():
+        fact = facts.known.get(name)
+        if fact is None or _same(name, fact.value, wanted):
+            continue
+        yield (
+            f"the log says {name} {fact.value} ({fact.where}), and the files are for "
+            f"{name} {wanted}"
+        )
+
+
+def _same(name: str, said: str, made_for: str) -> bool:
+    if name == "device":
+        try:
+            return find_device(said) == find_device(made_for)
+        except UnknownDevice:
+            return False
+    return said.partition("+")[0] == made_for.partition("+")[0]
+
 
 EVERY_KEY = "every key"
 ATTENTION, GEMM = "attention", "gemm"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.deploy.load_proof.deployed import FileOrigin
-from tuner.deploy.load_proof.network import Network
-from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof
+from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof, Network
 from tuner.render import printable
 
 

@@ -5,7 +5,7 @@ the standard library, and use only syntax of Python 3.8.
 """
 
 from tuner.deploy.preflight.capture import capture
-from tuner.deploy.preflight.expected import Expected
+from tuner.deploy.preflight.facts import Expected
 from tuner.deploy.preflight.main import check_here, parse_nodes
 from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.deploy.preflight.single_file import build_single_file

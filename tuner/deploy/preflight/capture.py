@@ -15,19 +15,16 @@ import subprocess
 from pathlib import Path
 
 from tuner.deploy.preflight.facts import CheckpointFiles, Node
-from tuner.deploy.preflight.gpus import parse_nvidia_smi, parse_topology
-from tuner.deploy.preflight.kernel import parse_kernel
+from tuner.deploy.preflight.gpus import parse_kernel, parse_nvidia_smi, parse_topology
 from tuner.deploy.preflight.network import (
     parse_ahosts,
     parse_environment,
-    parse_ip_addr,
-    parse_ip_route,
-    parse_listeners,
-)
-from tuner.deploy.preflight.rdma import (
     parse_ibdev2netdev,
     parse_ibstat,
     parse_ibv_devinfo,
+    parse_ip_addr,
+    parse_ip_route,
+    parse_listeners,
     parse_show_gids,
     read_sysfs,
 )

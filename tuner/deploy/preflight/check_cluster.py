@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tuner.deploy.preflight.check_topology import PcieSwitch, misplaced_finding
-from tuner.deploy.preflight.expected import Expected
-from tuner.deploy.preflight.facts import Finding, Node, Severity, joined
+from tuner.deploy.preflight.check_gpus import PcieSwitch, misplaced_finding
+from tuner.deploy.preflight.facts import Expected, Finding, Node, Severity, joined
 from tuner.deploy.preflight.links import NodeLinks, common_gid_index, gid_indexes, is_infiniband
 
 _EQUAL = {

@@ -1,11 +1,316 @@
-"""Checks of a node's GPUs: their number, their PCIe links, and whether the weights fit."""
+"""Checks of a node's GPUs: their number and links, the weights, the NICs that serve them.
+
+Source of what GPUDirect RDMA needs: NVIDIA's NCCL documentation, "Troubleshooting" (GPU-to-NIC
+communication, PCI access control services), and the Linux driver's documentation of nvidia-peermem
+and dma-buf.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from tuner.deploy.preflight.expected import Expected, ExpectedNode
-from tuner.deploy.preflight.facts import Finding, Node, NodeGpu
+from tuner.deploy.preflight.facts import (
+    Expected,
+    ExpectedNode,
+    Finding,
+    Node,
+    NodeGpu,
+    Topology,
+    joined,
+    natural,
+)
+from tuner.deploy.preflight.links import NodeLinks, card_of
+
+Card = tuple[str, ...]  # the RDMA devices of a card
+# Relations of two devices on one PCIe switch, or on one processor socket.
+SWITCH = ("PIX", "PXB")
+SOCKET = ("PIX", "PXB", "PHB", "NODE")
+THROUGH = {  # the words of nvidia-smi's legend
+    "PHB": "through the PCIe host bridge (PHB)",
+    "NODE": "through host bridges of its NUMA node (NODE)",
+    "SYS": "through the link between NUMA nodes (SYS)",
+    "SOC": "through the link between processors (SOC)",
+}
+
+
+@dataclass
+class PcieSwitch:
+    """The GPUs and the RDMA devices below one PCIe switch (or one socket)."""
+
+    gpus: list[str]
+    nics: list[str]
+    kind: str = "switch"
+
+    def __str__(self) -> str:
+        return f"the {self.kind} of {joined(self.gpus)}" if self.gpus else f"no GPU's {self.kind}"
+
+
+def find_switches(
+    topology: Topology, devices: tuple[str, ...], kinds: tuple[str, ...] = SWITCH
+) -> list[PcieSwitch]:
+    """The switches with a GPU; some may have no RDMA device. Empty where no NIC is near a GPU.
+
+    NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as one switch.
+    """
+    nics = [n for n in topology.nics if n in devices]
+    if not any(topology.near(g, n, kinds) for g in topology.gpus for n in nics):
+        return []
+    switches: list[PcieSwitch] = []
+    for gpu in topology.read_gpus:
+        near = [n for n in nics if topology.near(gpu, n, kinds)]
+        same = [
+            s
+            for s in switches
+            if any(topology.near(gpu, g, kinds) for g in s.gpus) or any(n in s.nics for n in near)
+        ]
+        merged = PcieSwitch([gpu], near, "switch" if kinds == SWITCH else "socket")
+        for switch in same:
+            merged.gpus += switch.gpus
+            merged.nics += [n for n in switch.nics if n not in merged.nics]
+            switches.remove(switch)
+        switches.append(merged)
+    return switches
+
+
+def misplaced(node: Node, links: NodeLinks) -> list[tuple[Card, PcieSwitch, PcieSwitch]]:
+    """(card, the switch that it is under, the switch that lacks it) for each misplaced card.
+
+    A switch's share of the devices is in proportion to its GPUs. A card is misplaced where one
+    switch has less than its share, and the card is under a switch with more, or under none. The
+    management link's card stays where it is. With fewer devices than switches, sockets are
+    compared instead.
+    """
+    devices = movable(node, links)
+    switches = find_switches(node.topology, devices)
+    present = [d for d in devices if d in node.topology.nics]
+    if len(present) < len(switches):
+        switches = find_switches(node.topology, devices, SOCKET)
+    if len({len(s.nics) / len(s.gpus) for s in switches}) < 2:
+        return []  # evenly spread: other devices serve another purpose
+    gpus = sum(len(s.gpus) for s in switches)
+    placed = {n for s in switches for n in s.nics}
+    nowhere = [d for d in present if d not in placed]
+    total = len(placed) + len(nowhere)
+    found = []
+    for lacking in switches:
+        while len(lacking.nics) < total * len(lacking.gpus) // gpus:
+            taken = _surplus(node, switches, nowhere, total, gpus)
+            if taken is None:
+                break
+            card, origin = taken
+            before = PcieSwitch(list(origin.gpus), list(origin.nics), lacking.kind)
+            found.append((card, before, lacking))
+            for device in card:
+                origin.nics.remove(device)
+                lacking.nics.append(device)
+    return found
+
+
+def movable(node: Node, links: NodeLinks) -> Card:
+    """The devices for collectives that are not on the management link's card."""
+    fixed = card_of(node, links.device) if links.device else ()
+    # The topology names devices too, if nothing else of them was captured.
+    return tuple(d for d in links.compute or node.topology.nics if d not in fixed)
+
+
+def _surplus(
+    node: Node, switches: list[PcieSwitch], nowhere: list[str], total: int, gpus: int
+) -> tuple[Card, PcieSwitch] | None:
+    """A card to move: one under no GPU's switch, or the last of the fullest switch."""
+    if nowhere:
+        origin, device = PcieSwitch([], nowhere), nowhere[0]
+    else:
+        origin = max(switches, key=lambda s: len(s.nics) / len(s.gpus))
+        if len(origin.nics) <= -(-total * len(origin.gpus) // gpus):  # its share, rounded up
+            return None
+        device = max(origin.nics, key=natural)
+    return tuple(d for d in card_of(node, device) if d in origin.nics), origin
+
+
+def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
+    """Every finding about misplaced devices, and about switches without devices."""
+    wrong = misplaced(node, links)
+    for card, origin, lacking in wrong:
+        yield misplaced_finding(node, card, origin, lacking)
+    if wrong:
+        return
+    yield from _unused(node, links)
+    switches = find_switches(node.topology, _named(node, links))
+    if not switches:
+        yield from _nowhere_near(node)
+    bare = [s for s in switches if not s.nics]
+    if bare:
+        yield node.warning(
+            "too-few-hcas",
+            f"{sum(len(s.nics) for s in switches)} RDMA devices for {len(switches)} PCIe switches "
+            "with GPUs: none under "
+            + "; ".join(str(s) for s in bare)
+            + "".join(f"; {words}" for words in distances(node.topology, bare)),
+            "add an RDMA card below each such switch, or expect these GPUs' traffic to cross the "
+            "CPU and share another GPU's card",
+            tuple(node.topology.lines.get(g, g) for s in bare for g in s.gpus),
+        )
+    yield from _uneven(node, switches)
+
+
+def _named(node: Node, links: NodeLinks) -> Card:
+    """The devices for collectives; those of the topology where no other capture names any."""
+    return links.compute or node.topology.nics
+
+
+def distances(topology: Topology, switches: list[PcieSwitch]) -> Iterator[str]:
+    """Through what the GPUs of switches without devices reach the nearest one."""
+    found: dict[str, list[str]] = {}
+    for gpu in (gpu for switch in switches for gpu in switch.gpus):
+        found.setdefault(topology.nearest(gpu)[0], []).append(gpu)
+    for kind, gpus in found.items():
+        if kind in THROUGH:
+            yield f"{joined(gpus)} reach{'' if len(gpus) > 1 else 'es'} one {THROUGH[kind]}"
+
+
+def _nowhere_near(node: Node) -> Iterator[Finding]:
+    """A finding for a node on which no GPU shares a PCIe switch with a device."""
+    topology = node.topology
+    if not topology.nics or not topology.read_gpus:
+        return
+    nearest = {gpu: topology.nearest(gpu)[0] for gpu in topology.read_gpus}
+    far = [PcieSwitch([gpu], []) for gpu, kind in nearest.items() if kind not in SOCKET]
+    every = [PcieSwitch([gpu], []) for gpu in nearest]
+    words = "; ".join(distances(topology, every))
+    report = node.warning if far and len(far) < len(every) else node.info
+    yield report(
+        "no-near-hca",
+        f"no RDMA device shares a PCIe switch with a GPU: {words}",
+        "nothing to do on a machine without PCIe switches; otherwise put the RDMA cards into slots "
+        "below the GPUs' switches",
+        tuple(topology.lines[gpu] for gpu in topology.read_gpus if gpu in topology.lines),
+    )
+
+
+def far_devices(node: Node, links: NodeLinks) -> list[str]:
+    """Devices that are under no GPU's switch, where every GPU's switch has other devices; and the
+    other ports of the management link's card, where other devices work.
+    """
+    others = movable(node, links)
+    ports = [d for d in links.compute if d not in others and any(u in others for u in links.usable)]
+    listed = _named(node, links)
+    switches = find_switches(node.topology, listed)
+    if not switches or not all(s.nics for s in switches):
+        return ports
+    placed = {n for s in switches for n in s.nics}
+    nics = node.topology.nics
+    return [d for d in listed if d in ports or (d in nics and d not in placed)]
+
+
+def _unused(node: Node, links: NodeLinks) -> Iterator[Finding]:
+    far = far_devices(node, links)
+    if far:
+        yield node.info(
+            "hca-far",
+            f"left out of NCCL_IB_HCA: {joined(far)}, under no GPU's PCIe switch or on the card of "
+            "the management link",
+            "nothing to do, unless it was meant for collectives",
+            tuple(node.topology.lines[d] for d in far if d in node.topology.lines),
+        )
+
+
+def _uneven(node: Node, switches: list[PcieSwitch]) -> Iterator[Finding]:
+    ratios = {len(s.nics) / len(s.gpus) for s in switches if s.nics}
+    if len(ratios) > 1:
+        fewest = min((s for s in switches if s.nics), key=lambda s: len(s.nics) / len(s.gpus))
+        yield node.warning(
+            "too-few-hcas",
+            f"{fewest} has {len(fewest.nics)} RDMA devices, others have more for each GPU",
+            "the slowest switch sets the pace: spread the cards evenly",
+            tuple(node.topology.lines.get(g, g) for g in fewest.gpus),
+        )
+
+
+def misplaced_finding(node: Node, card: Card, origin: PcieSwitch, lacking: PcieSwitch) -> Finding:
+    """The finding for one misplaced card."""
+    numa = node.topology.numa.get(lacking.gpus[0], "")
+    target = f"{lacking}{f' (NUMA node {numa})' if numa else ''}"
+    others = [n for n in origin.nics if n not in card] if origin.gpus else []
+    either = f" (or one of {joined(others)}, which share it)" if others else ""
+    ports = f"{joined(card)} are" if len(card) > 1 else f"{card[0]} is"
+    moved = f"the card of {joined(card)}" if len(card) > 1 else card[0]
+    rows = [*card, *sorted(lacking.gpus, key=natural)]
+    return node.error(
+        "nic-wrong-switch",
+        f"{ports} under {origin}, while {lacking} has fewer RDMA devices than its share",
+        f"move {moved}{either} to a slot below {target}; until then leave {joined(card)} out of "
+        "NCCL_IB_HCA",
+        tuple(node.topology.lines[r] for r in rows if r in node.topology.lines),
+    )
+
+
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_DMA_BUF = (5, 12)  # the first kernel release with dma-buf for peer memory
+_MOST_BRIDGES = 8
+
+
+def check_gpudirect(node: Node, links: NodeLinks) -> Iterator[Finding]:
+    """Every finding about GPUDirect RDMA; none on a node without RDMA devices."""
+    if not links.compute:
+        return
+    yield from _peer_memory(node)
+    yield from _access_control(node)
+    yield from _iommu(node)
+
+
+def _peer_memory(node: Node) -> Iterator[Finding]:
+    kernel = node.kernel
+    if "nvidia" not in kernel.modules:
+        return  # the modules were not captured, or the driver is not loaded
+    if any(module in kernel.modules for module in _PEER_MODULES):
+        return
+    if kernel.open_modules and kernel.release and kernel.release >= _DMA_BUF:
+        return  # NCCL uses dma-buf
+    yield node.warning(
+        "gpudirect-module",
+        "nvidia_peermem is not loaded: each transfer between nodes is copied through host memory",
+        "modprobe nvidia-peermem, and add nvidia-peermem to /etc/modules-load.d; or use NVIDIA's "
+        "open kernel modules on Linux 5.12 or later, which need no such module",
+    )
+
+
+def _access_control(node: Node) -> Iterator[Finding]:
+    bridges = node.kernel.redirecting_bridges
+    if node.kernel.hidden_bridges:
+        yield node.info(
+            "acs-unknown",
+            "lspci shows no ACS, so it was not checked",
+            "capture as root: other users do not see it",
+        )
+    if not bridges:
+        return
+    more = f" and {len(bridges) - _MOST_BRIDGES} more" if len(bridges) > _MOST_BRIDGES else ""
+    yield node.warning(
+        "acs-enabled",
+        f"ACS is on at {len(bridges)} PCI bridges: traffic between a GPU and its card goes up to "
+        "the processor and back",
+        "on a machine without virtual machines, disable ACS in the BIOS, or at each boot: "
+        "setpci -s BRIDGE ECAP_ACS+0x6.w=0000",
+        (f"ACSCtl: SrcValid+ at {' '.join(bridges[:_MOST_BRIDGES])}{more}",),
+    )
+
+
+def _iommu(node: Node) -> Iterator[Finding]:
+    kernel = node.kernel
+    passes = {"iommu=pt", "iommu.passthrough=1"}.intersection(kernel.cmdline)
+    if not kernel.iommu or passes:
+        return
+    words = [word for word in kernel.cmdline if "iommu" in word]
+    yield node.warning(
+        "iommu-enabled",
+        "the IOMMU translates addresses: traffic between a GPU and its card goes up to the "
+        "processor and back",
+        "on a machine without virtual machines, switch the IOMMU (VT-d, AMD-Vi) off in the BIOS, "
+        "or boot with iommu=pt",
+        (f"/sys/class/iommu: {' '.join(kernel.iommu)}; boot words: {' '.join(words) or 'none'}",),
+    )
+
 
 # The share of memory for weights; the engine's context, graphs and KV cache need the rest.
 SHARD_PART = 0.9

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tuner.deploy.preflight.capture import capture
-from tuner.deploy.preflight.expected import Expected, read_expected
+from tuner.deploy.preflight.facts import Expected, read_expected
 from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.errors import BadInput
 

@@ -1,6 +1,5 @@
-"""Read `ip -j addr`, `ip -j route`, /proc/net/tcp and `getent ahosts`.
-
-Malformed values are ignored.
+"""Read the output of RDMA tools, /sys/class/infiniband, `ip -j addr`, `ip -j route`,
+/proc/net/tcp and `getent ahosts`. Unknown lines and malformed values are ignored.
 """
 
 from __future__ import annotations
@@ -8,9 +7,221 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from tuner.deploy.preflight.facts import Address, Interface, Listener
+from tuner.deploy.preflight.facts import (
+    Address,
+    Gid,
+    Interface,
+    Listener,
+    PcieLink,
+    RdmaDevice,
+    RdmaPort,
+    natural,
+)
+
+# `mlx5_1 port 1 ==> xgbe1 (Up)`. With -v, the line also has the bus, the card and the firmware.
+_IBDEV2NETDEV = re.compile(
+    r"^\s*(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\s+)?(\S+)\s+(?:.*\s)?port\s+([0-9]{1,3})\s+"
+    r"(?:\(\w+\)\s+)?==>\s+(\S+)\s+\((\w+)\)",
+    re.IGNORECASE,
+)
+_GID = r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}"
+_SHOW_GIDS = re.compile(
+    rf"^\s*(\S+)\s+([0-9]{{1,3}})\s+([0-9]{{1,3}})\s+({_GID})\s+"
+    r"(?:([0-9]{1,3}(?:\.[0-9]{1,3}){3})\s+)?(v1|v2)(?:\s+(\S+))?\s*$",
+    re.IGNORECASE,
+)
+_CA = re.compile(r"\s*(?:CA '(?P<device>[^']+)'|Port (?P<port>[0-9]{1,3}):)\s*$")
+_HCA = re.compile(r"\s*(?:hca_id:\s*(?P<device>\S+)|port:\s*(?P<port>[0-9]{1,3}))\s*$")
+_LINK = re.compile(  # `link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1f0`
+    r"^.*\blink (\S+)/([0-9]{1,3}) (?:.*? )?state (\w+) physical_state (\w+)(?: netdev (\S+))?",
+    re.MULTILINE,
+)
+_END = "\0"
+_MAPPED = "0000:0000:0000:0000:0000:ffff:"  # prefix of an IPv4 address in IPv6 form
+_LARGEST_FILE = 4096  # bytes; a sysfs file is not larger
+_SPEED_OF_GENERATION = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4}
+_SPEED_OF_GENERATION.update({"32": 5, "32.0": 5, "64": 6, "64.0": 6})
+
+
+def parse_ibdev2netdev(text: str) -> tuple[RdmaPort, ...]:
+    """The ports in the output of `ibdev2netdev` or `ibdev2netdev -v`."""
+    found = []
+    for line in text.splitlines():
+        match = _IBDEV2NETDEV.match(line)
+        if match:
+            device, port, interface, state = match.groups()
+            up = state.lower() == "up"
+            found.append(RdmaPort(device, int(port), interface, up, line.strip()))
+    return tuple(found)
+
+
+def parse_show_gids(text: str) -> tuple[Gid, ...]:
+    """The GID table entries in the output of `show_gids`."""
+    found = []
+    for line in text.splitlines():
+        match = _SHOW_GIDS.match(line)
+        if match:
+            device, port, index, gid, ipv4, version, interface = match.groups()
+            found.append(
+                Gid(
+                    device,
+                    int(port),
+                    int(index),
+                    gid.lower(),
+                    ipv4 or mapped_ipv4(gid),
+                    version.lower(),
+                    interface or "",
+                    line.strip(),
+                )
+            )
+    return tuple(found)
+
+
+def parse_ibstat(text: str) -> tuple[RdmaDevice, ...]:
+    """The ports in the output of `ibstat`."""
+    return tuple(_listed(text, _CA, ("State", "Physical state", "Link layer", "Rate")))
+
+
+def parse_ibv_devinfo(text: str) -> tuple[RdmaDevice, ...]:
+    """The ports in the output of `ibv_devinfo` or `ibv_devinfo -v`."""
+    return tuple(_listed(text, _HCA, ("state", "phys_state", "link_layer", "rate")))
+
+
+def parse_rdma_link(text: str) -> tuple[RdmaDevice, ...]:
+    """The ports in the output of `rdma link`."""
+    return tuple(
+        RdmaDevice(device, int(port), state, physical, "", "", interface)
+        for device, port, state, physical, interface in _LINK.findall(text)
+    )
+
+
+def _listed(
+    text: str, heading: re.Pattern[str], fields: tuple[str, str, str, str]
+) -> Iterator[RdmaDevice]:
+    """The ports in `name: value` lines below headings, which name a device or count a port."""
+    device, port = "", 0
+    values: dict[str, str] = {}
+    for line in [*text.splitlines(), _END]:
+        found = heading.match(line)
+        if device and port and (found or line == _END):
+            state, physical, layer, rate = (values.get(field, "") for field in fields)
+            state = state.partition(" ")[0].upper().replace("PORT_", "")
+            yield RdmaDevice(device, port, state, physical, layer, rate)
+        if found and found["device"]:
+            device, port, values = found["device"], 0, {}
+        elif found:
+            port, values = int(found["port"]), {}
+        else:
+            key, _, value = line.partition(":")
+            values.setdefault(key.strip(), value.strip())
+
+
+def mapped_ipv4(gid: str) -> str:
+    """The IPv4 address that a GID holds, or an empty string."""
+    folded = gid.lower()
+    if not re.fullmatch(_GID, folded) or not folded.startswith(_MAPPED):
+        return ""
+    digits = folded[len(_MAPPED) :].replace(":", "")
+    return ".".join(str(int(digits[i : i + 2], 16)) for i in range(0, 8, 2))
+
+
+def read_sysfs(root: Path) -> tuple[tuple[RdmaDevice, ...], tuple[Gid, ...]]:
+    """The devices and GIDs in /sys/class/infiniband, or in a copy of it."""
+    devices: list[RdmaDevice] = []
+    gids: list[Gid] = []
+    for device in _folders(root):
+        for port in _folders(device / "ports"):
+            if not port.name.isascii() or not port.name.isdigit():
+                continue
+            entries = list(_port_gids(device.name, port))
+            interface = entries[0].interface if entries else _first_name(device / "device" / "net")
+            devices.append(_device(device, port, interface))
+            gids.extend(entries)
+    return tuple(devices), tuple(gids)
+
+
+def _device(device: Path, port: Path, interface: str) -> RdmaDevice:
+    numa = _word(device / "device" / "numa_node")
+    return RdmaDevice(
+        device.name,
+        int(port.name[:3]),
+        _state(port / "state"),
+        _state(port / "phys_state"),
+        _word(port / "link_layer"),
+        _word(port / "rate"),
+        interface,
+        int(numa) if re.fullmatch(r"[0-9]{1,4}", numa) else None,  # -1: unknown to the firmware
+        _pcie(device / "device"),
+        _slot(device / "device" / "uevent"),
+    )
+
+
+def _port_gids(device: str, port: Path) -> Iterator[Gid]:
+    try:
+        names = sorted((p.name for p in (port / "gids").iterdir()), key=natural)
+    except OSError:
+        return
+    for name in names:
+        gid = _word(port / "gids" / name).lower()
+        used = re.fullmatch(_GID, gid) and gid.strip("0:")
+        if not used or not re.fullmatch(r"[0-9]{1,3}", name):
+            continue
+        kind = _word(port / "gid_attrs" / "types" / name)
+        version = "v2" if "v2" in kind else "v1"
+        interface = _word(port / "gid_attrs" / "ndevs" / name)
+        line = f"{device}/ports/{port.name}/gids/{name}: {gid} {kind}"
+        yield Gid(
+            device, int(port.name[:3]), int(name), gid, mapped_ipv4(gid), version, interface, line
+        )
+
+
+def _slot(uevent: Path) -> str:
+    match = re.search(r"^PCI_SLOT_NAME=([0-9a-f:]{12})\.[0-7]$", _word(uevent), re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _pcie(folder: Path) -> PcieLink | None:
+    speeds = [_word(folder / f"{which}_link_speed").split(" ")[0] for which in ("current", "max")]
+    widths = [_word(folder / f"{which}_link_width") for which in ("current", "max")]
+    if not all(s in _SPEED_OF_GENERATION for s in speeds):
+        return None
+    if not all(re.fullmatch(r"[0-9]{1,2}", w) for w in widths):
+        return None
+    now, most = (_SPEED_OF_GENERATION[s] for s in speeds)
+    return PcieLink(now, most, int(widths[0]), int(widths[1]))
+
+
+def _state(path: Path) -> str:
+    return _word(path).rpartition(": ")[2]  # "4: ACTIVE"
+
+
+def _word(path: Path) -> str:
+    try:
+        if not path.is_file():  # reading a pipe would block
+            return ""
+        with path.open("rb") as file:
+            return file.read(_LARGEST_FILE).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted((p for p in path.iterdir() if p.is_dir()), key=lambda p: natural(p.name))
+    except OSError:
+        return []
+
+
+def _first_name(path: Path) -> str:
+    try:
+        return min((p.name for p in path.iterdir()), default="")
+    except OSError:
+        return ""
+
 
 _LISTEN = "0A"  # TCP_LISTEN in the kernel's include/net/tcp_states.h
 _ENVIRONMENT_LINE = re.compile(r"^(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$")

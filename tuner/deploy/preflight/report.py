@@ -9,18 +9,20 @@ from typing import Any
 
 from tuner.deploy.preflight.capture import read_capture
 from tuner.deploy.preflight.check_cluster import check_cluster
-from tuner.deploy.preflight.check_gpudirect import check_gpudirect
-from tuner.deploy.preflight.check_gpus import check_gpus
+from tuner.deploy.preflight.check_gpus import (
+    check_gpudirect,
+    check_gpus,
+    check_topology,
+    far_devices,
+    misplaced,
+)
 from tuner.deploy.preflight.check_network import (
     HOST_VARIABLES,
     INTERFACE_VARIABLES,
     check_network,
+    check_rdma,
 )
-from tuner.deploy.preflight.check_rdma import check_rdma
-from tuner.deploy.preflight.check_topology import check_topology, far_devices, misplaced
-from tuner.deploy.preflight.check_weights import check_equal_weights, check_weights
-from tuner.deploy.preflight.expected import Expected
-from tuner.deploy.preflight.facts import Finding, Node, Severity
+from tuner.deploy.preflight.facts import Expected, Finding, Node, Severity
 from tuner.deploy.preflight.links import (
     NodeLinks,
     common_gid_index,
@@ -28,6 +30,7 @@ from tuner.deploy.preflight.links import (
     hca_list,
     without_gid,
 )
+from tuner.deploy.preflight.weights import check_equal_weights, check_weights
 from tuner.errors import BadInput
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}

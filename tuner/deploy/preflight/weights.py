@@ -1,4 +1,4 @@
-"""Read what a model's folder holds: the sizes and headers of its safetensors files, and its index.
+"""Read and check what a model's folder holds: its safetensors files and its index.
 
 No tensor is read. A safetensors file is 8 bytes with the header's length, a JSON header that names
 each tensor with its place, and the tensors; so the header says how long the file must be.
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from tuner.deploy.preflight.facts import Finding, Node, Severity
 
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100 * 2**20  # bytes; the format's own limit
@@ -95,3 +99,37 @@ def _index_faults(folder: Path, tensors: dict[str, set[str]], indexed: bool) -> 
         if absent:
             faults.append(f"{shard}: lacks {len(absent)} tensors of {INDEX}, e.g. {absent[0]}")
     return faults
+
+
+_MOST_FAULTS = 12
+
+
+def check_weights(node: Node) -> Iterator[Finding]:
+    """An error where files of the model's folder are missing, cut off or damaged."""
+    weights = node.weights
+    if weights and weights.faults:
+        shown = weights.faults[:_MOST_FAULTS]
+        more = len(weights.faults) - len(shown)
+        yield node.error(
+            "weights-damaged",
+            f"{len(weights.faults)} faults in the model's folder {weights.path}",
+            "download these files again, e.g. hf download NAME --local-dir " + weights.path,
+            (*shown, *([f"and {more} more"] if more else [])),
+        )
+
+
+def check_equal_weights(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """An error where nodes have different files of the model."""
+    digests = {n.name: n.weights.digest for n in nodes if n.weights and n.weights.digest}
+    if len(set(digests.values())) < 2:
+        return
+    usual = Counter(digests.values()).most_common(1)[0][0]
+    odd = tuple(name for name, digest in digests.items() if digest != usual)
+    yield Finding(
+        Severity.ERROR,
+        "weights-differ",
+        odd,
+        "the model's files differ between nodes",
+        "copy the model's folder from one node to all of them",
+        tuple(f"{name}: {digest[:16]}" for name, digest in digests.items()),
+    )

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.deploy.served.client import ask
+from tuner.deploy.served.loads import ask
 from tuner.engines.server import Answer, Server
 from tuner.errors import ServerUnavailable
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from tuner.deploy.served.client import is_ready
+from tuner.deploy.served.loads import is_ready
 from tuner.engines.server import Server, ServerLaunch
 from tuner.errors import BadInput, NotEnoughMemory, ServerUnavailable
 

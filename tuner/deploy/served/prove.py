@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.deploy.load_proof import prove_loads, read_deployed
-from tuner.deploy.served.advice import backend_advice
-from tuner.deploy.served.compare import LoadGain, gains_of
-from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.outputs import check_outputs
 from tuner.deploy.served.process import RunningServer, free_ports
-from tuner.deploy.served.report import ServedProof, Subject
+from tuner.deploy.served.report import LoadGain, ServedProof, Subject, backend_advice, gains_of
 from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.config_variables import all_config_variables, config_variables
 from tuner.engines.server import Server, ServerLaunch
@@ -25,36 +22,50 @@ SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
 
 
 @dataclass(frozen=True)
+class ProofRequest:
+    """What a user asks for, as given."""
+
+    model: str
+    device: str
+    root: Path
+    engine: str  # NAME or NAME==VERSION
+    tp: int
+    dummy: bool
+    layers: int | None
+    loads: str
+    rounds: int
+    args: tuple[str, str, str]  # of both servers, of `before`, of `after`
+    in_turn: bool
+    port: int | None
+    folder: Path
+    profiles: bool
+    timeouts_s: tuple[float, float]  # of a start, of an answer
+
+
+@dataclass(frozen=True)
 class ProofPlan:
     """What to start, and what to send."""
 
     subject: Subject
     server: Server
+    request: ProofRequest  # its folder is made, and its root is absolute
     model: str  # a folder, or a name on the hub
-    root: Path  # of the exported files
-    folder: Path  # for logs, profiles and the report
     args: Mapping[str, Sequence[str]]  # by side
     loads: Sequence[Load]
-    rounds: int
-    dummy: bool
     in_turn: bool  # also where memory turns out not to hold two servers
-    profiles: bool
-    port: int | None = None  # the first of two; None: any that are free
     variables: Mapping[str, str] = field(default_factory=dict)  # of `after`, besides the files'
     notes: Sequence[str] = ()  # for the report
-    start_timeout_s: float = 1800.0
-    load_timeout_s: float = 600.0
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def launch(self, side: str, port: int, memory: float | None) -> ServerLaunch:
-        traces = self.traces(side) if self.profiles else None
+        traces = self.traces(side) if self.request.profiles else None
         return ServerLaunch(
             self.subject.engine_version,
             self.model,
             port,
             self.subject.tp,
             self.args[side],
-            self.dummy,
+            self.request.dummy,
             memory,
             traces,
         )
@@ -66,15 +77,15 @@ class ProofPlan:
         kept = {name: value for name, value in self.environ.items() if name not in others}
         if side == BEFORE:
             return kept
-        root = self.root.resolve()
+        root = self.request.root
         files = dict.fromkeys(config_variables(engine, root), str(root))
         return {**kept, **self.variables, **files}
 
     def traces(self, side: str) -> Path:
-        return self.folder / "traces" / side
+        return self.request.folder / "traces" / side
 
     def log(self, side: str, start: int) -> Path:
-        return self.folder / f"{side}-{start}.log"
+        return self.request.folder / f"{side}-{start}.log"
 
 
 def prove_served(plan: ProofPlan, say: Callable[[str], None]) -> ServedProof:
@@ -93,7 +104,7 @@ def prove_served(plan: ProofPlan, say: Callable[[str], None]) -> ServedProof:
         gains,
         check_outputs(before, after),
         _loading(plan),
-        _advice(plan, gains),
+        backend_advice(plan.server, plan.args[BEFORE], plan.args[AFTER], gains),
         [*plan.notes, *notes],
     )
 
@@ -102,7 +113,7 @@ def _measured(
     plan: ProofPlan, say: Callable[[str], None]
 ) -> tuple[Mapping[str, SideResults], str, list[str]]:
     """(what each side showed, how they ran, notes)"""
-    rounds = Rounds(plan.server, plan.loads, plan.rounds, plan.load_timeout_s, say)
+    rounds = Rounds(plan.server, plan.loads, plan.request.rounds, plan.request.timeouts_s[1], say)
     results = {side: SideResults() for side in SIDES}
     if not plan.in_turn:
         try:
@@ -111,12 +122,6 @@ def _measured(
             say("the memory does not hold two servers: they run in turn")
             results = {side: SideResults() for side in SIDES}
     return results, IN_TURN, _in_turn(plan, rounds, results, say)
-
-
-def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequence[float]) -> bool:
-    """Whether each of two servers has room for its weights and as much again for its cache."""
-    least_bytes = min(gpu.free_mib for gpu in gpus) * 2**20
-    return 2 * weights_bytes / tp <= shares[0] * least_bytes
 
 
 def _together(
@@ -128,7 +133,7 @@ def _together(
     """
     with ExitStack() as stack:
         running = []
-        ports = free_ports(2, plan.port)
+        ports = free_ports(2, plan.request.port)
         for side, port, share in zip(SIDES, ports, plan.server.memory_shares, strict=True):
             running.append(stack.enter_context(_ready(plan, side, port, share, 1, say)))
         for server in running:
@@ -137,14 +142,16 @@ def _together(
         for server, result in zip(running, both, strict=True):
             rounds.check(server, result)
         try:
-            rounds.measure(running, both, range(1, plan.rounds + 1))
+            rounds.measure(running, both, range(1, plan.request.rounds + 1))
         except KeyboardInterrupt:
             if not _rounds_of(results):
                 raise
-            note = f"interrupted: {_rounds_of(results)} of {plan.rounds} rounds were measured"
+            note = (
+                f"interrupted: {_rounds_of(results)} of {plan.request.rounds} rounds were measured"
+            )
             say(f"{note}, and the report is written of these")
             return [note]
-        return _profiles(plan, rounds, running, say) if plan.profiles else []
+        return _profiles(plan, rounds, running, say) if plan.request.profiles else []
 
 
 def _rounds_of(results: Mapping[str, SideResults]) -> int:
@@ -159,23 +166,27 @@ def _in_turn(
 
     So a machine that slowly becomes warmer shows as spread, and not as a gain.
     """
-    half = (plan.rounds + 1) // 2
+    half = (plan.request.rounds + 1) // 2
     order = (
         (BEFORE, 1, range(1, half + 1)),
-        (AFTER, 1, range(1, plan.rounds + 1)),
-        (BEFORE, 2, range(half + 1, plan.rounds + 1)),
+        (AFTER, 1, range(1, plan.request.rounds + 1)),
+        (BEFORE, 2, range(half + 1, plan.request.rounds + 1)),
     )
     notes = []
     for side, start, numbers in order:
         if not numbers:
             continue
-        (port,) = free_ports(1, plan.port)
+        (port,) = free_ports(1, plan.request.port)
         with _ready(plan, side, port, None, start, say) as server:
             rounds.warm_up(server)
             if start == 1:
                 rounds.check(server, results[side])
             rounds.measure([server], [results[side]], numbers)
-            if plan.profiles and start == 1 and (note := rounds.profile(server, plan.traces(side))):
+            if (
+                plan.request.profiles
+                and start == 1
+                and (note := rounds.profile(server, plan.traces(side)))
+            ):
                 notes.append(note)
     return notes
 
@@ -193,7 +204,7 @@ def _ready(
     log = plan.log(side, start)
     say(f"starting the {side} server on port {port}; its log is {log}")
     with RunningServer(side, plan.server, launch, plan.environment(side), log) as server:
-        server.wait_until_ready(plan.start_timeout_s)
+        server.wait_until_ready(plan.request.timeouts_s[0])
         yield server
 
 
@@ -219,11 +230,7 @@ def _profiles(
 
 def _loading(plan: ProofPlan) -> list[str]:
     """What the logs say against the use of the files."""
-    found = prove_loads([plan.log(AFTER, 1)], read_deployed(plan.root)).problems()
-    before = prove_loads([plan.log(BEFORE, 1)], read_deployed(plan.root))
+    found = prove_loads([plan.log(AFTER, 1)], read_deployed(plan.request.root)).problems()
+    before = prove_loads([plan.log(BEFORE, 1)], read_deployed(plan.request.root))
     used = sorted({load.key for load in before.loads if load.origin == "tuned"})
     return [*found, *(f"{key}: the before server loaded it too" for key in used)]
-
-
-def _advice(plan: ProofPlan, gains: Sequence[LoadGain]) -> list[str]:
-    return backend_advice(plan.server, plan.args[BEFORE], plan.args[AFTER], gains)

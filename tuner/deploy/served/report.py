@@ -3,18 +3,124 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.compare import FEWEST_RUNS
+from tuner.deploy.bench_report.compare import FEWEST_RUNS, Pair, paired
+from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
 from tuner.deploy.bench_report.tables import runs_text
-from tuner.deploy.served.compare import LoadGain, runs_of
+from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.outputs import OutputCheck, outputs_text
 from tuner.deploy.served.rounds import SIDES
+from tuner.engines.server import Server
 from tuner.export.files import write_all
 from tuner.render import table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of `Speed`, its title in a proof's table, and its metric in bench-report."""
+
+    field: str
+    title: str
+    metric: str
+
+
+COLUMNS = (
+    Column("prefill_tok_s", "prefill", "prefill_throughput"),
+    Column("decode_tok_s", "decode", "decode_throughput"),
+    Column("ttft_ms", "TTFT", "median_ttft_ms"),
+    Column("tpot_ms", "TPOT", "median_tpot_ms"),
+)
+
+
+@dataclass(frozen=True)
+class LoadGain:
+    """One column of one load, before and after. A gain above 1 is better, for times too."""
+
+    load: Load
+    column: Column
+    before: tuple[float, ...]  # of each round
+    after: tuple[float, ...]
+    pair: Pair
+
+    @property
+    def verdict(self) -> str:
+        """Return faster, slower, or same if the interval holds 1 or the rounds are too few."""
+        if len(self.before) < FEWEST_RUNS:
+            return "same"
+        return {"better": "faster", "worse": "slower", "unclear": "same"}[self.pair.verdict]
+
+
+def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> list[LoadGain]:
+    """The gains of a load's columns; round `i` of one side is paired with round `i` of the other.
+
+    A column that a round lacks is left out.
+    """
+    found = []
+    for column in COLUMNS:
+        old = tuple(getattr(speed, column.field) for speed in before)
+        new = tuple(getattr(speed, column.field) for speed in after)
+        if None not in (*old, *new):
+            key = Key(LoadKind.SERVING, load.sequences, load.prompt, load.answer)
+            pair = paired(key, column.metric, old, new)
+            found.append(LoadGain(load, column, old, new, pair))
+    return found
+
+
+def runs_of(gains: Iterable[LoadGain], side: str) -> list[Sample]:
+    """Return the rounds of a side, "before" or "after", as bench-report reads them."""
+    return [
+        Sample(gain.pair.key, gain.column.metric, value, f"round {number}")
+        for gain in gains
+        for number, value in enumerate(getattr(gain, side), 1)
+    ]
+
+
+_PHASES = {"prefill": "prefill_tok_s", "decode": "decode_tok_s"}
+_OWN = "the engine's own choice"
+
+
+def backend_advice(
+    server: Server, before: Sequence[str], after: Sequence[str], gains: Sequence[LoadGain]
+) -> list[str]:
+    """A line for each load: "1x8192+128: use --attention-backend fa3 here".
+
+    Empty where both sides' flags choose the same backends. Where the interval of a gain holds 1,
+    the files' side is kept.
+    """
+    named = {
+        phase: (server.backend(before, phase) or _OWN, server.backend(after, phase) or _OWN)
+        for phase in _PHASES
+    }
+    if all(old == new for old, new in named.values()):
+        return []
+    by_load: dict[str, dict[str, LoadGain]] = {}
+    for gain in gains:
+        by_load.setdefault(str(gain.load), {})[gain.column.field] = gain
+    return [f"{load}: {_line(server, named, found)}" for load, found in by_load.items()]
+
+
+def _line(
+    server: Server, named: Mapping[str, tuple[str, str]], gains: Mapping[str, LoadGain]
+) -> str:
+    best, clear = {}, False
+    for phase, field in _PHASES.items():
+        gain = gains.get(field)
+        verdict = gain.verdict if gain else "same"
+        old, new = named[phase]
+        best[phase] = old if verdict == "slower" else new
+        clear |= verdict != "same" and old != new
+    if not clear:
+        return "no backend is clearly faster"
+    if _OWN not in best.values():
+        return f"use {server.backend_flags(best['prefill'], best['decode'])} here"
+    if best["prefill"] == best["decode"]:
+        return f"leave the attention backend to {_OWN} here"
+    return f"use {best['prefill']} for prefill and {best['decode']} for decode here"
+
 
 FORMAT = 1
 

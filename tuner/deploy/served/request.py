@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tuner.deploy.served.dummy_model import write_dummy_model
-from tuner.deploy.served.files import exported_problems, files_hash, tuned_files
-from tuner.deploy.served.flags import Advised, advised_for
-from tuner.deploy.served.gpus import Gpu, read_gpus
+from tuner.deploy.served.flags import (
+    Advised,
+    advised_for,
+    exported_problems,
+    files_hash,
+    tuned_files,
+)
 from tuner.deploy.served.loads import parse_loads
 from tuner.deploy.served.process import free_ports
-from tuner.deploy.served.prove import ProofPlan, fits_twice
+from tuner.deploy.served.prove import ProofPlan, ProofRequest
 from tuner.deploy.served.report import Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE
+from tuner.devices.here import asked_here
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import parse_spec
 from tuner.engines.locate import PackageSource, find_packages
@@ -34,33 +39,44 @@ from tuner.errors import (
 from tuner.export import WinnerStore
 from tuner.models.table import class_of
 
+_QUERY = "index,name,driver_version,memory.total,memory.free"
+_LIMIT_S = 60  # without persistence mode it takes tens of seconds
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU."""
+
+    index: int
+    name: str  # e.g. NVIDIA H100 80GB HBM3
+    driver: str
+    total_mib: int
+    free_mib: int
+
+
+def read_gpus() -> list[Gpu]:
+    """The GPUs of this machine. Raises MeasurerUnavailable where there is none."""
+    try:
+        found = [[word.strip() for word in one.split(",")] for one in asked_here(_QUERY, _LIMIT_S)]
+        gpus = [
+            Gpu(int(index), name, driver, int(total), int(free))
+            for index, name, driver, total, free in found
+        ]
+    except ValueError:
+        gpus = []
+    if not gpus:
+        raise MeasurerUnavailable(
+            "no GPU here: nvidia-smi names none. Run this on the machine that serves; a container "
+            "needs the GPUs (`--gpus all`)"
+        )
+    return gpus
+
 
 class Installed(NamedTuple):
     """The engine that this Python imports."""
 
     name: str
     version: str
-
-
-@dataclass(frozen=True)
-class ProofRequest:
-    """What a user asks for, as given."""
-
-    model: str
-    device: str
-    root: Path
-    engine: str  # NAME or NAME==VERSION
-    tp: int
-    dummy: bool
-    layers: int | None
-    loads: str
-    rounds: int
-    args: tuple[str, str, str]  # of both servers, of `before`, of `after`
-    in_turn: bool
-    port: int | None
-    folder: Path
-    profiles: bool
-    timeouts_s: tuple[float, float]  # of a start, of an answer
 
 
 @contextmanager
@@ -85,6 +101,7 @@ def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
     if not after:
         advised = advised_for(exported, winners, device, package, both, class_of(request.model))
     args = {BEFORE: [*both, *before], AFTER: [*advised.added_to(both), *after]}
+    assigned = [f"{name}={value}" for name, value in advised.variables.items()]
     gpus = _gpus(device, request.tp)
     free_ports(2, request.port)
     subject = Subject(
@@ -97,7 +114,7 @@ def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
         weights=_weights_text(request),
         files=files_hash(files),
         before_args=shlex.join(args[BEFORE]),
-        after_args=shlex.join([*_assigned(advised.variables), *args[AFTER]]),
+        after_args=shlex.join([*assigned, *args[AFTER]]),
         rounds=request.rounds,
     )
     with TemporaryDirectory(prefix="tuner-model-") as made:
@@ -108,20 +125,13 @@ def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
         yield ProofPlan(
             subject,
             server,
+            replace(request, root=request.root.resolve(), folder=folder),
             model,
-            request.root.resolve(),
-            folder,
             args,
             loads,
-            request.rounds,
-            request.dummy,
-            in_turn=in_turn,
-            profiles=request.profiles,
-            variables=advised.variables,
-            notes=advised.notes,
-            port=request.port,
-            start_timeout_s=request.timeouts_s[0],
-            load_timeout_s=request.timeouts_s[1],
+            in_turn,
+            advised.variables,
+            advised.notes,
         )
 
 
@@ -165,11 +175,6 @@ def _words(request: ProofRequest) -> list[list[str]]:
         raise BadInput(f"flags cannot be read ({error}): close each quote") from None
 
 
-def _assigned(variables: Mapping[str, str]) -> list[str]:
-    """Variables as they stand before a command."""
-    return [f"{name}={value}" for name, value in variables.items()]
-
-
 def _gpus(device: Device, tp: int) -> Sequence[Gpu]:
     """The GPUs that the servers use. Raises MeasurerUnavailable."""
     gpus = _visible(read_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
@@ -186,6 +191,12 @@ def _gpus(device: Device, tp: int) -> Sequence[Gpu]:
                 f"{found}, or run this on a {device.name}"
             )
     return gpus[:tp]
+
+
+def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequence[float]) -> bool:
+    """Whether each of two servers has room for its weights and as much again for its cache."""
+    least_bytes = min(gpu.free_mib for gpu in gpus) * 2**20
+    return 2 * weights_bytes / tp <= shares[0] * least_bytes
 
 
 def _visible(gpus: Sequence[Gpu], numbers: str) -> Sequence[Gpu]:

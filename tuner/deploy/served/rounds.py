@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
-from tuner.deploy.served.client import ask
-from tuner.deploy.served.loads import Load
-from tuner.deploy.served.measure import Speed, median_speed, run_load
+from tuner.deploy.served.loads import Load, Speed, ask, median_speed, run_load
 from tuner.deploy.served.outputs import Answers, answers_of
 from tuner.deploy.served.process import RunningServer
 from tuner.engines.server import Server

@@ -1,22 +1,59 @@
-"""What a cluster's servers can load, and notes about tuned attention for the operator.
+"""What a bundle says and holds beside the config files: advice, attention, proofs.
 
 A bundle never sets a server's backend or KV splits: the cluster file does, or else sglang chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from tuner.deploy.bundle.archive import BundleFile
+from tuner.deploy.bundle.configs import ConfigFolder
 from tuner.deploy.cluster import Cluster
+from tuner.deploy.served.flags import files_hash
+from tuner.deploy.served.report import report_text
+from tuner.engines.dispatch import options_text
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.engines.sglang.attention.server_flags import advised_flags
+from tuner.errors import ExportRefused
 from tuner.export import loadable
+from tuner.export.advice import Advice, Verdict
 from tuner.export.delivery import PlannedFile
 from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
+
+
+def advised_winners(
+    advice: Sequence[Advice], usable: Sequence[Winner], named: Collection[Problem]
+) -> list[Winner]:
+    """The winners whose files the cluster's servers read with the flags that they have.
+
+    Raises ExportRefused where there are winners and none of them is advised, and where one of the
+    `named` problems is not.
+    """
+    chosen = [w for one in advice if one.verdict is Verdict.FILES for w in one.winners]
+    others = [one for one in advice if one.verdict is not Verdict.FILES]
+    refused = [one for one in others if one.problem in named]
+    if refused or (usable and not chosen):
+        raise ExportRefused("; ".join(advice_notes(refused or others)))
+    return chosen
+
+
+def advice_notes(advice: Sequence[Advice]) -> list[str]:
+    """A note for each problem that is left alone. A bundle never sets a server's backend."""
+    return [
+        f"leave it: {one.problem.spec()}: {one.reason}"
+        if one.verdict is Verdict.LEAVE
+        else f"{one.problem.spec()}: with {options_text(one.flags)} in engine.flags the servers "
+        f"would read tuned files: {one.reason}. Add it and bundle again"
+        for one in advice
+        if one.verdict is not Verdict.FILES
+    ]
 
 
 def usable_winners(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winner], list[str]]:
@@ -65,3 +102,21 @@ def _flag(cluster: Cluster, name: str) -> str | None:
         elif word.startswith(f"{name}="):
             found = word.partition("=")[2]
     return found or None
+
+
+NAME = "served-proof.txt"
+
+
+def served_files(
+    proofs: Iterable[Mapping[str, Any]], folder: ConfigFolder
+) -> tuple[dict[str, BundleFile], list[str]]:
+    """(the file with the proofs of exactly these tuned files, a note for each); `proofs` are the
+    reports of `tuner prove --server`.
+    """
+    mine = files_hash({tuned.path: folder.files[tuned.path] for tuned in folder.tuned})
+    found = [proof for proof in proofs if proof["files"] == mine]
+    if not found:
+        return {}, []
+    text = "\n\n".join(map(report_text, found)) + "\n"
+    notes = [f"{NAME}: {proof['model']}: {proof['verdict']}" for proof in found]
+    return {NAME: BundleFile(text.encode())}, notes
