@@ -28,11 +28,14 @@ from tuner.errors import (
     UnusableStore,
 )
 from tuner.jobs.job import JobRequest, Lease, read_request
+from tuner.measure.workbench import Workbench
 from tuner.problems.results import MeasureKind
 from tuner.store import Leases
+from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Source
-from tuner.tuning.run import open_run
+from tuner.tuning.run import execute
 from tuner.tuning.run_request import Request
+from tuner.tuning.sources import open_source
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
 from workers.tracing import continued, flush_spans, span, start_tracing
@@ -80,10 +83,11 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
     try:
         with (
             span("run", _about(lease.request)),
-            open_run(_session_request(lease.request, settings)) as session,
+            Workbench() as workbench,
         ):
-            spans = TrialSpans()
-            session.run(leases.store(lease), progress=spans, watcher=spans)
+            request = _resolved(lease.request, settings)
+            source = open_source(request, workbench)
+            execute(prepare(request), source, leases.store(lease), TrialSpans())
     except StaleLease:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:
@@ -120,7 +124,7 @@ def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
     return text.replace(str(path), str(recording))
 
 
-def _session_request(request: JobRequest, settings: Settings) -> Request:
+def _resolved(request: JobRequest, settings: Settings) -> Request:
     source = request.source
     if source.recording is not None:
         source = Source(MeasureKind.REPLAY, settings.recording(str(source.recording)))

@@ -20,7 +20,7 @@ class TrialSpans(Unwatched):
     def __init__(self) -> None:
         self._since_ns, self._count = time_ns(), 0
 
-    def __call__(self, trial: Trial) -> None:
+    def tried(self, trial: Trial) -> None:
         self._count += 1
 
     def step(self, text: str) -> None:

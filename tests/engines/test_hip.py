@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cases import FP8
+from cases import FP8, tuned
 from strata import of_each_kind
 from tiers import only
 
@@ -42,7 +42,6 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Status
 from tuner.store import Store
 from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
 
 MI300X, MI355X, R9700 = find_device("MI300X"), find_device("MI355X"), find_device("R9700")
@@ -348,8 +347,8 @@ def test_a_prediction_says_that_the_model_never_saw_such_a_card(  # type: ignore
         selection=selection,
         effort=Effort.QUICK,
     )
-    with Store.open("sqlite://") as store, open_run(asked) as run:
-        report = run.run(store, progress=lambda trial: None)
+    with Store.open("sqlite://") as store:
+        report = tuned(asked, store)
         stored = store.winners(device=MI300X.name, engine="sglang", problem=problem)
     caveat = "The model that predicted these times was never held against a card of AMD's."
     assert report.as_text().endswith(caveat)

@@ -34,8 +34,8 @@ from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.request import Source
-from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
 from tuner.tuning.shortlist import cover
 
@@ -314,8 +314,7 @@ class TestThreshold:
         engine = find_engine("sglang==0.5.16")
         source = Source(MeasureKind.PREDICT)
         asked = Request(INT8, L40S, engine, source, selection=MoeSelection((8,)))
-        with open_run(asked) as session:
-            chooser = session._plan().chooser
+        chooser = prepare(asked).plan(Known()).chooser
         assert chooser.policy == MoePolicy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
 
     def test_a_pair_predicted_to_be_hardly_faster_leaves_the_engine_alone(self):
