@@ -43,11 +43,9 @@ from tuner.measure.recording import read_trials
 from tuner.measure.recording_file import decode, is_packed, read_packed, unpack
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status, Trial
-from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Search
+from tuner.tuning.search import Budget, Model, Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.track import Model
 
 RECORDINGS = Path("tests/data/recordings")
 SEEN = (

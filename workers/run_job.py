@@ -32,9 +32,8 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.results import MeasureKind
 from tuner.store import Leases
 from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Source
+from tuner.tuning.request import Request, Source
 from tuner.tuning.run import execute
-from tuner.tuning.run_request import Request
 from tuner.tuning.sources import open_source
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings

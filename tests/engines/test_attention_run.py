@@ -25,8 +25,7 @@ from tuner.problems.records import RunKey
 from tuner.problems.results import MeasureKind, Measurement, Status, Totals
 from tuner.store import Store
 from tuner.tuning.prepare import Known, prepare
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"

@@ -30,8 +30,7 @@ from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
 from tuner.store import Store
-from tuner.tuning.request import Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, Source
 
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
 ON_TRITON = {"--attention-backend": "triton"}  # what the servers are started with

@@ -36,8 +36,7 @@ from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, T
 from tuner.store import Store
 from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
 from tuner.tuning.search import Search
 
 H100, L40S = find_device("H100"), find_device("L40S")

@@ -41,8 +41,7 @@ from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Status
 from tuner.store import Store
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
 
 MI300X, MI355X, R9700 = find_device("MI300X"), find_device("MI355X"), find_device("R9700")
 ENGINE, NEWEST = find_engine("sglang==0.5.16"), find_engine("sglang==0.5.23")

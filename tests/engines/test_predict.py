@@ -35,9 +35,8 @@ from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.tuning.prepare import Known, prepare
-from tuner.tuning.request import Source
-from tuner.tuning.run_request import Request
-from tuner.tuning.shortlist import cover
+from tuner.tuning.request import Request, Source
+from tuner.tuning.seeds import cover
 
 PROBLEMS = [
     FP8,

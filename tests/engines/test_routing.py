@@ -26,8 +26,7 @@ from tuner.problems.results import MeasureKind
 from tuner.store import Store
 from tuner.tuning import sources
 from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Effort, Source, parse_source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source, parse_source
 from tuner.tuning.sources import SerialBench, open_source
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)

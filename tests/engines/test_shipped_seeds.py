@@ -13,8 +13,7 @@ from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Point
 from tuner.tuning.prepare import prepare
-from tuner.tuning.request import parse_source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, parse_source
 
 
 @pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])

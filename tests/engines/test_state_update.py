@@ -34,8 +34,7 @@ from tuner.problems.records import Winner
 from tuner.problems.results import Compiled, Entry, Environment, Status
 from tuner.store import Store
 from tuner.tuning.prepare import prepare
-from tuner.tuning.request import parse_source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, parse_source
 
 READING = ("0.24.0", "0.33.0")
 OLDER = ("0.10.2", "0.15.1")

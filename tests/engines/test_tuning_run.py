@@ -21,8 +21,7 @@ from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Trial
 from tuner.store import Store
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
 from tuner.tuning.tune import Unwatched
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"

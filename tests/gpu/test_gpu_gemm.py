@@ -21,8 +21,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
 from tuner.store import Store
-from tuner.tuning.request import Effort, parse_source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, parse_source
 
 pytestmark = pytest.mark.gpu
 

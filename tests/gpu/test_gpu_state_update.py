@@ -21,8 +21,7 @@ from tuner.measure.timing import LAUNCHES
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Status
 from tuner.store import Store
-from tuner.tuning.request import parse_source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, parse_source
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tuner.store import Store
     from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
-    from tuner.tuning.run_request import Request
+    from tuner.tuning.request import Request
     from tuner.tuning.sources import TimeSource
 
 

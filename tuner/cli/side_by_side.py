@@ -25,7 +25,7 @@ from tuner.problems.results import Totals
 from tuner.store import Store, database_url
 from tuner.store.estimates import Estimates
 from tuner.tuning.costs import work_line
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request
 
 MODULE = "tuner.cli.one_gpu"
 _POLL_S = 0.1

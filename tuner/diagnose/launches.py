@@ -16,8 +16,7 @@ from tuner.problems.points import Config, Point, Problem
 from tuner.problems.registry import Family, family_of
 from tuner.problems.results import MeasureKind
 from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, Source
 from tuner.tuning.sources import own_launches
 
 # Checkpoints of a model differ in these; a server's log seldom says which one it is.

@@ -21,8 +21,7 @@ from tuner.errors import BadInput, did_you_mean
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
-from tuner.tuning.request import Effort, Source, parse_effort, parse_source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source, parse_effort, parse_source
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth

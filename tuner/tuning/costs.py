@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 
 from tuner.problems.results import Totals
-from tuner.tuning.budget import TRIES
-from tuner.tuning.request import Effort
+from tuner.tuning.request import TRIES, Effort
 
 # What a run takes beside its tries: the first kernels compile, references are computed, and other
 # backends are loaded, compiled and timed. Eight quick runs of 3 to 36 points on one H100 took 97 s

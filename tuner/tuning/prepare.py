@@ -23,7 +23,7 @@ from tuner.problems.registry import family_of
 from tuner.problems.results import MeasureKind
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request
 from tuner.tuning.space import Space
 from tuner.tuning.tune import RunPlan, Strategy
 

@@ -16,13 +16,13 @@ from tuner.problems.points import TRITON, Problem
 from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial
 from tuner.tuning.costs import Meter
+from tuner.tuning.gains import with_backends
 from tuner.tuning.prepare import Known, Prepared, triton_version
 from tuner.tuning.report import Report, mark_untested
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request
 from tuner.tuning.sources import TimeSource
 from tuner.tuning.space import space_identity
 from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
-from tuner.tuning.without_us import with_backends
 
 
 class RunStore(Protocol):

@@ -21,8 +21,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, MeasureKind, Totals, Trial, untimed
 from tuner.tuning.prepare import Known, Prepared
-from tuner.tuning.request import Effort
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request
 
 
 class GpuTimes:

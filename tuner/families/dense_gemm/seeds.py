@@ -1,6 +1,6 @@
 """The first configurations of a search, from known winners of other GEMMs.
 
-`tuner.tuning.votes` elects them; this module says how far a file's GEMM is from a problem.
+`tuner.tuning.seeds` elects them; this module says how far a file's GEMM is from a problem.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tuner.devices.table import Device
 from tuner.families.dense_gemm.engine import GemmFileKey, ShippedFile
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config, Point, Problem
+from tuner.tuning.seeds import ballots_of, device_distance, elect, in_turn, octaves
 from tuner.tuning.space import Space
-from tuner.tuning.votes import ballots_of, device_distance, elect, in_turn, octaves
 
 
 def seeds_for(

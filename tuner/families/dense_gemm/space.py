@@ -10,8 +10,7 @@ from tuner.devices.target import HIP
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config
 from tuner.problems.triton import triton_defaults
-from tuner.tuning.row_groups import without_equal_groups
-from tuner.tuning.space import Rule, Space
+from tuner.tuning.space import Rule, Space, without_equal_groups
 
 # Values that mean the same as an absent key. Kernels that do not take a key refuse it, so the
 # neutral value is never written.

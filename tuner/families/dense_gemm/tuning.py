@@ -16,13 +16,11 @@ from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import MeasureKind
-from tuner.tuning.budget import TRIES, Budget
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.prepare import Known, Prepared, recording_of, refuse_moe_options
 from tuner.tuning.report import EntryTable
-from tuner.tuning.request import Effort
-from tuner.tuning.run_request import Request
-from tuner.tuning.search import Search
+from tuner.tuning.request import TRIES, Effort, Request
+from tuner.tuning.search import Budget, Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Strategy, everything
 

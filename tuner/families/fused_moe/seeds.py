@@ -1,6 +1,6 @@
 """The first configurations of a search, from known winners of other layers.
 
-`tuner.tuning.votes` elects them; this module says how far a file's layer is from a problem.
+`tuner.tuning.seeds` elects them; this module says how far a file's layer is from a problem.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tuner.families.fused_moe.engine import MoeFileKey, ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point
+from tuner.tuning.seeds import ballots_of, device_distance, elect, in_turn, octaves
 from tuner.tuning.space import Space
-from tuner.tuning.votes import ballots_of, device_distance, elect, in_turn, octaves
 
 
 def seeds_for(

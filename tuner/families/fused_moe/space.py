@@ -11,8 +11,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.slots import sorted_slots
 from tuner.problems.points import Config, Part, Point
 from tuner.problems.triton import triton_defaults
-from tuner.tuning.row_groups import without_equal_groups
-from tuner.tuning.space import Rule, Space
+from tuner.tuning.space import Rule, Space, without_equal_groups
 
 
 def space_for(

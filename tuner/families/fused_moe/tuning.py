@@ -20,14 +20,11 @@ from tuner.families.fused_moe.selection import MoeSelection
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind
-from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.prepare import NOISE, Known, Prepared, triton_version
 from tuner.tuning.report import EntryTable, config_cells
-from tuner.tuning.request import Effort
-from tuner.tuning.run_request import Request
-from tuner.tuning.search import Search, sample_of
+from tuner.tuning.request import Effort, Request
+from tuner.tuning.search import Budget, Model, Search, budget_for, sample_of
 from tuner.tuning.space import Space
-from tuner.tuning.track import Model
 from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, everything
 
 # Raced times this near count as equal. It is as far as two runs' choices may lie apart.

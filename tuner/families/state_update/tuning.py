@@ -15,7 +15,7 @@ from tuner.problems.points import Point
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.prepare import Prepared, recording_of, refuse_moe_options
 from tuner.tuning.report import EntryTable
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request
 from tuner.tuning.tune import everything
 
 # A shipped entry is taken to be tuned for numbers up to this many times its key, and down to this

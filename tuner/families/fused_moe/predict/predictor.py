@@ -16,7 +16,7 @@ from tuner.families.fused_moe.predict.shortlist import needs, summed
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
-from tuner.tuning.shortlist import Kernel, cover
+from tuner.tuning.seeds import Kernel, cover
 
 # The relative time that a unit of shortfall adds. The model's error is a factor of about 1.11 (one
 # standard deviation), so the corpus decides only between configurations that the model cannot

@@ -1,4 +1,4 @@
-"""What a layer's points need of a small set of kernels; `tuner.tuning.shortlist` chooses it."""
+"""What a layer's points need of a small set of kernels; `tuner.tuning.seeds` chooses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
-from tuner.tuning.shortlist import WORST_EXCESS, Need
+from tuner.tuning.seeds import WORST_EXCESS, Need
 
 Scores = Mapping[Point, Mapping[Config, float]]
 
