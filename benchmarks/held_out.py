@@ -39,8 +39,7 @@ from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.seeds import seeds_for as moe_seeds
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.families.fused_moe.tuning import FORESEEN
-from tuner.measure.recording import read_trials
-from tuner.measure.recording_file import decode, is_packed, read_packed, unpack
+from tuner.measure.recording import decode, is_packed, read_packed, read_trials, unpack
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status, Trial
 from tuner.tuning.request import Effort

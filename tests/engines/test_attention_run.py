@@ -14,11 +14,11 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
+from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
-from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import WorkPoint
-from tuner.measure import recording_file
+from tuner.measure import recording as recording_file
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import RunKey

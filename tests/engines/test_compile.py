@@ -37,10 +37,9 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Variant, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import PTXAS_SETTINGS, Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
-from tuner.problems.triton import PTXAS_SETTINGS
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, parse_source
 from tuner.tuning.sources import open_source

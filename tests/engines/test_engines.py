@@ -19,8 +19,8 @@ from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
 from tuner.engines.versions import release_of, version_order
 from tuner.errors import BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.families.fused_moe.engine import moe_engine
-from tuner.families.fused_moe.file_names import format_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.warning_line import format_file_name
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 

@@ -32,8 +32,8 @@ from tuner.families.dense_gemm.space import gemm_space
 from tuner.families.fused_moe import tuning as moe_tuning
 from tuner.families.fused_moe.check import check_files
 from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.families.fused_moe.space import space_for
 from tuner.kernels.binding import Pointer
 from tuner.problems.dtypes import Dtype

@@ -14,11 +14,11 @@ from cases import FP8_RECORDING, tuned
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
+from tuner.families.fused_moe.family import MoeSelection
+from tuner.families.fused_moe.gpu import load_routing
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.families.fused_moe.recording import read_recording
-from tuner.families.fused_moe.routing import load_routing
-from tuner.families.fused_moe.selection import MoeSelection
-from tuner.measure.replay import Replay
+from tuner.measure.recording import Replay
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype

@@ -13,10 +13,10 @@ from cases import FP8, FP8_RECORDING, SWEEP, tuned
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
-from tuner.families.attention.selection import AttentionSelection
+from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Trial

@@ -11,8 +11,8 @@ from gpu_benches import open_bench, this_device, trials_of
 from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.engine import attention_engine, engine_config
+from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage, parse_attention
-from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import with_splits
 from tuner.families.attention.workloads import WorkPoint

@@ -104,7 +104,7 @@ def add_watch(
 ) -> None:
     """Keep every combination of these tuned. An equal watch is not added twice."""
     from tuner.jobs.workers import JobRequirements
-    from tuner.problems.batch_sizes import parse_batch_sizes
+    from tuner.problems.options import parse_batch_sizes
 
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}

@@ -17,8 +17,7 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import ConfigFile, EntryFields, nearest_entry, read_lenient
 from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile
-from tuner.problems.points import Config, Problem
-from tuner.problems.triton import folder_version
+from tuner.problems.points import Config, Problem, folder_version
 
 
 class FileKey:

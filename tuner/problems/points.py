@@ -1,4 +1,8 @@
-"""Problems, the points to choose configurations for, and launch configurations."""
+"""Problems, the points to choose configurations for, and launch configurations.
+
+Also facts about Triton that need no import (default options, folders), and the short names of the
+backends that may run a problem instead.
+"""
 
 from __future__ import annotations
 
@@ -127,3 +131,59 @@ class Candidate:
     point: Point
     config: Config
     backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/words.md have names
+
+
+# The options that `triton.compile` uses for CUDA where a configuration has none.
+TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
+_HIP_DEFAULTS = {"num_warps": 4, "num_stages": 2}
+PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # say where ptxas is
+
+
+def triton_defaults(backend: str) -> dict[str, int]:
+    """The options that `triton.compile` uses for "cuda" or "hip" where a configuration has none."""
+    return dict(_HIP_DEFAULTS if backend == "hip" else TRITON_DEFAULTS)
+
+
+def version_folder(version: str) -> str:
+    """The name of a version's folder: "3.6.0" -> "triton_3_6_0"."""
+    return f"triton_{version.replace('.', '_')}"
+
+
+def folder_version(name: str) -> str:
+    """The version in a folder's name; the inverse of `version_folder`."""
+    return name.removeprefix("triton_").replace("_", ".")
+
+
+# dispatch.toml, candidates, incumbents and stores have the names; people read the titles.
+TITLES = {
+    "aiter": "AITER",
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "cutlass": "CUTLASS",
+    "cutlass_mla": "CUTLASS MLA",
+    "deep_gemm": "DeepGEMM",
+    "ep_moe": "EPMoE's grouped GEMM",
+    "fa2": "FlashAttention 2",
+    "fa3": "FlashAttention 3",
+    "fa4": "FlashAttention 4",
+    "flash_mla": "FlashMLA",
+    "flashinfer": "FlashInfer",
+    "flashinfer_cutlass": "FlashInfer (CUTLASS)",
+    "flashinfer_deepgemm": "FlashInfer (DeepGEMM)",
+    "flashinfer_mxfp8": "FlashInfer (MXFP8)",
+    "flashinfer_trtllm": "FlashInfer (TRT-LLM)",
+    "marlin": "Marlin",
+    "none": "no kernel",
+    "replay_ssm": "ReplaySSM",
+    "sdpa": "PyTorch's SDPA",
+    "sglang_mxfp8": "sglang's MXFP8 kernels",
+    "triton": "Triton",
+    "triton_kernels": "triton_kernels",
+    "trtllm_mha": "FlashInfer (TRT-LLM MHA)",
+    "trtllm_mla": "FlashInfer (TRT-LLM MLA)",
+}
+
+
+def title_of(backend: str) -> str:
+    """A backend's name for people; one without a title has its short name."""
+    return TITLES.get(backend, backend)

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.dispatch import Kernel, Runs
-from tuner.problems.backends import title_of
-from tuner.problems.points import TRITON, Config, Point
+from tuner.problems.points import TRITON, Config, Point, title_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Trial
 from tuner.render import gain_text
 

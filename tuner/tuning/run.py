@@ -11,7 +11,7 @@ from typing import Protocol
 from tuner.engines.dispatch import Runs, of_class, what_runs
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench
-from tuner.measure.recording_file import prove_recordable
+from tuner.measure.recording import prove_recordable
 from tuner.problems.points import TRITON, Problem
 from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial

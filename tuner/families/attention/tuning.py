@@ -15,13 +15,12 @@ from tuner.errors import BadInput
 from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.engine import attention_engine, engine_config
-from tuner.families.attention.joint.choose import JointChooser
-from tuner.families.attention.joint.plans import JointBuckets, sizes_of
+from tuner.families.attention.family import AttentionSelection
+from tuner.families.attention.joint.plans import JointBuckets, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.problem import Attention, Stage
-from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import constants_of, worthwhile
 from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload

@@ -8,8 +8,7 @@ from functools import lru_cache, partial
 from tuner.devices.table import Device
 from tuner.devices.target import HIP
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.problems.points import Config
-from tuner.problems.triton import triton_defaults
+from tuner.problems.points import Config, triton_defaults
 from tuner.tuning.space import Rule, Space, without_equal_groups
 
 # Values that mean the same as an absent key. Kernels that do not take a key refuse it, so the

@@ -8,15 +8,14 @@ from functools import partial
 
 from tuner.devices.table import Device
 from tuner.errors import BadInput
-from tuner.families.fused_moe.baselines import baseline_configs, older_files
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.one_config import OneConfigStrategy
 from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
-from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.selection import MoeSelection
+from tuner.families.fused_moe.seeds import baseline_configs, older_files, seeds_for
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind

@@ -26,8 +26,8 @@ from tuner.engines.sglang.fused_moe.loader_rules import (
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
-from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.warning_line import format_file_name, parse_file_name
 from tuner.problems.points import Config
 
 
