@@ -21,13 +21,13 @@ from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.choose import MoePolicy, choose
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.family import MoeSelection
-from tuner.families.fused_moe.predict.corpus import Prior
 from tuner.families.fused_moe.predict.device_model import DeviceModel, estimate, expected_load
 from tuner.families.fused_moe.predict.predictor import (
     CLEAR_GAIN,
     CORPUS_WEIGHT,
     MOST_SHORTFALL,
     Predictor,
+    Prior,
     needs,
 )
 from tuner.families.fused_moe.problem import Gemm, swaps_ab

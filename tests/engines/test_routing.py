@@ -18,8 +18,8 @@ from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.gpu import load_routing
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.families.fused_moe.recording import read_recording
+from tuner.measure.messages import RoutingFile, find_routing_file
 from tuner.measure.recording import Replay
-from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import MeasureKind

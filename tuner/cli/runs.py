@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
     """Run requests one after the other on the same processes, and print their reports."""
     from tuner.measure.workbench import Workbench
-    from tuner.tuning.costs import work_line
+    from tuner.tuning.gains import work_line
 
     reports: list[Report] = []
     began = time.monotonic()
@@ -121,7 +121,7 @@ def _say_estimate(prepared: Prepared, store: Store) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
     from tuner.store.estimates import Estimates
-    from tuner.tuning.costs import estimate_line
+    from tuner.tuning.gains import estimate_line
 
     request, device = prepared.request, prepared.request.device.name
     if request.source.kind is MeasureKind.GPU:

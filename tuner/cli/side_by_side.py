@@ -24,7 +24,7 @@ from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
 from tuner.store import Store, database_url
 from tuner.store.estimates import Estimates
-from tuner.tuning.costs import work_line
+from tuner.tuning.gains import work_line
 from tuner.tuning.request import Request
 
 MODULE = "tuner.cli.one_gpu"

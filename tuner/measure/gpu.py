@@ -9,8 +9,7 @@ from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
 from tuner.errors import BadInput, MeasurerUnavailable
 from tuner.measure.gpu_worker import ChildLimits, GpuWorker, PendingMeasurement
-from tuner.measure.messages import point_fields, read_measurement
-from tuner.measure.routing_file import RoutingFile
+from tuner.measure.messages import RoutingFile, point_fields, read_measurement
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial, untimed

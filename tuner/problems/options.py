@@ -13,8 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from tuner.errors import BadInput, did_you_mean
-from tuner.problems.points import Part, Point, Problem
-from tuner.problems.text import parse_block_shape
+from tuner.problems.points import Part, Point, Problem, parse_block_shape
 
 
 @dataclass(frozen=True)

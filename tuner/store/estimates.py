@@ -13,7 +13,7 @@ from tuner.problems.records import RunState
 from tuner.problems.results import MeasureKind
 from tuner.store.database import Database
 from tuner.store.tables import environments, problems, runs
-from tuner.tuning.costs import START_S, typical_gpu_s
+from tuner.tuning.gains import START_S, typical_gpu_s
 from tuner.tuning.request import Effort
 
 _NEWEST = 20  # runs that are looked at

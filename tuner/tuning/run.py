@@ -15,8 +15,7 @@ from tuner.measure.recording import prove_recordable
 from tuner.problems.points import TRITON, Problem
 from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial
-from tuner.tuning.costs import Meter
-from tuner.tuning.gains import with_backends
+from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.prepare import Known, Prepared, triton_version
 from tuner.tuning.report import Report, mark_untested
 from tuner.tuning.request import Request

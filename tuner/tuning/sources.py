@@ -15,8 +15,8 @@ from tuner.compile import Compiler, Farm, KernelCompiler
 from tuner.compile.environment import triton_for
 from tuner.measure import Measurer
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
+from tuner.measure.messages import find_routing_file
 from tuner.measure.recording import Replay
-from tuner.measure.routing_file import find_routing_file
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, MeasureKind, Totals, Trial, untimed

@@ -174,3 +174,14 @@ def _most_splits(problem: DenseGemm, device: Device, config: Config, M: int) -> 
     blocks = _row_tiles(M, config["BLOCK_SIZE_M"]) * -(-problem.N // config["BLOCK_SIZE_N"])
     steps = -(-problem.K // config["BLOCK_SIZE_K"])
     return min(4 * device.sm_count / blocks, steps / 2)
+
+
+def config_cells(config: Config) -> tuple[object, ...]:
+    """Blocks, group, warps, stages and further keys, as tables show them; blank for null."""
+    if not config:
+        return ("null", None, None, None, "")
+    tiles = [config.get(f"BLOCK_SIZE_{axis}", "?") for axis in "MNK"]
+    shown = {f"BLOCK_SIZE_{axis}" for axis in "MNK"} | {"GROUP_SIZE_M", "num_warps", "num_stages"}
+    further = " ".join(f"{name}={value}" for name, value in config.items() if name not in shown)
+    named = (config.get(name) for name in ("GROUP_SIZE_M", "num_warps", "num_stages"))
+    return ("x".join(map(str, tiles)), *named, further)

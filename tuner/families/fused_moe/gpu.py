@@ -22,8 +22,7 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.inputs import grid_size
 from tuner.families.fused_moe.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
 from tuner.families.fused_moe.problem import FusedMoe, gemm_of
-from tuner.measure.messages import measurement_fields, read_point
-from tuner.measure.routing_file import RoutingFile
+from tuner.measure.messages import RoutingFile, measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, is_slower, load, race, time_graph
 from tuner.problems.points import TRITON, Config, Point

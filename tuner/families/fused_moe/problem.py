@@ -8,8 +8,15 @@ from typing import ClassVar
 from tuner.devices.target import Target
 from tuner.errors import BadProblem
 from tuner.problems.dtypes import Dtype, parse_dtype
-from tuner.problems.points import Config, Part, Point
-from tuner.problems.text import parse_block_shape, parse_flag, parse_whole, read_fields
+from tuner.problems.points import (
+    Config,
+    Part,
+    Point,
+    parse_block_shape,
+    parse_flag,
+    parse_whole,
+    read_fields,
+)
 
 _FIELDS = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
 # The batch sizes of sglang's tuning script, and so the keys of the files that it ships.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.family import StateSelection
-from tuner.families.state_update.predict import CLEAR_GAIN, StatePredictor
+from tuner.families.state_update.predict import CLEAR_GAIN, StatePredictor, state_space
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
-from tuner.families.state_update.space import state_space
 from tuner.problems.points import Point
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.prepare import Prepared, recording_of, refuse_moe_options
