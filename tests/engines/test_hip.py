@@ -240,7 +240,7 @@ def test_a_launch_that_depends_on_the_cards_size_is_refused() -> None:
 def test_the_engines_own_names_of_files_are_known(version: str) -> None:
     engine = find_engine(f"sglang=={version}")
     moe, dense = moe_engine(engine), gemm_engine(engine)
-    files = [f for f in moe.shipped(nvidia_only=False) if f.key.device == MI300X.name]
+    files = [f for f in moe.shipped(vendor="") if f.key.device == MI300X.name]
     names = {file.path.name for file in files}
     assert moe.file_name(FP8, MI300X, Gemm.UP) in names
     assert len(names) == 8 and not any(file.oddities for file in files)
@@ -269,7 +269,7 @@ def test_check_tells_what_fits_on_the_card(tmp_path: Path) -> None:
 def test_check_finds_the_shipped_entry_that_cannot_run() -> None:
     [file] = [
         file.path
-        for file in moe_engine(NEWEST).shipped(nvidia_only=False)
+        for file in moe_engine(NEWEST).shipped(vendor="")
         if file.path.name == "E=8,N=8192,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8.json"
     ]
     bad = [entry for entry in check_files([file], MI300X, NEWEST, {}).entries if not entry.fits]

@@ -133,8 +133,6 @@ class RecordedGpu(SerialBench):
         replay = Replay(RECORDED)
         super().__init__(replay, replay)
 
-    def close(self) -> None: ...
-
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[RoutingFile | None]:

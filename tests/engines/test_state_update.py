@@ -209,7 +209,7 @@ def test_a_folder_goes_before_the_package(engine, real, tmp_path):
 
 
 def test_every_shipped_name_is_one_that_the_engine_asks_for(engine):
-    files = list(engine.shipped(nvidia_only=False))
+    files = list(engine.shipped(vendor=""))
     assert len(files) == len(list(engine.configs.glob("*.json")))
     for file in files:
         assert not file.oddities

@@ -42,7 +42,7 @@ def engine(real: RealVLLM) -> MoeEngine:
 
 @pytest.fixture(scope="module")
 def corpus(engine: MoeEngine) -> list[ShippedFile]:
-    return list(engine.shipped(nvidia_only=False))
+    return list(engine.shipped(vendor=""))
 
 
 problems = all_problems(KINDS)

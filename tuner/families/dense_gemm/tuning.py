@@ -58,11 +58,7 @@ def prepare(request: Request) -> Prepared:
         lambda config: engine.effective(problem, config, device.target),
     )
     at = {point: space_at(space, problem, device, point.batch_size) for point in points}
-    corpus = [
-        file
-        for file in engine.shipped(nvidia_only=False)
-        if file.key.device.startswith(device.vendor)
-    ]
+    corpus = list(engine.shipped(device.vendor))
     sizes = [point.batch_size for point in points]
     baselines = find_baselines(engine, problem, device, corpus, sizes)
     predictor = GemmPredictor(device, problem)

@@ -93,11 +93,7 @@ def prepare(request: Request) -> Prepared:
     recording = read_recording(path) if path else None
     points = _points(request, request.selected, recording)  # refuses what the recording lacks
     spaces = _spaces(request, problem, engine, gemms)
-    corpus = [
-        file
-        for file in engine.shipped(nvidia_only=False)
-        if file.key.device.startswith(device.vendor)
-    ]
+    corpus = list(engine.shipped(device.vendor))
     triton, sizes = triton_version(request.engine), [point.batch_size for point in points]
     layer = _Layer(
         request=request,
