@@ -66,12 +66,13 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
 
 def _resolve_or_hint(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
     """Like `resolve`; the error about a pasted message names the command that knows messages."""
-    from tuner.diagnose import diagnose_text
     from tuner.errors import UnknownModel
 
     try:
         return resolve(asked, choice)
     except UnknownModel as error:
+        from tuner.diagnose import diagnose_text
+
         if diagnose_text(asked.target).known:
             error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
         raise
