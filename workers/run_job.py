@@ -85,8 +85,8 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
             Workbench() as workbench,
         ):
             request = _resolved(lease.request, settings)
-            source = open_source(request, workbench)
-            execute(prepare(request), source, leases.store(lease), TrialSpans())
+            prepared, source = prepare(request), open_source(request, workbench)
+            execute(prepared, source, leases.store(lease), TrialSpans())
     except StaleLease:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:

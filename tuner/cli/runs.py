@@ -58,8 +58,8 @@ def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource
     from tuner.tuning.prepare import prepare
     from tuner.tuning.sources import GpuTimes, open_source
 
-    source = open_source(request, workbench)
     prepared = prepare(request)
+    source = open_source(request, workbench)
     if isinstance(source, GpuTimes):
         source.compile_ahead(prepared)
     return prepared, source

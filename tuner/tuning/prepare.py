@@ -72,6 +72,8 @@ class Prepared:
     recording: RecordedTrials | None = None  # the recording that is replayed
     companions: Companions | None = None  # further kernels that a candidate launches
     notes: Sequence[str] = ()  # what users should know before the run
+    # Does once what takes `strategy` seconds of CPU, while a GPU's process starts.
+    warm_up: Callable[[], object] = lambda: None
     # Whether the first candidates are compiled before the run begins, for a GPU.
     compiles_ahead: bool = False
     write_recording: Callable[..., None] = write_trials

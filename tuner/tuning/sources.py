@@ -51,6 +51,7 @@ class GpuTimes:
     def bench(self, prepared: Prepared) -> GpuBench:
         """Raises MeasurerUnavailable, or BadInput for another kind of GPU."""
         request = self._request
+        prepared.warm_up()  # the process still starts
         self.compiler = compiler_of(prepared, self._farm)
         self._bench = open_gpu_bench(
             self.compiler,

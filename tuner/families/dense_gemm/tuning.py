@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from tuner.errors import BadInput
 from tuner.families.dense_gemm.engine import ShippedFile, gemm_engine
@@ -12,7 +13,7 @@ from tuner.families.dense_gemm.problem import DenseGemm, DensePart
 from tuner.families.dense_gemm.seeds import find_baselines, relatives, seeds_for
 from tuner.families.dense_gemm.space import config_cells, gemm_space, space_at
 from tuner.measure.recording import TrialRecording
-from tuner.problems.points import Candidate, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.prepare import Known, Prepared, recording_of, refuse_moe_options
@@ -126,7 +127,10 @@ def _strategy(
         )
     if request.effort is Effort.EXHAUSTIVE:  # trying everything needs no search
         return lambda known: everything(at)
-    foreseen = {p: predictor.shortlist(p, narrow.configs(), FORESEEN) for p, narrow in at.items()}
+
+    @cache
+    def foreseen() -> dict[Point, list[Config]]:
+        return {p: predictor.shortlist(p, narrow.configs(), FORESEEN) for p, narrow in at.items()}
 
     def search(known: Known) -> Strategy:
         earlier = relatives(problem, known.chosen)
@@ -135,7 +139,7 @@ def _strategy(
             for p in at
         }
         seeds = seeds_for(
-            at, problem, request.device, space, corpus, known=first, foreseen=foreseen
+            at, problem, request.device, space, corpus, known=first, foreseen=foreseen()
         )
         model = predictor.estimate_all
         return Search({DensePart.DENSE: space}, [*at], seeds, budget, request.seed, at, model)

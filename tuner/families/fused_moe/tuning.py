@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from tuner.devices.table import Device
 from tuner.errors import BadInput
@@ -109,6 +109,7 @@ def prepare(request: Request) -> Prepared:
         predictor=Predictor(device, problem, corpus),
         budget=budget_for(request.effort, len(points), max(map(len, spaces.values()))),
     )
+    search = cache(partial(_search, layer))
     named = [gemm for gemm in gemms if gemm is Gemm.UP or engine.has_down_files()]
     return Prepared(
         request=request,
@@ -116,7 +117,8 @@ def prepare(request: Request) -> Prepared:
         spaces=spaces,
         kernels=engine.lift(device.target.backend),
         plan=partial(_plan, layer),
-        strategy=_strategy(layer),
+        strategy=_strategy(layer, search),
+        warm_up=search if _searches(request) else lambda: None,
         predictor=layer.predictor,
         tries=_tries(layer),
         file_names={gemm: engine.file_name(problem, device, gemm) for gemm in named},
@@ -171,13 +173,21 @@ def _plan(layer: _Layer, known: Known) -> RunPlan:
     return RunPlan(layer.points, layer.baselines, chooser, known.previous)
 
 
-def _strategy(layer: _Layer) -> Callable[[Known], Strategy]:
-    """How configurations are tried. What takes seconds of CPU is done here, once."""
+def _searches(request: Request) -> bool:
+    """Whether a search proposes configurations. Trying everything needs none."""
+    predicted = request.source.kind is MeasureKind.PREDICT
+    return not predicted and request.effort is not Effort.EXHAUSTIVE
+
+
+def _strategy(
+    layer: _Layer, search: Callable[[], Callable[[Known], Strategy]]
+) -> Callable[[Known], Strategy]:
+    """How configurations are tried."""
+    if _searches(layer.request):
+        return lambda known: search()(known)
     if layer.request.source.kind is MeasureKind.PREDICT:
         return partial(_shortlist, layer)
-    if layer.request.effort is Effort.EXHAUSTIVE:  # trying everything needs no search
-        return lambda known: everything(layer.at)
-    return _search(layer)
+    return lambda known: everything(layer.at)
 
 
 def _shortlist(layer: _Layer, known: Known) -> Strategy:
@@ -209,6 +219,7 @@ def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
 
 
 def _search(layer: _Layer) -> Callable[[Known], Strategy]:
+    """What makes searches. The seeds and the model's times, which take seconds, are found once."""
     problem, device, seed = layer.problem, layer.device, layer.request.seed
     spaces, at = layer.spaces, layer.at
     if layer.one_config:  # the up gemm's points stand for both
