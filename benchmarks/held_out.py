@@ -39,15 +39,12 @@ from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.seeds import seeds_for as moe_seeds
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.families.fused_moe.tuning import FORESEEN
-from tuner.measure.recording import read_trials
-from tuner.measure.recording_file import decode, is_packed, read_packed, unpack
+from tuner.measure.recording import decode, is_packed, read_packed, read_trials, unpack
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status, Trial
-from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Search
+from tuner.tuning.search import Budget, Model, Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.track import Model
 
 RECORDINGS = Path("tests/data/recordings")
 SEEN = (

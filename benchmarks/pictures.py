@@ -30,7 +30,7 @@ from tuner.problems.points import ChartPosition, Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem, read_part
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
-from tuner.tuning.without_us import with_backends
+from tuner.tuning.gains import with_backends
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

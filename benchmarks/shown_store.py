@@ -41,7 +41,7 @@ from tuner.problems.results import (
 from tuner.store import JobStore, Leases, Store
 from tuner.store.nights import NightStore
 from tuner.store.workers import WorkerStore
-from tuner.tuning.without_us import with_backends
+from tuner.tuning.gains import with_backends
 from workers.nightly import do_round
 from workers.settings import Settings
 from workers.watches import Watch

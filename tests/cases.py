@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tuner.devices.table import Device, find_device
 from tuner.families.attention import models as attention_models
@@ -11,6 +13,7 @@ from tuner.families.attention.problem import Attention
 from tuner.families.fused_moe import models as moe_models
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.targets import resolve_target
+from tuner.measure.workbench import Workbench
 from tuner.models.attention import HasAttention
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
@@ -18,6 +21,11 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_named
 from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.tuning.prepare import prepare
+from tuner.tuning.report import Report
+from tuner.tuning.request import Request
+from tuner.tuning.run import RunStore, execute
+from tuner.tuning.sources import open_source
 
 H200, L40S = find_device("H200"), find_device("L40S")
 # The layers of the two fused-MoE recordings.
@@ -52,6 +60,18 @@ def trial(point: Point, one: Config, us: float | None) -> Trial:
     status = Status.OUT_OF_RESOURCES if us is None else Status.OK
     compiled = Compiled(status, shared_bytes=1024)
     return Trial(Candidate(point, one), compiled, Measurement(status, us))
+
+
+def tuned(
+    request: Request,
+    store: RunStore,
+    workbench: Workbench | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Report:
+    """The report of a request's run; `options` are those of `execute`."""
+    with contextlib.ExitStack() as opened:
+        shared = workbench or opened.enter_context(Workbench())
+        return execute(prepare(request), open_source(request, shared), store, **options)
 
 
 @dataclass(frozen=True)

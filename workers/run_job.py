@@ -29,13 +29,15 @@ from tuner.errors import (
     UnusableStore,
 )
 from tuner.jobs.job import JobRequest, Lease, read_request
+from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate
 from tuner.problems.results import MeasureKind, Trial
 from tuner.store import Leases
 from tuner.store.database import Database
-from tuner.tuning.request import Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.prepare import prepare
+from tuner.tuning.request import Request, Source
+from tuner.tuning.run import execute
+from tuner.tuning.sources import open_source
 from tuner.tuning.tune import Unwatched
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
@@ -51,7 +53,7 @@ class TrialSpans(Unwatched):
     def __init__(self) -> None:
         self._since_ns, self._count = time_ns(), 0
 
-    def __call__(self, trial: Trial) -> None:
+    def tried(self, trial: Trial) -> None:
         self._count += 1
 
     def step(self, text: str) -> None:
@@ -109,10 +111,11 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
     try:
         with (
             span("run", _about(lease.request)),
-            open_run(_session_request(lease.request, settings)) as session,
+            Workbench() as workbench,
         ):
-            spans = TrialSpans()
-            session.run(leases.store(lease), progress=spans, watcher=spans)
+            request = _resolved(lease.request, settings)
+            prepared, source = prepare(request), open_source(request, workbench)
+            execute(prepared, source, leases.store(lease), TrialSpans())
     except StaleLease:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:
@@ -149,7 +152,7 @@ def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
     return text.replace(str(path), str(recording))
 
 
-def _session_request(request: JobRequest, settings: Settings) -> Request:
+def _resolved(request: JobRequest, settings: Settings) -> Request:
     source = request.source
     if source.recording is not None:
         source = Source(MeasureKind.REPLAY, settings.recording(str(source.recording)))

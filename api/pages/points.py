@@ -13,7 +13,7 @@ from tuner.draw.chart import Chart, Series, Spot, draw_chart
 from tuner.draw.scale import LogScale
 from tuner.draw.shapes import Colour, Drawing, Glyph
 from tuner.draw.svg import svg_text
-from tuner.problems.backends import title_of
+from tuner.problems.points import title_of
 from tuner.problems.registry import parts
 from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain
 

@@ -16,7 +16,7 @@ from tuner.families.attention.inputs import compared, launch, make_inputs, outpu
 from tuner.families.attention.lengths import EDGES, Lengths
 from tuner.families.attention.problem import AttentionPhase, parse_attention
 from tuner.kernels.lift import load_lifted
-from tuner.measure.accuracy import Reference
+from tuner.measure.timing import Reference
 from tuner.problems.points import Config, Point
 
 GQA = "q_heads=4,kv_heads=2,Lq=32,Lv=32,dtype=float16"

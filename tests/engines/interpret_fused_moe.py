@@ -33,7 +33,7 @@ from tuner.families.fused_moe.inputs import (
 from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import Binding, Constant
 from tuner.kernels.lift import load_lifted
-from tuner.measure.accuracy import Reference
+from tuner.measure.timing import Reference
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 

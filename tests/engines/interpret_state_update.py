@@ -25,7 +25,7 @@ from tuner.families.state_update.inputs import (
 from tuner.families.state_update.problem import parse_state_update
 from tuner.kernels.lift import load_lifted
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import Reference
+from tuner.measure.timing import Reference
 from tuner.problems.points import Config
 
 # name -> (problem, sequences, BLOCK_SIZE_M, warps)

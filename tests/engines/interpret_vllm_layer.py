@@ -17,8 +17,8 @@ from vllm_stand_ins import served_layer
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.engine import MoeEngine, moe_engine
-from tuner.families.fused_moe.engine_layer import EngineLayer
 from tuner.families.fused_moe.inputs import random_routing
+from tuner.families.fused_moe.layer import EngineLayer
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.registry import parse_problem
 

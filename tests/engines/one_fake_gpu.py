@@ -7,7 +7,7 @@ from functools import partial
 from tuner.cli import one_gpu
 from tuner.families.fused_moe import tuning
 from tuner.measure.workbench import Workbench
-from tuner.tuning.budget import Budget
+from tuner.tuning.search import Budget
 
 if __name__ == "__main__":
     one_gpu.Workbench = partial(Workbench, "recorded_moe_child")

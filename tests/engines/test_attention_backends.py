@@ -8,13 +8,13 @@ from tuner.backends import fa2
 from tuner.backends.operands import Unsupported
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
+from tuner.families.attention.batch import operands_of
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.inputs import compared, make_inputs, output_of, reference
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.lengths import Lengths
-from tuner.families.attention.paged import operands_of
 from tuner.families.attention.problem import parse_attention
-from tuner.measure.accuracy import Reference
+from tuner.measure.timing import Reference
 
 HEADS = "q_heads=4,kv_heads=2,Lq=16,Lv=16,dtype=bfloat16"
 LATENT = "q_heads=4,kv_heads=1,Lq=288,Lv=256,dtype=bfloat16"

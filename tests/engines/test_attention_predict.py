@@ -13,9 +13,12 @@ from tuner.devices.table import devices
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.families.attention.lengths import Lengths, kv_splits, ragged
-from tuner.families.attention.predict.model import AttentionModel
-from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
-from tuner.families.attention.predict.tiles import BlockRow, Tiles, count, launched, makespan
+from tuner.families.attention.predict.predictor import (
+    CLEAR_GAIN,
+    AttentionModel,
+    AttentionPredictor,
+)
+from tuner.families.attention.predict.steps import BlockRow, Tiles, count, launched, makespan
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.space import attention_space, smaller_configs
 from tuner.measure.recording import read_trials

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from cases import SWEEP, trial
+from cases import SWEEP, trial, tuned
 from tiers import only
 
 from tuner.devices.table import find_device
@@ -15,19 +15,18 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
+from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
-from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import WorkPoint
-from tuner.measure import recording_file
+from tuner.measure import recording as recording_file
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import RunKey
 from tuner.problems.results import MeasureKind, Measurement, Status, Totals
 from tuner.store import Store
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.prepare import Known, prepare
+from tuner.tuning.request import Effort, Request, Source
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
@@ -61,8 +60,7 @@ def store(tmp_path):
 
 
 def run(asked: Request, store: Store):
-    with open_run(asked) as session:
-        return session.run(store, progress=lambda trial: None)
+    return tuned(asked, store)
 
 
 def configs(report) -> dict[Point, Config]:
@@ -405,11 +403,8 @@ def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
     path = tmp_path / "h200.csv.gz"
     path.write_bytes(SWEEP.read_bytes())
     asked = request(PROBLEMS[0], source=Source(MeasureKind.REPLAY, path))
-    with (
-        open_run(asked) as session,
-        pytest.raises(UnwritableOutput, match="is being replayed: record to another file"),
-    ):
-        session.run(store, lambda trial: None, record=tmp_path / "." / "h200.csv.gz")
+    with pytest.raises(UnwritableOutput, match="is being replayed: record to another file"):
+        tuned(asked, store, record=tmp_path / "." / "h200.csv.gz")
     assert path.read_bytes() == SWEEP.read_bytes()
 
 
@@ -455,8 +450,8 @@ def recorded_splits(path: Path) -> tuple[Request, list]:
     """A request that replays a recording of the whole space at SIZES, and its trials."""
     work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in SIZES))
     asked = request(SPLITS, selection=work, source=Source(MeasureKind.PREDICT))
-    with open_run(asked) as run_:
-        own = dict(run_._defaults)
+    incumbents = prepare(asked).plan(Known()).incumbents
+    own = {point: configs["default"] for point, configs in incumbents.items()}
     device, problem = asked.device, asked.problem
     trials = [
         trial(point, config, formula(point, config))
@@ -527,4 +522,4 @@ def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tm
 def test_releases_without_plugins_have_their_own_number_of_splits(version):
     asked = request(SPLITS, engine=find_engine(f"sglang=={version}"))
     with pytest.raises(BadInput, match=r"loads no plugins, .*: name its own, .*kv_splits=8"):
-        open_run(asked)
+        prepare(asked)

@@ -36,13 +36,13 @@ from tuner.errors import CompilerUnavailable, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Variant, bind
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems.points import Candidate, Config, Point
+from tuner.measure.workbench import Workbench
+from tuner.problems.points import PTXAS_SETTINGS, Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
-from tuner.problems.triton import PTXAS_SETTINGS
-from tuner.tuning.request import parse_source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.prepare import prepare
+from tuner.tuning.request import Request, parse_source
+from tuner.tuning.sources import open_source
 
 SMALL = config(16, 64, 64, 4, 2)
 PROCESSES = 2
@@ -409,8 +409,13 @@ def test_a_run_leaves_the_process_that_owns_the_gpu_a_core(monkeypatch, measure,
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 9, 11})
     engine, card = find_engine("sglang==0.5.16"), find_device("L40S")
-    with open_run(Request(INT8, card, engine, parse_source(measure))) as session:
-        assert session._farm.processes == processes
+    request = Request(INT8, card, engine, parse_source(measure))
+    monkeypatch.setattr(Workbench, "start", lambda *_: None)
+    with Workbench() as workbench:
+        source = open_source(request, workbench)
+        if measure == "predict":
+            source.bench(prepare(request))
+        assert workbench._farm.processes == processes
 
 
 # The cache

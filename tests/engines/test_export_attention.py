@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, entry, fill, point, published
-from cases import H200, SWEEP
+from cases import H200, SWEEP, tuned
 from typer.testing import CliRunner
 
 from tuner.cli import app
@@ -30,9 +30,7 @@ from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
 from tuner.store import Store
-from tuner.tuning.request import Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, Source
 
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
 ON_TRITON = {"--attention-backend": "triton"}  # what the servers are started with
@@ -512,8 +510,7 @@ def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_p
     chosen = {}
     for name in names:
         problem, source = parse_attention(name), Source(MeasureKind.REPLAY, SWEEP)
-        with open_run(Request(problem, H200, engine, source=source)) as session:
-            chosen[problem] = session.run(store, progress=lambda trial: None).entries
+        chosen[problem] = tuned(Request(problem, H200, engine, source=source), store).entries
     report = device_report(store, engine, tmp_path)
     for file in attention_of(report):
         found = read_attention_file(file.path)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cases import RECORDINGS
+from cases import RECORDINGS, tuned
 from gemm_cases import BLOCKS, CHANNELS, point, tile
 from tiers import only
 
@@ -35,10 +35,9 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.store import Store
+from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
 from tuner.tuning.search import Search
 
 H100, L40S = find_device("H100"), find_device("L40S")
@@ -90,8 +89,7 @@ def replayed(recording: Path) -> Request:
 
 
 def run(asked: Request, store: Store, workbench: Workbench | None = None) -> Report:
-    with open_run(asked, workbench) as session:
-        return session.run(store, progress=lambda trial: None)
+    return tuned(asked, store, workbench)
 
 
 SHAPES = [(2112, 7168), (3072, 1536), (5120, 4096), (7168, 2048)]
@@ -164,17 +162,19 @@ class TestReplay:
     def test_a_size_that_is_not_recorded_is_refused(self, replayed: Request) -> None:
         asked = dataclasses.replace(replayed, selection=GemmSelection((7,)))
         with pytest.raises(BadInput, match="the recording has no M=7"):
-            open_run(asked)
+            prepare(asked)
 
     def test_later_gemms_of_a_command_try_the_earlier_ones_winners(
         self, replayed: Request, store: Store
     ) -> None:
         with Workbench() as workbench:
             run(replayed, store, workbench)
-            session = open_run(replayed, workbench)
             ((problem, configs),) = workbench.chosen
-            assert problem == BLOCKS
-            assert configs[point(64)] in session._known()[point(64)]
+        assert problem == BLOCKS
+        strategy = prepare(replayed).strategy
+        later, alone = (set(strategy(Known(chosen=some)).ask()) for some in (workbench.chosen, ()))
+        assert {Candidate(point(M), configs[point(M)]) for M in SIZES} <= later
+        assert later != alone
 
 
 class TestSeeds:
@@ -236,14 +236,14 @@ class TestRefusals:
     def test_options_of_other_families_are_refused(self) -> None:
         source = Source(MeasureKind.PREDICT)
         with pytest.raises(BadInput, match="leave --wide and --grid out"):
-            open_run(Request(BLOCKS, L40S, find_engine(ENGINE), source, wide=True))
+            prepare(Request(BLOCKS, L40S, find_engine(ENGINE), source, wide=True))
         with pytest.raises(BadInput, match="leave --routing out"):
             routed = Source(MeasureKind.GPU, routing=Path("ids.pt"))
-            open_run(Request(BLOCKS, L40S, find_engine(ENGINE), routed))
+            prepare(Request(BLOCKS, L40S, find_engine(ENGINE), routed))
 
     def test_a_kernel_whose_configuration_the_engine_reads_from_no_file_is_refused(self) -> None:
         with pytest.raises(UnsupportedKernel, match="reads no file"):
-            open_run(Request(CHANNELS, L40S, find_engine(ENGINE), Source(MeasureKind.PREDICT)))
+            prepare(Request(CHANNELS, L40S, find_engine(ENGINE), Source(MeasureKind.PREDICT)))
 
 
 @pytest.fixture(scope="module")

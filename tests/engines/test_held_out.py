@@ -16,11 +16,10 @@ from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.families.fused_moe.tuning import FORESEEN
-from tuner.measure.replay import Replay
+from tuner.measure.recording import Replay
 from tuner.problems.points import Candidate, Config, Point
-from tuner.tuning.budget import budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Search
+from tuner.tuning.search import Search, budget_for
 from tuner.tuning.space import Space
 
 

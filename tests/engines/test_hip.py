@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cases import FP8
+from cases import FP8, tuned
 from strata import of_each_kind
 from tiers import only
 
@@ -30,8 +30,8 @@ from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.families.dense_gemm.space import gemm_space
 from tuner.families.fused_moe.check import check_files
 from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.families.fused_moe.space import space_for
 from tuner.kernels.binding import Pointer
 from tuner.problems.dtypes import Dtype
@@ -39,9 +39,7 @@ from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Status
 from tuner.store import Store
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
 
 MI300X, MI355X, R9700 = find_device("MI300X"), find_device("MI355X"), find_device("R9700")
 ENGINE, NEWEST = find_engine("sglang==0.5.16"), find_engine("sglang==0.5.23")
@@ -240,7 +238,7 @@ def test_a_launch_that_depends_on_the_cards_size_is_refused() -> None:
 def test_the_engines_own_names_of_files_are_known(version: str) -> None:
     engine = find_engine(f"sglang=={version}")
     moe, dense = moe_engine(engine), gemm_engine(engine)
-    files = [f for f in moe.shipped(nvidia_only=False) if f.key.device == MI300X.name]
+    files = [f for f in moe.shipped(vendor="") if f.key.device == MI300X.name]
     names = {file.path.name for file in files}
     assert moe.file_name(FP8, MI300X, Gemm.UP) in names
     assert len(names) == 8 and not any(file.oddities for file in files)
@@ -269,7 +267,7 @@ def test_check_tells_what_fits_on_the_card(tmp_path: Path) -> None:
 def test_check_finds_the_shipped_entry_that_cannot_run() -> None:
     [file] = [
         file.path
-        for file in moe_engine(NEWEST).shipped(nvidia_only=False)
+        for file in moe_engine(NEWEST).shipped(vendor="")
         if file.path.name == "E=8,N=8192,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8.json"
     ]
     bad = [entry for entry in check_files([file], MI300X, NEWEST, {}).entries if not entry.fits]
@@ -344,8 +342,8 @@ def test_a_prediction_says_that_the_model_never_saw_such_a_card(  # type: ignore
         selection=selection,
         effort=Effort.QUICK,
     )
-    with Store.open("sqlite://") as store, open_run(asked) as run:
-        report = run.run(store, progress=lambda trial: None)
+    with Store.open("sqlite://") as store:
+        report = tuned(asked, store)
         stored = store.winners(device=MI300X.name, engine="sglang", problem=problem)
     caveat = "The model that predicted these times was never held against a card of AMD's."
     assert report.as_text().endswith(caveat)

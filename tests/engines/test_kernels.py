@@ -13,8 +13,7 @@ from tuner.engines.config_files import LAUNCH_OPTIONS, TILES, fields_on
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import BadProblem, UnsupportedKernel
-from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.families.fused_moe.slots import padded_slots
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm, padded_slots
 from tuner.kernels.binding import ABSENT, Binding, Constant, Descriptor, Integer, Pointer
 from tuner.kernels.lift import Parameter, lift, load_lifted
 from tuner.problems.points import Config

@@ -9,35 +9,37 @@ import statistics
 import pytest
 from cases import FP8, FP8_RECORDING, H200, INT8, L40S, config
 
-from tuner.devices.occupancy import Footprint, blocks_per_sm
+from tuner.devices.occupancy import (
+    Footprint,
+    TensorStep,
+    blocks_per_sm,
+    tensor_step,
+    uses_warpgroup,
+)
 from tuner.devices.table import devices, find_device
-from tuner.devices.tensor_cores import TensorStep, tensor_step, uses_warpgroup
 from tuner.engines.engine import find_engine
-from tuner.families.fused_moe.baselines import baseline_configs
 from tuner.families.fused_moe.choose import MoePolicy, choose
 from tuner.families.fused_moe.engine import moe_engine
-from tuner.families.fused_moe.predict.corpus import Prior
-from tuner.families.fused_moe.predict.device_model import DeviceModel, estimate
-from tuner.families.fused_moe.predict.padding import expected_load
+from tuner.families.fused_moe.family import MoeSelection
+from tuner.families.fused_moe.predict.device_model import DeviceModel, estimate, expected_load
 from tuner.families.fused_moe.predict.predictor import (
     CLEAR_GAIN,
     CORPUS_WEIGHT,
     MOST_SHORTFALL,
     Predictor,
+    Prior,
+    needs,
 )
-from tuner.families.fused_moe.predict.shortlist import needs
-from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.recording import read_recording
-from tuner.families.fused_moe.selection import MoeSelection
+from tuner.families.fused_moe.seeds import baseline_configs
 from tuner.families.fused_moe.space import space_for
-from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.tuning.request import Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
-from tuner.tuning.shortlist import cover
+from tuner.tuning.prepare import Known, prepare
+from tuner.tuning.request import Request, Source
+from tuner.tuning.seeds import cover
 
 PROBLEMS = [
     FP8,
@@ -314,8 +316,7 @@ class TestThreshold:
         engine = find_engine("sglang==0.5.16")
         source = Source(MeasureKind.PREDICT)
         asked = Request(INT8, L40S, engine, source, selection=MoeSelection((8,)))
-        with open_run(asked) as session:
-            chooser = session._plan().chooser
+        chooser = prepare(asked).plan(Known()).chooser
         assert chooser.policy == MoePolicy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
 
     def test_a_pair_predicted_to_be_hardly_faster_leaves_the_engine_alone(self):

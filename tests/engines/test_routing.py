@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import FP8_RECORDING
+from cases import FP8_RECORDING, tuned
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
+from tuner.families.fused_moe.family import MoeSelection
+from tuner.families.fused_moe.gpu import load_routing
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.families.fused_moe.routing import load_routing
-from tuner.families.fused_moe.selection import MoeSelection
-from tuner.measure.replay import Replay
-from tuner.measure.routing_file import RoutingFile, find_routing_file
+from tuner.measure.messages import RoutingFile, find_routing_file
+from tuner.measure.recording import Replay
+from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
-from tuner.tuning import processes
-from tuner.tuning.bench import SerialBench
-from tuner.tuning.request import Effort, Source, parse_source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning import sources
+from tuner.tuning.prepare import prepare
+from tuner.tuning.request import Effort, Request, Source, parse_source
+from tuner.tuning.sources import SerialBench, open_source
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)
 EXPECTED = r"expected \(tokens, 2\) expert ids from 0 to 7"
@@ -138,8 +138,6 @@ class RecordedGpu(SerialBench):
         replay = Replay(recorded())
         super().__init__(replay, replay)
 
-    def close(self) -> None: ...
-
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[RoutingFile | None]:
@@ -150,7 +148,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[RoutingFile | None]:
         opened.append(routing)
         return RecordedGpu()
 
-    monkeypatch.setattr(processes, "open_gpu_bench", open_bench)
+    monkeypatch.setattr(sources, "open_gpu_bench", open_bench)
     return opened
 
 
@@ -170,8 +168,7 @@ def measured(store: Store, routing: Path | None) -> int:
         effort=Effort.QUICK,
         wide=False,
     )
-    with open_run(request) as session:
-        return session.run(store, lambda trial: None).totals.measurements
+    return tuned(request, store).totals.measurements
 
 
 @pytest.mark.parametrize("effort", Effort)
@@ -184,11 +181,14 @@ def test_only_exhaustive_runs_time_every_candidate_with_all_routings(
         asked.append(thorough)
         return RecordedGpu()
 
-    monkeypatch.setattr(processes, "open_gpu_bench", open_bench)
+    monkeypatch.setattr(sources, "open_gpu_bench", open_bench)
     source = Source(MeasureKind.GPU)
     device, engine = find_device("H200"), find_engine("sglang==0.5.16")
-    with open_run(Request(recorded().problem, device, engine, source, effort=effort)) as run:
-        assert run.environment.torch
+    request = Request(recorded().problem, device, engine, source, effort=effort)
+    with Workbench() as workbench:
+        times = open_source(request, workbench)
+        times.bench(prepare(request))
+        assert times.environment()["torch"]
     assert asked == [effort is Effort.EXHAUSTIVE]
 
 

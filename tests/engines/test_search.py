@@ -23,9 +23,8 @@ from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Measurement, Status
-from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Search
+from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
 
 DATA = Path(__file__).parents[1] / "data"

@@ -13,12 +13,11 @@ from cases import FP8, H200
 
 from tuner.cli import side_by_side
 from tuner.engines.engine import find_engine
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
 
 pytestmark = pytest.mark.timeout(900)
 

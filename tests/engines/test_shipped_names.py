@@ -13,7 +13,7 @@ import pytest
 
 from tuner.devices.table import devices
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.file_names import file_key
+from tuner.engines.sglang.fused_moe.files import file_key
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.fused_moe.engine import Fusion, MoeFileKey, moe_engine
 from tuner.families.fused_moe.models import moe_problem

@@ -12,9 +12,8 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Point
-from tuner.tuning.request import parse_source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.prepare import prepare
+from tuner.tuning.request import Request, parse_source
 
 
 @pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])
@@ -35,10 +34,8 @@ def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, devi
 @pytest.mark.parametrize(("problem", "device"), [(INT8, "L40S"), (INT8, "H200"), (FP8, "H200")])
 def test_a_file_of_older_measurements_for_the_card_is_named(problem: FusedMoe, device: str) -> None:
     source = parse_source("predict")
-    with open_run(
-        Request(problem, find_device(device), find_engine("sglang==0.5.16"), source)
-    ) as run:
-        notes = " ".join(run.notes)
+    request = Request(problem, find_device(device), find_engine("sglang==0.5.16"), source)
+    notes = " ".join(prepare(request).notes)
     path = "triton_3_1_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json"
     assert (path in notes) == (device == "L40S")
     assert ("copy it to the name above" in notes) == (device == "L40S")

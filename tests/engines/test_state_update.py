@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from cases import H200, L40S
+from cases import H200, L40S, tuned
 from interpret_state_update import CASES
 from interpreter import interpreted
 from real_vllm import functions, package
@@ -33,9 +33,8 @@ from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.results import Compiled, Entry, Environment, Status
 from tuner.store import Store
-from tuner.tuning.request import parse_source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.prepare import prepare
+from tuner.tuning.request import Request, parse_source
 
 READING = ("0.24.0", "0.33.0")
 OLDER = ("0.10.2", "0.15.1")
@@ -210,7 +209,7 @@ def test_a_folder_goes_before_the_package(engine, real, tmp_path):
 
 
 def test_every_shipped_name_is_one_that_the_engine_asks_for(engine):
-    files = list(engine.shipped(nvidia_only=False))
+    files = list(engine.shipped(vendor=""))
     assert len(files) == len(list(engine.configs.glob("*.json")))
     for file in files:
         assert not file.oddities
@@ -253,11 +252,8 @@ def request_of(version: str, **changes) -> Request:
 
 
 def test_a_prediction_tries_everything_and_says_what_it_is(tmp_path):
-    with (
-        open_run(request_of("0.33.0", problem=replace(WIDE, state_size=16))) as run,
-        Store.open(f"sqlite:///{tmp_path}/tuner.db") as store,
-    ):
-        report = run.run(store, progress=lambda trial: None)
+    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+        report = tuned(request_of("0.33.0", problem=replace(WIDE, state_size=16)), store)
     assert [entry.point.batch_size for entry in report.entries] == [1, 64]
     assert {entry.status for entry in report.entries} == {Status.PREDICTED}
     assert all("default" in entry.incumbents for entry in report.entries)
@@ -268,7 +264,7 @@ def test_a_prediction_tries_everything_and_says_what_it_is(tmp_path):
 
 def test_options_of_other_families_are_refused():
     with pytest.raises(BadInput, match="leave --wide and --grid out"):
-        open_run(request_of("0.33.0", wide=True))
+        prepare(request_of("0.33.0", wide=True))
 
 
 def winner(problem=WIDE, size=1, config=CONFIG, status=Status.OK) -> Winner:

@@ -8,22 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases import FP8, FP8_RECORDING, SWEEP
+from cases import FP8, FP8_RECORDING, SWEEP, tuned
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
-from tuner.families.attention.selection import AttentionSelection
+from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import MeasureKind
+from tuner.problems.results import MeasureKind, Trial
 from tuner.store import Store
-from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.tune import Unwatched
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 RECORDINGS = {FP8.spec(): FP8_RECORDING, EXTEND: SWEEP}
@@ -40,25 +39,31 @@ def request(text: str) -> Request:
     )
 
 
+class Removing(Unwatched):
+    """Removes a folder at the first trial."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def tried(self, trial: Trial) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 @pytest.mark.parametrize("text", RECORDINGS)
 def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_path: Path) -> None:
     folder, database = tmp_path / "folder", tmp_path / "tuner.db"
     folder.mkdir()
     asked = request(text)
-    with Store.open(f"sqlite:///{database}") as store, open_run(asked) as session:
+    with Store.open(f"sqlite:///{database}") as store:
         with pytest.raises(UnwritableOutput, match="winners are stored: run it again"):
             # The folder is there when the run begins, and gone when it ends.
-            session.run(
-                store,
-                progress=lambda trial: shutil.rmtree(folder, ignore_errors=True),
-                record=folder / "trials.csv.gz",
-            )
+            tuned(asked, store, watcher=Removing(folder), record=folder / "trials.csv.gz")
         assert store.winners(device="NVIDIA_H200", engine="sglang", problem=asked.problem)
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT state, reason FROM runs").fetchall() == [("done", "")]
     folder.mkdir()
-    with Store.open(f"sqlite:///{database}") as store, open_run(asked) as session:
-        again = session.run(store, progress=lambda trial: None, record=folder / "trials.csv.gz")
+    with Store.open(f"sqlite:///{database}") as store:
+        again = tuned(asked, store, record=folder / "trials.csv.gz")
     assert again.totals.measurements == 0
     assert (folder / "trials.csv.gz").is_file()
 
@@ -69,14 +74,13 @@ def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path
     with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         for gemm in Gemm:
             asked = replace(request(FP8.spec()), selection=MoeSelection(sizes, (gemm,)))
-            with open_run(asked) as session:
-                report = session.run(store, progress=lambda trial: None)
+            report = tuned(asked, store)
             alone[gemm] = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
     assert len(alone[Gemm.UP]) == len(sizes)
     assert alone[Gemm.DOWN] == alone[Gemm.UP]
     free = replace(request(FP8.spec()), selection=MoeSelection(sizes, (Gemm.DOWN,)))
-    with Store.open("sqlite://") as store, open_run(free) as session:
-        report = session.run(store, progress=lambda trial: None)
+    with Store.open("sqlite://") as store:
+        report = tuned(free, store)
     own = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
     assert own != alone[Gemm.DOWN]  # or nothing was held back
 
@@ -92,8 +96,7 @@ def test_a_run_starts_from_what_the_store_has_and_keeps_it_unless_it_is_beaten()
     anew = replace(quick, carry_over=False)
 
     def configs(asked: Request, store: Store) -> dict[Point, Config]:
-        with open_run(asked) as session:
-            report = session.run(store, progress=lambda trial: None)
+        report = tuned(asked, store)
         return {entry.point: entry.config for entry in report.entries}
 
     with Store.open("sqlite://") as empty:

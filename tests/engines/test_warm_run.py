@@ -22,9 +22,8 @@ from tuner.engines.engine import find_engine
 from tuner.measure.gpu import child_env
 from tuner.problems.points import Problem
 from tuner.problems.results import Compiled, MeasureKind
-from tuner.tuning.request import Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.prepare import Known, prepare
+from tuner.tuning.request import Request, Source
 
 # Engines that run three releases of Triton, with two ways to take a kernel's constants.
 SOME, OLDER = ("sglang==0.5.16", (INT8, EXTEND, CHOSEN, BLOCKS)), ("sglang==0.4.4", (BLOCKS,))
@@ -46,12 +45,12 @@ def jobs_of(problem: Problem, engine: str) -> list[CompileJob]:
     """Each kernel of a problem as its engine would launch it, one of each name and part."""
     request = Request(problem, H200, find_engine(engine), Source(MeasureKind.GPU))
     found: dict[tuple[str, object], CompileJob] = {}
-    with open_run(request) as run:
-        bind, further = run._binder(), run._companions()
-        for candidate in run._plan().incumbent_candidates():
-            for lifted, binding in [bind(candidate), *(further(candidate) if further else ())]:
-                name = binding.function, candidate.point.part
-                found.setdefault(name, CompileJob(lifted, binding.variant(), H200.target))
+    prepared = prepare(request)
+    bind, further = prepared.kernels.binder(problem, H200.target), prepared.companions
+    for candidate in prepared.plan(Known()).incumbent_candidates():
+        for lifted, binding in [bind(candidate), *(further(candidate) if further else ())]:
+            name = binding.function, candidate.point.part
+            found.setdefault(name, CompileJob(lifted, binding.variant(), H200.target))
     return list(found.values())
 
 

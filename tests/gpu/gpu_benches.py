@@ -56,8 +56,8 @@ def open_bench(
         bind = gemm_engine(engine).lift().binder(problem, device.target)
     else:
         bind = lift_fused_moe(engine).binder(problem, device.target)
-    with Farm(cache_dir=cache) as farm:
-        bench = open_gpu_bench(
+    with Farm(cache_dir=cache) as farm, contextlib.ExitStack() as opened:
+        yield open_gpu_bench(
             KernelCompiler(farm, bind, device),
             farm,
             engine=f"{engine.name}=={engine.version}",
@@ -67,11 +67,9 @@ def open_bench(
             routing=None,
             points=points,
             limits=limits,
-            workbench=workbench,
+            workbench=workbench or opened.enter_context(Workbench()),
             thorough=thorough,
         )
-        with contextlib.closing(bench):
-            yield bench
 
 
 def trials_of(bench: GpuBench, candidates: Sequence[Candidate]) -> dict[Candidate, Trial]:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import random
 
 import pytest
+from cases import tuned
 from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.engine import attention_engine, engine_config
+from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage, parse_attention
-from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import with_splits
 from tuner.families.attention.workloads import WorkPoint
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
 from tuner.store import Store
-from tuner.tuning.request import Effort, parse_source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, parse_source
 
 pytestmark = pytest.mark.gpu
 
@@ -137,8 +136,8 @@ def test_decode_is_tuned_with_its_splits_and_no_length_gets_slower(tmp_path):
         selection=AttentionSelection((WorkPoint(1, 1, 512), WorkPoint(1, 1, 16384))),
         effort=Effort.QUICK,
     )
-    with open_run(request) as run, Store.open(f"sqlite:///{tmp_path}/t.db") as store:
-        entries = run.run(store, progress=lambda trial: None).entries
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        entries = tuned(request, store).entries
     assert len(entries) == 4
     for cached in (512, 16384):
         both = [entry for entry in entries if entry.point.cached_tokens == cached]

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from cases import tuned
 from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.devices.target import cuda_target
@@ -20,9 +21,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
 from tuner.store import Store
-from tuner.tuning.request import Effort, parse_source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, parse_source
 
 pytestmark = pytest.mark.gpu
 
@@ -139,9 +138,8 @@ def test_shapes_of_one_command_share_the_child_and_the_kernels(tmp_path, monkeyp
                 selection=GemmSelection((1, 64, 1024)),
                 effort=Effort.QUICK,
             )
-            with open_run(request, workbench) as session:
-                reports.append(session.run(store, progress=lambda trial: None))
-                children.append(session._gpu._workers[0]._child)
+            reports.append(tuned(request, store, workbench))
+            children.append(workbench._workers["0"]._child)
     assert children[0] is children[1]
     first, second = (report.totals for report in reports)
     assert second.configs_compiled < first.configs_compiled

@@ -9,21 +9,19 @@ import math
 
 import pytest
 import torch
+from cases import tuned
 from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.engines.engine import find_engine
 from tuner.families.state_update.batch import PLACES, StateUpdateBatches
 from tuner.families.state_update.family import StateSelection
+from tuner.families.state_update.predict import state_space
 from tuner.families.state_update.problem import Update, parse_state_update
-from tuner.families.state_update.space import state_space
 from tuner.measure.timing import LAUNCHES
-from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Status
 from tuner.store import Store
-from tuner.tuning.request import parse_source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, parse_source
 
 pytestmark = pytest.mark.gpu
 
@@ -93,12 +91,8 @@ def test_a_run_is_never_slower_than_the_engine(tmp_path, monkeypatch):
         source=parse_source("gpu"),
         selection=StateSelection((1, 64, 512)),
     )
-    with (
-        Workbench() as workbench,
-        open_run(request, workbench) as session,
-        Store.open(f"sqlite:///{tmp_path}/tuner.db") as store,
-    ):
-        report = session.run(store, progress=lambda trial: None)
+    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+        report = tuned(request, store)
     assert [entry.point.batch_size for entry in report.entries] == [1, 64, 512]
     for entry in report.entries:
         assert entry.status is Status.OK

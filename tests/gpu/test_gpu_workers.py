@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from worker_processes import tuning_child, wait_for
 
 from tuner.engines.engine import find_engine
-from tuner.families.fused_moe.selection import MoeSelection
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobRequest, JobState
 from tuner.jobs.limits import AttemptLimits
 from tuner.problems.registry import parse_problem

@@ -10,6 +10,7 @@ from tuner.devices.table import find_device
 from tuner.engines.dispatch import of_class, what_runs
 from tuner.jobs.job import JobRequest
 from tuner.models.table import find_preset
+from tuner.tuning.run import runs_without_us
 from workers import run_job
 from workers.settings import Settings
 from workers.watches import Watch
@@ -20,9 +21,9 @@ ENGINE = "sglang==0.5.16"
 
 def without_us(request: JobRequest) -> tuple[str, ...]:
     """The kernels that a worker's run of a job expects of servers."""
-    with run_job.open_run(run_job._session_request(request, Settings("sqlite://"))) as run:
-        assert run._runs is not None
-        return tuple(kernel.name for kernel in run._runs.kernels)
+    runs = runs_without_us(run_job._resolved(request, Settings("sqlite://")))
+    assert runs is not None
+    return tuple(kernel.name for kernel in runs.kernels)
 
 
 def of_cli(request: JobRequest) -> tuple[str, ...]:

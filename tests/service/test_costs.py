@@ -14,7 +14,7 @@ from tuner.problems.records import RunKey
 from tuner.problems.results import Environment, MeasureKind, Totals
 from tuner.store import Store
 from tuner.store.figures import Estimates, Figures
-from tuner.tuning.costs import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
+from tuner.tuning.gains import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
 from tuner.tuning.request import Effort
 
 ENVIRONMENT = Environment("NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "kernels", driver="550")

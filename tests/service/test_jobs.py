@@ -26,8 +26,8 @@ from tuner.errors import (
     StaleLease,
     UnknownJob,
 )
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import (
     FRESH,
     LEASE,

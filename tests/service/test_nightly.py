@@ -13,8 +13,8 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import BadInput
 from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState
 from tuner.jobs.queue import JobQuery
 from tuner.jobs.targets import _engine_version_here

@@ -17,8 +17,7 @@ from tuner.cli import side_by_side
 from tuner.engines.engine import find_engine
 from tuner.errors import MeasurerFailed, TunerError
 from tuner.problems.results import MeasureKind
-from tuner.tuning.request import Source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Request, Source
 
 GPUS = ("0", "1")
 

@@ -8,7 +8,7 @@ from databases import both_databases
 from store_writer import KEY, PROBLEM
 
 from tuner.errors import IdempotencyConflict
-from tuner.families.fused_moe.selection import MoeSelection
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState, Priority
 from tuner.problems.results import Totals
 from tuner.store import JobStore, Leases

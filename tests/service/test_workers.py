@@ -29,7 +29,7 @@ from worker_processes import (
 )
 
 from tuner.engines.engine import find_engine
-from tuner.families.fused_moe.selection import MoeSelection
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
 from tuner.jobs.limits import AttemptLimits
 from tuner.store import JobStore, Leases

@@ -181,7 +181,7 @@ class TestEveryFamily:
     @pytest.mark.parametrize(
         ("module", "function", "parameters"),
         [
-            ("tuning", "open_run", ["request"]),
+            ("tuning", "prepare", ["request"]),
             ("models", "reads", ["text", "engine"]),
             ("models", "resolve", ["text", "serving"]),
             ("models", "resolve_config", ["data", "name", "serving"]),

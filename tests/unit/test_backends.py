@@ -10,8 +10,8 @@ import torch
 from tuner.backends import cutlass, registry
 from tuner.backends.operands import AttentionOperands, GemmOperands, Unsupported
 from tuner.backends.registry import BACKENDS, backends_of, find_backend, no_module
-from tuner.measure.library import backend_of
-from tuner.problems.backends import title_of
+from tuner.measure.chain_session import backend_of
+from tuner.problems.points import title_of
 from tuner.problems.registry import families
 
 # torch has them, and runs them on a CPU too; tests/gpu/test_gpu_backends.py runs all.

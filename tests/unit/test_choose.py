@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tuner.errors import NothingFits
 from tuner.families.fused_moe.choose import MoePolicy, choose
-from tuner.families.fused_moe.finalists import finalists
+from tuner.families.fused_moe.pairs import finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status, Trial

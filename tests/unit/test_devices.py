@@ -11,9 +11,8 @@ from tuner.devices.target import Target, cuda_target
 from tuner.engines.sglang.fused_moe.arguments import takes_tma
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice, UnsupportedKernel
-from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.space import space_for
-from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.kernels.branches import platform_probes
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype

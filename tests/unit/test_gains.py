@@ -22,8 +22,7 @@ from tuner.problems.results import (
     Status,
     Trial,
 )
-from tuner.tuning.gains import closing_line, gains
-from tuner.tuning.without_us import with_backends
+from tuner.tuning.gains import closing_line, gains, with_backends
 
 PROBLEM = parse_problem("fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16")
 GEMM = parse_dense_gemm("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128")

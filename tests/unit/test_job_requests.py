@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tuner.errors import BadInput, BadProblem
+from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.problem import Stage
-from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint, usual_workload
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest, read_request
 from tuner.jobs.targets import refuse_too_large
 from tuner.problems.points import Point

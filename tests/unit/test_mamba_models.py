@@ -13,8 +13,8 @@ from tuner.errors import (
     UnsupportedFamily,
 )
 from tuner.families.state_update.models import reads, resolve, resolve_config
+from tuner.families.state_update.predict import state_space
 from tuner.families.state_update.problem import StateUpdate, parse_state_update, same_states
-from tuner.families.state_update.space import state_space
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config

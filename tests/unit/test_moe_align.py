@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tuner.families.fused_moe.inputs import Slots, align, random_routing
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.families.fused_moe.slots import padded_slots
+from tuner.families.fused_moe.problem import FusedMoe, padded_slots
 from tuner.problems.registry import parse_problem
 
 EXPERTS = 12

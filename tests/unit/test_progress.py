@@ -189,7 +189,7 @@ def test_a_log_that_is_closed_stops_nothing(monkeypatch):
     log = io.StringIO()
     shown = Progress(log, {"M=4": 6})
     log.close()
-    shown(trial(Point(4, Gemm.UP), 1.0))
+    shown.tried(trial(Point(4, Gemm.UP), 1.0))
     shown.close()
 
 
@@ -210,7 +210,7 @@ def test_a_terminal_gets_one_line_that_fits_and_goes(monkeypatch):
     point = Point(4, Gemm.UP)
     shown = Progress(terminal, {point.size: 30, "M=8": 30})
     for number in range(25):
-        shown(trial(point, 12.5, number))
+        shown.tried(trial(point, 12.5, number))
     shown.close()
     lines = _drawn(terminal)
     assert any("25 of 60 tried" in line for line in lines)

@@ -11,8 +11,8 @@ from tuner.devices.table import find_device
 from tuner.errors import BadInput, MalformedRecording, UnwritableOutput
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import read_recording, write_recording
-from tuner.measure import recording_file
-from tuner.measure.replay import Replay
+from tuner.measure import recording as recording_file
+from tuner.measure.recording import Replay
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial

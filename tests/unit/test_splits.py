@@ -6,8 +6,7 @@ import pytest
 
 from tuner.errors import BadProblem, NothingFits
 from tuner.families.attention.buckets import buckets_of
-from tuner.families.attention.joint.choose import JointChooser
-from tuner.families.attention.joint.plans import STAGES, sizes_of
+from tuner.families.attention.joint.plans import STAGES, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.lengths import EDGES, Lengths, kv_splits
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention

@@ -9,7 +9,7 @@ from cases import trial
 
 from tuner.errors import NothingFits
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy, choose
-from tuner.families.fused_moe.finalists import FINAL_BLOCKS, FINALISTS, finalists
+from tuner.families.fused_moe.pairs import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Totals, Trial
@@ -115,7 +115,7 @@ def waves() -> list[list[Candidate]]:
 
 
 def run(strategy, bench, journal, racer=None, plan=plan()):
-    return tune(plan, strategy, bench, journal.trials(), journal.add, lambda trial: None, racer)
+    return tune(plan, strategy, bench, journal.trials(), journal.add, racer=racer)
 
 
 def chosen(entries) -> set[Config]:
@@ -317,9 +317,7 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
         return entries
 
     racer = BackendRacer(lambda point, one: us_of(Candidate(point, one)))
-    entries = tune(
-        asked, strategy, bench, journal.trials(), journal.add, lambda trial: None, racer, tell=tell
-    )
+    entries = tune(asked, strategy, bench, journal.trials(), journal.add, racer=racer, tell=tell)
     assert chosen(entries) == {config(16, 7)}
     assert {one.backend for one in strategy.told} == {TRITON}
     assert sum(one.backend == FASTER for one in bench.submitted) == 1
@@ -330,8 +328,5 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
     told = {trial.candidate.backend: trial.measurement for trial in heard}
     assert (told[FASTER].median_us, told[REFUSING].status) == (45.0, Status.UNSUPPORTED)
     again = WithBackends()
-    assert (
-        tune(asked, Waves(waves()), again, journal.trials(), journal.add, lambda trial: None, racer)
-        == entries
-    )
+    assert tune(asked, Waves(waves()), again, journal.trials(), journal.add, racer=racer) == entries
     assert again.submitted == []  # stored trials answer, those of backends too

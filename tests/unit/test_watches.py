@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import MalformedWatchList
-from tuner.families.fused_moe.selection import MoeSelection
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
 from workers.watches import REVALIDATE, Unresolved, Watch, read_watch, read_watch_list

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from importlib.util import find_spec
 from types import ModuleType
 
-from tuner.problems.backends import title_of
+from tuner.problems.points import title_of
 from tuner.problems.results import Environment
 
 _GEMMS = ("block_gemm", "channel_gemm")

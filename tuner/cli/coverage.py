@@ -15,7 +15,7 @@ from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say
 from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, Server
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
-from tuner.problems.batch_sizes import parse_batch_sizes
+from tuner.problems.options import parse_batch_sizes
 from tuner.render import printable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tuner.childprocess import ParentPipes, run_as_child
-from tuner.cli.runs import report_text, run_here
+from tuner.cli.runs import opened, report_text, run_here
 from tuner.errors import TunerError
 from tuner.jobs.job import read_request
 from tuner.measure.messages import point_fields, read_point
@@ -23,8 +23,9 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Config, Point, Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
+from tuner.tuning.prepare import Prepared
 from tuner.tuning.request import Source
-from tuner.tuning.run import TuningRun, open_run
+from tuner.tuning.sources import TimeSource
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
     parent = ParentPipes()
     parent.send({"ready": True})
     message = parent.receive()
-    runs: deque[tuple[int, TuningRun]] = deque()
+    runs: deque[tuple[int, Prepared, TimeSource]] = deque()
     with Workbench(beside=message["beside"]) as workbench:
         while True:
             if message["request"] is not None:
@@ -47,7 +48,7 @@ def main() -> None:
 def _open(
     message: Mapping[str, Any],
     workbench: Workbench,
-    runs: deque[tuple[int, TuningRun]],
+    runs: deque[tuple[int, Prepared, TimeSource]],
     parent: ParentPipes,
 ) -> None:
     asked = message["request"]
@@ -56,26 +57,28 @@ def _open(
             Source(MeasureKind.GPU, gpu=asked["gpu"]),
             carry_over=asked["carry_over"],
         )
-        run = open_run(request, workbench)
-        run.start_early()
+        run = opened(request, workbench)
     except TunerError as error:
         parent.send({"at": message["at"], "refused": _error_fields(error)})
     else:
-        runs.append((message["at"], run))
+        runs.append((message["at"], *run))
 
 
 def _run(
-    runs: deque[tuple[int, TuningRun]], of: int, workbench: Workbench, parent: ParentPipes
+    runs: deque[tuple[int, Prepared, TimeSource]],
+    of: int,
+    workbench: Workbench,
+    parent: ParentPipes,
 ) -> None:
     """Do the first run, and answer with its report."""
     if not runs:
         parent.send({"idle": True})
         return
-    at, run = runs.popleft()
+    at, prepared, source = runs.popleft()
     before = len(workbench.chosen)
     try:
         with contextlib.redirect_stderr(_Messages(parent)):
-            report = run_here(run, f"problem {at + 1} of {of}: ")
+            report = run_here(prepared, source, f"problem {at + 1} of {of}: ")
     except TunerError as error:
         parent.send({"failed": _error_fields(error)})
         return

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from tuner.cli.check_files import CheckReport
     from tuner.measure.workbench import Workbench
     from tuner.store import Store
+    from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
-    from tuner.tuning.run import TuningRun
-    from tuner.tuning.run_request import Request
+    from tuner.tuning.request import Request
+    from tuner.tuning.sources import TimeSource
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def waiting(what: str) -> Iterator[None]:
 def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
     """Run requests one after the other on the same processes, and print their reports."""
     from tuner.measure.workbench import Workbench
-    from tuner.tuning.costs import work_line
+    from tuner.tuning.gains import work_line
 
     reports: list[Report] = []
     began = time.monotonic()
@@ -53,15 +54,14 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
     with Workbench() as workbench:
         with waiting(f"reading the kernels of {name}"):
             runs = _opened(requests, workbench)
-            for run in runs:
-                run.start_early()
         # The first problem's run starts the recording; the others add to it.
         for at, run in enumerate(runs):
             heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
-            later = sum(sum(one.tries.values()) for one in runs[at + 1 :])
-            reports.append(run_here(run, heading, record, add=at > 0, later=later, since=began))
+            later = sum(sum(one.tries.values()) for one, _ in runs[at + 1 :])
+            report = run_here(*run, heading, record, add=at > 0, later=later, since=began)
+            reports.append(report)
             if not as_json:  # what is done stays on the screen if a later problem fails
-                typer.echo("\n" * (at > 0) + report_text(reports[-1], named=len(runs) > 1))
+                typer.echo("\n" * (at > 0) + report_text(report, named=len(runs) > 1))
     if len(reports) > 1:
         totals = [report.totals for report in reports]
         predicted = all(report.predicted for report in reports)
@@ -70,17 +70,27 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
         print_reports(reports, as_json)
 
 
-def _opened(requests: Sequence[Request], workbench: Workbench) -> list[TuningRun]:
+def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource]:
+    """A request's run and its source of times. A GPU's process starts, and so do first compiles."""
+    from tuner.tuning.prepare import prepare
+    from tuner.tuning.sources import GpuTimes, open_source
+
+    prepared = prepare(request)
+    source = open_source(request, workbench)
+    if isinstance(source, GpuTimes):
+        source.compile_ahead(prepared)
+    return prepared, source
+
+
+def _opened(requests: Sequence[Request], workbench: Workbench) -> list[tuple[Prepared, TimeSource]]:
     """The runs of requests. Of several, one that cannot be tuned does not end the others.
 
     Raises the first error if none can be tuned.
     """
-    from tuner.tuning.run import open_run
-
     runs, errors = [], []
     for request in requests:
         try:
-            runs.append(open_run(request, workbench))
+            runs.append(opened(request, workbench))
         except TunerError as error:
             errors.append((request, error))
     if errors and not runs:
@@ -96,7 +106,8 @@ def not_tuned(request: Request, reason: Exception) -> str:
 
 
 def run_here(
-    run: TuningRun,
+    prepared: Prepared,
+    source: TimeSource,
     heading: str = "",
     record: Path | None = None,
     *,
@@ -106,30 +117,30 @@ def run_here(
 ) -> Report:
     """Do a run in this process and tell of it on stderr, with `later` and `since` of `Progress`."""
     from tuner.tuning.progress import Progress
+    from tuner.tuning.run import execute
 
-    with run as session:
-        for part, name in session.file_names.items():
-            say(f"{part.value}: {name}")
-        for note in session.notes:
-            say(note)
-        with (
-            open_store() as store,
-            closing(Progress(sys.stderr, session.tries, heading, later, since)) as progress,
-        ):
-            _say_estimate(session, store)
-            return session.run(store, progress, record=record, add_to_record=add, watcher=progress)
+    for part, name in prepared.file_names.items():
+        say(f"{part.value}: {name}")
+    for note in prepared.notes:
+        say(note)
+    with (
+        open_store() as store,
+        closing(Progress(sys.stderr, prepared.tries, heading, later, since)) as progress,
+    ):
+        _say_estimate(prepared, store)
+        return execute(prepared, source, store, progress, record=record, add_to_record=add)
 
 
-def _say_estimate(run: TuningRun, store: Store) -> None:
+def _say_estimate(prepared: Prepared, store: Store) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
     from tuner.store.figures import Estimates
-    from tuner.tuning.costs import estimate_line
+    from tuner.tuning.gains import estimate_line
 
-    request, device = run.request, run.request.device.name
+    request, device = prepared.request, prepared.request.device.name
     if request.source.kind is MeasureKind.GPU:
         estimates = Estimates(store)
-        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
+        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(prepared.points))
         if gpu_s is not None:
             say(estimate_line(gpu_s, device))
 

@@ -23,8 +23,8 @@ from tuner.errors import MeasurerFailed, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
 from tuner.store.figures import Estimates
-from tuner.tuning.costs import work_line
-from tuner.tuning.run_request import Request
+from tuner.tuning.gains import work_line
+from tuner.tuning.request import Request
 
 MODULE = "tuner.cli.one_gpu"
 _POLL_S = 0.1

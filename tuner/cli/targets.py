@@ -70,11 +70,11 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
 
 def _resolve_or_hint(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
     """Like `resolve`; the error about a pasted message names the command that knows messages."""
-    from tuner.diagnose import diagnose_text
-
     try:
         return resolve(asked, choice)
     except UnknownModel as error:
+        from tuner.diagnose import diagnose_text
+
         if diagnose_text(asked.target).known:
             error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
         raise
@@ -102,7 +102,6 @@ def _read_log(target: str, hints: Hints) -> tuple[Findings, Context]:
 
 
 def _findings_of(target: str) -> Findings:
-
     return _findings(target, Path(target).stat().st_mtime_ns if target != "-" else 0)
 
 
@@ -115,6 +114,10 @@ def _findings(target: str, written: int) -> Findings:
 
 def server_of(target: str) -> ServedBy:
     """The engine and the GPU that a log or a line names."""
+    from tuner.problems.registry import is_problem
+
+    if is_problem(target):
+        return ServedBy()
     from tuner.diagnose import Hints, diagnose_text
     from tuner.diagnose.context import Context
     from tuner.jobs.targets import reader_of
@@ -250,17 +253,25 @@ def settings_of(server_args: str, target: str | None) -> dict[str, str]:
     quotation marks that are not closed.
     """
     from tuner.engines.dispatch import of_class, server_settings
+    from tuner.problems.registry import is_problem
+
+    settings = server_settings(server_args)
+    if not target or is_problem(target):
+        return of_class(settings, "")
     from tuner.models.table import class_of
 
-    said = _findings_of(target).facts.settings if target and is_log(target) else {}
-    given = {**said, **server_settings(server_args)}
-    return of_class(given, class_of(target) if target else "")
+    said = _findings_of(target).facts.settings if is_log(target) else {}
+    return of_class({**said, **settings}, class_of(target))
 
 
 def seen_settings(
     target: str, problems: Sequence[Problem], asked: TargetOptions, flags: Mapping[str, str]
 ) -> dict[str, str]:
     """The settings, with what a log or a line about missing files shows of the server's kernels."""
+    from tuner.problems.registry import is_problem
+
+    if is_problem(target):
+        return dict(flags)
     from tuner.diagnose import diagnose_text
     from tuner.diagnose.files import names_missing_file
     from tuner.engines.dispatch import seen_to_run

@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.points import Problem
-    from tuner.tuning.request import Source
-    from tuner.tuning.run_request import Request
+    from tuner.tuning.request import Request, Source
 
 
 @command
@@ -116,8 +115,7 @@ def tune(
     from tuner.engines.dispatch_table import ARCHITECTURE
     from tuner.engines.engine import find_engine
     from tuner.problems.results import MeasureKind
-    from tuner.tuning.request import parse_effort, parse_gpus, parse_source
-    from tuner.tuning.run_request import Request
+    from tuner.tuning.request import Request, parse_effort, parse_gpus, parse_source
 
     wanted_effort, cards = parse_effort(effort), parse_gpus(gpus or "0")
     source = parse_source(measure, gpu=cards[0], routing=routing)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tuner.engines.engine import Engine
 from tuner.engines.triton_release import engine_triton, find_triton
 from tuner.errors import CompilerUnavailable
-from tuner.problems.triton import PTXAS_SETTINGS, version_folder
+from tuner.problems.points import PTXAS_SETTINGS, version_folder
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from tuner.devices.target import Target
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
+from tuner.problems.points import PTXAS_SETTINGS
 from tuner.problems.results import Compiled, Status
-from tuner.problems.triton import PTXAS_SETTINGS
 
 _NOW, _SOON, _LATER = 0, 1, 2  # ranks of jobs
 _KEPT = (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)  # they would end so again

@@ -17,7 +17,7 @@ from pathlib import Path
 import triton
 
 from tuner.devices.target import CUDA, Target
-from tuner.problems.triton import PTXAS_SETTINGS
+from tuner.problems.points import PTXAS_SETTINGS
 
 UNKNOWN = "is not defined for option 'gpu-name'"  # what ptxas says of such a GPU
 _LIMIT_S = 20.0

@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.devices.constants import Constants
-from tuner.devices.occupancy import Footprint, blocks_per_sm, rounds_of_work
+from tuner.devices.occupancy import (
+    Footprint,
+    TensorStep,
+    blocks_per_sm,
+    rounds_of_work,
+    tensor_step,
+)
 from tuner.devices.table import Device
-from tuner.devices.tensor_cores import TensorStep, tensor_step
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 

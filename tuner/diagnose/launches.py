@@ -15,9 +15,9 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point, Problem
 from tuner.problems.registry import Family, family_of
 from tuner.problems.results import MeasureKind
-from tuner.tuning.request import Source
-from tuner.tuning.run import open_run
-from tuner.tuning.run_request import Request
+from tuner.tuning.prepare import prepare
+from tuner.tuning.request import Request, Source
+from tuner.tuning.sources import own_launches
 
 # Checkpoints of a model differ in these; a server's log seldom says which one it is.
 _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
@@ -94,8 +94,7 @@ def _compiled(
         for problem in problems:
             request = Request(problem, device, engine, Source(MeasureKind.PREDICT))
             try:
-                with open_run(request, workbench) as run:
-                    launches = run.own_launches()
+                launches = own_launches(prepare(request), workbench)
                 count += len(launches)
                 for name, one, compiled in launches:
                     if compiled.shared_bytes == required:

@@ -19,8 +19,8 @@ from tuner.errors import BadInput
 from tuner.families.check import not_among
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Serving
+from tuner.problems.points import folder_version
 from tuner.problems.registry import Family
-from tuner.problems.triton import folder_version
 
 _MOST = 8  # names in one line that are answered
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]+)")

@@ -14,8 +14,7 @@ from pathlib import Path
 from tuner.devices.target import CUDA, HIP
 from tuner.errors import MalformedConfigFile, did_you_mean
 from tuner.limited_file import read_limited
-from tuner.problems.points import Config
-from tuner.problems.triton import TRITON_DEFAULTS, triton_defaults
+from tuner.problems.points import TRITON_DEFAULTS, Config, triton_defaults
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 # Launch options besides the kernel's parameters. Engines pass every key of an entry to the launch,

@@ -17,8 +17,7 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import ConfigFile, EntryFields, nearest_entry, read_lenient
 from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile
-from tuner.problems.points import Config, Problem
-from tuner.problems.triton import folder_version
+from tuner.problems.points import Config, Problem, folder_version
 
 
 class FileKey:
@@ -102,12 +101,15 @@ class FileEngine(ABC, Generic[K, L]):
             return False
         return True
 
-    def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile[K]]:
-        """The files that the engine ships, sorted by path. Other kernels' files are skipped."""
+    def shipped(self, vendor: str = "NVIDIA") -> Iterator[ShippedFile[K]]:
+        """The files that the engine ships for a vendor's GPUs, sorted by path; "" for all vendors.
+
+        Files of other kernels are skipped.
+        """
         for path in sorted(self.configs.glob(self.pattern)):
             if self.claims(path.name):
                 key = self.read_file_name(path.name)
-                if key.device.startswith("NVIDIA") or not nvidia_only:
+                if key.device.startswith(vendor):
                     yield self._read_shipped(path, key)
 
     def _read_shipped(self, path: Path, key: K) -> ShippedFile[K]:

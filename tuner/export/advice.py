@@ -34,10 +34,10 @@ from tuner.tuning.gains import (
     Gain,
     gains,
     mean_gain,
+    name_of,
     over_words,
     reference,
 )
-from tuner.tuning.without_us import name_of
 
 NO_FLAGS: Mapping[str, str] = {}
 

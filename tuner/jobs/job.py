@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any
@@ -21,8 +21,7 @@ from tuner.errors import BadInput, did_you_mean
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
-from tuner.tuning.request import Effort, Source, parse_effort, parse_source
-from tuner.tuning.run_request import Request
+from tuner.tuning.request import Effort, Request, Source, parse_effort, parse_source
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
@@ -74,10 +73,11 @@ class JobRequest:
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
     architecture: str = ""  # the class of the model, which engines' rules may name; "": not known
+    source: Source = field(init=False, repr=False, compare=False)  # of the times, as `measure` says
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
-        parse_source(self.measure)
+        object.__setattr__(self, "source", parse_source(self.measure))
         if self.selection is None:
             everything = family_of(self.problem).read_selection(self.problem, {})
             object.__setattr__(self, "selection", everything)
@@ -92,18 +92,13 @@ class JobRequest:
     @property
     def points(self) -> frozenset[Point]:
         """What is tuned; empty for a replay that tunes all points of its recording."""
-        if self.measure.startswith("replay:") and not self.selected.given:
+        if self.source.kind is MeasureKind.REPLAY and not self.selected.given:
             return frozenset()
         return self.selected.points(self.problem)
 
     @property
     def needs_gpu(self) -> bool:
-        return self.measure == MeasureKind.GPU.value
-
-    @property
-    def source(self) -> Source:
-        """The source of the times."""
-        return parse_source(self.measure)
+        return self.source.kind is MeasureKind.GPU
 
     @property
     def key(self) -> str:

@@ -21,9 +21,9 @@ from types import ModuleType
 from tuner.devices.target import CUDA
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.kernels.branches import platform_probes
-from tuner.kernels.engine_source import EngineSource
 from tuner.kernels.source import (
     Assignment,
+    EngineSource,
     Import,
     SourceModule,
     bindings,

@@ -1,11 +1,19 @@
-"""A source file's top-level names, and the statements that bind them."""
+"""What the names in an engine's source files mean on one platform. Nothing is imported or executed.
+
+A file has top-level names, and statements that bind them.
+"""
 
 from __future__ import annotations
 
 import ast
+import copy
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeGuard
+
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.branches import UNKNOWN, ConditionFolder, Evaluator
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Assignment = ast.Assign | ast.AnnAssign
@@ -125,3 +133,157 @@ def free_names(node: ast.FunctionDef) -> Iterator[str]:
         for name in names_read(part):
             if name not in local:
                 yield name
+
+
+_JIT = ("triton.jit", "triton.runtime.jit.jit")
+
+
+class EngineSource:
+    """The files of an engine's package, whose folder is `root`.
+
+    `origin` names the engine in messages. `probes` has the answers of its platform probes.
+    """
+
+    def __init__(self, root: Path, origin: str, probes: Mapping[str, bool]) -> None:
+        self.root, self.origin, self.probes = root, origin, probes
+        self._modules: dict[Path, SourceModule] = {}
+        self._kernels: dict[Path, dict[str, ast.FunctionDef]] = {}
+        self._asked: set[ast.stmt] = set()  # what is being evaluated just now
+
+    def module(self, path: Path) -> SourceModule:
+        """A file's names. Raises UnsupportedKernel if it cannot be read."""
+        if path not in self._modules:
+            try:
+                self._modules[path] = SourceModule(path)
+            except (OSError, SyntaxError, ValueError) as error:
+                raise UnsupportedKernel(f"{self.origin}: cannot read {path}: {error}") from None
+        return self._modules[path]
+
+    def kernels(self, module: SourceModule) -> dict[str, ast.FunctionDef]:
+        """The jitted functions that a file defines on this platform."""
+        if module.path not in self._kernels:
+            found = ((name, self.binding(module, name)) for name in module.bindings)
+            jitted = {name: node for name, node in found if self.is_jitted(node, module)}
+            self._kernels[module.path] = jitted
+        return self._kernels[module.path]
+
+    def binding(self, module: SourceModule, name: str) -> ast.stmt | None:
+        """The statement that says what a name means; None for an unknown name.
+
+        This is the last one that binds it, or a whole `if` whose test has no answer here. Where
+        that one wraps a jitted function (`kernel = autotune(kernel)`), it is the function.
+        """
+        return self._last(module, module.bindings.get(name, ()), name)
+
+    def _last(
+        self, module: SourceModule, statements: Sequence[ast.stmt], name: str
+    ) -> ast.stmt | None:
+        if not statements:
+            return None
+        *earlier, node = statements
+        if isinstance(node, ast.If) and node not in self._asked:
+            branch = self._branch(module, node)
+            bound = [] if branch is None else bindings(branch).get(name, [])
+            found = node if branch is None else self._last(module, bound, name)
+        elif isinstance(node, ast.If):  # its own test reads the name as it was before
+            found = None
+        else:
+            found = node
+        if found is None:
+            return self._last(module, earlier, name)
+        if isinstance(found, ast.Assign) and name in names_read(found.value):
+            before = self._last(module, earlier, name)
+            return before if self.is_jitted(before, module) else found
+        return found
+
+    def _branch(self, module: SourceModule, node: ast.If) -> list[ast.stmt] | None:
+        """The branch that runs; None where that is unknown.
+
+        Engines ask in many ways whether Triton can be imported. Where it cannot, there is nothing
+        to lift, so the branch that imports it runs.
+        """
+        value = self._value(module, node, node.test)
+        if value is not UNKNOWN:
+            return node.body if value else node.orelse
+        body, other = _imports_triton(node.body), _imports_triton(node.orelse)
+        if body == other:
+            return None
+        return node.body if body else node.orelse
+
+    def answered(self, module: SourceModule, node: Assignment) -> Assignment:
+        """An assignment with the answers in place of what it asks about platform or environment.
+
+        This is the same object where it asks nothing.
+        """
+        changed = copy.deepcopy(node)
+        assert changed.value is not None  # a bare annotation binds nothing
+        answers = ConditionFolder(self._evaluator(module))
+        changed.value = answers.visit(changed.value)
+        return changed if answers.count else node
+
+    def _evaluator(self, module: SourceModule) -> Evaluator:
+        return Evaluator(self.probes, lambda name: self._named_value(module, name))
+
+    def _value(self, module: SourceModule, owner: ast.stmt, node: ast.expr) -> object:
+        """The value of an expression of the statement `owner`, which may refer to itself."""
+        self._asked.add(owner)
+        try:
+            return self._evaluator(module).value(node)
+        finally:
+            self._asked.discard(owner)
+
+    def _named_value(self, module: SourceModule, name: str) -> object:
+        node = self.binding(module, name)
+        if node is None or node in self._asked:
+            return UNKNOWN
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            return self._value(module, node, node.value)
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            return UNKNOWN
+        path = self.engine_file(module, node)
+        if path is not None:
+            return self._named_value(self.module(path), original_name(node, name))
+        return False if full_name(node, name) == "typing.TYPE_CHECKING" else UNKNOWN
+
+    def is_jitted(self, node: ast.stmt | None, module: SourceModule) -> TypeGuard[ast.FunctionDef]:
+        """Whether a statement defines a function for Triton. Its last decorator says so."""
+        if not isinstance(node, ast.FunctionDef) or not node.decorator_list:
+            return False
+        last = node.decorator_list[-1]
+        name = ast.unparse(last.func if isinstance(last, ast.Call) else last)
+        first, dot, rest = name.partition(".")
+        return f"{self._imported_name(module, first)}{dot}{rest}" in _JIT
+
+    def _imported_name(self, module: SourceModule, name: str) -> str | None:
+        """The full name of what a name stands for, where another package defines it."""
+        node = self.binding(module, name)
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            return None
+        path = self.engine_file(module, node)
+        if path is None:
+            return full_name(node, name)
+        return self._imported_name(self.module(path), original_name(node, name))
+
+    def engine_file(self, module: SourceModule, node: Import) -> Path | None:
+        """The engine's file from which a statement imports; None for another package's."""
+        if isinstance(node, ast.Import):
+            return None
+        parts = (node.module or "").split(".") if node.module else []
+        if node.level:
+            base = module.path.parents[node.level - 1]
+        elif parts and parts[0] == self.root.name:
+            base, parts = self.root, parts[1:]
+        else:
+            return None
+        # `from . import x` in __init__.py imports a module.
+        files = module_files(base.joinpath(*parts))
+        return next((path for path in files if path != module.path), None)
+
+
+def _imports_triton(statements: Sequence[ast.stmt]) -> bool:
+    found = ((node, name) for name, nodes in bindings(statements).items() for node in nodes)
+    return any(
+        isinstance(node, ast.Import | ast.ImportFrom)
+        and full_name(node, name).partition(".")[0] == "triton"
+        for node, name in found
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 from tuner.devices.target import CUDA
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.branches import platform_probes
-from tuner.kernels.engine_source import EngineSource
 from tuner.kernels.lift import lift_from
+from tuner.kernels.source import EngineSource
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
 from tuner.errors import BadInput, MeasurerUnavailable
 from tuner.measure.gpu_worker import ChildLimits, GpuWorker, PendingMeasurement
-from tuner.measure.messages import point_fields, read_measurement
-from tuner.measure.routing_file import RoutingFile
+from tuner.measure.messages import RoutingFile, point_fields, read_measurement
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial, untimed
@@ -28,15 +27,11 @@ class GpuBench:
         compiler: Compiler,
         worker: GpuWorker,
         points: Collection[Point] | None = None,
-        owner: Workbench | None = None,
     ) -> None:
-        """`points` are the points to measure (default: all); others are only compiled. `owner`
-        has the worker if the bench is to close it.
-        """
+        """`points` are the points to measure (default: all); others are only compiled."""
         self._compiler = compiler
         self._points = points
         self._worker = worker
-        self._owner = owner
         self._compiling = 0
         self._first: float | None = None
         self._race_s = 0.0
@@ -113,11 +108,6 @@ class GpuBench:
         versions = {name: ready[name] for name in ("torch", "cuda", "driver")}
         return {**versions, "backends": ready["packages"]}
 
-    def close(self) -> None:
-        """End the worker, if it is this bench's own."""
-        if self._owner is not None:
-            self._owner.close()
-
     @property
     def _busy(self) -> bool:
         return self._compiling > 0 or not self._worker.idle
@@ -169,16 +159,16 @@ def open_gpu_bench(
     gpu: str,
     routing: RoutingFile | None,
     points: Collection[Point],
+    workbench: Workbench,
     limits: ChildLimits = ChildLimits(),
-    workbench: Workbench | None = None,
     thorough: bool = False,
 ) -> GpuBench:
     """Open a bench on a GPU.
 
     `gpu` is CUDA's number or name of it; `engine` is name==version; only `points` are measured,
     other points are only compiled. `routing` holds captured routings of a fused-MoE layer. The
-    worker is the workbench's, which closes it, or without a workbench the bench's own. `thorough`:
-    every candidate is timed with all routings, because others take a recording for the truth.
+    worker is the workbench's, which closes it. `thorough`: every candidate is timed with all
+    routings, because others take a recording for the truth.
 
     Raises MeasurerUnavailable if the GPU is missing, BadInput if it is not a `device` or the
     routings do not fit the problem, and NotEnoughMemory if the largest point's tensors do not fit.
@@ -192,18 +182,12 @@ def open_gpu_bench(
         "thorough": thorough,
         "points": [point_fields(point) for point in points],
     }
-    owner = workbench or Workbench()
-    try:
-        worker = owner.worker(gpu, setup, child_env(farm, gpu), limits)
-        found = worker.ready["device"]
-        if found != device.name:
-            raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")
-        _same_triton(worker.ready["triton"], farm)
-    except BaseException:
-        if workbench is None:
-            owner.close()
-        raise
-    return GpuBench(compiler, worker, points, owner=None if workbench else owner)
+    worker = workbench.worker(gpu, setup, child_env(farm, gpu), limits)
+    found = worker.ready["device"]
+    if found != device.name:
+        raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")
+    _same_triton(worker.ready["triton"], farm)
+    return GpuBench(compiler, worker, points)
 
 
 def _same_triton(found: str, farm: Farm) -> None:

@@ -1,11 +1,17 @@
-"""JSON messages between a GPU worker and the child process that owns its GPU."""
+"""What the process of a run and the child that owns a GPU tell each other, handled without torch.
+
+JSON messages, and the file of captured routings that a run names.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from tuner.errors import BadInput
 from tuner.problems.points import Point
 from tuner.problems.registry import read_part
 from tuner.problems.results import Measurement, Status
@@ -32,3 +38,30 @@ def measurement_fields(measurement: Measurement) -> dict[str, Any]:
 
 def read_measurement(answer: Mapping[str, Any]) -> Measurement:
     return Measurement(**{**answer, "status": Status(answer["status"])})
+
+
+@dataclass(frozen=True)
+class RoutingFile:
+    """A file and its hash when the run began; every measuring process must read the same bytes."""
+
+    path: Path
+    sha256: str
+
+    def read(self) -> bytes:
+        """The file's bytes. Raises BadInput where it cannot be read or has changed."""
+        data = _read(self.path)
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise BadInput(f"{self.path} has changed since the run began: run it again")
+        return data
+
+
+def find_routing_file(path: Path) -> RoutingFile:
+    """The file as it is now. Raises BadInput where it cannot be read."""
+    return RoutingFile(path, hashlib.sha256(_read(path)).hexdigest())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None

@@ -2,22 +2,26 @@
 
 Columns: problem, part, batch_size, new_tokens, cached_tokens, config (its key), compile_status,
 shared_bytes, n_regs, n_spills, status, median_us, detail. Other columns are ignored. One file may
-hold several problems.
+hold several problems. A file is read whole or refused, and written whole or not at all. `Replay`
+answers from a recording in place of a compiler and a GPU.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import io
 import math
+import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
-from tuner.measure.recording_file import decode, is_packed, read_packed, unpack, write_text
+from tuner.errors import BadInput, BadProblem, MalformedRecording, UnwritableOutput, did_you_mean
+from tuner.limited_file import read_limited
 from tuner.problems.points import Candidate, Config, Part, Point, Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Compiled, Measurement, Status, Trial
@@ -176,3 +180,99 @@ def _row(problem: Problem, trial: Trial) -> tuple[object, ...]:
         *(compiled.status.value, compiled.shared_bytes, compiled.n_regs, compiled.n_spills),
         *(measured.status.value, measured.median_us, measured.detail),
     )
+
+
+MAX_BYTES = 256 << 20  # unpacked; a recording of 12,000 rows has about 1.3 MB
+
+
+def read_packed(path: Path) -> bytes:
+    """A recording's bytes as they are on disk. Raises MalformedRecording."""
+    return read_limited(path, MAX_BYTES, "recording", MalformedRecording)
+
+
+def unpack(path: Path, data: bytes) -> str:
+    """The text in a gzip file's bytes; `path` is for messages. Raises MalformedRecording."""
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            unpacked = stream.read(MAX_BYTES + 1)
+    except gzip.BadGzipFile as error:
+        if not is_packed(data):
+            raise MalformedRecording(f"{path} is not a gzip file") from None
+        raise MalformedRecording(f"{path} is damaged: {error}") from None
+    except (EOFError, zlib.error) as error:
+        raise MalformedRecording(f"{path} is damaged: {error}") from None
+    if len(unpacked) > MAX_BYTES:
+        raise MalformedRecording(f"{path} unpacks to more than {MAX_BYTES >> 20} MiB")
+    return decode(path, unpacked)
+
+
+def is_packed(data: bytes) -> bool:
+    return data.startswith(b"\x1f\x8b")
+
+
+def decode(path: Path, data: bytes) -> str:
+    """The text of UTF-8 bytes; `path` is for messages. Raises MalformedRecording."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedRecording(f"{path} is damaged: {error}") from None
+
+
+def prove_recordable(path: Path) -> None:
+    """Raise UnwritableOutput where no recording can be written to `path`."""
+    if not path.name.endswith(".csv.gz"):
+        raise UnwritableOutput(f"a recording is a .csv.gz file, which {path} is not")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a recording, compressed where its name ends in .gz. Raises UnwritableOutput."""
+    part = path.with_name(path.name + ".part")
+    data = text.encode()
+    try:
+        # Without a name and a time in the header, equal trials give equal files.
+        part.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        part.replace(path)
+    except OSError as error:
+        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
+
+
+_ABSENT = "not in the recording"
+
+
+class Replay:
+    """A `Compiler` and a `Measurer` in one: a recording holds the results of both."""
+
+    compile_s = 0.0
+    cached_count = 0
+
+    def __init__(self, recording: RecordedTrials) -> None:
+        self._recording = recording
+        self._pending: dict[Candidate, None] = {}
+        self._kernels: set[tuple[Part, Config]] = set()
+
+    def submit(self, candidates: Iterable[Candidate]) -> None:
+        self._pending |= dict.fromkeys(candidates)
+
+    def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
+        """Every pending candidate, in the order of submission, at once."""
+        pending, self._pending = self._pending, {}
+        self._kernels |= {(c.point.part, c.config) for c in pending}
+        return [(candidate, self._compiled(candidate)) for candidate in pending]
+
+    @property
+    def compiled_count(self) -> int:
+        """Kernels asked for so far."""
+        return len(self._kernels)
+
+    def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
+        trial = self._recording.trials.get(candidate)
+        return trial.measurement if trial else Measurement(Status.NOT_RECORDED, detail=_ABSENT)
+
+    def _compiled(self, candidate: Candidate) -> Compiled:
+        trial = self._recording.trials.get(candidate)
+        return trial.compiled if trial else Compiled(Status.NOT_RECORDED, detail=_ABSENT)

@@ -8,8 +8,7 @@ from enum import Enum
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.problems.backends import title_of
-from tuner.problems.points import ChartPosition, Problem
+from tuner.problems.points import ChartPosition, Problem, title_of
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status, is_shipped

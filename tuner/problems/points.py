@@ -1,11 +1,17 @@
-"""Problems, the points to choose configurations for, and launch configurations."""
+"""Problems, their texts, the points to choose configurations for, and launch configurations.
+
+Also facts about Triton that need no import (default options, folders), and the short names of the
+backends that may run a problem instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from tuner.errors import BadProblem, did_you_mean
 
 
 class Problem(Protocol):
@@ -127,3 +133,110 @@ class Candidate:
     point: Point
     config: Config
     backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/words.md have names
+
+
+# The options that `triton.compile` uses for CUDA where a configuration has none.
+TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
+_HIP_DEFAULTS = {"num_warps": 4, "num_stages": 2}
+PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # say where ptxas is
+
+
+def triton_defaults(backend: str) -> dict[str, int]:
+    """The options that `triton.compile` uses for "cuda" or "hip" where a configuration has none."""
+    return dict(_HIP_DEFAULTS if backend == "hip" else TRITON_DEFAULTS)
+
+
+def version_folder(version: str) -> str:
+    """The name of a version's folder: "3.6.0" -> "triton_3_6_0"."""
+    return f"triton_{version.replace('.', '_')}"
+
+
+def folder_version(name: str) -> str:
+    """The version in a folder's name; the inverse of `version_folder`."""
+    return name.removeprefix("triton_").replace("_", ".")
+
+
+# dispatch.toml, candidates, incumbents and stores have the names; people read the titles.
+TITLES = {
+    "aiter": "AITER",
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "cutlass": "CUTLASS",
+    "cutlass_mla": "CUTLASS MLA",
+    "deep_gemm": "DeepGEMM",
+    "ep_moe": "EPMoE's grouped GEMM",
+    "fa2": "FlashAttention 2",
+    "fa3": "FlashAttention 3",
+    "fa4": "FlashAttention 4",
+    "flash_mla": "FlashMLA",
+    "flashinfer": "FlashInfer",
+    "flashinfer_cutlass": "FlashInfer (CUTLASS)",
+    "flashinfer_deepgemm": "FlashInfer (DeepGEMM)",
+    "flashinfer_mxfp8": "FlashInfer (MXFP8)",
+    "flashinfer_trtllm": "FlashInfer (TRT-LLM)",
+    "marlin": "Marlin",
+    "none": "no kernel",
+    "replay_ssm": "ReplaySSM",
+    "sdpa": "PyTorch's SDPA",
+    "sglang_mxfp8": "sglang's MXFP8 kernels",
+    "triton": "Triton",
+    "triton_kernels": "triton_kernels",
+    "trtllm_mha": "FlashInfer (TRT-LLM MHA)",
+    "trtllm_mla": "FlashInfer (TRT-LLM MLA)",
+}
+
+
+def title_of(backend: str) -> str:
+    """A backend's name for people; one without a title has its short name."""
+    return TITLES.get(backend, backend)
+
+
+def read_fields(text: str, known: Sequence[str], required: int) -> dict[str, str]:
+    """The fields after the colon, by name; a flag has the value "".
+
+    The first `required` fields of `known` must be there. Raises BadProblem for a field that is
+    unknown or missing.
+    """
+    fields: dict[str, str] = {}
+    for part in filter(None, text.partition(":")[2].split(",")):
+        name, _, value = part.partition("=")
+        if name not in known:
+            raise BadProblem(f"unknown field {name!r} in {text!r}{did_you_mean(name, known)}")
+        fields[name] = value
+    missing = [name for name in known[:required] if name not in fields]
+    if missing:
+        raise BadProblem(f"{text!r} lacks {', '.join(missing)}")
+    return fields
+
+
+def parse_block_shape(text: str) -> tuple[int, int]:
+    """Read a quantisation block, "128x128": rows by columns. Raises BadProblem."""
+    n, _, k = text.partition("x")
+    return parse_whole("block_shape", n), parse_whole("block_shape", k)
+
+
+def parse_whole(name: str, text: str) -> int:
+    """Read a whole number, 0 or more. Raises BadProblem, which names the field."""
+    # int() also reads "1_0" and non-ASCII digits, which the engine's file names never hold.
+    if not _digits(text):
+        raise BadProblem(f"{name} must be a whole number, not {text!r}")
+    return int(text)
+
+
+def parse_flag(name: str, text: str) -> bool:
+    """Read true or false; "" is true. Raises BadProblem, which names the field."""
+    if text.lower() not in ("", "true", "false"):
+        raise BadProblem(f"{name} must be true or false, not {text!r}")
+    return text.lower() != "false"
+
+
+def parse_number(name: str, text: str) -> float:
+    """Read a number, 0 or more, e.g. "30" or "0.5". Raises BadProblem, which names the field."""
+    whole, _, fraction = text.partition(".")
+    if not (_digits(whole) and (not fraction or _digits(fraction))):
+        raise BadProblem(f"{name} must be a number, not {text!r}")
+    return float(text)
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9

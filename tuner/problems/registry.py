@@ -124,13 +124,18 @@ def problem_names() -> list[str]:
     return [name for family in families() for name in family.problems]
 
 
+def is_problem(text: str) -> bool:
+    """Whether a text begins as a problem's does; it may still be wrong."""
+    return text.partition(":")[0] in problem_names()
+
+
 def find_family(text: str) -> Family | None:
     """The family of a problem's text; None where `text` is not a problem.
 
     Raises BadProblem where it looks like a problem of an unknown kind.
     """
     name = text.partition(":")[0]
-    if name in problem_names() or re.fullmatch(r"\w+:\w+=\S*", text):
+    if is_problem(text) or re.fullmatch(r"\w+:\w+=\S*", text):
         return family_named(name)
     return None
 

@@ -19,7 +19,7 @@ from tuner.problems.results import MeasureKind
 from tuner.store.database import Database, Queries, check_head, time_of
 from tuner.store.job_rows import COST, read_cost
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
-from tuner.tuning.costs import START_S, typical_gpu_s
+from tuner.tuning.gains import START_S, typical_gpu_s
 from tuner.tuning.request import Effort
 
 ALIVE = timedelta(seconds=60)  # a worker that was seen within this is alive

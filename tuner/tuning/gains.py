@@ -1,18 +1,22 @@
-"""What a run gained over what runs without this program: the figures of tables and closing lines.
+"""What a run gained over what runs without this program, and what it cost.
 
 A gain is over what a server runs without this program, where that was timed. Else it is over
-Triton's own configuration, and is called so.
+Triton's own configuration, and is called so. `with_backends` says what a server runs without this
+program, at each entry of a run. A cost is in GPU seconds, the idle ones of them, and CPU seconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from tuner.problems.backends import title_of
-from tuner.problems.results import WINNING_WORDS, Entry, Incumbent
+from tuner.engines.dispatch import Kernel, Runs
+from tuner.problems.points import TRITON, Config, Point, title_of
+from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Totals, Trial
 from tuner.render import gain_text
+from tuner.tuning.request import TRIES, Effort
 
 # Triton's own configurations: the one in the engine's file, where it finds one, comes first.
 OWN = ("shipped", "default")
@@ -142,3 +146,129 @@ def _origin(entries: Sequence[Entry]) -> str:
     timed = {entry.status for entry in entries if entry.median_us is not None}
     sources = sorted(WINNING_WORDS.get(status, status.value) for status in timed)
     return f"{' and '.join(sources)}, {over_words(entries)}"
+
+
+_NO_CONFIG = Config({})
+
+
+def with_backends(
+    entries: Iterable[Entry],
+    trials: Iterable[Trial],
+    runs: Runs | None,
+    installed: Collection[str] | None = None,
+) -> list[Entry]:
+    """The entries with other backends' times among their incumbents, and the name of what a server
+    runs. Entries of points that were not tuned have no incumbents, and stay as they are.
+
+    `runs`: what the engine runs by its rules; None: nobody knows. `installed`: the backends that
+    the environment has; None: nobody knows.
+    """
+    kernel = runs.without_us(installed) if runs else None
+    times: dict[str, dict[Point, Trial]] = {}
+    for trial in trials:
+        if trial.candidate.backend != TRITON:
+            times.setdefault(trial.candidate.backend, {})[trial.candidate.point] = trial
+    sizes = {name: {_size(point): one for point, one in at.items()} for name, at in times.items()}
+
+    def told(entry: Entry) -> Entry:
+        if not entry.incumbents:
+            return entry
+        others = {
+            name: _incumbent(name, times[name].get(entry.point), sizes[name][_size(entry.point)])
+            for name in sorted(times)
+            if _size(entry.point) in sizes[name]
+        }
+        incumbents = {**entry.incumbents, **others}
+        return replace(
+            entry, incumbents=incumbents, without_us=name_of(kernel, incumbents) if kernel else ""
+        )
+
+    return [told(entry) for entry in entries]
+
+
+def name_of(kernel: Kernel, incumbents: Mapping[str, Incumbent]) -> str:
+    """The name that a kernel has among the incumbents of a point.
+
+    Triton reads the engine's own file where the engine ships one. Empty: the engine has no kernel.
+    """
+    if kernel.triton:
+        return "shipped" if "shipped" in incumbents else "default"
+    if kernel.backend == TRITON:
+        return "default"  # it reads no file
+    return "" if kernel.backend == "none" else kernel.backend
+
+
+def _incumbent(backend: str, trial: Trial | None, of_size: Trial) -> Incumbent:
+    """A backend at a point. Without a trial there, another part's has the time of the size."""
+    measured = (trial or of_size).measurement
+    us = 0.0 if trial is None and measured.timed else measured.median_us
+    return Incumbent(_NO_CONFIG, measured.status, us, backend=backend)
+
+
+def _size(point: Point) -> tuple[int, int, int]:
+    return point.batch_size, point.new_tokens, point.cached_tokens
+
+
+# What a run takes beside its tries: the first kernels compile, references are computed, and other
+# backends are loaded, compiled and timed. Eight quick runs of 3 to 36 points on one H100 took 97 s
+# in all, and these two figures make it 94 s (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
+START_S = 9.0
+# The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
+_TRY_S = (27.4 - START_S) / 1440
+
+
+class Meter:
+    """Counts from when it is made. Its figures become a run's totals."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._own_cpu = time.process_time()
+
+    def count(self, totals: Totals, busy_s: float = 0.0, opened_at: float | None = None) -> None:
+        """Add the cost until now. Since `opened_at` (of `time.perf_counter`), a GPU was the run's
+        own; it was busy for `busy_s` seconds. Before, processes only imported their libraries.
+        """
+        now = time.perf_counter()
+        gpu_s = 0.0 if opened_at is None else now - max(self._began, opened_at)
+        own_cpu_s = time.process_time() - self._own_cpu
+        totals.extra["gpu_s"] = gpu_s
+        totals.extra["gpu_idle_s"] = max(0.0, gpu_s - busy_s)
+        totals.extra["cpu_s"] = totals.compile_s + own_cpu_s
+
+
+def cost_line(totals: Totals) -> str:
+    """The cost in one line; "" for a run without a GPU."""
+    cost = totals.extra
+    if not cost.get("gpu_s"):
+        return ""
+    return (
+        f"{cost['gpu_s']:.1f} s of GPUs, {cost['gpu_idle_s']:.1f} s of them idle; "
+        f"{cost['cpu_s']:.1f} s of CPUs"
+    )
+
+
+def work_line(totals: Sequence[Totals], *, predicted: bool = False) -> str:
+    """What one or several runs compiled and timed together. Problems may share kernels.
+
+    `predicted`: a model gave the times, and nothing was measured.
+    """
+    cached = sum(one.extra.get("kernels_cached", 0) for one in totals)
+    known = f" and {cached:.0f} from the cache" if cached else ""
+    compiled = sum(one.configs_compiled for one in totals)
+    times = sum(one.measurements for one in totals)
+    return (
+        f"{compiled} kernel{'s' * (compiled != 1)} compiled{known}, "
+        f"{times} time{'s' * (times != 1)} {'predicted' if predicted else 'taken'}, "
+        f"{sum(one.wall_s for one in totals):.1f} s in all"
+    )
+
+
+def typical_gpu_s(points: int, effort: Effort) -> float | None:
+    """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
+    return START_S + points * TRIES[effort] * _TRY_S if effort in TRIES else None
+
+
+def estimate_line(gpu_s: float, device: str) -> str:
+    """An estimate in words: about 22 s of one NVIDIA_H200."""
+    text = f"{gpu_s:.0f} s" if gpu_s < 600 else f"{gpu_s / 60:.0f} minutes"
+    return f"about {text} of one {device}"

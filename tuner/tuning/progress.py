@@ -197,7 +197,7 @@ class Progress:
         self._counts = Counts(tries, later)
         self._line = LiveLine(stream, self._text, self._done, since)
 
-    def __call__(self, trial: Trial) -> None:
+    def tried(self, trial: Trial) -> None:
         with self._lock:
             self._counts.add(trial, time.monotonic())
 

@@ -11,12 +11,18 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import AMD_OPTIONS
 from tuner.engines.dispatch import Runs
-from tuner.problems.backends import title_of
-from tuner.problems.points import Config, Part, Problem
+from tuner.problems.points import Config, Part, Problem, title_of
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
 from tuner.render import folded, gain_text, table
-from tuner.tuning.costs import cost_line, work_line
-from tuner.tuning.gains import NOT_MEASURED, closing_line, gains, reference, unmeasured
+from tuner.tuning.gains import (
+    NOT_MEASURED,
+    closing_line,
+    cost_line,
+    gains,
+    reference,
+    unmeasured,
+    work_line,
+)
 
 
 @dataclass(frozen=True)

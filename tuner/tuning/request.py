@@ -1,4 +1,4 @@
-"""How to tune: the source of times, and the effort.
+"""What a tuning run is asked for: the problem, the source of times, the effort.
 
 This module imports little, so that the command line and the API can read a request quickly.
 """
@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from tuner.devices.table import Device
+from tuner.engines.engine import Engine
 from tuner.errors import BadInput, one_of
+from tuner.problems.points import Problem
+from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import MeasureKind
 
 
@@ -19,6 +23,10 @@ class Effort(str, Enum):
     QUICK = "quick"
     STANDARD = "standard"
     EXHAUSTIVE = "exhaustive"
+
+
+# Configurations that a search tries at a point, at most; an exhaustive run tries all.
+TRIES = {Effort.QUICK: 16, Effort.STANDARD: 40}
 
 
 @dataclass(frozen=True)
@@ -66,3 +74,24 @@ def parse_effort(text: str) -> Effort:
     except ValueError:
         near = one_of(text, [effort.value for effort in Effort])
         raise BadInput(f"unknown effort {text!r}{near}") from None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to tune, for which device and engine, and how."""
+
+    problem: Problem
+    device: Device
+    engine: Engine
+    source: Source
+    selection: Selection | None = None  # which points; None: the family's default points
+    effort: Effort = Effort.STANDARD
+    wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
+    seed: int = 0
+    carry_over: bool = True  # keep stored entries unless something is clearly faster
+    architecture: str = ""  # the class of the model that it is for; "": not known
+
+    @property
+    def selected(self) -> Selection:
+        """The selection, or the family's default."""
+        return self.selection or family_of(self.problem).read_selection(self.problem, {})

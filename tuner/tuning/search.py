@@ -14,15 +14,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
-from tuner.tuning.budget import Budget
+from tuner.tuning.request import TRIES, Effort
 from tuner.tuning.space import Space
-from tuner.tuning.suggest import suggestions
-from tuner.tuning.surrogate import Surrogate
-from tuner.tuning.track import Model, Track
+from tuner.tuning.surrogate import Surrogate, suggestions
 
 # A kernel that fails to compile or to fit fails at every batch size.
 _FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}
@@ -230,3 +230,84 @@ class Search:
             fresh = ((t.point.part, config) for t in self._tracks for config in t.rounds[last])
             self._kernels.append(self._kernels[last].union(fresh))
         return self._kernels[round_]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a search may spend."""
+
+    per_point: int  # configurations tried at a point, including failures
+    kernels: int  # kernels compiled in total; a configuration counts once for each part
+    seeds: int  # tries in a point's first round: seeds, then random configurations
+    per_round: int = 5  # tries in each later round
+    nearby: int = 1  # how many of the best at each neighbouring point a round tries first
+
+
+def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
+    """The budget of an effort for a number of points and of configurations in the space."""
+    if effort is Effort.QUICK:
+        return Budget(TRIES[effort], kernels=max(100, 10 * points), seeds=8, per_round=4)
+    if effort is Effort.STANDARD:
+        return Budget(TRIES[effort], kernels=max(250, 25 * points), seeds=12)
+    return Budget(space_size, kernels=points * space_size, seeds=space_size)
+
+
+# Predicted microseconds of the configurations at a point that will probably fit.
+Model = Callable[[Point, Sequence[Config]], Mapping[Config, float]]
+# How much an octave counts: of a parameter, of the predicted time, of the point's size. They were
+# chosen on the recordings that benchmarks/held_out.py calls SEEN; docs/results.md says what the
+# others show.
+_PER_OCTAVE, _PER_PREDICTED, _PER_SIZE = 0.9, 1.6, 0.4
+
+
+@dataclass(eq=False)
+class Track:
+    """One point's rounds."""
+
+    point: Point
+    space: Space
+    seeds: Sequence[Config]
+    sample: Sequence[Config]  # of the space; each round looks at these
+    model: Model | None
+    rounds: list[list[Config]] = field(default_factory=list)
+    _predicted: dict[Config, float | None] = field(default_factory=dict)
+    _places: dict[Config, list[float]] = field(default_factory=dict)
+
+    def before(self, round_: int) -> list[Config]:
+        """Everything proposed before a round, in order."""
+        return list(itertools.chain.from_iterable(self.rounds[:round_]))
+
+    def likely(self, configs: Iterable[Config]) -> list[Config]:
+        """The configurations that will fit, as far as the model knows."""
+        some = list(configs)
+        if self.model is None:
+            return some
+        new = [config for config in some if config not in self._predicted]
+        found = self.model(self.point, new) if new else {}
+        self._predicted.update((config, found.get(config)) for config in new)
+        return [config for config in some if self._predicted[config]]
+
+    def place(self, config: Config) -> list[float]:
+        """Where the surrogate puts a configuration of this point, once its first round is known."""
+        if config not in self._places:
+            self._places[config] = self._place(config)
+        return self._places[config]
+
+    def _place(self, config: Config) -> list[float]:
+        place = [_PER_OCTAVE * at for at in self.space.place(config)]
+        place += [_PER_SIZE * math.log2(max(size, 1)) for size in _sizes(self.point)]
+        if self.model is not None:
+            best = self._best_of_first
+            us = self._predicted[config] if self.likely([config]) else best
+            place.append(_PER_PREDICTED * math.log2(us / best) if us and best else 0.0)
+        return place
+
+    @cached_property
+    def _best_of_first(self) -> float | None:
+        """The least predicted time in the first round."""
+        first = [self._predicted[c] for c in self.likely(self.rounds[0])]
+        return min((us for us in first if us), default=None)
+
+
+def _sizes(point: Point) -> tuple[int, int, int]:
+    return point.batch_size, point.new_tokens, point.cached_tokens

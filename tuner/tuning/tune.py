@@ -15,14 +15,28 @@ from typing import Protocol
 
 from tuner.errors import NothingFits
 from tuner.problems.points import TRITON, Candidate, Config, Point
-from tuner.problems.results import Entry, Measurement, Trial
-from tuner.tuning.bench import Bench
+from tuner.problems.results import Entry, Measurement, Totals, Trial
+from tuner.tuning.space import Space
 
-Progress = Callable[[Trial], None]
 # The median of 15 interleaved times varies by about 0.1 % on an H200, and that of nine by a third
 # more. More rounds would take as long as the search does.
 RACE_ROUNDS = 9
 STAYS = "the stored entry stays"  # why an entry is what it was before the run
+
+
+class Bench(Protocol):
+    """Turns candidates into trials. `totals` is the cost so far."""
+
+    totals: Totals
+
+    def submit(self, candidates: Sequence[Candidate]) -> None:
+        """Queue candidates; returns at once."""
+
+    def poll(self, wait: bool) -> list[Trial]:
+        """Every trial finished since the last call.
+
+        With `wait`, block until there is at least one, unless nothing is submitted.
+        """
 
 
 class Strategy(Protocol):
@@ -54,6 +68,13 @@ class FixedStrategy:
         return self._left
 
 
+def everything(spaces: Mapping[Point, Space]) -> FixedStrategy:
+    """A strategy that tries all configurations of each point's space."""
+    return FixedStrategy(
+        [Candidate(point, config) for point, space in spaces.items() for config in space.configs()]
+    )
+
+
 class Watcher(Protocol):
     """Hears what a run does, so that a person can be told."""
 
@@ -65,6 +86,9 @@ class Watcher(Protocol):
 
     def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
         """The next candidates to try, and answers that the store had."""
+
+    def tried(self, trial: Trial) -> None:
+        """A new trial, which is stored."""
 
 
 class Unwatched:
@@ -78,6 +102,12 @@ class Unwatched:
 
     def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
         pass
+
+    def tried(self, trial: Trial) -> None:
+        pass
+
+
+UNWATCHED = Unwatched()
 
 
 class Chooser(Protocol):
@@ -135,9 +165,8 @@ def tune(
     bench: Bench,
     stored: Sequence[Trial],
     store: Callable[[Sequence[Trial]], None],
-    progress: Progress,
+    watcher: Watcher = UNWATCHED,
     racer: Racer | None = None,
-    watcher: Watcher | None = None,
     tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
@@ -148,11 +177,10 @@ def tune(
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
-    watcher = watcher or Unwatched()
     trials = {trial.candidate: trial for trial in stored}
     if isinstance(strategy, FixedStrategy):
         watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
-    explore(plan, strategy, bench, _keeper(trials, store, progress), trials, watcher)
+    explore(plan, strategy, bench, _keeper(trials, store, watcher), trials, watcher)
     requested = set(plan.requested)
     everything = [trial for trial in trials.values() if trial.candidate.backend == TRITON]
     others = [trial for trial in trials.values() if trial.candidate.backend != TRITON]
@@ -248,12 +276,12 @@ def explore(
 
 
 def _keeper(
-    trials: dict[Candidate, Trial], store: Callable[[Sequence[Trial]], None], progress: Progress
+    trials: dict[Candidate, Trial], store: Callable[[Sequence[Trial]], None], watcher: Watcher
 ) -> Callable[[list[Trial]], None]:
     def keep(finished: list[Trial]) -> None:
         store(finished)
         for trial in finished:
             trials[trial.candidate] = trial
-            progress(trial)
+            watcher.tried(trial)
 
     return keep

@@ -13,7 +13,7 @@ from toy_family.problem import Scale
 
 from tuner.compile.candidates import Binder
 from tuner.devices.table import Device
-from tuner.devices.target import CUDA
+from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import EntryFields, config_file_text
 from tuner.engines.engine import Engine
 from tuner.engines.file_engine import PointwiseFiles
@@ -44,7 +44,7 @@ class Kernels:
     def hash(self) -> str:
         return self.lifted.hash
 
-    def binder(self, problem: Scale) -> Binder:
+    def binder(self, problem: Scale, target: Target) -> Binder:
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             config = candidate.config
             values = {

@@ -49,4 +49,6 @@ def _plan(path: Path, device: Device, engine: Engine) -> CheckPlan[Scale]:
         EntryToCheck(Kernel.SCALE, rows, config, Candidate(Point(rows, Kernel.SCALE), config))
         for rows, config in entries.items()
     ]
-    return CheckPlan(str(path), problem, toys.lift(device.target.backend).binder(problem), asked)
+    return CheckPlan(
+        str(path), problem, toys.lift(device.target.backend).binder(problem, device.target), asked
+    )

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from toy_family.problem import Scale
 from tuner.compile.candidates import Binder
+from tuner.devices.target import Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import FileKey, PointwiseFiles
 
@@ -18,7 +19,7 @@ class ToyKey(FileKey):
 class ToyKernels(Protocol):
     @property
     def hash(self) -> str: ...
-    def binder(self, problem: Scale) -> Binder: ...
+    def binder(self, problem: Scale, target: Target) -> Binder: ...
 
 
 ToyFiles = PointwiseFiles[Scale, ToyKey, ToyKernels]

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tuner.problems.points import Part, Point, Problem
-from tuner.problems.text import parse_whole, read_fields
+from tuner.problems.points import Part, Point, Problem, parse_whole, read_fields
 
 ROWS = (1, 16, 256)
 

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 
-from toy_family.engine import ToyFiles, ToyKernels, toy_engine
+from toy_family.engine import toy_engine
 from toy_family.problem import Kernel, Rows, Scale
-from tuner.compile.candidates import Binder
-from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -16,16 +14,17 @@ from tuner.problems.results import (
     Status,
     Trial,
 )
-from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.budget import budget_for
+from tuner.tuning.prepare import Known, Prepared, recording_of
 from tuner.tuning.report import EntryTable
-from tuner.tuning.run import TuningRun
-from tuner.tuning.run_request import Request
-from tuner.tuning.search import Search
+from tuner.tuning.request import Request
+from tuner.tuning.search import Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
+from tuner.tuning.tune import RunPlan, Strategy, everything
 
 SPACE = Space({"BLOCK": (64, 128, 256, 512), "num_warps": (1, 2, 4)})
+
+
+TABLE = EntryTable(("rows", "block"), lambda entry: (entry.point.batch_size, entry.config["BLOCK"]))
 
 
 class Predictor:
@@ -67,64 +66,34 @@ class FastestOfEach:
         )
 
 
-class ToyRun(TuningRun):
-    table = EntryTable(
-        ("rows", "block"), lambda entry: (entry.point.batch_size, entry.config["BLOCK"])
+def prepare(request: Request) -> Prepared:
+    assert isinstance(request.problem, Scale)
+    assert isinstance(request.selected, Rows)
+    problem, device, engine = request.problem, request.device, toy_engine(request.engine)
+    recording = recording_of(request)
+    given = request.selected.given or recording is None
+    found = request.selected.points(problem) if given else recording.points
+    points = tuple(sorted(found))
+    default = engine.default_config(problem, device, 1)
+    runs = {point: engine.incumbents(problem, device, point.batch_size) for point in points}
+
+    def strategy(known: Known) -> Strategy:
+        if request.source.kind is not MeasureKind.REPLAY:
+            return everything(dict.fromkeys(points, SPACE))
+        budget = budget_for(request.effort, len(points), len(SPACE))
+        seeds = {point: [default] for point in points}
+        return Search({Kernel.SCALE: SPACE}, points, seeds, budget, request.seed)
+
+    return Prepared(
+        request=request,
+        points=points,
+        spaces={Kernel.SCALE: SPACE},
+        kernels=engine.lift(device.target.backend),
+        plan=lambda known: RunPlan(points, runs, FastestOfEach(points, default)),
+        strategy=strategy,
+        predictor=Predictor(),
+        tries={point.size: len(SPACE) for point in points},
+        file_names={Kernel.SCALE: engine.file_name(problem, device)},
+        table=TABLE,
+        recording=recording,
     )
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        assert isinstance(request.problem, Scale)
-        assert isinstance(request.selected, Rows)
-        self._problem = request.problem
-        given = request.selected.given or self._recording is None
-        found = request.selected.points(self._problem) if given else self._recording.points
-        self.points = tuple(sorted(found))
-        name = self._engine.file_name(self._problem, request.device)
-        self.file_names: Mapping[Part, str] = {Kernel.SCALE: name}
-
-    @cached_property
-    def _engine(self) -> ToyFiles:
-        return toy_engine(self.request.engine)
-
-    @cached_property
-    def _default(self) -> Config:
-        return self._engine.default_config(self._problem, self.request.device, 1)
-
-    @cached_property
-    def _kernels(self) -> ToyKernels:
-        return self._engine.lift(self.request.device.target.backend)
-
-    @property
-    def tries(self) -> dict[str, int]:
-        return {point.size: len(SPACE) for point in self.points}
-
-    @property
-    def _spaces(self) -> Mapping[Part, Space]:
-        return {Kernel.SCALE: SPACE}
-
-    def _binder(self) -> Binder:
-        return self._kernels.binder(self._problem)
-
-    def _search(self) -> Strategy:
-        if self.request.source.kind is MeasureKind.GPU:
-            return FixedStrategy(self._candidates())
-        budget = budget_for(self.request.effort, len(self.points), len(SPACE))
-        seeds = {point: [self._default] for point in self.points}
-        return Search(self._spaces, self.points, seeds, budget, self.request.seed)
-
-    def _prediction(self) -> tuple[Bench, Strategy]:
-        bench = SerialBench(self._compiler, Predictor(), self.points)
-        return bench, FixedStrategy(self._candidates())
-
-    def _candidates(self) -> list[Candidate]:
-        return [Candidate(point, config) for point in self.points for config in SPACE.configs()]
-
-    def _plan(self) -> RunPlan:
-        engine, device = self._engine, self.request.device
-        runs = {p: engine.incumbents(self._problem, device, p.batch_size) for p in self.points}
-        return RunPlan(self.points, runs, FastestOfEach(self.points, self._default))
-
-
-def open_run(request: Request) -> TuningRun:
-    return ToyRun(request)

@@ -2,6 +2,9 @@
 
 A kernel is checked twice: on every sequence of its phase's ragged edge cases, and on the last
 rows of the point's first sequence, which attend to the most keys.
+
+Triton's extend kernel reads new keys and values from tensors of their own. An engine writes them
+into its cache first, whatever kernel follows, and the libraries' kernels read all of them there.
 """
 
 from __future__ import annotations
@@ -16,16 +19,14 @@ import torch
 from torch import Tensor
 
 from tuner.backends.operands import AttentionOperands as Operands
-from tuner.backends.operands import Call
+from tuner.backends.operands import Call, need
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
-from tuner.families.attention.paged import operands_of
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import KV_SPLITS, parts_of
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import Reference
-from tuner.measure.timing import LAUNCHES, BoundKernel
+from tuner.measure.timing import LAUNCHES, BoundKernel, Reference
 from tuner.problems.points import Config, Point
 
 CHECKED_ROWS = 64  # the last rows of a point's first sequence
@@ -218,3 +219,46 @@ def _run(batch: AttentionBatch, kernels: Sequence[BoundKernel], config: Config) 
     tensors = batch.tensors(inputs, config)
     for kernel in kernels:
         kernel.launch(launch_values(kernel.binding, tensors))
+
+
+def operands_of(inputs: Inputs) -> Operands:
+    """Raises Unsupported for phases that have no cache."""
+    problem, tensors, lengths = inputs.problem, inputs.tensors, inputs.lengths
+    need(problem.phase is not AttentionPhase.PREFILL, "libraries are measured with a cache alone")
+    extend = problem.phase is AttentionPhase.EXTEND
+    if extend:
+        k, v, slots = _with_new(inputs)
+        total = tuple(a + b for a, b in zip(lengths.cached, lengths.new, strict=True))
+    else:
+        k, v, slots = tensors["k_buffer"], tensors["v_buffer"], tensors["kv_indices"]
+        total = lengths.cached
+    return Operands(
+        q=tensors["q_extend" if extend else "q"],
+        k_cache=k,
+        v_cache=v,
+        out=inputs.output,
+        slots=slots.int(),
+        new=lengths.new,
+        total=total,
+        scale=problem.Lq**-0.5,
+        window=problem.window,
+        sinks=tensors["sinks"] if problem.sinks else None,
+        logit_cap=problem.logit_cap,
+        latent=problem.shares_kv,
+    )
+
+
+def _with_new(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and slots where the new tokens lie in the cache, behind the cached ones."""
+    tensors, lengths = inputs.tensors, inputs.lengths
+    k = torch.cat([tensors["k_buffer"], tensors["k_extend"]])
+    if inputs.problem.shares_kv:
+        v = k[..., : inputs.problem.Lv]
+    else:
+        v = torch.cat([tensors["v_buffer"], tensors["v_extend"]])
+    cached = tensors["kv_indices"][: sum(lengths.cached)].split(list(lengths.cached))
+    first = len(tensors["k_buffer"])
+    rows = torch.arange(first, first + sum(lengths.new), device=k.device, dtype=cached[0].dtype)
+    new = rows.split(list(lengths.new))
+    parts = [part for pair in zip(cached, new, strict=True) for part in pair]
+    return k, v, torch.cat(parts)

@@ -7,8 +7,15 @@ from enum import Enum
 
 from tuner.errors import BadProblem, did_you_mean
 from tuner.problems.dtypes import Dtype, parse_dtype
-from tuner.problems.points import Part, Point, Problem
-from tuner.problems.text import parse_flag, parse_number, parse_whole, read_fields
+from tuner.problems.points import (
+    Part,
+    Point,
+    Problem,
+    parse_flag,
+    parse_number,
+    parse_whole,
+    read_fields,
+)
 
 _FIELDS = (
     *("q_heads", "kv_heads", "Lq", "Lv", "dtype"),

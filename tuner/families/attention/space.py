@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from tuner.devices.table import Device
 from tuner.families.attention.problem import Attention, Stage
 from tuner.families.attention.splits import BOTH, KV_SPLITS, MAX_KV_SPLITS, MOST
-from tuner.problems.points import Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.points import TRITON_DEFAULTS, Config
 from tuner.tuning.space import Rule, Space
 
 _TILES: Mapping[str, tuple[int, ...]] = {

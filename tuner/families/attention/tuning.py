@@ -1,15 +1,277 @@
-"""Opens attention's tuning runs."""
+"""The tuning run of one phase of a layer's attention.
+
+Decode whose number of KV splits is free chooses its two kernels and its splits together
+(`tuner.families.attention.joint`). The kernels of other phases are tuned apart.
+"""
 
 from __future__ import annotations
 
-from tuner.families.attention.joint.tuning import JointRun
-from tuner.families.attention.problem import Attention
-from tuner.families.attention.run import AttentionRun
-from tuner.tuning.run import TuningRun
-from tuner.tuning.run_request import Request
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from tuner.errors import BadInput
+from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
+from tuner.families.attention.choose import AttentionChooser
+from tuner.families.attention.engine import attention_engine, engine_config
+from tuner.families.attention.family import AttentionSelection
+from tuner.families.attention.joint.plans import JointBuckets, JointChooser, sizes_of
+from tuner.families.attention.joint.strategy import JointStrategy
+from tuner.families.attention.kernels import AttentionKernels
+from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
+from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.space import attention_space
+from tuner.families.attention.splits import constants_of, worthwhile
+from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload
+from tuner.measure.recording import TrialRecording
+from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.results import Entry, MeasureKind
+from tuner.tuning.prepare import NOISE, Known, Prepared, recording_of, refuse_moe_options
+from tuner.tuning.report import EntryTable
+from tuner.tuning.request import Effort, Request
+from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.space import Space
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, everything
+
+# The first configurations of a search: each was the fastest somewhere in the H200 sweep.
+SEEDS = (
+    {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3},
+    {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
+    {"BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2},
+    {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 4},
+    {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
+    {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_H": 16, "num_warps": 1, "num_stages": 3},
+    # These take latent attention's values out of its keys; the ones above load them.
+    {"BLOCK_N": 128, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 8, "num_stages": 2},
+    {"BLOCK_N": 16, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 4, "num_stages": 3},
+)
+
+TABLE = EntryTable(
+    ("kernel", "sequences", "new", "cached", "constants"), lambda entry: _cells(entry)
+)
 
 
-def open_run(request: Request) -> TuningRun:
-    """The run of a request. Raises BadInput for a request that cannot be tuned."""
-    assert isinstance(request.problem, Attention)  # the registry opened this run
-    return JointRun(request) if request.problem.chooses_splits else AttentionRun(request)
+@dataclass(frozen=True)
+class _Phase:
+    """A phase to tune, and what the parts of its run are made of."""
+
+    request: Request
+    problem: Attention
+    buckets: Sequence[Bucket]
+    defaults: Mapping[Point, Config]  # the engine's own constants, and its rule for splits
+    constants: Mapping[Part, Space]  # the spaces without the numbers of splits
+    spaces: Mapping[Part, Space]
+    budget: Budget
+
+    @property
+    def predicted(self) -> bool:
+        return self.request.source.kind is MeasureKind.PREDICT
+
+    @property
+    def exhaustive(self) -> bool:
+        return self.request.effort is Effort.EXHAUSTIVE
+
+    @property
+    def margins(self) -> tuple[float, float | None]:
+        """The gain that counts, and the slowdown at one point that is allowed (None: the same)."""
+        if self.predicted:
+            return CLEAR_GAIN, 0.0  # clearly faster overall, and at no point slower
+        return NOISE[self.request.source.kind], None
+
+    def worth(self, configs: Sequence[Config]) -> list[Config]:
+        """The configurations worth trying: for a prediction about half. On the H200 sweep the rest
+        never won by more than the model's error.
+        """
+        if not self.predicted or self.exhaustive:
+            return list(configs)
+        return [config for config in configs if _worth_compiling(config)]
+
+    def seeds(self, point: Point) -> list[Config]:
+        space = self.constants[point.part]
+        return [space.nearest(seed) for seed in (self.defaults[point], *SEEDS)]
+
+    def search(self, points: Sequence[Point]) -> Search:
+        """A search of the first kernel's constants at some points, or of all kernels'."""
+        spaces = {point.part: self.constants[point.part] for point in points}
+        seeds = {point: self.seeds(point) for point in points}
+        return Search(spaces, points, seeds, self.budget, self.request.seed)
+
+
+def prepare(request: Request) -> Prepared:
+    """The run of a phase. Raises BadInput for a request that cannot be tuned."""
+    assert isinstance(request.problem, Attention)  # the registry chose this family
+    assert isinstance(request.selected, AttentionSelection)
+    problem, device = request.problem, request.device
+    engine = attention_engine(request.engine)
+    refuse_moe_options(request, "attention")
+    if problem.chooses_splits and not engine.takes_splits:
+        raise BadInput(
+            f"{request.engine.name} {request.engine.version} loads no plugins, so it cannot be "
+            f"given a number of KV splits: name its own, {problem.with_room(8).spec()}"
+        )
+    recording = recording_of(request)
+    buckets = buckets_of(problem, _workload(problem, request.selected, recording).points)
+    points = tuple(point for bucket in buckets for point in bucket.points)
+    file_name = engine.file_name(problem, device.name)
+    kernels = engine.lift(device.target.backend)
+    room = engine.most_splits(problem, device.sm_count) if problem.chooses_splits else 0
+    defaults = {point: _default(request, problem, kernels, point, room) for point in points}
+    takes = {point.part: config for point, config in defaults.items()}
+    constants: dict[Part, Space] = {
+        part: attention_space(problem, device, part, constants_of(takes[part]))
+        for part in problem.parts
+    }
+    size = max(len(space) for space in constants.values())
+    phase = _Phase(
+        request=request,
+        problem=problem,
+        buckets=buckets,
+        defaults=defaults,
+        constants=constants,
+        spaces={
+            part: attention_space(problem, device, part, takes[part]) for part in problem.parts
+        },
+        budget=budget_for(request.effort, len(buckets), size),
+    )
+    together = _Joint(phase, sizes_of(buckets), room) if problem.chooses_splits else None
+    return Prepared(
+        request=request,
+        points=points,
+        spaces=phase.spaces,
+        kernels=kernels,
+        plan=together.plan if together else partial(_plan, phase),
+        strategy=together.strategy if together else partial(_strategy, phase),
+        predictor=AttentionPredictor(device, problem),
+        tries=together.tries() if together else _tries(phase),
+        file_names=dict.fromkeys(problem.parts, file_name),
+        table=TABLE,
+        recording=recording,
+    )
+
+
+def _workload(
+    problem: Attention, selected: AttentionSelection, recording: TrialRecording | None
+) -> Workload:
+    named = selected.workload_of(problem)
+    if named is not None:
+        return named.for_problem(problem)
+    if recording is None:
+        return usual_workload(problem.phase).for_problem(problem)
+    sizes = {(p.batch_size, p.new_tokens, p.cached_tokens) for p in recording.points}
+    return Workload("recording", tuple(WorkPoint(*size, weight=1.0) for size in sorted(sizes)))
+
+
+def _default(
+    request: Request, problem: Attention, kernels: AttentionKernels, point: Point, room: int
+) -> Config:
+    """What the engine runs at a point. `room`: the most splits of its own rule."""
+    target = request.device.target
+    if problem.chooses_splits:
+        return engine_config(kernels, problem, point, target, room)
+    return kernels.default_config(problem, point, target)
+
+
+def _incumbents(phase: _Phase) -> dict[Point, dict[str, Config]]:
+    return {point: {"default": config} for point, config in phase.defaults.items()}
+
+
+# Kernels that are tuned apart
+
+
+def _tries(phase: _Phase) -> dict[str, int]:
+    """The most configurations to try at each size, summed over the stages."""
+    found: Counter[str] = Counter()
+    for point in phase.defaults:
+        found[point.size] += min(len(phase.spaces[point.part]), phase.budget.per_point)
+    return dict(found)
+
+
+def _plan(phase: _Phase, known: Known) -> RunPlan:
+    previous = known.previous
+    chooser = AttentionChooser(phase.buckets, phase.defaults, *phase.margins, previous=previous)
+    return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
+
+
+def _strategy(phase: _Phase, known: Known) -> Strategy:
+    if phase.predicted:
+        return FixedStrategy(
+            [
+                Candidate(point, config)
+                for point in phase.defaults
+                for config in phase.worth(phase.spaces[point.part].configs())
+            ]
+        )
+    if phase.exhaustive:  # the spaces are small
+        return everything({point: phase.spaces[point.part] for point in phase.defaults})
+    search = phase.search([bucket.representative for bucket in phase.buckets])
+    return BucketedStrategy(search, phase.buckets, phase.defaults)
+
+
+# Decode's two kernels and its splits, chosen together
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """A decode phase whose number of KV splits is one of the choices."""
+
+    phase: _Phase
+    sizes: Sequence[JointBuckets]
+    room: int  # the most splits of the engine's own rule
+
+    @cached_property
+    def pairs(self) -> dict[Point, list[tuple[int, int]]]:
+        """The numbers of splits to try, each with its room, by the first kernel's points."""
+        problem, cores = self.phase.problem, self.phase.request.device.sm_count
+        found: dict[Point, list[tuple[int, int]]] = {}
+        for size in self.sizes:
+            found |= worthwhile(problem, size.stage_1.points, self.room, cores)
+        return found
+
+    def tries(self) -> dict[str, int]:
+        """The most configurations to try at each size, summed over both kernels."""
+        phase = self.phase
+        stage_1 = len(phase.worth(phase.constants[Stage.DECODE].configs()))
+        if not phase.predicted:
+            stage_1 = min(stage_1, phase.budget.per_point)
+        reductions = len(phase.constants[Stage.REDUCE])
+        found: Counter[str] = Counter()
+        for size in self.sizes:
+            for point in size.stage_1.points:
+                pairs = self.pairs[point]
+                at_room = max(Counter(room for _, room in pairs).values())
+                around = min(3, at_room)  # half of the best number of splits, it, and twice
+                most = 2 * (1 + len(pairs)) + stage_1 * around + reductions * at_room
+                found[point.size] += most
+        return dict(found)
+
+    def plan(self, known: Known) -> RunPlan:
+        phase, previous = self.phase, known.previous
+        chooser = JointChooser(self.sizes, phase.defaults, *phase.margins, previous=previous)
+        return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
+
+    def strategy(self, known: Known) -> Strategy:
+        """All worthwhile constants of the first kernel are proposed, or a search proposes some."""
+        phase = self.phase
+        points = [size.representative for size in self.sizes]
+        inner: Strategy
+        if phase.predicted or phase.exhaustive:
+            listed = phase.worth(phase.constants[Stage.DECODE].configs())
+            inner = FixedStrategy([Candidate(point, one) for point in points for one in listed])
+        else:
+            inner = phase.search(points)
+        reductions = phase.constants[Stage.REDUCE].configs()
+        return JointStrategy(inner, self.sizes, phase.defaults, self.pairs, reductions)
+
+
+def _cells(entry: Entry) -> tuple[object, ...]:
+    point = entry.point
+    constants = " ".join(f"{name}={value}" for name, value in sorted(entry.config.items()))
+    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
+
+
+def _worth_compiling(config: Config) -> bool:
+    """Whether a prediction tries these constants."""
+    if config.get("BLOCK_N", 32) < 32:
+        return False
+    return "BLOCK_M" not in config or (config["num_warps"] >= 4 and config["num_stages"] <= 3)

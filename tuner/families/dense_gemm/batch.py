@@ -31,9 +31,7 @@ from tuner.families.dense_gemm.inputs import (
 )
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import Reference
-from tuner.measure.cold import COLD, ColdCache
-from tuner.measure.timing import LAUNCHES, BoundKernel, Chain, run_chain
+from tuner.measure.timing import COLD, LAUNCHES, BoundKernel, Chain, ColdCache, Reference, run_chain
 from tuner.problems.dtypes import Dtype
 
 # The largest |difference| / (|expected| + rms) of a correct kernel: the bounds of fused MoE, whose

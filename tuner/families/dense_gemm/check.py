@@ -12,9 +12,9 @@ from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
-from tuner.families.dense_gemm.cells import config_cells
 from tuner.families.dense_gemm.engine import GemmEngine, GemmKernels, gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
+from tuner.families.dense_gemm.space import config_cells
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status

@@ -12,8 +12,7 @@ from tuner.families.dense_gemm.problem import (
     parse_dense_gemm,
     same_weights,
 )
-from tuner.problems.batch_sizes import SizeSelection
-from tuner.problems.options import BATCHES, COUNT, DP, EP, FUSE_SHARED, Option
+from tuner.problems.options import BATCHES, COUNT, DP, EP, FUSE_SHARED, Option, SizeSelection
 from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 

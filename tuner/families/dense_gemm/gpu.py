@@ -11,8 +11,7 @@ from tuner.families.dense_gemm.batch import WORST_ERROR, GemmBatches, Library
 from tuner.families.dense_gemm.batch import GemmBatch as GemmBatch
 from tuner.families.dense_gemm.engine import GemmLaunch, gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.measure.chain_session import Batch, ChainSession
-from tuner.measure.library import backend_of
+from tuner.measure.chain_session import Batch, ChainSession, backend_of
 from tuner.measure.messages import read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.problems.points import Config

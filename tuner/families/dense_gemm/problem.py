@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from tuner.errors import BadProblem
 from tuner.problems.dtypes import Dtype, parse_dtype
-from tuner.problems.points import Part, Problem
-from tuner.problems.text import parse_block_shape, parse_whole, read_fields
+from tuner.problems.points import Part, Problem, parse_block_shape, parse_whole, read_fields
 
 BLOCK, CHANNEL = "block_gemm", "channel_gemm"
 DENSE_GEMMS = (BLOCK, CHANNEL)

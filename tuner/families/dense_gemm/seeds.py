@@ -1,6 +1,7 @@
-"""The first configurations of a search, from known winners of other GEMMs.
+"""The configurations known before a run: what the engine runs, and winners of other GEMMs.
 
-`tuner.tuning.votes` elects them; this module says how far a file's GEMM is from a problem.
+`tuner.tuning.seeds` elects seeds from the winners; this module says how far a file's GEMM is from a
+problem.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 
 from tuner.devices.table import Device
-from tuner.families.dense_gemm.engine import GemmFileKey, ShippedFile
-from tuner.families.dense_gemm.problem import DenseGemm
+from tuner.engines.config_files import launch_config
+from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, ShippedFile
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
 from tuner.problems.points import Config, Point, Problem
+from tuner.tuning.pointwise import Baselines
+from tuner.tuning.seeds import ballots_of, device_distance, elect, in_turn, octaves
 from tuner.tuning.space import Space
-from tuner.tuning.votes import ballots_of, device_distance, elect, in_turn, octaves
 
 
 def seeds_for(
@@ -85,3 +88,29 @@ def _problem_distance(key: GemmFileKey, problem: DenseGemm) -> float:
         + (key.dtype != problem.dtype.value)
         + (key.block != problem.block)
     )
+
+
+# A file's entry is taken to be tuned for batch sizes up to this many times its key, and down to
+# this part of it. Some shipped files begin at 2,048: their first entry serves all smaller sizes.
+NEAR = 2
+
+
+def find_baselines(
+    engine: GemmEngine,
+    problem: DenseGemm,
+    device: Device,
+    corpus: Iterable[ShippedFile],
+    batch_sizes: Iterable[int],
+) -> Baselines:
+    """The baselines at the engine's own batch sizes, `batch_sizes`, and the shipped file's."""
+    path = engine.find_file(engine.package_root, problem, device)
+    keys = [key for file in corpus if file.path == path for key in file.entries]
+    found: dict[Point, dict[str, Config]] = {}
+    near, backend = set(), device.target.backend
+    for size in sorted({*BATCH_SIZES, *batch_sizes, *keys}):
+        point = Point(size, DensePart.DENSE)
+        by_name = engine.incumbents(problem, device, size)
+        found[point] = {name: launch_config(config, backend) for name, config in by_name.items()}
+        if any(size <= NEAR * key and key <= NEAR * size for key in keys):
+            near.add(point)
+    return Baselines(found, frozenset(near))

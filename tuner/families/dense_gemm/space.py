@@ -8,10 +8,8 @@ from functools import lru_cache, partial
 from tuner.devices.table import Device
 from tuner.devices.target import HIP
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.problems.points import Config
-from tuner.problems.triton import triton_defaults
-from tuner.tuning.row_groups import without_equal_groups
-from tuner.tuning.space import Rule, Space
+from tuner.problems.points import Config, triton_defaults
+from tuner.tuning.space import Rule, Space, without_equal_groups
 
 # Values that mean the same as an absent key. Kernels that do not take a key refuse it, so the
 # neutral value is never written.
@@ -176,3 +174,14 @@ def _most_splits(problem: DenseGemm, device: Device, config: Config, M: int) -> 
     blocks = _row_tiles(M, config["BLOCK_SIZE_M"]) * -(-problem.N // config["BLOCK_SIZE_N"])
     steps = -(-problem.K // config["BLOCK_SIZE_K"])
     return min(4 * device.sm_count / blocks, steps / 2)
+
+
+def config_cells(config: Config) -> tuple[object, ...]:
+    """Blocks, group, warps, stages and further keys, as tables show them; blank for null."""
+    if not config:
+        return ("null", None, None, None, "")
+    tiles = [config.get(f"BLOCK_SIZE_{axis}", "?") for axis in "MNK"]
+    shown = {f"BLOCK_SIZE_{axis}" for axis in "MNK"} | {"GROUP_SIZE_M", "num_warps", "num_stages"}
+    further = " ".join(f"{name}={value}" for name, value in config.items() if name not in shown)
+    named = (config.get(name) for name in ("GROUP_SIZE_M", "num_warps", "num_stages"))
+    return ("x".join(map(str, tiles)), *named, further)

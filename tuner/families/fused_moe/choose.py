@@ -13,10 +13,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.finalists import finalists
-from tuner.families.fused_moe.pairs import Choice, SizeTrials, choices_of, trials_by_size
+from tuner.families.fused_moe.pairs import (
+    Choice,
+    SizeTrials,
+    choices_of,
+    finalists,
+    gain,
+    kept,
+    trials_by_size,
+    why_nothing_fits,
+)
 from tuner.families.fused_moe.problem import gemm_of
-from tuner.families.fused_moe.reasons import gain, kept, why_nothing_fits
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
 from tuner.tuning.tune import STAYS

@@ -1,10 +1,10 @@
-"""Make the JSON files that the engine's loader reads from fused-MoE winners."""
+"""Fused-MoE winners as the JSON files that an engine's loader reads, and how they reach servers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,11 +19,12 @@ from tuner.engines.config_files import (
     read_lenient,
 )
 from tuner.errors import ExportRefused
+from tuner.export.delivery import Delivery, PlannedFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.problems.points import Config
+from tuner.problems.points import Config, Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
 
@@ -209,3 +210,42 @@ def _measured_earlier(file: ConfigFileExport, newest: Winner) -> dict[int, dict[
 
 def _is_weaker(row: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> bool:
     return row is None or row["status"] != measured["status"]
+
+
+@dataclass(frozen=True)
+class MoeDelivery(Delivery):
+    """Files that the engines' own loaders read."""
+
+    layer: MoeEngine
+    # Whether servers that are pointed at another root read no packaged file.
+    replaces_packaged: bool
+
+    @property
+    def engine_root(self) -> Path:
+        return self.layer.package_root
+
+    @property
+    def variable(self) -> str | None:
+        return self.layer.config_dir_variable
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        assert isinstance(problem, FusedMoe)
+        gemms = Gemm if self.layer.has_down_files() else (Gemm.UP,)
+        return [self.layer.file_name(problem, device, gemm) for gemm in gemms]
+
+    def ships(self, problem: Problem, device: Device) -> bool:
+        names = self.asked(problem, device)
+        return any(path.name in names for path, _ in packaged_files(self.layer))
+
+    def plan(
+        self, winners: Sequence[Winner], device: Device, root: Path
+    ) -> Sequence[ConfigFileExport]:
+        return plan_moe(winners, self.layer, device, root)
+
+    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+        for file in files:
+            assert isinstance(file, ConfigFileExport)  # `plan` made it
+            verify_moe(file, self.layer, device, root)
+
+    def packaged(self) -> Iterator[tuple[Path, Path]]:
+        return packaged_files(self.layer) if self.replaces_packaged else super().packaged()

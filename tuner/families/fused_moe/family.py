@@ -1,11 +1,19 @@
-"""The registry entry of fused-MoE layers; importing it loads no heavy module."""
+"""The registry entry of fused-MoE layers, and the batch sizes and gemms that a request asks for.
+
+Importing this module loads no heavy module.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
-from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, parse_fused_moe
-from tuner.families.fused_moe.selection import GEMMS, read_selection
+from tuner.errors import BadInput
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, gemm_of, parse_fused_moe
 from tuner.problems.options import (
     BATCH_SIZE,
     BATCHES,
@@ -15,10 +23,12 @@ from tuner.problems.options import (
     GROUPS,
     SIZE,
     Block,
+    Names,
     Option,
     Switch,
+    checked_sizes,
 )
-from tuner.problems.points import ChartPosition, Point
+from tuner.problems.points import ChartPosition, Point, Problem
 from tuner.problems.registry import Family
 
 _OUTPUT_BYTES = 2  # of a number that a gemm writes: 16 bits
@@ -54,6 +64,50 @@ def held_bytes(problem: FusedMoe, point: Point) -> int:
     columns, reduced = problem.gemm_shape(gemm_of(point))
     weights = problem.E * columns * reduced * problem.dtype.weight_bits // 8
     return weights + point.batch_size * problem.top_k * columns * _OUTPUT_BYTES
+
+
+GEMMS = Names(Gemm)
+
+
+@dataclass(frozen=True)
+class MoeSelection:
+    """Batch sizes (tokens) and gemms of a layer. Raises BadInput for impossible values."""
+
+    batch_sizes: tuple[int, ...] | None = None  # None: the engine's, or the recording's
+    gemms: tuple[Gemm, ...] = tuple(Gemm)
+
+    def __post_init__(self) -> None:
+        if self.batch_sizes is not None:
+            object.__setattr__(self, "batch_sizes", checked_sizes(self.batch_sizes))
+        if not self.gemms:
+            raise BadInput("a job needs at least one gemm: up, down, or both")
+
+    @property
+    def given(self) -> bool:
+        return self.batch_sizes is not None
+
+    def points(self, problem: Problem) -> frozenset[Point]:
+        return _points(self.batch_sizes or BATCH_SIZES, self.gemms)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "batch_sizes": None if self.batch_sizes is None else list(self.batch_sizes),
+            "gemms": [gemm.value for gemm in self.gemms],
+        }
+
+
+@lru_cache(maxsize=64)  # pages of coverage ask for each request, and most are alike
+def _points(sizes: tuple[int, ...], gemms: tuple[Gemm, ...]) -> frozenset[Point]:
+    return frozenset(Point(size, gemm) for size in sizes for gemm in gemms)
+
+
+def read_selection(problem: Problem, values: Mapping[str, Any]) -> MoeSelection:
+    """Read the fields `batch_sizes` and `gemms`, which may be absent. Raises BadInput."""
+    sizes, gemms = values.get("batch_sizes"), values.get("gemms")
+    return MoeSelection(
+        batch_sizes=None if sizes is None else tuple(sizes),
+        gemms=tuple(Gemm) if gemms is None else GEMMS.members(gemms),
+    )
 
 
 FAMILY = Family(

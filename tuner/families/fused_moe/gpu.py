@@ -1,7 +1,11 @@
-"""Measure the candidates of one fused-MoE layer on this process's GPU."""
+"""Measure the candidates of one fused-MoE layer on this process's GPU.
+
+Routings are random, or captured from a running engine: top-k expert ids, one row per token.
+"""
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +14,15 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 
 from tuner.engines.engine import find_engine
+from tuner.errors import BadInput
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.inputs import grid_size
 from tuner.families.fused_moe.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
 from tuner.families.fused_moe.problem import FusedMoe, gemm_of
-from tuner.families.fused_moe.routing import load_routing
-from tuner.measure.messages import measurement_fields, read_point
-from tuner.measure.routing_file import RoutingFile
+from tuner.measure.messages import RoutingFile, measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, is_slower, load, race, time_graph
 from tuner.problems.points import TRITON, Config, Point
@@ -144,3 +148,43 @@ def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
 
 def open_session(problem: FusedMoe, request: Fields) -> MoeOnGpu:
     return MoeOnGpu(problem, request)
+
+
+WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def load_routing(file: RoutingFile, problem: FusedMoe) -> Tensor:
+    """Load the (tokens, top_k) tensor of a `.pt` file as int32 in host memory.
+
+    This loads only tensors, never code. Raises BadInput for a file that holds anything else, or
+    expert ids that the problem's layer does not have.
+    """
+    data = file.read()
+    try:
+        ids = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # any error of torch's zip and pickle readers
+        raise BadInput(f"{file.path}: not a tensor file: {type(error).__name__}") from None
+    return _checked(ids, file.path, problem)
+
+
+def _checked(ids: object, path: Path, problem: FusedMoe) -> Tensor:
+    expected = f"expected (tokens, {problem.top_k}) expert ids from 0 to {problem.E - 1}"
+    if not isinstance(ids, Tensor):
+        raise BadInput(f"{path} holds a {type(ids).__name__}, not a tensor: {expected}")
+    plain = ids.layout is torch.strided and ids.device.type == "cpu"  # "meta": without values
+    if not plain or ids.dtype not in WHOLE:
+        kind = f"{ids.dtype} tensor ({ids.layout}, {ids.device.type})"
+        raise BadInput(f"{path} holds a {kind}, not a plain one of whole numbers: {expected}")
+    if ids.ndim != 2 or ids.shape[1] != problem.top_k or len(ids) == 0:
+        empty = ", no token" if ids.numel() == 0 else ""
+        raise BadInput(f"{path} holds a tensor of shape {tuple(ids.shape)}{empty}: {expected}")
+    least, most = int(ids.min()), int(ids.max())
+    if least == -1:
+        raise BadInput(
+            f"{path} holds -1, which stands for an expert on another GPU: capture the routing "
+            f"without expert parallelism; {expected}"
+        )
+    if least < 0 or most >= problem.E:
+        wrong = least if least < 0 else most
+        raise BadInput(f"{path} holds the expert id {wrong}: {expected}")
+    return ids.to(torch.int32)

@@ -1,13 +1,16 @@
-"""The trials of a fused-MoE layer at one batch size, and the pairs of configurations in them."""
+"""The trials of a fused-MoE layer at one batch size, and the pairs of configurations in them.
+
+Also which pairs are worth timing again, and in words why a pair was chosen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.families.fused_moe.problem import Gemm, gemm_of
 from tuner.problems.points import Config, Point
-from tuner.problems.results import Status, Trial
+from tuner.problems.results import Entry, Status, Trial
 
 Choice = dict[Gemm, Config]
 
@@ -106,3 +109,107 @@ def choices_of(field: SizeTrials, one_config: bool) -> Iterator[Choice]:
 def time_then_key(item: tuple[Config, Trial]) -> tuple[float, str]:
     median_us = item[1].measurement.median_us
     return (float("inf") if median_us is None else median_us, item[0].key)
+
+
+def gain(field: SizeTrials, choice: Choice) -> str:
+    """How much faster than what the engine runs a pair is, in words."""
+    name, incumbent = field.incumbent()
+    choice_us = field.total_us(choice)
+    incumbent_us = field.total_us(incumbent) if incumbent else None
+    assert choice_us is not None  # a chosen pair is timed
+    if incumbent_us is None:
+        return _why_replaced(field, name) if incumbent else "fastest"
+    text = f"{incumbent_us / choice_us:.3f}x as fast as the {name} configuration"
+    return f"predicted {text}" if field.predicted else text
+
+
+def why_nothing_fits(field: SizeTrials) -> str:
+    """Why no pair can run at a batch size."""
+    why = f"no configuration compiles and fits at batch size {field.batch_size}"
+    if field.block is None:
+        return why
+    return f"{why} with the other gemm's BLOCK_SIZE_M={field.block}: tune both gemms together"
+
+
+def _why_replaced(field: SizeTrials, name: str) -> str:
+    pair = field.incumbents[name].values()
+    if field.block is not None and any(c["BLOCK_SIZE_M"] != field.block for c in pair):
+        return f"fastest with BLOCK_SIZE_M={field.block}, which the other gemm has"
+    return f"the {name} configuration cannot run here"
+
+
+def kept(name: str, predicted: bool) -> str:
+    """Why the incumbent of that name stays."""
+    if predicted:
+        return f"nothing is predicted to be clearly faster than the {name} configuration"
+    return f"the {name} configuration is as fast, within the noise"
+
+
+FINAL_BLOCKS = 2  # values of BLOCK_SIZE_M in the final
+FINALISTS = 3  # configurations per gemm and BLOCK_SIZE_M
+
+
+def finalists(
+    trials: Sequence[Trial],
+    incumbents: Mapping[Point, Mapping[str, Config]],
+    entries: Sequence[Entry],
+    requested: Collection[int],
+    blocks: Mapping[int, int] | None = None,
+    one_config: bool = False,
+    previous: Mapping[Point, Config] | None = None,
+) -> list[Trial]:
+    """The trials worth timing again. At each requested point these are the incumbents, the previous
+    choice, the choices there and at the neighbouring batch sizes, and the fastest with the two best
+    BLOCK_SIZE_M.
+
+    `one_config`: the fastest in the sum of both gemms.
+    """
+    found: list[Trial] = []
+    sizes = sorted(requested)
+    chosen = {entry.point: entry.config for entry in entries}
+    for field in trials_by_size(trials, incumbents, blocks, previous):
+        if field.batch_size not in requested:
+            continue
+        at = sizes.index(field.batch_size)
+        near = sizes[max(at - 1, 0) : at + 2]
+        best = _best_together(field) if one_config else _best_of_blocks(field)
+        for gemm, timed in field.trials.items():
+            wanted = {pair[gemm] for pair in field.incumbents.values()}
+            wanted.update(chosen[Point(size, gemm)] for size in near)
+            wanted.update(best[gemm])
+            wanted.update([field.previous[gemm]] if field.previous else [])
+            some = [timed[config] for config in sorted(wanted) if config in timed]
+            found += [trial for trial in some if trial.measurement.timed]
+    return found
+
+
+def _best_together(field: SizeTrials) -> Mapping[Gemm, Sequence[Config]]:
+    """The fastest configurations of both gemms."""
+    totals = [(field.total_us(choice), choice) for choice in choices_of(field, one_config=True)]
+    timed = [(total, choice) for total, choice in totals if total is not None]
+    timed.sort(key=lambda item: (item[0], next(iter(item[1].values())).key))
+    best = timed[: FINAL_BLOCKS * FINALISTS]
+    return {gemm: [choice[gemm] for _, choice in best] for gemm in field.trials}
+
+
+def _best_of_blocks(field: SizeTrials) -> Mapping[Gemm, Sequence[Config]]:
+    """Each gemm's fastest configurations with the best values of BLOCK_SIZE_M."""
+    best = _best_blocks(field)
+    return {
+        gemm: [config for block in best for config in _fastest_of(timed, block)]
+        for gemm, timed in field.trials.items()
+    }
+
+
+def _best_blocks(field: SizeTrials) -> list[int]:
+    totals: dict[int, float] = {}
+    for choice in choices_of(field, one_config=False):
+        total = field.total_us(choice)
+        if total is not None:
+            totals[next(iter(choice.values()))["BLOCK_SIZE_M"]] = total
+    return sorted(totals, key=lambda block: totals[block])[:FINAL_BLOCKS]
+
+
+def _fastest_of(timed: Mapping[Config, Trial], block: int) -> list[Config]:
+    same = [item for item in timed.items() if item[0]["BLOCK_SIZE_M"] == block]
+    return [config for config, _ in sorted(same, key=time_then_key)[:FINALISTS]]

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tuner.devices.target import Target
 from tuner.errors import BadProblem
 from tuner.problems.dtypes import Dtype, parse_dtype
-from tuner.problems.points import Part, Point
-from tuner.problems.text import parse_block_shape, parse_flag, parse_whole, read_fields
+from tuner.problems.points import (
+    Config,
+    Part,
+    Point,
+    parse_block_shape,
+    parse_flag,
+    parse_whole,
+    read_fields,
+)
 
 _FIELDS = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
 # The batch sizes of sglang's tuning script, and so the keys of the files that it ships.
@@ -121,3 +129,23 @@ def parse_fused_moe(text: str) -> FusedMoe:
         block_shape=parse_block_shape(fields["block_shape"]) if "block_shape" in fields else None,
         per_channel_quant=parse_flag("per_channel_quant", fields.get("per_channel_quant", "false")),
     )
+
+
+def sorted_slots(valid_slots: int, experts: int, block_m: int) -> int:
+    """Slots that the engine allocates when it sorts by expert, padded to whole blocks.
+
+    Source: `moe_align_block_size` of sglang 0.5.12 and later. Earlier versions allocate more
+    slots where there are fewer valid ones than experts, all of them empty.
+    """
+    return valid_slots + min(valid_slots, experts + 1) * (block_m - 1)
+
+
+def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
+    """EM: `sorted_slots`, rounded up to 16; the engine's own sum is not rounded."""
+    return -(-sorted_slots(valid_slots, experts, block_m) // 16) * 16
+
+
+def swaps_ab(config: Config, dtype: Dtype, target: Target) -> bool:
+    """The rule of sglang's `should_enable_swap_ab`, and of vLLM's: fp8 on sm_90 alone."""
+    small = config["BLOCK_SIZE_M"] < 64 <= config["BLOCK_SIZE_N"]
+    return dtype is Dtype.FP8_W8A8 and target.is_sm(90) and small

@@ -20,7 +20,7 @@ from typing import NoReturn
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, BadProblem, MalformedRecording, UnknownDevice, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.measure.recording_file import read_packed, unpack, write_text
+from tuner.measure.recording import read_packed, unpack, write_text
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial

@@ -7,12 +7,9 @@ from functools import partial
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP
-from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.slots import sorted_slots
-from tuner.problems.points import Config, Part, Point
-from tuner.problems.triton import triton_defaults
-from tuner.tuning.row_groups import without_equal_groups
-from tuner.tuning.space import Rule, Space
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, sorted_slots
+from tuner.problems.points import Config, Part, Point, triton_defaults
+from tuner.tuning.space import Rule, Space, without_equal_groups
 
 
 def space_for(

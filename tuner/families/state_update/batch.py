@@ -24,9 +24,7 @@ from tuner.families.state_update.inputs import (
 )
 from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import Reference
-from tuner.measure.cold import COLD, ColdCache
-from tuner.measure.timing import LAUNCHES, BoundKernel, Chain, run_chain
+from tuner.measure.timing import COLD, LAUNCHES, BoundKernel, Chain, ColdCache, Reference, run_chain
 
 # The largest |difference| / (|expected| + rms) of a correct kernel: twice the rounding of a 16-bit
 # output. Through Triton's interpreter, which cuts bfloat16, it is 0.006 at most (tests/engines).

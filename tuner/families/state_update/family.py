@@ -14,8 +14,7 @@ from tuner.families.state_update.problem import (
     parse_state_update,
     same_states,
 )
-from tuner.problems.batch_sizes import SizeSelection
-from tuner.problems.options import BATCHES, Option, Word
+from tuner.problems.options import BATCHES, Option, SizeSelection, Word
 from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 

@@ -1,4 +1,4 @@
-"""Predict the microseconds of a state update by a model of its launch.
+"""The configurations of a state update that are legal, and their microseconds by a model.
 
 The model was never held against measured times, only against the winners that vLLM ships:
 docs/state-update.md says how it did. Its constants are those of the other models.
@@ -12,9 +12,40 @@ from tuner.devices.constants import Constants
 from tuner.devices.occupancy import Footprint, blocks_per_sm, rounds_of_work
 from tuner.devices.table import Device
 from tuner.families.state_update.problem import StateUpdate
-from tuner.families.state_update.space import padded
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
+from tuner.tuning.space import Rule, Space
+
+# The values in the files that vLLM 0.33.0 ships, and the next larger block.
+_BLOCKS = (4, 8, 16, 32, 64, 128)
+_WARPS = (1, 2, 4, 8)
+_MOST_STATES = 256  # of a thread; shipped entries for CUDA have at most 128, and for AMD 256
+
+
+def state_space(problem: StateUpdate, device: Device) -> Space:
+    """The space of a problem, for all numbers of sequences: at most 24 configurations."""
+    width = padded(problem.head_dim)
+    columns = padded(problem.state_size)
+    warp = device.target.warp_size
+    rules = (
+        Rule(
+            "a block has no more rows than a head",
+            "the grid has a block for each BLOCK_SIZE_M rows of a head, and masks the others",
+            lambda c: c["BLOCK_SIZE_M"] <= max(_BLOCKS[0], width),
+        ),
+        Rule(
+            f"at most {_MOST_STATES} states a thread",
+            "a thread keeps its states in registers; no shipped entry has more",
+            lambda c: c["BLOCK_SIZE_M"] * columns <= _MOST_STATES * warp * c["num_warps"],
+        ),
+    )
+    return Space({"BLOCK_SIZE_M": _BLOCKS, "num_warps": _WARPS}, rules)
+
+
+def padded(n: int) -> int:
+    """The next power of two, as the kernel pads head_dim and the state size."""
+    return 1 << (n - 1).bit_length()
+
 
 # A configuration replaces the engine's if it is predicted to take this much less time. The model
 # holds some winners that vLLM ships to be up to 1.36 times slower than its own best; with this

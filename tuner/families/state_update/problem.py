@@ -13,8 +13,7 @@ from typing import ClassVar
 
 from tuner.errors import BadProblem, did_you_mean
 from tuner.problems.dtypes import Dtype, parse_dtype
-from tuner.problems.points import Part, Point, Problem
-from tuner.problems.text import parse_whole, read_fields
+from tuner.problems.points import Part, Point, Problem, parse_whole, read_fields
 
 NAME = "state_update"
 CACHE_DTYPES = ("float32", "bfloat16", "float16")  # of the states that an engine keeps

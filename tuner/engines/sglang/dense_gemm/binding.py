@@ -28,8 +28,7 @@ from tuner.kernels.binding import (
 )
 from tuner.kernels.launcher import Followed, KernelLaunch, TensorSpec
 from tuner.kernels.lift import Lifted
-from tuner.problems.points import Config
-from tuner.problems.triton import TRITON_DEFAULTS, triton_defaults
+from tuner.problems.points import TRITON_DEFAULTS, Config, triton_defaults
 
 OUTPUT = "c"
 _SPLITS = (1, 2, 4, 8, 16, 32)

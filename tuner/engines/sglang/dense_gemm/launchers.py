@@ -33,8 +33,7 @@ from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.launcher import Followed, Launcher, TensorSpec
 from tuner.kernels.stand_ins import Element, Unknown
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.points import TRITON_DEFAULTS, Config
 
 # Values with which a key of an entry does nothing. The engine asks for both keys with `get`, and
 # hands all keys of an entry to a kernel that may not know them.

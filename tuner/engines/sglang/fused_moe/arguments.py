@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from tuner.devices.table import architecture
 from tuner.devices.target import Target
 from tuner.errors import BadProblem, UnsupportedKernel
-from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.slots import padded_slots, sorted_slots
-from tuner.families.fused_moe.swap_ab import swaps_ab
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, padded_slots, sorted_slots, swaps_ab
 from tuner.kernels.binding import (
     ABSENT,
     Argument,

@@ -35,8 +35,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding, Constant, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
-from tuner.problems.triton import triton_defaults
+from tuner.problems.points import Config, triton_defaults
 
 _LOCATIONS = (  # of the kernels, in versions since 0.4.4
     "kernels/ops/moe/fused_moe_triton_kernels.py",

@@ -16,8 +16,8 @@ from sglang.srt.runtime_context import get_context
 from torch import Tensor
 
 from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
-from tuner.families.fused_moe.engine_layer import main
 from tuner.families.fused_moe.inputs import Weights
+from tuner.families.fused_moe.layer import main
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.dtypes import Dtype
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 
 from tuner.devices.table import Device
-from tuner.devices.target import CUDA
+from tuner.devices.target import CUDA, HIP
 from tuner.engines.config_files import TILES, EntryFields
 from tuner.engines.file_engine import first_file
 from tuner.engines.sglang.fused_moe.arguments import takes_tma
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
-from tuner.engines.sglang.fused_moe.file_names import (
-    engine_dtype,
-    file_key,
-    weight_columns,
-)
-from tuner.engines.sglang.fused_moe.heuristic import run_heuristic
 from tuner.engines.sglang.fused_moe.loader_rules import (
     CONFIG_DIR_VARIABLE,
     LoaderRules,
@@ -26,8 +22,10 @@ from tuner.engines.sglang.fused_moe.loader_rules import (
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
-from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.warning_line import format_file_name, parse_file_name
+from tuner.kernels.definitions import Definitions
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
 
@@ -127,3 +125,54 @@ class SGLangFusedMoe(MoeEngine):
 
     def lift(self, backend: str = CUDA) -> FusedMoeKernels:
         return lift_fused_moe(self.engine, backend)
+
+
+def engine_dtype(dtype: Dtype) -> str | None:
+    """The dtype in the engine's file names; None for 16-bit weights."""
+    return None if dtype in (Dtype.BFLOAT16, Dtype.FLOAT16) else dtype.value
+
+
+def weight_columns(problem: FusedMoe) -> tuple[int, int]:
+    """(N, K) as the engine reads them from the weights' shapes: int4 packs two elements a byte."""
+    packed = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
+    return problem.N // packed, problem.K // packed
+
+
+def file_key(problem: FusedMoe, device_name: str, gemm: Gemm, *, per_channel: bool) -> MoeFileKey:
+    """The key that an engine looks for. `per_channel`: this version's names have the flag."""
+    # The engine leaves groups along k, (0, g), out of the name.
+    block = problem.block_shape if problem.block_shape and all(problem.block_shape) else None
+    return MoeFileKey(
+        E=problem.E,
+        N=weight_columns(problem)[0],
+        device=device_name,
+        dtype=engine_dtype(problem.dtype),
+        block_shape=block,
+        per_channel_quant=per_channel and problem.per_channel_quant,
+        gemm=gemm,
+    )
+
+
+def run_heuristic(
+    source: Path, root: Path, engine: str, device: Device, arguments: Mapping[str, object]
+) -> dict[str, int]:
+    """What the engine's heuristic answers on a device. `root` is the engine's package folder.
+
+    Raises UnsupportedKernel where this version's heuristic asks for something that is not known.
+    """
+    flags = SimpleNamespace(enable_deterministic_inference=False)
+    settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
+    hip, optin = device.target.backend == HIP, device.shared_optin_bytes
+    # Stand-ins for the names from other modules, for the device and default flags.
+    known = {
+        "_is_hip": hip,
+        "is_hip": lambda: hip,  # 0.4.3 binds it to another name
+        "_get_cuda_shared_memory_per_block_optin": lambda: None if hip else optin,
+        "get_server_args": lambda: settings,
+        "get_global_server_args": lambda: settings,
+        "get_exec": lambda: settings,
+    }
+    found: dict[str, int] = Definitions(source, root, engine, known).call(
+        "get_default_config", arguments
+    )
+    return found

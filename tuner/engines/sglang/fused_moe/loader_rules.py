@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
-from tuner.problems.triton import folder_version, version_folder
+from tuner.problems.points import folder_version, version_folder
 
 CONFIG_DIR_VARIABLE = "SGLANG_MOE_CONFIG_DIR"
 

@@ -27,10 +27,9 @@ from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS
 from tuner.engines.sglang.plugin.splits import SplitsTable, read_splits
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
 from tuner.families.attention.problem import Attention, BucketKey, Stage
-from tuner.problems.points import Config
+from tuner.problems.points import Config, version_folder
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.triton import version_folder
 
 FOLDER = "attention"
 CONFIG_DIR_VARIABLE = "TUNER_ATTENTION_CONFIG_DIR"

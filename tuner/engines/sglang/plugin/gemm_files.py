@@ -26,9 +26,8 @@ from tuner.engines.sglang.plugin.json_fields import (
 from tuner.errors import BadProblem, MalformedConfigFile
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, DenseGemm, parse_dense_gemm
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
+from tuner.problems.points import Config, version_folder
 from tuner.problems.results import Status
-from tuner.problems.triton import version_folder
 
 FOLDER = "gemm"
 CONFIG_DIR_VARIABLE = "TUNER_GEMM_CONFIG_DIR"

@@ -17,7 +17,7 @@ from tuner.engines.config_files import (
 )
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.dtypes import Dtype
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.points import TRITON_DEFAULTS
 
 # The packages of the modules, in versions since 0.4.4, the newest first. Later versions keep other
 # functions in modules of the same name at the earlier places.

@@ -7,7 +7,7 @@ from tuner.engines.vllm.fused_moe.files import VLLMFusedMoe
 from tuner.engines.vllm.fused_moe.shared_experts import shared_expert_fusion
 from tuner.engines.vllm.fused_moe.warning_line import parse_config_name, resolve_warning
 from tuner.engines.vllm.package import VLLM
-from tuner.families.fused_moe.delivery import MoeDelivery
+from tuner.families.fused_moe.export import MoeDelivery
 
 # The program that `tuner prove` runs.
 PROVING_CHILD = f"{__name__}.engine_layer"

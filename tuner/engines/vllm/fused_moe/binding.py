@@ -26,8 +26,7 @@ from tuner.kernels.binding import Binding, Integer, argument_of, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.kernels.stand_ins import KernelLaunch, TensorSpec, TritonType
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
-from tuner.problems.triton import triton_defaults
+from tuner.problems.points import Config, triton_defaults
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"

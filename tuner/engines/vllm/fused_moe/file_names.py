@@ -6,7 +6,7 @@ E=256,N=64,device_name=NVIDIA_H100_80GB_HBM3[,dtype=..][,block_shape=[128,128]].
 from __future__ import annotations
 
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
-from tuner.families.fused_moe import file_names
+from tuner.families.fused_moe import warning_line
 from tuner.families.fused_moe.engine import MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
@@ -31,7 +31,7 @@ def dtype_word(problem: FusedMoe) -> str | None:
 
 def parse_file_name(name: str) -> MoeFileKey:
     """Read a file's name. Raises MalformedConfigFile for a name that vLLM never looks for."""
-    key = file_names.parse_file_name(name, ",", packed=False)
+    key = warning_line.parse_file_name(name, ",", packed=False)
     if key.dtype is not None and key.dtype not in _WORDS:
         raise MalformedConfigFile(f"{name!r}: vLLM looks for no file with dtype={key.dtype}")
     if key.dtype is None and key.block_shape:

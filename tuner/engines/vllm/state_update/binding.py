@@ -22,8 +22,7 @@ from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.kernels.stand_ins import KernelLaunch, TensorSpec
-from tuner.problems.points import Config
-from tuner.problems.triton import triton_defaults
+from tuner.problems.points import Config, triton_defaults
 
 SOURCE = "model_executor/layers/mamba/ops/mamba_ssm.py"
 KERNEL = "_selective_scan_update_kernel"

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from tuner.devices.constants import Constants
-from tuner.devices.footprints import estimate_footprint
 from tuner.devices.gemm import GemmModel, Product, RowBlocks
-from tuner.devices.occupancy import Footprint
+from tuner.devices.occupancy import Footprint, estimate_footprint
 from tuner.devices.table import Device
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
-from tuner.tuning.shortlist import Need, cover
+from tuner.tuning.seeds import Need, cover
 
 # A configuration replaces the engine's if it is predicted to take this much less time. With the 5 %
 # of fused MoE, a point of the H100 recordings lost 3 %; with 10 % none lost anything.
