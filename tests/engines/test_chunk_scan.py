@@ -15,6 +15,7 @@ from tiers import only
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
+from tuner.engines.sglang.chunk_scan import status
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
@@ -215,6 +216,28 @@ def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
         assert entry.config == chosen[Point(1, ScanKernel.SCAN, nearest)]
     assert len(list(file.rows())) == len(chosen)
     assert delivery.obstacle(into_engine=True)
+
+
+def test_status_tells_which_files_servers_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(status, "missing_plugin", lambda environ: "")
+    monkeypatch.setattr(status, "triton_of", lambda engine: "3.6.0")
+    root, engine = tmp_path / "out", find_engine(CONSTANTS)
+    report = replayed(CONSTANTS, tmp_path)
+    report = replace(report, environment=replace(report.environment, triton="3.6.0"))
+    (file,) = delivery_of(engine, "chunk_scan").plan(winners_of(report), H100, root)
+    file.path.parent.mkdir(parents=True)
+    file.path.write_text(file.text())
+    found = status.scan_status(engine, H100, root, {})
+    assert found.ok
+    assert found.environment == {"TUNER_SCAN_CONFIG_DIR": str(root)}
+    assert [row["used"] for row in found.files_json()] == [True]
+    assert "chunked scan, 64x64 heads" in found.as_text()
+    elsewhere = status.scan_status(engine, L40S, None, {"TUNER_SCAN_CONFIG_DIR": str(root)})
+    assert not elsewhere.ok
+    assert "this is NVIDIA_L40S" in elsewhere.as_text()
+    # The kernels of 0.5.23 differ in empty lines, so their hash does.
+    newer = status.scan_status(find_engine(CHOOSING), H100, root, {})
+    assert not newer.ok
 
 
 def test_malformed_files_are_refused_by_name(tmp_path):
