@@ -249,7 +249,7 @@ def test_malformed_files_are_refused_by_name(tmp_path):
     for old, new, said in (
         ('"format": 1', '"format": 2', "no object of format 1"),
         ('"chunk_bmm"', '"chunk_bm"', "did you mean 'chunk_bmm'"),
-        ('"tokens": 8192', '"tokens": 0', "tokens must be a whole number"),
+        ('"new_tokens": 8192', '"new_tokens": 0', "new_tokens must be a whole number"),
         ('"status": "ok"', '"status": "predicted"', "unknown status"),
         ("heads=64", "heads=63", "do not divide"),
     ):

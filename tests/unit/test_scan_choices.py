@@ -10,7 +10,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from log_lines import parse_log
 
+from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
 from tuner.engines.vllm import plugin as vllm_plugin
 from tuner.families.chunk_scan.files import ScanEntry, ScanFile
@@ -163,6 +165,23 @@ def test_vllms_own_way_of_launching_asks_for_each_length(choices):
         )
     assert constants(kernel.fn) == [SHORT, LONG]
     assert len(asked) == 1
+
+
+def test_load_proof_reads_the_lines(choices, caplog):
+    FILE.path_under(choices.root).with_name("other.json").write_text(
+        replace(FILE, triton="3.8.0").text()
+    )
+    kernel = Autotuned()
+    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    with caplog.at_level(logging.INFO, "tuner.plugin"):
+        launch(kernel, 8192)
+        launch(kernel, 8192, heads=32)
+    lines = [f"[2026-11-01 10:00:00 TP0] {record.getMessage()}" for record in caplog.records]
+    loads = {load.outcome: load for load in parse_log(lines).loads}
+    used = loads[LoadOutcome.LOADED]
+    assert (used.family, used.used) == ("scan", str(FILE.path_under(choices.root)))
+    assert loads[LoadOutcome.REFUSED].reason == "made for triton 3.8.0, this is 3.6.0"
+    assert "no choice for" in loads[LoadOutcome.DEFAULT].reason
 
 
 # Modules that are imported later

@@ -14,8 +14,8 @@ from tuner.deploy.load_proof.steps import other_server, tuning_steps
 from tuner.engines.logs.facts import Facts
 
 EVERY_KEY = "every key"
-ATTENTION, GEMM = "attention", "gemm"
-PLUGINS = (ATTENTION, GEMM)  # the families of files that the tuner's plugin reads
+ATTENTION, GEMM, SCAN = "attention", "gemm", "scan"
+PLUGINS = (ATTENTION, GEMM, SCAN)  # the families of files that the tuner's plugins read
 DENSE_GEMMS = ("fp8_block", "int8_block", "fp8_channel")  # of files that the engine reads itself
 
 

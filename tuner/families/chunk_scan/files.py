@@ -73,8 +73,8 @@ class ScanFile:
         rows = [
             {
                 "part": entry.point.part.value,
-                "sequences": entry.point.batch_size,
-                "tokens": entry.point.new_tokens,
+                "batch_size": entry.point.batch_size,
+                "new_tokens": entry.point.new_tokens,
                 "config": dict(entry.config),
                 "status": entry.status.value,
             }
@@ -145,7 +145,7 @@ def _entry(number: int, row: object) -> ScanEntry:
         if row.get(name) not in known:
             near = did_you_mean(str(row.get(name)), known)
             raise MalformedConfigFile(f"entry {number}: unknown {name} {row.get(name)!r}{near}")
-    point = Point(_whole(row, "sequences"), parts[row["part"]], _whole(row, "tokens"))
+    point = Point(_whole(row, "batch_size"), parts[row["part"]], _whole(row, "new_tokens"))
     values = {name: _whole(config, name) for name in config}
     return ScanEntry(point, Config(values), statuses[row["status"]])
 
