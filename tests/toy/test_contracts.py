@@ -21,7 +21,13 @@ from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
 from tuner.engines.config_variables import all_config_variables
 from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
-from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily
+from tuner.errors import (
+    BadInput,
+    BadProblem,
+    UnknownEngine,
+    UnsupportedFamily,
+    UnsupportedKernel,
+)
 from tuner.export.delivery import Delivery, delivery_of
 from tuner.models.serving import Resolved, Serving
 from tuner.problems import registry
@@ -59,11 +65,21 @@ EXAMPLES = {
         ],
         "head_dim",
     ),
+    "chunk_scan": (
+        [
+            "chunk_scan:heads=16,head_dim=64,groups=2,state_size=128,chunk_size=128,"
+            "dtype=bfloat16,state_dtype=float32"
+        ],
+        "head_dim",
+    ),
     "toy": (["toy_scale:columns=1024"], "columns"),
 }
 QUANTISED = "deepseek-r1"  # a preset that has problems of most families
 # By the name of a family: another model, where the preset has none, and an engine that runs it.
-MODELS = {"state_update": (str(HERE.parent / "data" / "mamba" / "nemotron-3-nano"), "vllm")}
+_NANO = str(HERE.parent / "data" / "mamba" / "nemotron-3-nano")
+MODELS = {"state_update": (_NANO, "vllm"), "chunk_scan": (_NANO, "sglang")}
+# Releases older than an engine's kernels of a family.
+TOO_OLD = {("sglang==0.4.4", "chunk_scan")}
 ENGINES = [
     "sglang==0.5.16",
     "sglang==0.4.4",
@@ -274,8 +290,11 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return find_engine(request.param)
 
 
-def _supported(engine: Engine) -> list[Family]:
+def _supported(engine: Engine, *, with_kernels: bool = False) -> list[Family]:
     found = [family for family in families() if supports(engine.name, family.name)]
+    if with_kernels:
+        version = f"{engine.name}=={engine.version}"
+        found = [family for family in found if (version, family.name) not in TOO_OLD]
     assert found
     return found
 
@@ -289,16 +308,22 @@ class TestEveryEngine:
             find_engine(f"{engine.name}==99.99")
 
     def test_it_is_read_and_never_imported(self, engine: Engine) -> None:
-        for family in _supported(engine):
+        for family in _supported(engine, with_kernels=True):
             kernel_hash(engine, family.name)
         assert engine.root.name not in sys.modules
 
     def test_kernels_have_an_identity(self, engine: Engine) -> None:
-        for family in _supported(engine):
+        for family in _supported(engine, with_kernels=True):
             found = kernel_hash(engine, family.name)
             assert len(found) == 64
             assert set(found) <= set(string.hexdigits)
             assert kernel_hash(engine, family.name) == found
+
+    def test_a_release_without_the_kernels_says_so(self, engine: Engine) -> None:
+        for version, name in TOO_OLD:
+            if version == f"{engine.name}=={engine.version}":
+                with pytest.raises(UnsupportedKernel, match="has no kernels"):
+                    kernel_hash(engine, name)
 
     def test_families_that_it_lacks_are_refused_with_engines_that_have_them(
         self, engine: Engine

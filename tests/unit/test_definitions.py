@@ -123,3 +123,57 @@ def test_heuristics_of_a_kernel_are_what_a_launch_sets(tmp_path, launches):
         (False, 64),
     ]
     assert [one.grid for one in launches] == [(0,), (1,)]
+
+
+AUTOTUNED = """
+import triton
+
+
+def _without_many_warps(configs):
+    return [c for c in configs if c.num_warps < 8 and c.kwargs["BLOCK"] < 256]
+
+
+@triton.autotune(
+    configs=_without_many_warps([
+        triton.Config({"BLOCK": 32}),
+        triton.Config({"BLOCK": 64}, num_stages=1, num_warps=2),
+        triton.Config({"BLOCK": 128}, num_warps=8),
+    ]),
+    key=["n"],
+)
+@triton.jit
+def kernel(n, BLOCK: tl.constexpr):
+    pass
+
+
+@triton.jit
+def plain(n):
+    pass
+
+
+def launcher(n):
+    kernel[lambda META: (triton.cdiv(n, META["BLOCK"]),)](n)
+"""
+
+
+def test_the_list_of_an_autotuner_is_read_and_its_choice_is_launched(tmp_path, launches):
+    source = tmp_path / "engine" / "kernels.py"
+    source.parent.mkdir()
+    source.write_text(AUTOTUNED)
+    chosen: dict[str, int] = {}
+    known = {"triton": stand_in_triton(launches.append)}
+    own = source, source.parent, "the engine", known, launches.append, chosen
+    definitions = Definitions(*own)
+    assert definitions.autotuned("kernel") == [
+        {"BLOCK": 32, "num_warps": 4, "num_stages": 3},
+        {"BLOCK": 64, "num_warps": 2, "num_stages": 1},
+    ]
+    assert definitions.autotuned("plain") == []
+    with pytest.raises(UnsupportedKernel, match="has no kernel gone"):
+        definitions.autotuned("gone")
+    chosen |= definitions.autotuned("kernel")[1]
+    definitions.call("launcher", {"n": 200})
+    (launch,) = launches
+    assert launch.grid == (4,)
+    assert launch.arguments == {"n": 200, "BLOCK": 64}
+    assert launch.options == {"num_warps": 2, "num_stages": 1}

@@ -54,6 +54,19 @@ def registry(monkeypatch):
     return noted
 
 
+def test_files_of_scans_wait_for_the_modules_of_kernels(registry, monkeypatch, tmp_path):
+    before = list(sys.meta_path)
+    monkeypatch.setattr(sys, "meta_path", list(before))
+    monkeypatch.setenv("TUNER_SCAN_CONFIG_DIR", str(tmp_path))
+    tuner.engines.sglang.plugin.register()
+    assert sys.meta_path == before
+    (tmp_path / "chunk_scan" / "triton_3_6_0").mkdir(parents=True)
+    (tmp_path / "chunk_scan" / "triton_3_6_0" / "file.json").touch()
+    tuner.engines.sglang.plugin.register()
+    assert len(sys.meta_path) == len(before) + 8  # four modules in either of two packages
+    assert registry == []
+
+
 @pytest.mark.parametrize("variable", ["TUNER_ATTENTION_CONFIG_DIR", "SGLANG_MOE_CONFIG_DIR"])
 def test_files_of_either_variable_hook_the_backend(registry, variable, monkeypatch, tmp_path):
     put(tmp_path, made())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tuner.errors import UnsupportedKernel
@@ -27,7 +28,7 @@ class Definitions:
     """The functions of a source file, and those of the engine's other files that they use.
 
     `known` has stand-ins for names in all of these files. A jitted function becomes a stand-in too:
-    `record` takes its launches.
+    `record` takes its launches, to each of which `chosen` is added.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class Definitions:
         engine: str,
         known: Mapping[str, object],
         record: Callable[[KernelLaunch], None] = lambda launch: None,
+        chosen: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._source, self._root, self._engine = source, root, engine
         self._known, self._record = known, record
+        self._chosen = chosen
         self._files: dict[Path, _File] = {}
         self._parameters: dict[str, Mapping[str, inspect.Parameter]] = {}
 
@@ -64,6 +67,34 @@ class Definitions:
     def has(self, name: str) -> bool:
         """Whether the source file defines a name."""
         return name in self._file(self._source).definitions
+
+    def autotuned(self, kernel: str) -> list[dict[str, int]]:
+        """The configurations among which `triton.autotune` chooses; empty where nothing chooses.
+
+        Raises UnsupportedKernel where the file has no such kernel, or the list is not known.
+        """
+        file = self._file(self._source)
+        node = file.definitions.get(kernel)
+        if not isinstance(node, ast.FunctionDef):
+            raise UnsupportedKernel(f"{self._engine} has no kernel {kernel}")
+        for decorator in node.decorator_list:
+            match decorator:
+                case ast.Call(func=function, keywords=keywords) if (
+                    ast.unparse(function) == "triton.autotune"
+                ):
+                    listed = next((k.value for k in keywords if k.arg == "configs"), None)
+                    if listed is None:
+                        raise UnsupportedKernel(f"{self._engine}: {kernel} names no configs")
+                    with unsupported_if_it_fails(f"{self._engine}'s {kernel}"):
+                        return [one.values() for one in self._evaluate(file, listed, kernel)]
+        return []
+
+    def _evaluate(self, file: _File, value: ast.expr, asked_by: str) -> Any:  # noqa: ANN401
+        """An expression of a file, whose names are followed."""
+        for used in _free_names(value):
+            self._define(file, used, asked_by=asked_by)
+        code = compile(ast.Expression(value), str(file.path), "eval")
+        return eval(code, file.space)  # noqa: S307 - running the engine's code is the purpose
 
     def _file(self, path: Path) -> _File:
         if path not in self._files:
@@ -106,7 +137,8 @@ class Definitions:
             exec(code, file.space)  # noqa: S102 - running the engine's code is the purpose
             if jitted:
                 heuristics = self._heuristics(file, name, decorators)
-                file.space[name] = RecordedKernel(file.space[name], self._record, heuristics)
+                kernel = file.space[name], self._record, heuristics, self._chosen
+                file.space[name] = RecordedKernel(*kernel)
         return file.space[name]
 
     def _heuristics(
@@ -122,10 +154,7 @@ class Definitions:
                 case ast.Call(func=function, args=[values]) if (
                     ast.unparse(function) == "triton.heuristics"
                 ):
-                    for used in _free_names(values):
-                        self._define(file, used, asked_by=name)
-                    code = compile(ast.Expression(values), str(file.path), "eval")
-                    found |= eval(code, file.space)  # noqa: S307 - the engine's code, as above
+                    found |= self._evaluate(file, values, name)
         return found
 
     def _import(self, file: _File, name: str, asked_by: str) -> Any:  # noqa: ANN401

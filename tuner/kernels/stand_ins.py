@@ -57,6 +57,9 @@ class TensorSpec:
     def dim(self) -> int:
         return self.ndim
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
     def numel(self) -> int:
         return math.prod(self.shape)
 
@@ -65,6 +68,12 @@ class TensorSpec:
 
     def is_floating_point(self) -> bool:
         return Element(self.dtype).is_floating_point
+
+    def contiguous(self) -> TensorSpec:
+        """The same tensor if it is contiguous; a copy of another one would be unnamed."""
+        if self.strides is not None:
+            raise UnsupportedKernel(f"it copies {self.name or 'a tensor'}")
+        return self
 
     def fill_(self, value: object) -> TensorSpec:
         """The same tensor: what tensors hold is no part of a launch."""
@@ -182,6 +191,7 @@ class RecordedKernel:
     """A jitted function that records its launches.
 
     `heuristics` are those of `triton.heuristics`: parameters that follow from the arguments.
+    `chosen` is added to each launch, as an autotuner adds its choice; it may change in between.
     """
 
     def __init__(
@@ -189,16 +199,19 @@ class RecordedKernel:
         function: Callable[..., object],
         record: Callable[[KernelLaunch], None],
         heuristics: Mapping[str, Callable[[Mapping[str, Any]], object]] = MappingProxyType({}),
+        chosen: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._name = function.__name__
         self._parameters = tuple(inspect.signature(function).parameters)
         self._record = record
         self._heuristics = heuristics
+        self._chosen = chosen
 
     def __getitem__(
         self, grid: tuple[int, ...] | Callable[[Mapping[str, Any]], tuple[int, ...]]
     ) -> Callable[..., None]:
         def launch(*args: object, **kwargs: object) -> None:
+            kwargs = {**self._chosen, **kwargs}
             arguments = dict(zip(self._parameters, args, strict=False))
             arguments |= {k: v for k, v in kwargs.items() if k in self._parameters}
             options = {
@@ -213,6 +226,19 @@ class RecordedKernel:
         return launch
 
 
+@dataclass(frozen=True)
+class AutotunerConfig:
+    """`triton.Config`: one of the configurations among which an autotuner chooses."""
+
+    kwargs: Mapping[str, int]
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def values(self) -> dict[str, int]:
+        """All that it adds to a launch."""
+        return {**self.kwargs, "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
 def stand_in_triton(record: Callable[[KernelLaunch], None]) -> Namespace:
     def jit(function: Callable[..., object] | None = None, **options: object) -> object:
         return RecordedKernel(function, record) if function else lambda f: RecordedKernel(f, record)
@@ -223,6 +249,7 @@ def stand_in_triton(record: Callable[[KernelLaunch], None]) -> Namespace:
         "triton",
         {
             "jit": jit,
+            "Config": AutotunerConfig,
             "cdiv": lambda a, b: -(-a // b),
             "next_power_of_2": lambda n: 1 << (n - 1).bit_length(),
             "language": Namespace("triton.language", types),
@@ -251,6 +278,9 @@ def stand_in_torch(target: Target) -> Namespace:
             "_dynamo": Namespace("torch._dynamo", {"is_compiling": _answering(False)}),
             "accelerator": Namespace(
                 "torch.accelerator", {"device_index": _answering(contextlib.nullcontext())}
+            ),
+            "get_device_module": _answering(
+                Namespace("a GPU's module", {"device": _answering(contextlib.nullcontext())})
             ),
             "Tensor": TensorSpec,
             "empty": _empty,

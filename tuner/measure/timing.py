@@ -222,15 +222,16 @@ def race(
 class Reference:
     """What an output should be, and the scale of its errors, for many outputs."""
 
-    def __init__(self, expected: Tensor) -> None:
-        """`expected` is float32."""
-        self._expected = expected
+    def __init__(self, expected: Tensor, least_scale: float = 0.0) -> None:
+        """`expected` is float32. `least_scale`: for outputs that may be all zeros."""
+        self._expected, self._least_scale = expected, least_scale
 
     @cached_property
     def _scale(self) -> Tensor:
         """|expected| + root mean square of expected, in 16 bits, which errs by 0.4 % at most."""
         expected = self._expected
-        return (expected.abs() + expected.square().mean().sqrt()).bfloat16()
+        rms = expected.square().mean().sqrt().clamp(min=self._least_scale)
+        return (expected.abs() + rms).bfloat16()
 
     def worst_error(self, output: Tensor) -> float:
         """Largest |difference| / scale; infinite for a NaN."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.errors import MalformedCheckpoint
+from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
 from tuner.models.fields import (
     Json,
     architecture_of,
@@ -36,6 +36,28 @@ class MambaShape:
     dtype: Dtype  # of activations
     cache_dtype: str | None  # of states, where config.json names it
     layers: int  # how many there are; 0: unknown
+    chunk_size: int = 256  # tokens, of a prompt's scan
+    # Of states, as sglang's own field of config.json says it.
+    sglang_state_dtype: str | None = None
+
+    def heads_of_rank(self, tp: int) -> int:
+        """The heads of a rank. Groups are divided too, or the only one is copied to each rank.
+
+        Raises IndivisibleShape, which names the nearest size that works, or BadProblem.
+        """
+        if tp < 1:
+            raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
+        if self._divides(tp):
+            return self.heads // tp
+        sizes = [n for n in range(1, self.heads + 1) if self._divides(n)]
+        near = min(sizes, key=lambda n: (abs(n - tp), n))
+        raise IndivisibleShape(
+            f"{self.name}: tp={tp} does not divide {self.heads} Mamba heads in {self.groups} "
+            f"groups; the nearest that works is tp={near}"
+        )
+
+    def _divides(self, tp: int) -> bool:
+        return self.heads % tp == 0 and (self.groups % tp == 0 or self.groups == 1)
 
 
 @dataclass(frozen=True)
@@ -77,10 +99,10 @@ def parse_mamba_json(data: bytes, name: str) -> MambaShape:
     if names is None or layers == 0:
         raise MalformedCheckpoint(
             f"{architecture} has no Mamba-2 layers that are known here: name the problem itself, "
-            "state_update:heads=.."
+            "state_update:heads=.. or chunk_scan:heads=.."
         )
     heads = _required(fields, names.heads)
-    cache = fields.get("mamba_ssm_cache_dtype")
+    cache = _text(fields, "mamba_ssm_cache_dtype")
     return MambaShape(
         name=name,
         architecture=architecture,
@@ -89,8 +111,10 @@ def parse_mamba_json(data: bytes, name: str) -> MambaShape:
         state_size=_required(fields, names.state_size),
         groups=_required(fields, names.groups),
         dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
-        cache_dtype=cache if isinstance(cache, str) and cache != "auto" else None,
+        cache_dtype=cache if cache != "auto" else None,
         layers=layers or 0,
+        chunk_size=size(fields, ("mamba_chunk_size", "chunk_size")) or 256,
+        sglang_state_dtype=_text(fields, "mamba_ssm_dtype"),
     )
 
 
@@ -112,6 +136,11 @@ def _count(fields: Mapping[str, object]) -> int | None:
             return sum(kind in ("mamba", "hybrid") for kind in listed)
     pattern = fields.get(_PATTERN)
     return pattern.count("M") if isinstance(pattern, str) else None
+
+
+def _text(fields: Json, name: str) -> str | None:
+    found = fields.get(name)
+    return found if isinstance(found, str) else None
 
 
 def _required(fields: Json, name: str) -> int:

@@ -24,6 +24,7 @@ _PACKAGES = [
     "tuner.families.attention",
     "tuner.families.dense_gemm",
     "tuner.families.state_update",
+    "tuner.families.chunk_scan",
 ]
 
 

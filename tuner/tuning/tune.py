@@ -253,7 +253,7 @@ def explore(
     """Try the incumbents and what the strategy asks for; `keep` gets each batch of new trials."""
     asked: dict[Candidate, int] = {}  # candidate -> its position; answers are told in this order
     waiting: set[Candidate] = set()
-    proposals: Iterable[Candidate] = plan.incumbent_candidates()
+    proposals: Iterable[Candidate] = plan.incumbent_candidates() or strategy.ask()
     while True:
         proposals = [c for c in proposals if c not in asked]
         asked |= {candidate: i for i, candidate in enumerate(proposals, start=len(asked))}

@@ -5,8 +5,8 @@ GEMMs, the plugin registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
 
 Of the plugin (`tuner.engines.sglang.plugin`), a rank logs which attention files it uses when its
 attention backend is built, and again when a second backend (for a draft model) changes that. The
-last line of a rank counts. It logs each GEMM file when the engine asks for it, and refused ones
-with the first.
+last line of a rank counts. It logs each file of a GEMM or of a chunked scan when the engine asks
+for it, and refused ones with the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from tuner.deploy.load_proof.proof import EVERY_KEY, GEMM, FileLoad, Hook, LoadOutcome, Override
+from tuner.deploy.load_proof.proof import (
+    EVERY_KEY,
+    GEMM,
+    SCAN,
+    FileLoad,
+    Hook,
+    LoadOutcome,
+    Override,
+)
 from tuner.engines.logs.lines import rank_of
 
 _JSON = r"(?P<{}>\S.*?\.json)"
@@ -163,14 +171,19 @@ def triton_of(path: str) -> str:
     return found.group(1).replace("_", ".") if found else ""
 
 
-_LINE = re.compile(r"\btuner (attention|gemm): (.*)")
+_LINE = re.compile(r"\btuner (attention|gemm|scan): (.*)")
 # The start of the line that lists the used files.
 _SUMMARY = re.compile(r"(?:extend|decode|prefill) \d|no file applies|inference is deterministic")
 # Between the items of a line; a reason may end in advice.
 _NEXT = re.compile(r"; (?!did you mean |the nearest )")
 _FROM = r" from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?"
 _USED_ATTENTION = re.compile(rf"\w+ \d+/\d+ \d+/\d+ .*?{_FROM}")
-_USED_GEMM = re.compile(rf"\d+x\d+ \w+ \w+{_FROM}")
+_USED_ALONE = {  # by family: the line of one file
+    GEMM: re.compile(rf"\d+x\d+ \w+ \w+{_FROM}"),
+    SCAN: re.compile(rf"chunked scan, .*?{_FROM}"),
+}
+# A launch that no file is for: the engine's draft model may have such layers.
+_LEFT_ALONE = re.compile(r"\w+: (no choice for|left alone)\b.*")
 _REFUSED = re.compile(r"refused (?P<path>\S.*?\.json): (?P<why>.*)")
 # The start of a reason for which a good file is refused.
 _ELSEWHERE = ("made for ", "sglang ")
@@ -181,7 +194,7 @@ _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
 class PluginLines:
     """Collects the plugin's lines."""
 
-    _gemms: list[FileLoad] = field(default_factory=list)
+    _alone: list[FileLoad] = field(default_factory=list)
     _troubles: list[FileLoad] = field(default_factory=list)
     _said: dict[tuple[str, tuple[str, ...]], list[FileLoad]] = field(default_factory=dict)
 
@@ -196,8 +209,8 @@ class PluginLines:
         assert match is not None
         family, text = match.groups()
         source = _Source(family, rank_of(line), where)
-        if family == GEMM:
-            self._gemms.append(_gemm(text, source))
+        if family in _USED_ALONE:
+            self._alone.append(_alone(text, source))
         elif trouble := _trouble(text, source):
             self._troubles.append(trouble)
         elif _SUMMARY.match(text):
@@ -208,7 +221,7 @@ class PluginLines:
         for said in self._said.values():
             yield from said
         yield from self._troubles
-        yield from self._gemms
+        yield from self._alone
 
 
 @dataclass(frozen=True)
@@ -237,8 +250,8 @@ def _whole(line: str) -> bool:
     if match is None:
         return False
     source = _Source(match[1], (), "")
-    if match[1] == GEMM:
-        items = [_gemm(match[2], source)]
+    if match[1] in _USED_ALONE:
+        items = [_alone(match[2], source)]
     elif _SUMMARY.match(match[2]):
         items = [_item(item, source) for item in _NEXT.split(match[2])]
     else:
@@ -270,15 +283,15 @@ def _item(text: str, source: _Source) -> FileLoad:
     return source.load(LoadOutcome.FAILED, reason=text)
 
 
-def _gemm(text: str, source: _Source) -> FileLoad:
-    """What a line says about a GEMM file."""
-    if used := _USED_GEMM.fullmatch(text):
+def _alone(text: str, source: _Source) -> FileLoad:
+    """What a line says about the file of a GEMM or of a chunked scan."""
+    if used := _USED_ALONE[source.family].fullmatch(text):
         how = "predicted" if used["how"] else ""
         return source.load(LoadOutcome.LOADED, path=used["path"], reason=how)
     if refused := _REFUSED.fullmatch(text):
         elsewhere = refused["why"].startswith(_ELSEWHERE)
         outcome = LoadOutcome.REFUSED if elsewhere else LoadOutcome.MALFORMED
         return source.load(outcome, path=refused["path"], reason=refused["why"])
-    if text == "no file applies":
+    if text == "no file applies" or _LEFT_ALONE.fullmatch(text):
         return source.load(LoadOutcome.DEFAULT, reason=text)
     return source.load(LoadOutcome.FAILED, reason=text)

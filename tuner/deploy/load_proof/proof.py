@@ -125,8 +125,8 @@ def _same(name: str, said: str, made_for: str) -> bool:
 
 
 EVERY_KEY = "every key"
-ATTENTION, GEMM = "attention", "gemm"
-PLUGINS = (ATTENTION, GEMM)  # the families of files that the tuner's plugin reads
+ATTENTION, GEMM, SCAN = "attention", "gemm", "scan"
+PLUGINS = (ATTENTION, GEMM, SCAN)  # the families of files that the tuner's plugins read
 DENSE_GEMMS = ("fp8_block", "int8_block", "fp8_channel")  # of files that the engine reads itself
 
 

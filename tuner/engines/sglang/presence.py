@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.plugin.kernels import GROUP, NAME
 from tuner.engines.triton_release import engine_triton
 from tuner.errors import BadInput, CompilerUnavailable
+from tuner.families.chunk_scan.files import ScanFile
+from tuner.render import table
 
 
 def missing_plugin(environ: Mapping[str, str]) -> str:
@@ -46,7 +50,8 @@ def triton_of(engine: Engine) -> str | None:
 
 
 def file_json(
-    check: FileCheck[AttentionFile] | FileCheck[GemmFile], server_flags: Mapping[str, int | str]
+    check: FileCheck[AttentionFile] | FileCheck[GemmFile] | FileCheck[ScanFile],
+    server_flags: Mapping[str, int | str],
 ) -> dict[str, Any]:
     """What `tuner status --json` says of a file. `server_flags`: what a server needs to use it."""
     file = check.file
@@ -62,6 +67,55 @@ def file_json(
         "waits": list(check.waits),
         "server_flags": dict(server_flags),
     }
+
+
+@dataclass(frozen=True)
+class FilesStatus:
+    """What servers would do with files of one family."""
+
+    what: str  # the family's word: "GEMM"
+    names: str  # the variable that can name a root
+    folder: str  # below a root
+
+    variable: str | None  # the variable that names the root; None if the root was given or is unset
+    root: Path | None
+    trouble: str  # why a server would use none of the files; empty if it may use some
+    checks: Sequence[FileCheck[GemmFile] | FileCheck[ScanFile]]
+    environment: Mapping[str, str]  # variables that a server still needs
+
+    @property
+    def ok(self) -> bool:
+        """Whether a file is used, or there are none."""
+        return not self.checks or any(check.used for check in self.checks)
+
+    def files_json(self) -> list[dict[str, Any]]:
+        return [file_json(check, {}) for check in self.checks]
+
+    def as_text(self) -> str:
+        if self.root is None and self.trouble:
+            return f"no {self.what} file would be used: {self.trouble}"
+        if self.root is None:
+            return f"no {self.what} files: set {self.names} to where they are"
+        named = f" ({self.variable})" if self.variable else ""
+        lines = [f"files under {self.root / self.folder}{named}: {len(self.checks)}"]
+        if self.trouble:
+            lines.append(f"none would be used: {self.trouble}")
+        if self.checks:
+            rows = [self._row(check) for check in self.checks]
+            lines += ["", table((self.what, "entries", "would be", "why"), rows)]
+        if any(check.used for check in self.checks):
+            lines += ["", "they count where sglang runs its Triton kernel"]
+            lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
+        return "\n".join(lines)
+
+    def _row(self, check: FileCheck[GemmFile] | FileCheck[ScanFile]) -> tuple[object, ...]:
+        name = check.file.title if check.file else check.path.name
+        entries = len(check.file.entries) if check.file else None
+        if not check.used:
+            return name, entries, "refused", "" if check.reason == self.trouble else check.reason
+        if check.waits:
+            return name, entries, "pending", f"waits for {', '.join(check.waits)}"
+        return name, entries, "used", ""
 
 
 def checked_root(

@@ -9,9 +9,10 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.sglang.attention.status import AttentionStatus, attention_status
-from tuner.engines.sglang.dense_gemm.status import GemmStatus, gemm_status
+from tuner.engines.sglang.chunk_scan.status import scan_status
+from tuner.engines.sglang.dense_gemm.status import gemm_status
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.presence import no_plugins
+from tuner.engines.sglang.presence import FilesStatus, no_plugins
 from tuner.render import folded
 
 
@@ -20,24 +21,28 @@ class ServerStatus:
     """The answer of `tuner status`."""
 
     attention: AttentionStatus
-    gemm: GemmStatus
+    gemm: FilesStatus
+    scan: FilesStatus
 
     @property
     def ok(self) -> bool:
         """Whether the engine loads plugins, and uses a file of each family that has any."""
-        return not no_plugins(self.attention.engine) and self.attention.ok and self.gemm.ok
+        others = self.attention.ok and self.gemm.ok and self.scan.ok
+        return others and not no_plugins(self.attention.engine)
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner status`, whose variable, root, trouble and flags are
-        attention's, with the files of both families.
+        attention's, with the files of all families.
         """
         attention, gemm = self.attention.as_json(), self.gemm
+        environment = {**attention["environment"], **gemm.environment, **self.scan.environment}
         files = [{**file, "family": "attention"} for file in attention["files"]]
         files += [{**file, "family": "dense_gemm"} for file in gemm.files_json()]
+        files += [{**file, "family": "chunk_scan"} for file in self.scan.files_json()]
         return {
             **attention,
             "files": files,
-            "environment": {**attention["environment"], **gemm.environment},
+            "environment": environment,
             "gemm": {
                 "variable": gemm.variable,
                 "root": str(gemm.root) if gemm.root else None,
@@ -50,7 +55,10 @@ class ServerStatus:
         lines = [f"{engine.name} {engine.version} ({engine.root})"]
         device, triton = self.attention.device, self.attention.triton
         lines.append(f"GPU: {device or 'not known here'}; triton: {triton or 'none'}")
-        return folded("\n".join([*lines, self.attention.as_text(), "", self.gemm.as_text()]))
+        lines += [self.attention.as_text(), "", self.gemm.as_text()]
+        if self.scan.root is not None:
+            lines += ["", self.scan.as_text()]
+        return folded("\n".join(lines))
 
 
 def server_status(
@@ -61,5 +69,7 @@ def server_status(
     Raises BadInput if a root is not a folder.
     """
     return ServerStatus(
-        attention_status(engine, device, root, environ), gemm_status(engine, device, root, environ)
+        attention_status(engine, device, root, environ),
+        gemm_status(engine, device, root, environ),
+        scan_status(engine, device, root, environ),
     )

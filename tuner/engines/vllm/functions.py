@@ -42,12 +42,13 @@ class EngineFunctions:
     target: Target
     device_name: str = ""  # as the driver gives it; "" where nothing asks
     known: Mapping[str, object] = field(default_factory=dict)  # further stand-ins, by name
+    chosen: Mapping[str, int] = field(default_factory=dict)  # is added to each launch
     _launches: list[KernelLaunch] = field(default_factory=list)
     _opened: list[Definitions] = field(default_factory=list)
 
     def call(self, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
         """See `Definitions.call`."""
-        return self._definitions.call(name, arguments)
+        return self.definitions.call(name, arguments)
 
     def launches(self, name: str, arguments: Mapping[str, object]) -> list[KernelLaunch]:
         """What a function launches. Raises UnsupportedKernel."""
@@ -56,17 +57,18 @@ class EngineFunctions:
         return list(self._launches)
 
     def has(self, name: str) -> bool:
-        return self._definitions.has(name)
+        return self.definitions.has(name)
 
     @property
-    def _definitions(self) -> Definitions:
+    def definitions(self) -> Definitions:
+        """The functions, compiled as they are asked for."""
         if not self._opened:
             engine = self.engine
             origin = f"{engine.name} {engine.version}"
             known = {**_stand_ins(self.target, self.device_name, self._launches), **self.known}
             source = engine.root / self.source
             self._opened.append(
-                Definitions(source, engine.root, origin, known, self._launches.append)
+                Definitions(source, engine.root, origin, known, self._launches.append, self.chosen)
             )
         return self._opened[0]
 

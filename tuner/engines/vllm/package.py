@@ -20,7 +20,7 @@ class VLLM:
     name = "vllm"
 
     def loads_plugins(self) -> bool:
-        return False  # this package has no plugin for vLLM
+        return True  # those of the entry point group vllm.general_plugins
 
 
 ENGINE = VLLM

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from tuner.engines.engine import engine_module, engine_names, supports
-from tuner.errors import BadProblem, IndivisibleShape
+from tuner.errors import BadProblem
 from tuner.families.state_update.problem import NAME, StateUpdate
 from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba
 from tuner.models.model import Model
@@ -57,7 +57,7 @@ def resolve_model(shape: MambaShape, serving: Serving) -> Resolved:
     dtype = serving.dtype or shape.dtype
     asked = serving.options.get("mamba_ssm_cache_dtype")
     problem = StateUpdate(
-        heads=_divided(shape, serving.tp),
+        heads=shape.heads_of_rank(serving.tp),
         head_dim=shape.head_dim,
         state_size=shape.state_size,
         groups=max(1, shape.groups // serving.tp),
@@ -67,24 +67,6 @@ def resolve_model(shape: MambaShape, serving: Serving) -> Resolved:
     layers = f"{shape.layers} Mamba-2 layers" if shape.layers else "the Mamba-2 layers"
     note = f"{layers} of {shape.heads} heads; {problem.cache_dtype} states"
     return Resolved((problem,), (note,))
-
-
-def _divided(shape: MambaShape, tp: int) -> int:
-    """The heads of a rank. Groups are divided too, or the only one is copied to each rank."""
-    if tp < 1:
-        raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
-
-    def works(n: int) -> bool:
-        return shape.heads % n == 0 and (shape.groups % n == 0 or shape.groups == 1)
-
-    if works(tp):
-        return shape.heads // tp
-    sizes = [n for n in range(1, shape.heads + 1) if works(n)]
-    near = min(sizes, key=lambda n: (abs(n - tp), n))
-    raise IndivisibleShape(
-        f"{shape.name}: tp={tp} does not divide {shape.heads} Mamba heads in {shape.groups} "
-        f"groups; the nearest that works is tp={near}"
-    )
 
 
 def _engines() -> list[str]:

@@ -3,7 +3,7 @@
 sglang calls `register` in each of its processes (entry point group `sglang.srt.plugins`,
 `load_plugins`). Without files it does nothing. With attention files it hooks the constructor of the
 Triton attention backend (`backend.py`), and with GEMM files the engine's loaders of config files
-(`gemm.py`).
+(`gemm.py`). With files of chunked scans it hooks the kernels themselves (`scan.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tuner.engines.sglang.plugin.files import attention_root, find_attention_files
 from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, gemm_root
+from tuner.families.chunk_scan.files import find_scan_files, scan_root
 
 log = logging.getLogger("tuner.plugin")
 
@@ -39,6 +40,10 @@ def register() -> None:
 
         found = root
         guarded("gemm", lambda: hook_loaders(found))
+    if root := _root("scan", scan_root(os.environ), find_scan_files):
+        from tuner.engines.sglang.plugin.scan import hook_scan  # noqa: PLC0415
+
+        hook_scan(root)
 
 
 def _root(

@@ -11,6 +11,7 @@ from tuner.engines.sglang.plugin.files import AttentionFile, read_attention_file
 from tuner.engines.sglang.plugin.gemm_files import GemmFile, read_gemm_file
 from tuner.errors import MalformedConfigFile, TunerError
 from tuner.families.attention.problem import Attention
+from tuner.families.chunk_scan.files import ScanFile, read_scan_file
 from tuner.families.dense_gemm.problem import DenseGemm
 
 __all__ = ["FileCheck", "RuntimeFacts", "ServerFile", "check_file", "check_gemm_file", "title"]
@@ -94,6 +95,11 @@ def check_gemm_file(
         return "" if reads(file.problem) else f"{engine} asks for no file for such a GEMM"
 
     return _check(path, read_gemm_file, facts, refusal)
+
+
+def check_scan_file(path: Path, facts: RuntimeFacts) -> FileCheck[ScanFile]:
+    """Read a file of a chunked scan and compare it with the facts about this server."""
+    return _check(path, read_scan_file, facts, lambda file: "")
 
 
 def _check(

@@ -1,0 +1,280 @@
+"""The chunked scan of sglang and vLLM: what is launched, chosen and exported."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from cases import L40S
+from interpret_chunk_scan import CASES
+from interpreter import interpreted
+from tiers import only
+
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.chunk_scan import status
+from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
+from tuner.export.delivery import delivery_of
+from tuner.export.files import sidecar_text, write_all
+from tuner.families.chunk_scan.check import check_files, check_problems, claims
+from tuner.families.chunk_scan.engine import ScanKernels, racy, scan_engine
+from tuner.families.chunk_scan.family import FAMILY
+from tuner.families.chunk_scan.files import find_scan_files, read_scan_file
+from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel, parse_chunk_scan
+from tuner.families.chunk_scan.selection import PromptSelection, parse_prompts
+from tuner.families.chunk_scan.space import scan_space
+from tuner.measure.recording import write_trials
+from tuner.measure.workbench import Workbench
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.records import Winner
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.store import Store
+from tuner.tuning.prepare import prepare
+from tuner.tuning.report import Report
+from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.run import execute
+from tuner.tuning.sources import open_source
+
+H100 = find_device("H100")
+NANO = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
+CONSTANTS, CHOOSING, VLLM = "sglang==0.5.16", "sglang==0.5.23", "vllm==0.33.0"
+ENGINES = [CONSTANTS, CHOOSING, VLLM]
+LONG = (1, 8192)
+
+
+def kernels_of(engine: str) -> ScanKernels:
+    return scan_engine(find_engine(engine)).lift()
+
+
+# Kernels
+
+
+@pytest.mark.parametrize("engine", only([CONSTANTS, VLLM], ENGINES))
+def test_the_kernels_scan_as_the_reference_does(engine, tmp_path):
+    errors = interpreted("interpret_chunk_scan.py", engine, tmp_path)
+    assert errors.keys() == CASES.keys()
+    for case, found in errors.items():
+        assert found.keys() == {*(part.value for part in ScanKernel), "chain"}
+        assert max(found.values()) < 1e-3, case  # the rounding of float16
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_kernel_is_launched_with_its_configuration(engine):
+    kernels = kernels_of(engine)
+    tile = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
+    config = Config({**tile, "num_warps": 2, "num_stages": 4})
+    point = Point(1, ScanKernel.SCAN, 8192)
+    (launch,) = kernels.launches(NANO, point, config, H100.target)
+    assert launch.grid == (2 * 2, 64, 64)  # tiles of a chunk, chunks, heads
+    variant = launch.binding.variant()
+    assert {name: variant.constants[name] for name in tile} == tile
+    assert variant.options == {"num_warps": 2, "num_stages": 4}
+    assert variant.signature["x_ptr"] == "*bf16"
+    assert variant.signature["states_ptr"] == "*fp32"
+    longer = kernels.launches(NANO, replace(point, new_tokens=32768), config, H100.target)
+    assert longer[0].binding.variant() == variant  # all lengths share a compiled kernel
+    with pytest.raises(UnsupportedKernel, match="chunk_scan needs num_stages"):
+        kernels.launches(NANO, point, Config({**tile, "num_warps": 2}), H100.target)
+    with pytest.raises(UnsupportedKernel, match="takes no config key 'BLOCK_SIZE_H'"):
+        kernels.launches(NANO, point, Config({**config, "BLOCK_SIZE_H": 2}), H100.target)
+
+
+def test_sglangs_two_kernels_of_states_share_a_configuration():
+    config = kernels_of(CONSTANTS).constants(NANO, ScanKernel.STATE, H100.target)
+    assert config == Config(
+        {
+            **dict.fromkeys(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"), 16),
+            "num_warps": 4,
+            "num_stages": 3,
+        }
+    )
+    point = Point(8, ScanKernel.STATE, 2048)
+    launches = kernels_of(CONSTANTS).launches(NANO, point, config, H100.target)
+    assert [launch.grid for launch in launches] == [(32, 128, 64), (32, 8, 64)]
+
+
+@pytest.mark.parametrize("engine", [CHOOSING, VLLM])
+def test_an_engines_own_list_is_read_without_what_races(engine):
+    kernels = kernels_of(engine)
+    assert kernels.constants(NANO, ScanKernel.SCAN, H100.target) is None
+    everywhere = kernels.listed(NANO, ScanKernel.SCAN, L40S.target)
+    on_sm90 = kernels.listed(NANO, ScanKernel.SCAN, H100.target)
+    assert len(everywhere) == 18  # of 23: five have a tile that is wider than a head
+    assert [one for one in everywhere if not racy(one, H100.target)] == on_sm90
+    assert len(on_sm90) == 12
+    for part in ScanKernel:
+        space = scan_space(NANO, part, H100)
+        assert all(map(space.legal, kernels.listed(NANO, part, H100.target))), part
+
+
+def test_a_release_without_the_kernels_says_so():
+    with pytest.raises(UnsupportedKernel, match=r"sglang 0\.4\.4 has no kernels for Mamba-2"):
+        scan_engine(find_engine("sglang==0.4.4")).lift()
+
+
+# Prompts
+
+
+def test_prompts_are_written_as_sequences_times_tokens():
+    read = parse_prompts("1x8192, 8x2048")
+    selection = FAMILY.read_selection(NANO, {"prompts": read})
+    assert selection == PromptSelection(((1, 8192), (8, 2048)))
+    assert FAMILY.read_selection(NANO, selection.as_json()) == selection
+    assert len(selection.points(NANO)) == 2 * len(ScanKernel)
+    assert not FAMILY.read_selection(NANO, {"prompts": "usual"}).given
+    for text in ("8192", "1x", "0x5", "1x8192,", "1x99999999"):
+        with pytest.raises(BadInput, match="prompts are sequences x tokens"):
+            parse_prompts(text)
+    with pytest.raises(BadInput, match="write 3x128 for 3x100"):
+        FAMILY.read_selection(NANO, {"prompts": parse_prompts("3x100")})
+    assert FAMILY.read_selection(NANO, {"prompts": parse_prompts("1x100")}).given
+
+
+# Runs, whose times are recorded ones
+
+
+def time_us(candidate: Candidate) -> float:
+    """Small tiles win at one chunk, and large ones with many tokens."""
+    config, tokens = candidate.config, candidate.point.batch_size * candidate.point.new_tokens
+    block = config.get("BLOCK_SIZE_M", config.get("BLOCK_SIZE", config.get("BLOCK_SIZE_H", 1)))
+    return block + tokens * config["num_stages"] / block
+
+
+def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NANO) -> Report:
+    kernels, trials = kernels_of(engine), []
+    for part in problem.parts:
+        constants = kernels.constants(problem, part, H100.target)
+        some = [*kernels.listed(problem, part, H100.target)]
+        some += [*scan_space(problem, part, H100).configs()[:40], *filter(None, [constants])]
+        for size in (*prompts, (1, problem.chunk_size)):
+            for config in dict.fromkeys(some):
+                candidate = Candidate(Point(size[0], part, size[1]), config)
+                measured = Measurement(Status.OK, time_us(candidate))
+                trials.append(Trial(candidate, Compiled(Status.OK, 1024), measured))
+    path = folder / f"{engine}.csv"
+    write_trials(path, problem, trials)
+    source = Source(MeasureKind.REPLAY, path)
+    asked = Request(
+        problem, H100, find_engine(engine), source, PromptSelection(prompts), Effort.QUICK
+    )
+    with Store.open(f"sqlite:///{folder}/{engine}.db") as store, Workbench() as workbench:
+        return execute(prepare(asked), open_source(asked, workbench), store)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_chooses_for_each_kernel_and_length(engine, tmp_path):
+    report = replayed(engine, tmp_path, ((1, 1024), LONG))
+    assert {entry.point for entry in report.entries} == {
+        Point(1, part, tokens) for part in ScanKernel for tokens in (1024, 8192)
+    }
+    kernels = kernels_of(engine)
+    for entry in report.entries:
+        own = entry.incumbents["default"]
+        assert entry.median_us <= own.median_us
+        constants = kernels.constants(NANO, entry.point.part, H100.target)
+        listed = kernels.listed(NANO, entry.point.part, H100.target)
+        first = Point(1, entry.point.part, 128)
+        assert own.config == constants or own.config == min(
+            listed, key=lambda config: (time_us(Candidate(first, config)), config)
+        )
+    assert "chunk_bmm" in report.as_text()
+
+
+def test_times_are_not_predicted():
+    asked = Request(NANO, H100, find_engine(CHOOSING), Source(MeasureKind.PREDICT))
+    with pytest.raises(BadInput, match="are not predicted: measure them on a GPU"):
+        prepare(asked)
+
+
+# Files
+
+
+def winners_of(report: Report) -> list[Winner]:
+    now = datetime(2026, 11, 25, tzinfo=timezone.utc)
+    return [Winner(NANO, report.environment, entry, 1, now) for entry in report.entries]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
+    report = replayed(engine, tmp_path, ((1, 1024), LONG))
+    delivery, root = delivery_of(find_engine(engine), "chunk_scan"), tmp_path / "out"
+    (file,) = delivery.plan(winners_of(report), H100, root)
+    assert file.path.name in delivery.asked(NANO, H100)
+    assert delivery.variable == "TUNER_SCAN_CONFIG_DIR"
+    contents = {file.path: file.text(), file.sidecar: sidecar_text(file.provenance)}
+    write_all(root, {path: text.encode() for path, text in contents.items()})
+    delivery.verify([file], H100, root)
+    assert find_scan_files(root) == [file.path]
+    read = read_scan_file(file.path)
+    assert read.kernel_hash == kernels_of(engine).hash
+    chosen = {entry.point: entry.config for entry in report.entries}
+    for tokens, nearest in ((1, 1024), (1024, 1024), (2500, 1024), (3000, 8192), (65536, 8192)):
+        entry = read.pick(ScanKernel.SCAN, tokens)
+        assert entry.config == chosen[Point(1, ScanKernel.SCAN, nearest)]
+    assert len(list(file.rows())) == len(chosen)
+    assert delivery.obstacle(into_engine=True)
+
+
+def test_status_tells_which_files_servers_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(status, "missing_plugin", lambda environ: "")
+    monkeypatch.setattr(status, "triton_of", lambda engine: "3.6.0")
+    root, engine = tmp_path / "out", find_engine(CONSTANTS)
+    report = replayed(CONSTANTS, tmp_path)
+    report = replace(report, environment=replace(report.environment, triton="3.6.0"))
+    (file,) = delivery_of(engine, "chunk_scan").plan(winners_of(report), H100, root)
+    file.path.parent.mkdir(parents=True)
+    file.path.write_text(file.text())
+    found = status.scan_status(engine, H100, root, {})
+    assert found.ok
+    assert found.environment == {"TUNER_SCAN_CONFIG_DIR": str(root)}
+    assert [row["used"] for row in found.files_json()] == [True]
+    assert "chunked scan, 64x64 heads" in found.as_text()
+    elsewhere = status.scan_status(engine, L40S, None, {"TUNER_SCAN_CONFIG_DIR": str(root)})
+    assert not elsewhere.ok
+    assert "this is NVIDIA_L40S" in elsewhere.as_text()
+    # The kernels of 0.5.23 differ in empty lines, so their hash does.
+    newer = status.scan_status(find_engine(CHOOSING), H100, root, {})
+    assert not newer.ok
+
+
+def test_malformed_files_are_refused_by_name(tmp_path):
+    path = tmp_path / "file.json"
+    report = replayed(CHOOSING, tmp_path)
+    (file,) = delivery_of(find_engine(CHOOSING), "chunk_scan").plan(
+        winners_of(report), H100, tmp_path
+    )
+    for old, new, said in (
+        ('"format": 1', '"format": 2', "no object of format 1"),
+        ('"chunk_bmm"', '"chunk_bm"', "did you mean 'chunk_bmm'"),
+        ('"new_tokens": 8192', '"new_tokens": 0', "new_tokens must be a whole number"),
+        ('"status": "ok"', '"status": "predicted"', "unknown status"),
+        ("heads=64", "heads=63", "do not divide"),
+    ):
+        path.write_text(file.text().replace(old, new))
+        with pytest.raises(MalformedConfigFile, match=said):
+            read_scan_file(path)
+
+
+def test_what_an_engine_runs_and_what_a_file_says_compiles(tmp_path):
+    small = replace(NANO, heads=4, groups=2)
+    check = check_problems([small], L40S, find_engine(CONSTANTS))
+    assert check.fits
+    assert [entry.part for entry in check.entries] == list(ScanKernel)
+    assert "chunk_state_varlen" not in check.as_text()
+    report = replayed(CONSTANTS, tmp_path, problem=small)
+    winners = [replace(one, problem=small) for one in winners_of(report)]
+    (file,) = delivery_of(find_engine(CONSTANTS), "chunk_scan").plan(winners, H100, tmp_path)
+    path = tmp_path / file.path.name
+    # Too large a tile: 5 stages of 128 x 256 and 128 rows.
+    huge = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128}
+    whole = json.loads(file.text())
+    bmm = next(row for row in whole["entries"] if row["part"] == "chunk_bmm")
+    bmm["config"] = {**huge, "num_warps": 8, "num_stages": 5}
+    path.write_text(json.dumps({**whole, "entries": [bmm]}))
+    assert claims(path.name, find_engine(CONSTANTS))
+    (entry,) = check_files([path], L40S, find_engine(CONSTANTS), {}).entries
+    assert entry.status == Status.OUT_OF_RESOURCES.value
+    assert "shared memory" in entry.why

@@ -1,0 +1,229 @@
+"""How a server's launches of scan kernels get their choices."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from log_lines import parse_log
+
+from tuner.deploy.load_proof.proof import LoadOutcome
+from tuner.engines.after_import import after_import
+from tuner.engines.vllm import plugin as vllm_plugin
+from tuner.families.chunk_scan.files import ScanEntry, ScanFile
+from tuner.families.chunk_scan.problem import ScanKernel, parse_chunk_scan
+from tuner.families.chunk_scan.serve import ScanChoices, ServerFacts, hook_kernel, hook_module
+from tuner.problems.points import Config, Point
+from tuner.problems.results import Status
+
+PROBLEM = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
+SHORT, LONG = ({"BLOCK_SIZE_M": m, "num_warps": 4, "num_stages": 1} for m in (32, 128))
+FILE = ScanFile(
+    PROBLEM,
+    *("NVIDIA_H100_80GB_HBM3", "sglang", "0.5.16", "3.6.0", "kernels"),
+    entries=(
+        ScanEntry(Point(1, ScanKernel.SCAN, 1024), Config(SHORT), Status.OK),
+        ScanEntry(Point(8, ScanKernel.SCAN, 2048), Config(LONG), Status.OK),
+    ),
+)
+FACTS = ServerFacts("sglang", "0.5.16", FILE.device, "3.6.0", lambda: "kernels")
+
+
+class Jitted:
+    """A `JITFunction`: a kernel that remembers what it was launched with."""
+
+    __module__ = "kernels"
+
+    def __init__(self) -> None:
+        self.arg_names = ["x_ptr", "dA_cumsum_ptr", "chunk_size", "hdim", "dstate"]
+        self.launched: list[dict[str, object]] = []
+        self.fails = False
+
+    def run(self, *args: object, **kwargs: object) -> None:
+        if self.fails and "num_warps" in kwargs:
+            raise RuntimeError("out of resource: shared memory")
+        self.launched.append({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
+
+    def __getitem__(self, grid: object):
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+
+class Autotuned(Jitted):
+    """An `Autotuner`, which counts how often it had to choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fn, self.configs, self.chose = Jitted(), [], 0
+
+    def run(self, *args: object, **kwargs: object) -> None:
+        self.chose += 1
+
+
+def tensor(*shape: int) -> SimpleNamespace:
+    return SimpleNamespace(shape=shape, dtype="torch.bfloat16")
+
+
+def launch(kernel: Jitted, tokens: int, heads: int = 64) -> None:
+    chunks = -(-tokens // 128)
+    args = tensor(1, tokens, heads, 64), tensor(1, heads, chunks, 128), 128, 64, 128
+    kernel[(1, 2, 3)](*args, nheads_ngroups_ratio=8)
+
+
+@pytest.fixture
+def choices(tmp_path: Path) -> ScanChoices:
+    path = FILE.path_under(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text(FILE.text())
+    return ScanChoices(tmp_path, lambda: FACTS)
+
+
+def constants(kernel: Jitted) -> list[dict[str, object]]:
+    return [{name: seen[name] for name in SHORT if name in seen} for seen in kernel.launched]
+
+
+def test_constants_are_added_to_the_launches_of_a_kernel_without_an_autotuner(choices):
+    kernel = Jitted()
+    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    for tokens in (100, 1024, 3000, 8000, 32768):
+        launch(kernel, tokens)
+    assert constants(kernel) == [SHORT, SHORT, SHORT, LONG, LONG]
+    assert kernel.launched[0]["grid"] == (1, 2, 3)
+
+
+def test_an_autotuner_is_not_asked(choices):
+    kernel = Autotuned()
+    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    launch(kernel, 8192)
+    assert constants(kernel.fn) == [LONG]
+    assert kernel.chose == 0
+
+
+def test_other_problems_and_kernels_are_left_alone_and_told_once(choices, caplog):
+    kernel = Autotuned()
+    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    with caplog.at_level(logging.INFO, "tuner.plugin"):
+        for _ in range(3):
+            launch(kernel, 8192, heads=32)
+        kernel[(1,)]("no tensor")
+    assert kernel.chose == 4
+    assert not kernel.fn.launched
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("no choice for" in line for line in said) == 1
+    assert sum("its launch is not understood" in line for line in said) == 1
+
+
+def test_a_choice_that_cannot_be_launched_is_never_used_again(choices, caplog):
+    kernel = Autotuned()
+    kernel.fn.fails = True
+    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    with caplog.at_level(logging.INFO, "tuner.plugin"):
+        launch(kernel, 8192)
+        launch(kernel, 8192)
+    assert kernel.chose == 2
+    assert sum("cannot be launched here" in r.getMessage() for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": "NVIDIA_L40S"}, "this is NVIDIA_L40S"),
+        ({"triton": "3.8.0"}, "made for triton 3.6.0, this is 3.8.0"),
+        ({"engine": "vllm"}, "made for engine sglang"),
+        ({"kernel_hash": lambda: "others"}, "whose kernels are not those of 0.5.16"),
+    ],
+)
+def test_files_for_something_else_are_refused(choices, caplog, change, said):
+    choices.facts = lambda: replace(FACTS, **change)
+    kernel = Jitted()
+    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    with caplog.at_level(logging.INFO, "tuner.plugin"):
+        launch(kernel, 8192)
+    assert constants(kernel) == [{}]
+    assert said in caplog.text
+
+
+def test_vllms_own_way_of_launching_asks_for_each_length(choices):
+    module = ModuleType("kernels")
+    kernel = Autotuned()
+    asked = []
+    module._chunk_scan_fwd_kernel = kernel
+    module.launch_autotuned = lambda kernel, grid, **kwargs: asked.append(kwargs)
+    hook_module(module, choices)
+    for tokens, heads in ((1024, 64), (8192, 64), (8192, 32)):
+        chunks = -(-tokens // 128)
+        module.launch_autotuned(
+            kernel,
+            (1,),
+            x_ptr=tensor(tokens, heads, 64),
+            dA_cumsum_ptr=tensor(heads, chunks, 128),
+            **{"chunk_size": 128, "hdim": 64, "dstate": 128, "nheads_ngroups_ratio": 8},
+        )
+    assert constants(kernel.fn) == [SHORT, LONG]
+    assert len(asked) == 1
+
+
+def test_load_proof_reads_the_lines(choices, caplog):
+    FILE.path_under(choices.root).with_name("other.json").write_text(
+        replace(FILE, triton="3.8.0").text()
+    )
+    kernel = Autotuned()
+    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    with caplog.at_level(logging.INFO, "tuner.plugin"):
+        launch(kernel, 8192)
+        launch(kernel, 8192, heads=32)
+    lines = [f"[2026-11-01 10:00:00 TP0] {record.getMessage()}" for record in caplog.records]
+    loads = {load.outcome: load for load in parse_log(lines).loads}
+    used = loads[LoadOutcome.LOADED]
+    assert (used.family, used.used) == ("scan", str(FILE.path_under(choices.root)))
+    assert loads[LoadOutcome.REFUSED].reason == "made for triton 3.8.0, this is 3.6.0"
+    assert "no choice for" in loads[LoadOutcome.DEFAULT].reason
+
+
+# Modules that are imported later
+
+
+def test_a_hook_runs_once_its_module_is_imported(tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.meta_path)
+    for name in ("scan_kernels_a", "scan_kernels_b"):
+        (tmp_path / f"{name}.py").write_text("VALUE = 1\n")
+    seen: list[str] = []
+    after_import("scan_kernels_a", lambda module: seen.append(module.__name__))
+
+    def broken(module: ModuleType) -> None:
+        raise ValueError("no")
+
+    after_import("scan_kernels_b", broken)
+    assert not seen
+    assert importlib.import_module("scan_kernels_a").VALUE == 1
+    assert importlib.import_module("scan_kernels_b").VALUE == 1
+    assert seen == ["scan_kernels_a"]
+    assert "nothing is applied to scan_kernels_b" in caplog.text
+    assert sys.meta_path == before
+    after_import("scan_kernels_a", lambda module: seen.append("again"))
+    assert seen == ["scan_kernels_a", "again"]
+
+
+def test_vllms_plugin_waits_for_the_kernels_and_never_raises(tmp_path, monkeypatch, caplog):
+    before = list(sys.meta_path)
+    vllm_plugin.register()  # without files
+    assert sys.meta_path == before
+    path = FILE.path_under(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text(FILE.text())
+    monkeypatch.setenv("TUNER_SCAN_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    vllm_plugin.register()
+    assert sys.meta_path == before
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    monkeypatch.setattr(sys, "meta_path", list(before))
+    vllm_plugin.register()
+    assert len(sys.meta_path) == len(before) + 4  # a finder for each module
+    monkeypatch.setattr(vllm_plugin, "scan_root", lambda environ: 1 / 0)
+    vllm_plugin.register()
+    assert "nothing is applied" in caplog.text

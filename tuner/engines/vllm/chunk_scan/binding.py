@@ -1,0 +1,71 @@
+"""Bind vLLM's kernels of the Mamba-2 scan as its own launchers launch them.
+
+The layer (`MambaMixer2.conv_ssm_forward`) decides what the tensors are. A chunk never has tokens of
+two sequences. Prompts are followed that begin here; their last states go straight into the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.devices.target import CUDA, Target
+from tuner.engines.vllm.chunk_scan.sources import FOLDER, lift_kernels
+from tuner.engines.vllm.functions import EngineFunctions
+from tuner.engines.vllm.package import VLLM
+from tuner.families.chunk_scan.engine import ScanEngine, ScanKernels
+from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
+from tuner.families.chunk_scan.sources import FILES, LAUNCHERS
+from tuner.kernels.definitions import Definitions
+from tuner.kernels.stand_ins import RecordedKernel, TensorSpec
+from tuner.problems.points import Point
+
+
+def _launch_autotuned(kernel: RecordedKernel, grid: Any, **arguments: object) -> None:  # noqa: ANN401
+    """vLLM's function of that name, which remembers what an autotuner chose."""
+    kernel[grid](**arguments)
+
+
+@dataclass(frozen=True)
+class VLLMScanKernels(ScanKernels[VLLM]):
+    """The kernels of one version of vLLM."""
+
+    passes_before = False
+
+    def _arguments(self, problem: ChunkScan, point: Point, launcher: str) -> Mapping[str, Any]:
+        found = self.operands(problem, point, launcher)
+        sequences, chunks = point.batch_size, found["CB"].shape[0]
+        return {
+            **found,
+            "seq_idx": TensorSpec("chunk_sequence", (chunks,), "i32"),
+            "cu_chunk_seqlens": TensorSpec("chunk_ends", (chunks + 1,), "i32"),
+            "last_chunk_indices": TensorSpec("last_chunks", (sequences,), "i32"),
+            "final_states": TensorSpec(
+                "final",
+                (sequences, problem.heads, problem.head_dim * problem.state_size),
+                found["passed"].dtype,
+            ),
+            "final_state_indices": TensorSpec("final_slots", (sequences,), "i32"),
+        }
+
+    def _open(self, part: ScanKernel, target: Target) -> Definitions:
+        known = {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
+        return EngineFunctions(
+            self.engine,
+            f"{FOLDER}/{FILES[part]}",
+            target,
+            known=known,
+            chosen=self._chosen,
+            _launches=self._launches,
+        ).definitions
+
+
+@dataclass(frozen=True)
+class VLLMChunkScan(ScanEngine):
+    """The Mamba-2 scan of one copy of vLLM."""
+
+    engine: VLLM
+
+    def lift(self, backend: str = CUDA) -> VLLMScanKernels:
+        return VLLMScanKernels(self.engine, lift_kernels(self.engine, backend), LAUNCHERS)

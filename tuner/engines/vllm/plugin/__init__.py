@@ -1,0 +1,59 @@
+"""The plugin that gives tuned kernels to a running vLLM.
+
+vLLM calls `register` once in each of its processes (entry point group `vllm.general_plugins`). It
+imports nothing of vLLM, torch or Triton: modules of kernels are hooked when a process that runs a
+model imports them. A function of a plugin that raises stops the server, so this one catches all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from tuner.engines.after_import import after_import
+from tuner.families.chunk_scan.files import find_scan_files, scan_root
+from tuner.families.chunk_scan.serve import MODULES, ScanChoices, ServerFacts, hook_module
+
+log = logging.getLogger("tuner.plugin")
+
+PACKAGE = "vllm.model_executor.layers.mamba.ops"
+# With these, a server wants one choice for all lengths, or the first of each list.
+_LEAVES_ALONE = ("VLLM_BATCH_INVARIANT", "VLLM_TRITON_FORCE_FIRST_CONFIG")
+
+
+def register() -> None:
+    """Hook this process's kernels. The entry point names this function."""
+    try:
+        _register()
+    except Exception:
+        log.exception("tuner: nothing is applied")
+
+
+def _register() -> None:
+    named = scan_root(os.environ)
+    if named is None or not find_scan_files(named[1]):
+        log.debug("no files of chunked scans: %s", named)
+        return
+    for variable in _LEAVES_ALONE:
+        if os.environ.get(variable, "0") not in ("", "0"):
+            log.info("tuner scan: nothing is applied, because %s is set", variable)
+            return
+    choices = ScanChoices(named[1], _facts)
+    for module in MODULES:
+        after_import(f"{PACKAGE}.{module}", lambda found: hook_module(found, choices))
+
+
+def _facts() -> ServerFacts:
+    import torch  # noqa: PLC0415  # this process belongs to vLLM
+    import triton  # noqa: PLC0415
+    import vllm  # noqa: PLC0415
+
+    def kernel_hash() -> str:
+        from tuner.engines.vllm.chunk_scan.sources import lift_kernels  # noqa: PLC0415
+        from tuner.engines.vllm.package import VLLM  # noqa: PLC0415
+
+        return lift_kernels(VLLM(vllm.__version__, Path(vllm.__path__[0]))).hash
+
+    device = torch.cuda.get_device_name().replace(" ", "_")
+    return ServerFacts("vllm", vllm.__version__, device, triton.__version__, kernel_hash)

@@ -1,0 +1,151 @@
+"""The tensors of a scan's chain of kernels, kept between candidates. Imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+
+from tuner.families.chunk_scan.engine import ScanKernels, ScanLaunch, kernel_of
+from tuner.families.chunk_scan.inputs import (
+    Prompt,
+    layout,
+    make_prompt,
+    outputs,
+    reference,
+    views,
+)
+from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel, tokens_of
+from tuner.kernels.binding import Pointer
+from tuner.measure.timing import LAUNCHES, Reference
+from tuner.problems.points import Point
+
+# What each kernel writes, of the tensors of `ScanLaunch`.
+WRITES = {
+    ScanKernel.CUMSUM: ("dt_out", "dA_cumsum"),
+    ScanKernel.STATE: ("states", "final"),
+    ScanKernel.PASSING: ("passed", "final", "last"),
+    ScanKernel.BMM: ("CB",),
+    ScanKernel.SCAN: ("out",),
+}
+_LEAST_SCALE = 1e-3  # of the errors of a tensor
+_CACHES = 2  # the copies of a chain's tensors together are so many times as large as L2
+
+
+@dataclass(frozen=True)
+class ScanBatch:
+    """The tensors of one batch of prompts: a copy for each launch of a graph.
+
+    What stands between two kernels is the reference's, in the engine's types. So a kernel is timed
+    and checked with the same inputs whatever runs before it.
+    """
+
+    problem: ChunkScan
+    point: Point
+    expected: dict[str, Tensor]
+    copies: list[dict[str, Tensor]]
+
+    def error(self, names: set[str]) -> float:
+        """The worst error of tensors of the first copy."""
+        return max(self._references[name].worst_error(self.copies[0][name]) for name in names)
+
+    @cached_property
+    def _references(self) -> dict[str, Reference]:
+        """A scale is never 0: the states before the only chunk of a prompt are all zeros."""
+        return {name: Reference(tensor, _LEAST_SCALE) for name, tensor in self.expected.items()}
+
+    def clear(self, names: set[str]) -> None:
+        """Fill tensors of the first copy with NaN."""
+        for name in names:
+            self.copies[0][name].fill_(float("nan"))
+
+    def restore(self, names: set[str]) -> None:
+        """Give tensors of the first copy the reference's values."""
+        for name in names:
+            self.copies[0][name].copy_(self.expected[name])
+
+
+class ScanBatches:
+    """The batches of one problem. As many are kept as `most_bytes` hold, but one at least: trials
+    of several sizes come in any order.
+    """
+
+    def __init__(
+        self,
+        problem: ChunkScan,
+        kernels: ScanKernels[Any],
+        seed: int,
+        l2_bytes: int,
+        most_bytes: int = 0,
+        device: str = "cuda",
+    ) -> None:
+        self._problem, self._kernels = problem, kernels
+        self._seed, self._l2_bytes, self._most_bytes = seed, l2_bytes, most_bytes
+        self._device = device
+        self._kept: dict[tuple[int, int], ScanBatch] = {}
+
+    def at(self, point: Point) -> ScanBatch:
+        """The tensors of a point, which all parts share."""
+        size = point.batch_size, point.new_tokens
+        if size not in self._kept:
+            while self._kept and self._held([*self._points(), point]) > self._most_bytes:
+                del self._kept[next(iter(self._kept))]  # gives its memory back first
+            self._kept[size] = self._make(point)
+        return self._kept[size]
+
+    def needed_bytes(self, points: list[Point]) -> int:
+        """Bytes of the largest point: its tensors, and the reference's in float32."""
+        return max(self._held([point]) for point in points)
+
+    def _points(self) -> list[Point]:
+        return [batch.point for batch in self._kept.values()]
+
+    def _held(self, points: list[Point]) -> int:
+        return sum(self._bytes(point) * (self._copies(point) + 3) for point in points)
+
+    def _bytes(self, point: Point) -> int:
+        made = outputs(self._problem, point, "meta").values()
+        inner = self._problem.heads * self._problem.head_dim
+        rows = tokens_of(point) * 4 * inner * 2  # about twice gate and x, in 16 bits
+        return rows + sum(int(t.numel() * t.element_size()) for t in made)
+
+    def _copies(self, point: Point) -> int:
+        return min(LAUNCHES, ceil(_CACHES * self._l2_bytes / self._bytes(point)))
+
+    def _make(self, point: Point) -> ScanBatch:
+        problem, device = self._problem, self._device
+        prompt = make_prompt(problem, point, device=device, seed=self._seed)
+        before = self._kernels.passes_before
+        expected = reference(problem, point, prompt, passes_before=before)
+        fixed = layout(problem, point, device)
+        copies = []
+        for at in range(self._copies(point)):
+            copies.append(self._copy(prompt if at == 0 else prompt.clone(), point, expected, fixed))
+        return ScanBatch(problem, point, expected, copies)
+
+    def _copy(
+        self,
+        prompt: Prompt,
+        point: Point,
+        expected: dict[str, Tensor],
+        fixed: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        made = outputs(self._problem, point, self._device)
+        for name, tensor in made.items():
+            tensor.copy_(expected[name])
+        weights = {"A": prompt.A, "D": prompt.D, "dt_bias": prompt.dt_bias}
+        return {**views(self._problem, prompt), **weights, **fixed, **made}
+
+
+def written(launches: list[ScanLaunch], point: Point) -> set[str]:
+    """What a point's kernels write."""
+    pointers = [
+        argument.operand or name
+        for launch in launches
+        for name, argument in launch.binding.arguments.items()
+        if isinstance(argument, Pointer)
+    ]
+    return set(WRITES[kernel_of(point)]) & {*pointers}

@@ -1,0 +1,65 @@
+"""Choose the configurations of a scan's kernels. A launch knows its tokens, so points stand alone.
+
+An engine that chooses by itself does so once, at its first prompt, which is one chunk, and keeps
+that choice for all lengths. So its own choice is what is fastest of its list at that point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.families.chunk_scan.problem import ScanKernel
+from tuner.problems.points import Config, Point
+from tuner.problems.results import Entry, Trial
+from tuner.tuning.pointwise import Baselines, PointwiseChooser, Policy
+
+
+@dataclass(frozen=True)
+class OwnChoice:
+    """How an engine comes to a kernel's configuration by itself."""
+
+    constants: Config | None  # None: it chooses
+    listed: Sequence[Config]  # from these
+    first: Point  # at this point
+
+    def config(self, trials: Sequence[Trial]) -> Config:
+        """The configuration, as far as trials at the first point tell."""
+        if self.constants is not None:
+            return self.constants
+        timed = [
+            (us, trial.candidate.config)
+            for trial in trials
+            if trial.candidate.point == self.first
+            and trial.candidate.config in self.listed
+            and (us := trial.measurement.median_us) is not None
+        ]
+        return min(timed)[1] if timed else self.listed[0]
+
+
+@dataclass(frozen=True)
+class ScanChooser:
+    """`choose` and `finalists` for one run: a `PointwiseChooser` for each kernel."""
+
+    own: Mapping[ScanKernel, OwnChoice]
+    policy: Policy
+    requested: Sequence[Point]
+    previous: Mapping[Point, Config]
+
+    def choose(self, trials: Sequence[Trial]) -> list[Entry]:
+        """An entry for each requested point. Raises NothingFits for one without a time."""
+        return [entry for part in self.own for entry in self._of(part, trials).choose(trials)]
+
+    def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
+        """The trials of each point that are worth timing again."""
+        found = []
+        for part in self.own:
+            here = [entry for entry in entries if entry.point.part is part]
+            found += self._of(part, trials).finalists(trials, here)
+        return found
+
+    def _of(self, part: ScanKernel, trials: Sequence[Trial]) -> PointwiseChooser:
+        points = [point for point in self.requested if point.part is part]
+        own = self.own[part].config(trials)
+        runs = Baselines({point: {"default": own} for point in points}, frozenset())
+        return PointwiseChooser(runs, self.policy, points, self.previous)

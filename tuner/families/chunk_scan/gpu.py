@@ -1,0 +1,135 @@
+"""Measure the candidates of one chunked scan on this process's GPU.
+
+A search times a kernel alone. A race times the whole chain with each finalist, and without the
+kernel: the difference is what the kernel takes beside the others, with what they leave in caches.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tuner.engines.engine import find_engine
+from tuner.families.chunk_scan.batch import ScanBatches, written
+from tuner.families.chunk_scan.engine import ScanLaunch, kernel_of, scan_engine
+from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
+from tuner.kernels.values import launch_values
+from tuner.measure.messages import measurement_fields, read_point
+from tuner.measure.this_gpu import last_cache_bytes, local_target
+from tuner.measure.timing import (
+    BoundKernel,
+    Chain,
+    capture_chains,
+    load,
+    race,
+    run_chain,
+    time_graph,
+)
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Point
+from tuner.problems.results import Measurement, Status
+
+# The largest |difference| / (|expected| + rms) of a correct kernel. With the engines' own
+# configurations the whole chain errs by 0.023 to 0.037 in bfloat16, because products are rounded
+# (six prompts, sglang 0.5.16 and 0.5.23 and vLLM 0.33.0 on an H100).
+WORST_ERROR = {Dtype.BFLOAT16: 0.05, Dtype.FLOAT16: 0.01}
+_LEAST_US = 0.01  # of a difference of two times
+
+Fields = dict[str, Any]
+Loaded = list[tuple[BoundKernel, ScanLaunch]]
+
+
+class ChunkScanOnGpu:
+    """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
+
+    def __init__(self, problem: ChunkScan, request: Fields) -> None:
+        self._problem, self._target = problem, local_target()
+        self._kernels = scan_engine(find_engine(request["engine"])).lift(self._target.backend)
+        self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
+        most = torch.cuda.mem_get_info()[0] // 2
+        about = problem, self._kernels, request["seed"], last_cache_bytes(), most
+        self._batches = ScanBatches(*about)
+        self._best: dict[Point, tuple[float, Config]] = {}
+        points = [read_point(fields) for fields in request["points"]]
+        self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(points)}
+
+    def measure(self, request: Fields) -> Fields:
+        """Check one candidate, then time it."""
+        point, config = read_point(request), Config(request["config"])
+        try:
+            loaded, error = self._checked(point, config)
+        except triton.runtime.errors.OutOfResources as refusal:
+            return measurement_fields(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
+        bound = WORST_ERROR[self._problem.dtype]
+        if not error <= bound:
+            detail = f"differs from the reference by {error:.3g}, bound {bound:.3g}"
+            return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
+        chains = [_chain(loaded, copy) for copy in self._batches.at(point).copies]
+        timed = time_graph(capture_chains(chains), request["best_us"])
+        self._note(point, config, timed.median_us)
+        return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
+
+    def race(self, request: Fields) -> Fields:
+        """Time several candidates of one point in turn, each within the chain."""
+        point = read_point(request)
+        configs = [Config(fields) for fields in request["configs"]]
+        copies = self._batches.at(point).copies
+        others = {part: self._beside(replace(point, part=part)) for part in ScanKernel}
+
+        def captured(own: Loaded) -> Any:  # noqa: ANN401  # Captured
+            parts = {**others, kernel_of(point): own}
+            whole = [one for part in ScanKernel for one in parts[part]]
+            return capture_chains([_chain(whole, copy) for copy in copies])
+
+        graphs = [captured(self._load(point, config)) for config in configs]
+        (rest,) = race([captured([])], request["rounds"])
+        rest_us = statistics.median(rest)
+        found = []
+        for samples in race(graphs, request["rounds"]):
+            own = [max(_LEAST_US, us - rest_us) for us in samples]
+            found.append(Measurement(Status.OK, statistics.median(own), min(own), len(own)))
+        return {"measurements": [measurement_fields(one) for one in found]}
+
+    def _checked(self, point: Point, config: Config) -> tuple[Loaded, float]:
+        """A point's kernels, and the worst error of what they write."""
+        loaded, batch = self._load(point, config), self._batches.at(point)
+        names = written([launch for _, launch in loaded], point)
+        batch.clear(names)
+        run_chain(_chain(loaded, batch.copies[0]))
+        error = batch.error(names)
+        batch.restore(names)  # for the kernels that read it
+        return loaded, error
+
+    def _note(self, point: Point, config: Config, us: float | None) -> None:
+        if us is not None and us < self._best.get(point, (us + 1, config))[0]:
+            self._best[point] = us, config
+
+    def _beside(self, point: Point) -> Loaded:
+        """What runs for another part of the chain: the best so far, or what the engine has."""
+        if point in self._best:
+            return self._load(point, self._best[point][1])
+        part = kernel_of(point)
+        own = self._kernels.constants(self._problem, part, self._target)
+        return self._load(point, own or self._kernels.listed(self._problem, part, self._target)[-1])
+
+    def _load(self, point: Point, config: Config) -> Loaded:
+        launches = self._kernels.launches(self._problem, point, config, self._target)
+        return [
+            (load(self._source, launch.binding, launch.grid, self._target), launch)
+            for launch in launches
+        ]
+
+
+def _chain(loaded: Sequence[tuple[BoundKernel, ScanLaunch]], tensors: dict[str, Tensor]) -> Chain:
+    return [(kernel, launch_values(launch.binding, tensors)) for kernel, launch in loaded]
+
+
+def open_session(problem: ChunkScan, request: Fields) -> ChunkScanOnGpu:
+    return ChunkScanOnGpu(problem, request)
