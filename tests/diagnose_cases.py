@@ -937,6 +937,119 @@ CASES = (
         ("fp8_unsupported",),
         ("RTX 3090 have not",),
     ),
+    # A kernel's sizes, a compiler and a network, each in people's own words.
+    Case(
+        "vllm-project/vllm#57712",
+        "- **GPUs:** 2x NVIDIA Quadro RTX 6000 (Turing, SM75)\n- **vLLM:** 0.26.0\n"
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory,\n"
+        "Required: 98304, Hardware limit: 65536.\n\n"
+        "In `vllm/v1/attention/ops/triton_unified_attention.py`, the kernel launch parameters are",
+        ("shared_memory",),
+        ("triton_unified_attention.py, which launches attention", "vLLM reads no file"),
+        ("nothing shows which kernel", "tuner tune"),
+    ),
+    Case(
+        "sgl-project/sglang#5995",
+        "When running sglang with RedHatAI/Qwen3-30B-A3B-FP8-dynamic, sglang exits with error "
+        "'triton out of resource: shared memory, Required: 163840, Hardware limit: 101376'",
+        ("shared_memory",),
+        ("--device, the GPU as nvidia-smi -L names it; --tp,",),
+        ("--engine sglang or --engine vllm",),
+    ),
+    Case(
+        "sgl-project/sglang#2794",
+        "python3 -m sglang.launch_server --model-path /mnt/blob/deepseek/ --tp 16 --nnodes 16 "
+        "--disable-cuda-graph --trust-remote-code",
+        ("cuda_graph_off", "several_nodes"),
+        ("take the flag out", "`NET/IB` in its lines is RDMA"),
+    ),
+    Case(
+        "sgl-project/sglang#2794",
+        "sglang serve --model-path /m --nnodes 1 --disable-cuda-graph-padding --tp 8\n"
+        "RuntimeError: PassManager::run failed",
+        ("triton_pass",),
+    ),
+    Case(
+        "vllm-project/llm-compressor#1489",
+        core("ValueError: Failed to find a kernel that can implement the WNA16 linear layer.")
+        + "\n"
+        + core(
+            " MarlinLinearKernel cannot implement due to: Weight input_size_per_partition = 8256 "
+            "is not divisible by min_thread_k = 128. Consider reducing tensor_parallel_size or "
+            "running with --quantization gptq."
+        ),
+        ("linear_kernel_none",),
+        ("--dtype float16", "the checkpoint's own config.json"),
+        ("start the server with --quantization",),
+    ),
+    Case(
+        "vllm-project/vllm#25241",
+        core(
+            "RuntimeError: Unsupported FusedMoe scheme: num_bits=4 type='int' symmetric=True "
+            "group_size=128 strategy='group' block_structure=None, num_bits=8 type='float'"
+        ),
+        ("moe_scheme_none",),
+        ("weights are num_bits=4 type='int' symmetric=True group_size=128", "newer release"),
+    ),
+    Case(
+        "sgl-project/sglang#10852",
+        "When using tp=8 to launch `Qwen/Qwen3-Next-80B-A3B-Instruct-FP8`, this error occurs:\n"
+        "ValueError: The output_size of gate's and up's weight = 64 is not divisible by weight "
+        "quantization block_n = 128.",
+        ("block_shape",),
+        (
+            "If it failed with --tp 8, the whole weight has 512: 4 ranks hold 128 each.",
+            "Use --tp 4",
+            "still cuts a shared",
+        ),
+    ),
+    Case(
+        "vllm-project/vllm#9913",
+        "ValueError: Weight input_size_per_partition = 10944 is not divisible by min_thread_k = "
+        "128. Consider reducing tensor_parallel_size or running with --quantization gptq.",
+        ("marlin_shape",),
+        ("takes multiples of 128", "hold 10944 rows", "--quantization awq"),
+    ),
+    Case(
+        "vllm-project/vllm#50711",
+        "vllm/model_executor/layers/fused_moe/fused_moe.py:295:0: error: Failures have\n"
+        "been detected while processing an MLIR pass pipeline\n"
+        "note: Pipeline failed while executing [`TritonGPURemoveLayoutConversions` on\n"
+        "'builtin.module' operation]",
+        ("triton_dominance",),
+        ("passes over each candidate that does not compile",),
+    ),
+    Case(
+        "vllm-project/vllm#16336",
+        "subprocess.CalledProcessError: Command '['/opt/vllm_env/lib/python3.12/site-packages/"
+        "triton/backends/nvidia/bin/ptxas', '-lineinfo', '-v', '--gpu-name=sm_100', "
+        "'/tmp/tmpat8x27d5.ptx', '-o', '/tmp/tmpat8x27d5.ptx.o']' returned non-zero exit "
+        "status 255.",
+        ("ptxas_failed",),
+        ("code for sm_100", "knows no Blackwell", "Triton 3.3 or later"),
+    ),
+    Case(
+        "NVIDIA/nccl#1591",
+        "docker run --gpus all --network host --privileged -e NCCL_IB_DISABLE=1 "
+        "--device=/dev/infiniband vllm/vllm-openai -c 'ray start --block --head --port=6379'",
+        ("nccl_ib_disabled",),
+        ("over TCP sockets between nodes", "take it out of the command", "tuner preflight"),
+    ),
+    Case(
+        "AI-Hypercomputer/gpu-recipes#5",
+        "pod:562:562 [5] net.cc:579 NCCL WARN Error: network gIB not found.\n"
+        "pod:565:565 [7] NCCL INFO NET/Plugin: Plugin load returned 2 : "
+        "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by "
+        "/usr/local/nvidia/lib64/libnccl-net.so) : when loading libnccl-net.so",
+        ("nccl_plugin",),
+        ("needs GLIBC_2.32", "whose C library has GLIBC_2.32"),
+    ),
+    Case(
+        "AI-Hypercomputer/gpu-recipes#5",
+        "pod:562:562 [5] net.cc:579 NCCL WARN Error: network gIB not found.",
+        ("nccl_net_missing",),
+        ("asks for the network gIB", "NCCL_DEBUG=INFO if there is none"),
+    ),
 )
 
 # Messages that the table does not have: nothing may be said of them.

@@ -121,6 +121,15 @@ def test_what_is_unknown_exits_with_1(tuner, tmp_path):
     assert "nothing known in 3 lines" in tuner("diagnose", log, code=1).stdout
 
 
+def test_a_patch_for_a_release_that_is_not_here_says_how_to_add_it(tuner, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("out of resource: shared memory, Required: 106496, Hardware limit: 101376.\n")
+    named = ("--device", "A10", "--engine", "sglang==0.4.0.post2")
+    done = tuner("diagnose", log, *named, "--write-patch", tmp_path / "extend.patch", code=2)
+    assert "`tuner engines add sglang==0.4.0.post2` adds it" in done.stderr
+    assert not (tmp_path / "extend.patch").exists()
+
+
 def test_bad_input_is_one_line(tuner, tmp_path):
     assert "cannot be read" in tuner("diagnose", tmp_path / "none.log", code=2).stderr
     assert "did you mean" in tuner("diagnose", MISSING, "--device", "L40X", code=2).stderr

@@ -59,6 +59,13 @@ NIC0\tSYS\tPIX\t X \tSYS
 NIC1\tPIX\tSYS\tSYS\t X
 """
 
+# NVIDIA/nccl#1591: the rows of the other socket's GPUs are cut, and so is what NIC2 is near.
+CUT = """        GPU0    GPU1    GPU2    GPU3    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity   GPU NUMA ID
+GPU0     X      NV18    NV18    NV18    PIX     NODE    SYS     0-31,64-95      0               N/A
+GPU1    NV18     X      NV18    NV18    NODE    NODE    SYS     0-31,64-95      0               N/A
+GPU2    NV18    NV18     X      NV18    NODE    PIX     SYS     0-31,64-95      0               N/A
+"""
+
 SAYS = [
     (FOUR, ["mlx5_0 with GPU1; mlx5_1 with GPU2", "none under the switch of GPU0; the switch of GPU3", "GPU0 and GPU3 reach one through the link between NUMA nodes (SYS)"], ["mlx5_0, under no"]),
     (SPARE, ["mlx5_2 with GPU0; mlx5_3 with GPU1", "mlx5_bond_0, under no GPU's PCIe switch"], ["none under", "SYS)"]),
@@ -66,6 +73,7 @@ SAYS = [
     (BOARD, ["GPU0 and GPU1 reach one through the PCIe host bridge (PHB)"], ["NODE)", "SYS)"]),
     (NO_NIC, ["names no RDMA device"], ["no RDMA device shares"]),
     (FOUR.replace("GPU3\tNV4\tNV4\tNV4\t X \tSYS\tSYS", "GPU3\tNV4\tNV4\tNV4 X\tSYSSYS"), ["rows of GPU3 are cut", "under the switch of GPU0;"], ["GPU0 and GPU3", "switch of GPU3"]),
+    (CUT, ["rows of GPU3 are cut", "NIC0 with GPU0; NIC1 with GPU2"], ["under no", "move NIC", "share"]),
     (EIGHT, ["NIC2 with GPU0; NIC1 with GPU1", "NIC0, under no GPU's PCIe switch"], ["none under"]),
     (SHARED, ["NIC1 with GPU0; NIC0 with GPU1"], ["under no", "none under", "SYS)"]),
     (f"> {FOUR}".replace("\n", "\n> "), ["mlx5_0 with GPU1", "GPU0 and GPU3 reach one"], []),

@@ -263,7 +263,7 @@ def test_spelling_is_lenient(text, name):
     [
         ("L40X", "did you mean 'L40"),
         ("H10", "did you mean 'H100'"),
-        ("V100", "sm_70) is too old: Triton's kernels need sm_80"),
+        ("V100", "sm_70) is too old: Triton supports sm_80"),
         ("Tesla T4", "sm_75) is too old"),
         ("AMD Radeon Graphics", "ROCm calls a card that it has no name for: name the card itself"),
         ("MI455X", "is a gfx1250, for which Triton 3.6.0's linker fails"),

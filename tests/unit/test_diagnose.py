@@ -60,6 +60,25 @@ def test_what_is_not_known_is_called_unknown(subtests):
             assert "unknown: no message of the table explains" in found.as_text()
 
 
+def test_a_server_without_a_known_message_gets_the_command_for_questions_of_speed():
+    asked = diagnose_text("Qwen/Qwen3-30B-A3B on our H200 with vllm, tp=2: is 90 tokens/s slow?")
+    assert not asked.known
+    assert "tuner plan qwen3-30b-a3b --tp 2 --device H200 --engine vllm" in asked.as_text()
+    own = diagnose_text("sglang serve --model-path /data/ours --tp 4 # on 4x H200")
+    assert "Copy the model's config.json of /data/ours to this folder." in own.as_text()
+    assert "tuner plan config.json --tp 4 --device H200 --engine sglang" in own.as_text()
+    assert "tuner plan" not in diagnose_text("all is well").as_text()
+
+
+def test_an_engine_is_read_from_words_only_if_they_name_no_other():
+    for text, engine in (
+        ("Sglang exits here", "sglang"),
+        ("slower with sglang than with vLLM", ""),
+        ("see github.com/vllm-project/vllm/issues and my-vllm-image", ""),
+    ):
+        assert diagnose_text(text).findings.facts.engine == engine
+
+
 def test_there_are_enough_cases():
     assert len(CASES) + len(UNKNOWN) >= 60
     assert len({case.thread for case in CASES}) >= 55

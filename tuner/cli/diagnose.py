@@ -55,11 +55,15 @@ def diagnose(
     """
     from tuner.diagnose import Hints
     from tuner.diagnose import diagnose as diagnose_files
+    from tuner.engines.engine import find_engine
 
     found = diagnose_files(files, Hints(engine, device, model, tp))
     show(as_json, found.as_json, lambda: _for_terminal(found.as_text()))
     if write_patch:
-        write_remedy(_compiled_remedy(found), write_patch)
+        remedy = _compiled_remedy(found)
+        if remedy is None and engine:
+            find_engine(engine)  # says so if the release that was named is not here
+        write_remedy(remedy, write_patch)
     if not found.known:
         raise typer.Exit(1)
 

@@ -158,7 +158,7 @@ def find_device(text: str) -> Device:
     for spelling, arch in _table().too_old.items():
         if _key(spelling) == _key(text):
             raise UnknownDevice(
-                f"{text} (sm_{arch}) is too old: Triton's kernels need sm_{OLDEST_ARCH} or later "
+                f"{text} (sm_{arch}) is too old: Triton supports sm_{OLDEST_ARCH} and later "
                 "(A100, A30 and newer)"
             )
     for spelling, reason in _table().refused.items():

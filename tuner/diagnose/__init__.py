@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -67,7 +68,25 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     unsupported = context.unsupported()
     if not answers and not hints.device and (shown := findings.facts.get("device")):
         unsupported = unsupported or no_figures(shown)
-    return Diagnosis(answers, findings, unsupported)
+    return Diagnosis(answers, findings, unsupported, () if answers else _plan(context))
+
+
+def _plan(context: Context) -> Sequence[str]:
+    """What to run if no message is known: lines for a text that names the GPU of a server, and
+    none for any other.
+    """
+    engine = context.engine_name()
+    if not context.device() or not engine:
+        return ()
+    yours = context.target() or "config.json"
+    words = [shlex.quote(yours), *([f"--tp {context.tp}"] if context.tp else [])]
+    whose = f" of {context.model}" if context.model else ""
+    copy = [] if context.target() else [f"Copy the model's config.json{whose} to this folder."]
+    return (
+        "If the question is speed: which kernels the server runs, and what tuning them brings.",
+        *copy,
+        f"$ tuner plan {' '.join(words)} {context.options(engine)}",
+    )
 
 
 def _answer(finding: LogFinding, context: Context) -> Explanation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.deploy.preflight.check_gpus import THROUGH, check_topology
+from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
 from tuner.deploy.preflight.facts import Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology
@@ -29,7 +29,10 @@ def topology(finding: LogFinding, context: Context) -> Added:
         return Added((*cause, "It names no RDMA device (NIC), so it says nothing of the network."))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
-    findings = list(check_topology(node, find_links(node)))
+    # A device that is far from the GPUs of these rows may be near one whose row is cut.
+    near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
+    whole = not cut or near == {*found.nics}
+    findings = list(check_topology(node, find_links(node))) if whole else []
     cause += [f"{one.message[:1].upper()}{one.message[1:]}." for one in findings]
     fix = [f"{one.fix[:1].upper()}{one.fix[1:]}." for one in findings]
     return Added(tuple(cause), tuple(fix), {"far_gpus": _far(found)})

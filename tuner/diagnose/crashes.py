@@ -15,6 +15,7 @@ from tuner.diagnose.files import why_not
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.engines.engine import engine_names, engine_package, supports
+from tuner.engines.logs.served import ENGINES
 from tuner.errors import BadInput
 from tuner.families.attention.engine import attention_engine
 from tuner.jobs.targets import families_of, resolve_target
@@ -29,6 +30,8 @@ _LAUNCHERS = {
     "state_update": r"selective_state_update\w*|_?selective_scan_update\w*",
     "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*",
 }
+# A file of attention kernels that people name beside the message.
+_ATTENTION_FILE = re.compile(r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py")
 _LORA = re.compile(r"lora", re.IGNORECASE)
 # What a limit that two kinds of cards have tells.
 _TOLD_BY = {
@@ -131,17 +134,33 @@ def _elsewhere(
             (f"Use a newer release of {program}, or start the server with another backend.",),
             {**details, "program": program},
         )
-    if frame is None:
-        cause = "The traceback is cut, or not there: nothing shows which kernel it was."
-        if finding.frames:
-            cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
-        causes = (cause, *_TOLD_BY.get(details["limit_bytes"], ()))
-        asked = _families_of(context)
-        if needs := _compiled(asked, details["required_bytes"], context):
-            return _by_bytes(needs, asked, cause, context, details)
-        return Added(causes, (_WHOLE, *_families_to_check(asked, context)), details)
-    function = f", in {frame.function}" if frame.function else ""
-    where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
+    if frame:
+        function = f", in {frame.function}" if frame.function else ""
+        where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
+    elif named := _ATTENTION_FILE.search(finding.around):
+        frame = Frame(named[0], 0, named[0].rpartition("/")[2].partition(".")[0])
+        where = f"The text names {frame.path}, which launches attention."
+    else:
+        return _of_nothing(finding, context, details)
+    return _of_kernel(frame, where, context.engine_of(finding), context, details)
+
+
+def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) -> Added:
+    """The answer if nothing names the kernel: what the model has, and what is asked for."""
+    cause = "The traceback is cut, or not there: nothing shows which kernel it was."
+    if finding.frames:
+        cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
+    causes = (cause, *_TOLD_BY.get(details["limit_bytes"], ()))
+    asked = _families_of(context)
+    if needs := _compiled(asked, details["required_bytes"], context):
+        return _by_bytes(needs, asked, cause, context, details)
+    return Added(causes, (_WHOLE, *_families_to_check(asked, context)), details)
+
+
+def _of_kernel(
+    frame: Frame, where: str, engine: str, context: Context, details: dict[str, Any]
+) -> Added:
+    """The answer for a kernel whose file is known; `where` is the sentence that names it."""
     if _LORA.search(f"{frame.path} {frame.function}"):
         none = "It is a LoRA kernel. This tuner has no LoRA kernels."
         step = "Start the server without LoRA adapters, or use another release of the engine."
@@ -153,6 +172,12 @@ def _elsewhere(
     if family is None:
         step = "Use a newer release of the engine, or another backend: its constants stand there."
         return Added((where,), (step,), details)
+    if engine and not supports(engine, family.name):
+        none = (
+            f"{ENGINES[engine]} reads no file for {family.title}: its constants stand in its code."
+        )
+        step = "Use a newer release of the engine, or a GPU with more shared memory for a block."
+        return Added((where, none, *_TOLD_BY.get(details["limit_bytes"], ())), (step,), details)
     why = (
         f"It is a kernel of {family.title}. Its constants come from a config file or from the "
         "engine's defaults, and do not fit here."
@@ -230,6 +255,8 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     `own`: the checkpoint is as the preset of its name.
     """
     engine = context.engine_name()
+    if too_old := context.too_old():
+        return [too_old]
     if lacks := context.missing(engine, model=True):
         return [f"If it is one of them, `tuner tune` makes files that fit. {lacks}"]
     options = context.options(engine)

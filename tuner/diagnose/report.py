@@ -53,9 +53,7 @@ class Explanation:
         yield f"   | {printable(finding.text)}"
         for sentence in self.cause:
             yield f"   {printable(sentence)}"
-        for step in self.fix:
-            command = step.startswith("$ ")
-            yield f"     {printable(step[2:])}" if command else f"   - {printable(step)}"
+        yield from map(_step, self.fix)
         known = "; ".join(origin.releases() for origin in finding.form.origins)
         yield f"   (message of {known})"
 
@@ -67,6 +65,7 @@ class Diagnosis:
     answers: Sequence[Explanation]
     findings: Findings
     unsupported: str = ""  # a sentence on the server's GPU, if no command can be for it
+    instead: Sequence[str] = ()  # steps for a text without a known message, "$ " before commands
 
     @property
     def known(self) -> bool:
@@ -111,7 +110,14 @@ class Diagnosis:
                     f"{printable(frame.function)}, above the line that names the error; give the "
                     "lines below it too"
                 )
+        if self.instead:
+            blocks[-1] = "\n".join([blocks[-1], *map(_step, self.instead)])
         return "\n\n".join(blocks)
+
+
+def _step(step: str) -> str:
+    command = step.startswith("$ ")
+    return f"     {printable(step[2:])}" if command else f"   - {printable(step)}"
 
 
 def for_engine(steps: Sequence[str], engine: str) -> Iterator[str]:

@@ -7,7 +7,10 @@ from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 
 _CHANNELS = "a checkpoint with a scale for each channel instead of blocks."
-_EXPERTS = "expert parallelism, which divides experts instead of weights; or "
+_EXPERTS = (
+    "expert parallelism, which divides experts instead of their weights and still cuts a shared "
+    "expert; or "
+)
 _HOST_GIB = 8  # that a host keeps whose memory the GPU shares
 _LINEAR = "Weight "  # a linear layer's message begins so; expert parallelism does not divide it
 
@@ -23,11 +26,17 @@ def block_shape(finding: LogFinding, context: Context) -> Added:
     whole = size * tp
     fits = [n for n in range(1, tp) if tp % n == 0 and whole % (n * block) == 0]
     if not fits:
-        none = f"The whole weight has {whole:,}, and no smaller size divides it into whole blocks."
+        none = (
+            f"If it failed with --tp {tp}, the whole weight has {whole:,}, and no smaller size "
+            "divides it into whole blocks."
+        )
         return Added((none,), (f"Use {otherwise}",))
-    tp = fits[-1]
+    asked, tp = tp, fits[-1]
     return Added(
-        (f"The whole weight has {whole:,}: {tp} ranks hold {whole // tp:,} each.",),
+        (
+            f"If it failed with --tp {asked}, the whole weight has {whole:,}: {tp} ranks hold "
+            f"{whole // tp:,} each.",
+        ),
         (f"Use --tp {tp}, with pipeline or data parallelism for the other GPUs; or {otherwise}",),
         {"tp": tp},
     )

@@ -37,6 +37,8 @@ _RANK = re.compile(rb"TP(\d{1,3})\b")
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
 _USED = re.compile(r"\$\{?(\w+)\}?")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
+# An engine's name as a word of its own: no part of a path, a package, an image or a link.
+_ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![\w/]|[.:-]\w)", re.IGNORECASE)
 _IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
 
 
@@ -61,6 +63,7 @@ class Facts:
 
     known: dict[str, Fact] = field(default_factory=dict)
     cards: Cards = field(default_factory=Cards)  # what names of files and people's words say
+    _engines: set[str] = field(default_factory=set)  # that people's words name
     _read: int = 0  # bytes
     _shown: bool = False  # the device is that of a program's own output
     _command: int = 0  # lines of a command that may follow
@@ -105,16 +108,24 @@ class Facts:
                 self._match(form, texts, where)
         self._read_settings(lines, joined, starts, name, first)
         self._see_ranks(lines, name, first)
-        self._see_cards(lines, name, first)
+        self._see_words(lines, name, first)
         self._name_card()
 
-    def _see_cards(self, lines: Sequence[bytes], name: str, first: int) -> None:
-        """The GPUs that people name in the first lines."""
+    def _see_words(self, lines: Sequence[bytes], name: str, first: int) -> None:
+        """The GPUs and the engines that people name in the first lines."""
         for number, line in enumerate(lines, first):
             self._read += len(line)
             if self._read > _IN_WORDS:
                 return
-            self.cards.read(line.decode("utf-8", errors="replace"), f"{name}:{number}")
+            text = line.decode("utf-8", errors="replace")
+            self.cards.read(text, f"{name}:{number}")
+            self._engines |= {word.lower() for word in _ENGINE.findall(text)}
+
+    @property
+    def engine(self) -> str:
+        """The engine that something shows, else the one that words name alone; "" if none does."""
+        named = next(iter(self._engines)) if len(self._engines) == 1 else ""
+        return self.get("engine") or named
 
     @property
     def in_words(self) -> bool:

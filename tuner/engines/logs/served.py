@@ -87,13 +87,13 @@ class CompletedHints:
         """The engine: sglang, vllm, or nothing where neither the hints nor the text tell."""
         if self.hints.engine:
             return self.hints.engine.partition("==")[0].strip().lower()
-        return self.facts.get("engine")
+        return self.facts.engine
 
     def version(self, name: str) -> str:
         """The version of that engine, "" where it is not known."""
         if self.hints.engine:
             return self.hints.engine.partition("==")[2].strip()
-        return self.facts.get("version") if self.facts.get("engine") in ("", name) else ""
+        return self.facts.get("version") if self.facts.engine in ("", name) else ""
 
     def spec(self, name: str) -> str:
         """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
@@ -122,6 +122,11 @@ class CompletedHints:
         """
         found = None if self.hints.device else other_maker(name or self.facts.get("device"))
         return f"{found[1]}." if found else ""
+
+    def too_old(self) -> str:
+        """A sentence on the text's GPU, if it is older than all that can be tuned; "" if not."""
+        shown = "" if self.hints.device else self.facts.get("device")
+        return no_figures(shown) if shown and "is too old" in refused(shown) else ""
 
     def options(
         self, name: str, device: Device | None = None, seen: Mapping[str, str] | None = None
