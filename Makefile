@@ -118,7 +118,7 @@ audit: $(LOCK)/.installed
 # About 20 minutes on two cores. It harms only what it started. It fills a disk of its own, which
 # takes root; without: `make chaos CHAOS='--full-disk 0'`.
 chaos: install $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/chaos.md $(CHAOS)
+	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/operations.md $(CHAOS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/pages.md, and of all pages to look at.
+"""Takes the pictures of docs/service.md, and of all pages to look at.
 
     python benchmarks/page_shots.py [--all FOLDER] [--store URL]
 

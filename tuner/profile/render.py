@@ -110,7 +110,7 @@ def _notes(found: Estimate) -> Iterator[str]:
     if Basis.ELSEWHERE in bases:
         notes.append(
             '"as elsewhere": no result is stored for these kernels, so the figure is the mean gain '
-            "on other models and GPUs (docs/profile.md). Name the model with --model, and tune."
+            "on other models and GPUs (docs/prove.md). Name the model with --model, and tune."
         )
     if profile.idle_us:
         notes.append(

@@ -1,7 +1,7 @@
 """The configurations of a state update that are legal, and their microseconds by a model.
 
 The model was never held against measured times, only against the winners that vLLM ships:
-docs/state-update.md says how it did. Its constants are those of the other models.
+docs/engines.md says how it did. Its constants are those of the other models.
 """
 
 from __future__ import annotations
