@@ -6,8 +6,8 @@ Starts its own PostgreSQL and Redis, the API, workers, beat, and a worker that l
 seconds something is killed, stopped or drained. PostgreSQL crashes every minute. Once each, Redis
 loses all it has, the clients' keys are replaced, the queue's clock goes an hour ahead and back, and
 the database's disk is full for a minute. Harm waits until the service has worked since the last
-harm, so a slow machine makes it slow. Prints the table of docs/operations.md; exit 1 if a promise was
-broken, 2 where a small disk cannot be mounted (--full-disk 0 does without).
+harm, so a slow machine makes it slow. Prints the table of docs/operations.md; exit 1 if a promise
+was broken, 2 where a small disk cannot be mounted (--full-disk 0 does without).
 """
 
 from __future__ import annotations

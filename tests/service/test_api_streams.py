@@ -192,7 +192,7 @@ def test_a_stream_ends_with_its_key_or_its_session(store_url, monkeypatch):
         stays = streams.pop("stays")
         for who, stream in streams.items():
             assert b"event: cancelled" not in stream.read(), who  # to its end
-        assert server.app.state.api.streams.open == 1
+        eventually(lambda: server.app.state.api.streams.open == 1)
         server.call("POST", path.replace("events", "cancel"), key=admin)
         assert b"event: cancelled" in stays.read()
 

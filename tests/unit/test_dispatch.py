@@ -12,7 +12,7 @@ from tuner.engines.dispatch_table import DispatchRule, UnknownFact, dispatch_tab
 from tuner.engines.versions import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
 from tuner.problems.points import Problem
-from tuner.problems.registry import parse_problem
+from tuner.problems.registry import parse_problem, problem_names
 from tuner.toml_table import shipped_toml
 
 RELEASES = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
@@ -455,7 +455,7 @@ def values(request):
 
 def test_rows_have_known_fields_and_open_questions(values):
     known = {"if" if one.name == "unknown" else one.name for one in fields(DispatchRule)}
-    optional = {"alone", "backends", "refuses", "old_variables"}
+    optional = {"alone", "backends", "looked_for", "refuses", "old_variables"}
     assert set(values) - optional == {"releases", "flags", "unknown", "row"}
     assert len(values["row"]) > 5
     asked_for = set()
@@ -468,6 +468,7 @@ def test_rows_have_known_fields_and_open_questions(values):
         assert re.fullmatch(r"[a-z][a-z0-9_]*|\{--[a-z-]+\}", row["backend"]), row
         asked_for.add(row.get("if"))
     assert set(values["unknown"]) == asked_for - {None}
+    assert set(values.get("looked_for", ())) <= set(problem_names())
     for unknown in values["unknown"].values():
         assert UnknownFact(**unknown).words
 
