@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draws import times
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ KINDS = [
     (Dtype.INT4_W4A16, (0, 128), False),
 ]
 INT8_KINDS = [(Dtype.INT8_W8A8, None, True), (Dtype.INT8_W8A8, (128, 128), False)]
-quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(times(0.6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def problem(E=256, N=256, dtype=Dtype.FP8_W8A8, block_shape=None, per_channel=False) -> FusedMoe:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from bundle_cases import CASES, built, example, place
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 from real_sglang import VERSIONS, package
 
@@ -372,7 +373,7 @@ def nasty(flags: list[str], name: str, value: str, case: str) -> Cluster:
 POINTERS = {H20: ("SGLANG_MOE_CONFIG_DIR",), RAY: ("VLLM_TUNED_CONFIG_FOLDER",)}
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.lists(_NASTY, max_size=3), _NASTY, _NASTY, st.sampled_from([H20, RAY]))
 def test_nasty_words_stay_words(flags: list[str], name: str, value: str, case: str) -> None:
     cluster = nasty(flags, name, value, case)
@@ -424,7 +425,7 @@ def test_shellcheck_finds_nothing_in_nasty_scripts(tmp_path: Path) -> None:
     assert told <= {"SC2016"}, done.stdout
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.integers(0, 40), _NASTY)
 def test_no_cluster_file_gives_a_traceback(line: int, noise: str) -> None:
     """A file that reads gives scripts, or a complaint."""

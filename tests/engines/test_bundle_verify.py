@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from bundle_cases import built, files_of, place, repack, sealed
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.deploy.bundle import archive as limits
@@ -275,7 +276,7 @@ def test_nothing_a_bundle_says_acts_on_the_terminal(tmp_path: Path) -> None:
 # Noise
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_noise_in_an_archive_is_refused(noise: random.Random, inside: bool) -> None:
     """Bytes replaced, cut and inserted: in the gzip file, or in the tar that it holds."""
@@ -313,7 +314,7 @@ _JUNK = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.randoms(use_true_random=False), _JUNK)
 def test_noise_in_a_manifest_never_gives_a_traceback(noise: random.Random, junk: object) -> None:
     manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
@@ -332,7 +333,7 @@ def test_noise_in_a_manifest_never_gives_a_traceback(noise: random.Random, junk:
         assert str(error)
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.binary(max_size=300))
 def test_noise_is_no_bundle(data: bytes) -> None:
     for archive in (data, gzip.compress(data), pack("x", {"MANIFEST.json": BundleFile(data)})):

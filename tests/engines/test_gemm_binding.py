@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import H200, L40S
+from draws import times
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_lines import parse_log
@@ -279,7 +280,7 @@ gemms = st.builds(
     st.sampled_from([Dtype.FP8_W8A8, Dtype.INT8_W8A8]),
     st.sampled_from([(128, 128), (32, 32), (64, 128)]),
 )
-quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(times(0.4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @quick

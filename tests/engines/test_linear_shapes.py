@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 from real_sglang import VERSIONS, package
 
@@ -168,7 +169,7 @@ def test_the_engine_refuses_the_same_layers(version: str) -> None:
     accepts = engine_check(version)
     seen: set[bool] = set()
 
-    @settings(max_examples=400, deadline=None)
+    @times(4)
     @given(layer=st.one_of(*layers()), tp=st.sampled_from([1, 2, 4, 8]))
     def compare(layer: Linear, tp: int) -> None:
         why = refuses(layer, Ranks(tp=tp))

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import parse_log
 from real_sglang import package
@@ -270,7 +271,7 @@ _WORDS = [
 ]
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=12))
 def test_no_log_gives_a_traceback(words: list[str]) -> None:
     proof = parse_log("".join(words).splitlines())

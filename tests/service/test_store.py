@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
 
+import draws
 import pytest
 from databases import both_databases
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
@@ -367,7 +368,7 @@ keys = st.builds(
 def test_everything_comes_back_as_it_was_given(store):
     fresh = itertools.count()
 
-    @settings(max_examples=60)
+    @draws.times(0.6)
     @given(keys, trials, entries)
     def check(key: RunKey, given_trial: Trial, given_entry: Entry) -> None:
         environment = replace(key.environment, device=f"device {next(fresh)}")
