@@ -140,7 +140,13 @@ class RecordedGpu(SerialBench):
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[RoutingFile | None]:
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of a GPU starts: the recorded times need none."""
+    monkeypatch.setattr(Workbench, "start", lambda *_: None)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, no_child: None) -> list[RoutingFile | None]:
     """The routings that benches were opened with."""
     opened: list[RoutingFile | None] = []
 
@@ -158,22 +164,25 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def measured(store: Store, routing: Path | None) -> int:
-    request = Request(
+def request_of(effort: Effort, routing: Path | None = None) -> Request:
+    return Request(
         problem=recorded().problem,
         device=find_device("H200"),
         engine=find_engine("sglang==0.5.16"),
         source=Source(MeasureKind.GPU, routing=routing),
         selection=MoeSelection((2,)),
-        effort=Effort.QUICK,
+        effort=effort,
         wide=False,
     )
-    return tuned(request, store).totals.measurements
+
+
+def measured(store: Store, routing: Path | None) -> int:
+    return tuned(request_of(Effort.QUICK, routing), store).totals.measurements
 
 
 @pytest.mark.parametrize("effort", Effort)
 def test_only_exhaustive_runs_time_every_candidate_with_all_routings(
-    monkeypatch: pytest.MonkeyPatch, effort: Effort
+    monkeypatch: pytest.MonkeyPatch, no_child: None, effort: Effort
 ) -> None:
     asked: list[bool] = []
 
@@ -182,9 +191,7 @@ def test_only_exhaustive_runs_time_every_candidate_with_all_routings(
         return RecordedGpu()
 
     monkeypatch.setattr(sources, "open_gpu_bench", open_bench)
-    source = Source(MeasureKind.GPU)
-    device, engine = find_device("H200"), find_engine("sglang==0.5.16")
-    request = Request(recorded().problem, device, engine, source, effort=effort)
+    request = request_of(effort)
     with Workbench() as workbench:
         times = open_source(request, workbench)
         times.bench(prepare(request))
