@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, what_runs
+from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, seen_to_run, what_runs
 from tuner.engines.dispatch_table import DispatchRule, UnknownFact, dispatch_table, read_dispatch
 from tuner.engines.versions import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
@@ -497,3 +497,11 @@ def test_tables_are_read_once():
     assert read_dispatch(shipped_toml("tuner.engines.sglang", "dispatch.toml")) == dispatch_table(
         "sglang"
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "shown"), [("0.33.0", True), ("0.10.2", True), ("0.9.2", False), ("0.6.3", False)]
+)
+def test_a_warning_of_a_release_that_was_not_read_shows_nothing(version, shown):
+    problem = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8")
+    assert bool(seen_to_run("vllm", version, [problem], find_device("H100"))) is shown

@@ -265,7 +265,10 @@ def seen_to_run(
     table, seen = dispatch_table(engine), dict[str, str]()
     for problem in problems:
         runs = what_runs(engine, version, problem, device, {**flags, **seen})
-        if table and runs and not runs.always_triton and table.looks_late(runs.release, problem):
+        if not (table and runs) or runs.always_triton:
+            continue
+        # The server's own version counts: the rules may be of a release near it.
+        if table.looks_late(version or runs.release, problem):
             seen |= {name: value for name, value in runs.to_triton.items() if value}
     return seen
 
