@@ -15,6 +15,7 @@ from tiers import only
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
+from tuner.engines.sglang import presence
 from tuner.engines.sglang.chunk_scan import status
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
 from tuner.export.delivery import delivery_of
@@ -219,8 +220,8 @@ def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
 
 
 def test_status_tells_which_files_servers_use(tmp_path, monkeypatch):
-    monkeypatch.setattr(status, "missing_plugin", lambda environ: "")
-    monkeypatch.setattr(status, "triton_of", lambda engine: "3.6.0")
+    monkeypatch.setattr(presence, "missing_plugin", lambda environ: "")
+    monkeypatch.setattr(presence, "triton_of", lambda engine: "3.6.0")
     root, engine = tmp_path / "out", find_engine(CONSTANTS)
     report = replayed(CONSTANTS, tmp_path)
     report = replace(report, environment=replace(report.environment, triton="3.6.0"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from tuner.errors import BadProblem, one_of
+from tuner.errors import BadProblem, did_you_mean, one_of
 
 
 class Dtype(str, Enum):
@@ -55,3 +55,15 @@ def parse_dtype(text: str) -> Dtype:
     except ValueError:
         near = one_of(text, [d.value for d in Dtype])
         raise BadProblem(f"unknown dtype {text!r}{near}") from None
+
+
+# Types of the states that an engine keeps for the sequences of Mamba-2 layers.
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_state_dtype(text: str) -> str:
+    """Return the type of states as it is. Raises BadProblem, which names the nearest."""
+    if text not in STATE_DTYPES:
+        near = did_you_mean(text, STATE_DTYPES) or f": write {' or '.join(STATE_DTYPES)}"
+        raise BadProblem(f"states are not kept in {text[:50]!r}{near}")
+    return text

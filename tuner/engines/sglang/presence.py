@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from tuner.compile.environment import installed_triton
+from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.plugin.file_checks import FileCheck
+from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.plugin.kernels import GROUP, NAME
@@ -47,6 +48,19 @@ def triton_of(engine: Engine) -> str | None:
         return installed_triton()
     except CompilerUnavailable:
         return engine_triton(engine)
+
+
+def facts_here(
+    engine: Engine, device: Device | None, kernel_hash: Callable[[], str]
+) -> RuntimeFacts:
+    """Return what files are compared with in this environment."""
+    return RuntimeFacts(
+        engine=engine.name,
+        engine_version=engine.version,
+        device=device.name if device else None,
+        triton=triton_of(engine),
+        kernel_hash=kernel_hash,
+    )
 
 
 def file_json(
@@ -116,6 +130,29 @@ class FilesStatus:
         if check.waits:
             return name, entries, "pending", f"waits for {', '.join(check.waits)}"
         return name, entries, "used", ""
+
+
+def files_status(
+    engine: Engine,
+    environ: Mapping[str, str],
+    root: Path | None,
+    named: tuple[str, Path] | None,
+    about: tuple[str, str, str],
+    check: Callable[[Path], Sequence[FileCheck[GemmFile] | FileCheck[ScanFile]]],
+) -> FilesStatus:
+    """Return what servers would do with the files under a root.
+
+    `root` and `named`: those of `checked_root`. `about`: the first fields of `FilesStatus`.
+    `check`: checks the files under a folder. Raises BadInput if the root is not a folder.
+    """
+    variable, folder = checked_root(root, named)
+    trouble = no_plugins(engine) or missing_plugin(environ)
+    checks = check(folder) if folder else []
+    if trouble:
+        checks = [replace(one, reason=one.reason or trouble) for one in checks]
+    used = any(one.used for one in checks)
+    environment = {about[1]: str(root.resolve())} if used and root else {}
+    return FilesStatus(*about, variable, folder, trouble, checks, environment)
 
 
 def checked_root(

@@ -6,14 +6,13 @@ from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
 from tuner.families.chunk_scan.problem import (
     NAME,
-    STATE_DTYPES,
     ChunkScan,
     ScanKernel,
-    check_state_dtype,
     parse_chunk_scan,
     tokens_of,
 )
 from tuner.families.chunk_scan.selection import PROMPTS, read_selection
+from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
 from tuner.problems.options import Option, Word
 from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family

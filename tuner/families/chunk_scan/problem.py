@@ -16,12 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tuner.errors import BadProblem, did_you_mean
-from tuner.problems.dtypes import Dtype, parse_dtype
+from tuner.errors import BadProblem
+from tuner.problems.dtypes import Dtype, check_state_dtype, parse_dtype
 from tuner.problems.points import Part, Point, parse_whole, read_fields
 
 NAME = "chunk_scan"
-STATE_DTYPES = ("float32", "bfloat16", "float16")  # of the states that an engine keeps
 _DTYPES = (Dtype.BFLOAT16, Dtype.FLOAT16)
 _MOST = {"heads": 4096, "head_dim": 1024, "groups": 4096, "state_size": 1024, "chunk_size": 1024}
 
@@ -83,14 +82,6 @@ class ChunkScan:
         sizes = [f"{name}={getattr(self, name)}" for name in _MOST]
         types = [f"dtype={self.dtype.value}", f"state_dtype={self.state_dtype}"]
         return f"{NAME}:{','.join([*sizes, *types])}"
-
-
-def check_state_dtype(text: str) -> str:
-    """The type of states. Raises BadProblem, which names the nearest."""
-    if text not in STATE_DTYPES:
-        near = did_you_mean(text, STATE_DTYPES) or f": write {' or '.join(STATE_DTYPES)}"
-        raise BadProblem(f"states are not kept in {text[:50]!r}{near}")
-    return text
 
 
 def parse_chunk_scan(text: str) -> ChunkScan:

@@ -6,14 +6,13 @@ from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
 from tuner.families.state_update.problem import (
     BATCH_SIZES,
-    CACHE_DTYPES,
     NAME,
     StateUpdate,
     Update,
-    check_cache_dtype,
     parse_state_update,
     same_states,
 )
+from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
 from tuner.problems.options import BATCHES, Option, SizeSelection, Word
 from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
@@ -67,7 +66,7 @@ FAMILY = Family(
         Option(
             "mamba_ssm_cache_dtype",
             "--mamba-ssm-cache-dtype",
-            Word(CACHE_DTYPES, check_cache_dtype),
+            Word(STATE_DTYPES, check_state_dtype),
             "Type of Mamba states, as the server's flag of this name; default: as the engine does.",
             description="Type of Mamba states; default: as the engine does.",
         ),

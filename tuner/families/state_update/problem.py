@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tuner.errors import BadProblem, did_you_mean
-from tuner.problems.dtypes import Dtype, parse_dtype
+from tuner.errors import BadProblem
+from tuner.problems.dtypes import Dtype, check_state_dtype, parse_dtype
 from tuner.problems.points import Part, Point, Problem, parse_whole, read_fields
 
 NAME = "state_update"
-CACHE_DTYPES = ("float32", "bfloat16", "float16")  # of the states that an engine keeps
 # Sequences of a batch; an engine captures CUDA graphs for about these.
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _DTYPES = (Dtype.BFLOAT16, Dtype.FLOAT16)
@@ -41,7 +40,7 @@ class StateUpdate:
     state_size: int
     groups: int  # of this rank; the heads of a group share B and C
     dtype: Dtype = Dtype.BFLOAT16  # of x, B, C, dt and the output
-    cache_dtype: str = "bfloat16"  # of the states, one of CACHE_DTYPES
+    cache_dtype: str = "bfloat16"  # of the states, one of STATE_DTYPES
 
     family: ClassVar[str] = NAME
     parts: ClassVar[tuple[Update, ...]] = (Update.STATE,)
@@ -55,7 +54,7 @@ class StateUpdate:
         if self.dtype not in _DTYPES:
             wanted = " or ".join(dtype.value for dtype in _DTYPES)
             raise BadProblem(f"dtype must be {wanted}, not {self.dtype.value}")
-        check_cache_dtype(self.cache_dtype)
+        check_state_dtype(self.cache_dtype)
 
     @property
     def state_bytes(self) -> int:
@@ -68,14 +67,6 @@ class StateUpdate:
         sizes = [f"{name}={getattr(self, name)}" for name in _MOST]
         types = [f"dtype={self.dtype.value}", f"cache_dtype={self.cache_dtype}"]
         return f"{NAME}:{','.join([*sizes, *types])}"
-
-
-def check_cache_dtype(text: str) -> str:
-    """The type of states. Raises BadProblem, which names the nearest."""
-    if text not in CACHE_DTYPES:
-        near = did_you_mean(text, CACHE_DTYPES) or f": write {' or '.join(CACHE_DTYPES)}"
-        raise BadProblem(f"states are not kept in {text[:50]!r}{near}")
-    return text
 
 
 def same_states(one: Problem, other: Problem) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from tuner.engines.sglang.chunk_scan.binding import SGLangChunkScan
 from tuner.engines.sglang.package import SGLang
 from tuner.families.chunk_scan.export import ScanDelivery
-from tuner.families.chunk_scan.problem import check_state_dtype
 from tuner.models.mamba_json import MambaShape
-from tuner.problems.dtypes import Dtype
+from tuner.problems.dtypes import Dtype, check_state_dtype
 
 __all__ = ["open_delivery", "open_family", "state_dtype"]
 

@@ -6,23 +6,17 @@ This needs no GPU, and imports nothing of the engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.engines.sglang.chunk_scan.sources import lift_kernels
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_scan_file
-from tuner.engines.sglang.presence import (
-    FilesStatus,
-    checked_root,
-    missing_plugin,
-    no_plugins,
-    triton_of,
-)
+from tuner.engines.sglang.plugin.file_checks import FileCheck, check_scan_file
+from tuner.engines.sglang.presence import FilesStatus, facts_here, files_status
 from tuner.families.chunk_scan.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
+    ScanFile,
     find_scan_files,
     scan_root,
 )
@@ -35,19 +29,10 @@ def scan_status(
 
     Raises BadInput if the root is not a folder.
     """
-    variable, folder = checked_root(root, scan_root(environ))
-    trouble = no_plugins(engine) or missing_plugin(environ)
-    facts = RuntimeFacts(
-        engine=engine.name,
-        engine_version=engine.version,
-        device=device.name if device else None,
-        triton=triton_of(engine),
-        kernel_hash=lambda: lift_kernels(engine).hash,
-    )
-    checks = [check_scan_file(path, facts) for path in find_scan_files(folder)] if folder else []
-    if trouble:
-        checks = [replace(check, reason=check.reason or trouble) for check in checks]
-    used = any(check.used for check in checks)
-    environment = {CONFIG_DIR_VARIABLE: str(root.resolve())} if used and root else {}
+    facts = facts_here(engine, device, lambda: lift_kernels(engine).hash)
     about = "scan", CONFIG_DIR_VARIABLE, FOLDER
-    return FilesStatus(*about, variable, folder, trouble, checks, environment)
+
+    def check(folder: Path) -> list[FileCheck[ScanFile]]:
+        return [check_scan_file(path, facts) for path in find_scan_files(folder)]
+
+    return files_status(engine, environ, root, scan_root(environ), about, check)

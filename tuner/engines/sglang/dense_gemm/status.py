@@ -7,26 +7,20 @@ reported as pending where there is none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.engines.sglang.dense_gemm.files import SGLangDenseGemm
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_gemm_file
+from tuner.engines.sglang.plugin.file_checks import FileCheck, check_gemm_file
 from tuner.engines.sglang.plugin.gemm_files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
+    GemmFile,
     find_gemm_files,
     gemm_root,
 )
-from tuner.engines.sglang.presence import (
-    FilesStatus,
-    checked_root,
-    missing_plugin,
-    no_plugins,
-    triton_of,
-)
+from tuner.engines.sglang.presence import FilesStatus, facts_here, files_status
 
 
 def gemm_status(
@@ -36,21 +30,14 @@ def gemm_status(
 
     Raises BadInput if the root is not a folder.
     """
-    variable, folder = checked_root(root, gemm_root(environ))
-    trouble = no_plugins(engine) or missing_plugin(environ)
     gemm = SGLangDenseGemm(engine)
-    facts = RuntimeFacts(
-        engine=engine.name,
-        engine_version=engine.version,
-        device=device.name if device else None,
-        triton=triton_of(engine),
-        kernel_hash=lambda: gemm.lift().hash,
-    )
-    paths = find_gemm_files(folder) if folder else []
-    checks = [check_gemm_file(path, facts, gemm.launchers.reads_files) for path in paths]
-    if trouble:
-        checks = [replace(check, reason=check.reason or trouble) for check in checks]
-    used = any(check.used for check in checks)
-    environment = {CONFIG_DIR_VARIABLE: str(root.resolve())} if used and root else {}
+    facts = facts_here(engine, device, lambda: gemm.lift().hash)
     about = "GEMM", CONFIG_DIR_VARIABLE, FOLDER
-    return FilesStatus(*about, variable, folder, trouble, checks, environment)
+
+    def check(folder: Path) -> list[FileCheck[GemmFile]]:
+        return [
+            check_gemm_file(path, facts, gemm.launchers.reads_files)
+            for path in find_gemm_files(folder)
+        ]
+
+    return files_status(engine, environ, root, gemm_root(environ), about, check)

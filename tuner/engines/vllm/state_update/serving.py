@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tuner.families.state_update.problem import check_cache_dtype
 from tuner.models.mamba_json import MambaShape
-from tuner.problems.dtypes import Dtype
+from tuner.problems.dtypes import Dtype, check_state_dtype
 
 # The keys of MODELS_CONFIG_MAP for which model_executor/models/config.py of 0.24.0 and 0.33.0 reads
 # `mamba_ssm_cache_dtype` of config.json, and takes float32 where it is absent.
@@ -17,5 +16,5 @@ def cache_dtype(shape: MambaShape, dtype: Dtype) -> str:
     Raises BadProblem for a type that config.json names and that vLLM does not have.
     """
     if shape.architecture in READS_CONFIG:
-        return check_cache_dtype(shape.cache_dtype or "float32")
+        return check_state_dtype(shape.cache_dtype or "float32")
     return dtype.value
