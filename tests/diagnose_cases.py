@@ -1065,19 +1065,8 @@ UNKNOWN = (
         (),
     ),
     Case(
-        "vllm-project/vllm#51884",
-        "RuntimeError: Assertion error (/workspace/csrc/apis/layout.hpp:60): Unknown SF "
-        "transformation",
-        (),
-    ),
-    Case(
         "vllm-project/vllm#30324",
         core("RuntimeError: bmm_fp8_internal_cublaslt failed: an error"),
-        (),
-    ),
-    Case(
-        "flashinfer-ai/flashinfer#2216",
-        "ValueError: gemm_fp8_nt_groupwise is only supported on SM100, SM103 in trtllm backend",
         (),
     ),
     Case(
