@@ -16,11 +16,12 @@ from typing import BinaryIO
 from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context
+from tuner.diagnose.crashes import family_launched_at, launch_of
 from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
-from tuner.engines.logs.served import Hints, check_hints, no_figures
+from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
@@ -68,7 +69,30 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     unsupported = context.unsupported()
     if not answers and not hints.device and (shown := findings.facts.get("device")):
         unsupported = unsupported or no_figures(shown)
-    return Diagnosis(answers, findings, unsupported, () if answers else _plan(context))
+    read = tuple(_read(context, findings))
+    return Diagnosis(answers, findings, unsupported, () if answers else _plan(context), read)
+
+
+def _read(context: Context, findings: Findings) -> Iterator[str]:
+    """What was read of a server whose exceptions no message explains, and the sure next step."""
+    engine, facts = context.engine_name(), context.facts
+    told = {
+        "engine": f"{ENGINES.get(engine, engine)} {context.version(engine)}".strip(),
+        "GPU": context.hints.device or facts.get("device"),
+        "model": context.model,
+        "tp": str(context.tp or ""),
+    }
+    if any(told.values()):
+        known = ", ".join(f"{name} {value}" for name, value in told.items() if value)
+        yield f"The text tells: {known}."
+    if frame := launch_of(next(iter(findings.frames.values()), ())):
+        yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
+        if family := family_launched_at(frame):
+            yield (
+                f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "
+                "that a config file was loaded for it, start the server once without the file."
+            )
+    yield "Give the logs of all ranks from their start on: the first error is the cause."
 
 
 def _plan(context: Context) -> Sequence[str]:

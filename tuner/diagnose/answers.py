@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from tuner.diagnose.added import Added
 from tuner.diagnose.captures import rdma_ports, topology
 from tuner.diagnose.context import Context
-from tuner.diagnose.crashes import cutlass_tile, scaled_mm_unserved, shared_memory
+from tuner.diagnose.crashes import (
+    cutlass_tile,
+    fp8_kernel,
+    gpu_memory,
+    scaled_mm_unserved,
+    shared_memory,
+)
 from tuner.diagnose.files import missing_file, unnamed_file
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.named_files import named_file
@@ -17,7 +23,7 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     function.__name__: function
     for function in (
         *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
-        *(block_shape, heads, memory_taken),
+        *(block_shape, heads, memory_taken, fp8_kernel, gpu_memory),
         *(rdma_ports, topology),
     )
 }

@@ -22,17 +22,21 @@ from tuner.jobs.targets import families_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import Family, families, family_of, find_family
+from tuner.toml_table import shipped_toml
 
 # Functions that launch the kernels of families, by the family; and those of others.
 _LAUNCHERS = {
     "fused_moe": r"invoke_fused_moe\w*|fused_moe_kernel\w*|(?:fused|outplace|inplace)_\w*experts",
     "dense_gemm": r"w8a8_block_(?:fp8|int8)_\w+|\w*scaled_mm\w*",
     "state_update": r"selective_state_update\w*|_?selective_scan_update\w*",
+    "chunk_scan": r"_?mamba_chunk_scan\w*|_?(?:chunk_(?:scan|state|cumsum)|bmm_chunk)_fwd\w*",
     "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*",
 }
-# A file of attention kernels that people name beside the message.
-_ATTENTION_FILE = re.compile(r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py")
-_LORA = re.compile(r"lora", re.IGNORECASE)
+# A file or a backend of attention kernels that people name beside the message.
+_ATTENTION = re.compile(
+    r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py|\bTRITON_ATTN\b"
+)
+_CACHE = re.compile(r"cache|attention|_fwd_kernel|_fwd_grouped")  # kernels that read or write it
 # What a limit that two kinds of cards have tells.
 _TOLD_BY = {
     65536: (
@@ -53,7 +57,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added:
     required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
     known = context.device()
     cards = [known] if known else devices_with(limit)
-    frame = _launch(finding)
+    frame = launch_of(finding.frames)
     details: dict[str, Any] = {"required_bytes": required, "limit_bytes": limit}
     if other := context.unsupported():
         return Added((), (other,), details)
@@ -68,6 +72,36 @@ def shared_memory(finding: LogFinding, context: Context) -> Added:
             details |= answer.details
             return Added(answer.cause, answer.fix, details, _mend(answer, name, context))
     return _elsewhere(finding, frame, context, details)
+
+
+def fp8_kernel(finding: LogFinding, context: Context) -> Added:
+    """Which kernel has the type, and so whether weights or the KV cache do."""
+    if not (named := re.search(r"\bdef (\w+)\(", finding.around)):
+        return Added()
+    whose = "the KV cache is fp8" if _CACHE.search(named[1]) else "the weights are fp8"
+    return Added((f"The kernel is {named[1]}: {whose}.",))
+
+
+def gpu_memory(finding: LogFinding, context: Context) -> Added:
+    """Whether it failed while Triton timed the candidates of a kernel."""
+    timed = any(
+        re.search(r"triton/(?:runtime/autotuner|testing)\.py", f.path) for f in finding.frames
+    )
+    if not timed:
+        return Added()
+    frame = launch_of(finding.frames)
+    whose = f" of {frame.path}, in {frame.function}" if frame else ""
+    return Added(
+        (
+            f"It failed while Triton timed candidates for a kernel{whose} at its first launch: "
+            "that takes memory, and the engine had given it to the KV cache before.",
+        ),
+        (
+            "vLLM: For this, 0.02 to 0.05 less of --gpu-memory-utilization is enough; newer "
+            "releases time such kernels before they size the KV cache.",
+            "sglang: For this, 0.02 to 0.05 less of --mem-fraction-static is enough.",
+        ),
+    )
 
 
 def cutlass_tile(finding: LogFinding, context: Context) -> Added:
@@ -112,15 +146,16 @@ def scaled_mm_unserved(finding: LogFinding, context: Context) -> Added:
     )
 
 
-def _launch(finding: LogFinding) -> Frame | None:
+def launch_of(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame that is the engine's: where the kernel was launched."""
-    ours = (f for f in reversed(finding.frames) if not _of_triton(f.path))
-    return next(ours, None)
+    return next((frame for frame in reversed(frames) if not _of_triton(frame.path)), None)
 
 
 def _of_triton(path: str) -> bool:
     path = path.replace("\\", "/")
-    return any(f"/{name}/" in path for name in ("triton/runtime", "triton/compiler", "torch"))
+    return bool(
+        re.search(r"(?:^|/)(?:triton/(?:runtime|compiler|backends|testing\.py)|torch/)", path)
+    )
 
 
 def _elsewhere(
@@ -137,8 +172,9 @@ def _elsewhere(
     if frame:
         function = f", in {frame.function}" if frame.function else ""
         where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
-    elif named := _ATTENTION_FILE.search(finding.around):
-        frame = Frame(named[0], 0, named[0].rpartition("/")[2].partition(".")[0])
+    elif named := _ATTENTION.search(finding.around):
+        function = named[0].rpartition("/")[2].partition(".")[0]
+        frame = Frame(named[0], 0, function.replace("TRITON_ATTN", "unified_attention"))
         where = f"The text names {frame.path}, which launches attention."
     else:
         return _of_nothing(finding, context, details)
@@ -161,14 +197,10 @@ def _of_kernel(
     frame: Frame, where: str, engine: str, context: Context, details: dict[str, Any]
 ) -> Added:
     """The answer for a kernel whose file is known; `where` is the sentence that names it."""
-    if _LORA.search(f"{frame.path} {frame.function}"):
-        none = "It is a LoRA kernel. This tuner has no LoRA kernels."
-        step = "Start the server without LoRA adapters, or use another release of the engine."
-        return Added((where, none), (step,), details)
-    name = next((n for n, form in _LAUNCHERS.items() if re.search(form, frame.function)), None)
-    if name is None and "fused_moe" in frame.path:
-        name = "fused_moe"
-    family = next((one for one in families() if one.name == name), None)
+    for row in shipped_toml(__package__, "kernels.toml")["kernel"]:
+        if re.search(row["launcher"], f"{frame.path} {frame.function}"):
+            return Added((where, row["cause"]), tuple(row["fix"]), details)
+    family = family_launched_at(frame)
     if family is None:
         step = "Use a newer release of the engine, or another backend: its constants stand there."
         return Added((where,), (step,), details)
@@ -189,6 +221,14 @@ def _of_kernel(
     if needs := _compiled([family], details["required_bytes"], context):
         return _by_bytes(needs, [family], where, context, details)
     return Added((where, why), (check, *_tune_steps([family], context)), details)
+
+
+def family_launched_at(frame: Frame) -> Family | None:
+    """The family whose kernel a frame launches; None for other kernels."""
+    name = next((n for n, form in _LAUNCHERS.items() if re.search(form, frame.function)), None)
+    if name is None and "fused_moe" in frame.path:
+        name = "fused_moe"
+    return next((one for one in families() if one.name == name), None)
 
 
 def _other_program(frame: Frame | None, context: Context) -> str:

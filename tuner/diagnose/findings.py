@@ -55,6 +55,7 @@ class Findings:
     known: dict[tuple[str, ...], LogFinding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     errors: dict[str, str] = field(default_factory=dict)  # exceptions that nothing explains
+    frames: dict[str, Sequence[Frame]] = field(default_factory=dict)  # of the tracebacks of these
     lines: int = 0
     last_frame: Frame | None = None  # of the last traceback
 
@@ -70,12 +71,14 @@ class Findings:
         if rank and len(found.ranks) < _MOST_RANKS:
             found.ranks[rank] = None
 
-    def add_error(self, text: str, where: str) -> None:
+    def add_error(self, text: str, where: str, frames: Sequence[Frame]) -> None:
         """Keep the first and the last exception that no message explains."""
+        if frames:
+            self.frames.setdefault(text, frames)
         if len(self.errors) < 2 or text in self.errors:
             self.errors.setdefault(text, where)
         else:
-            del self.errors[next(reversed(self.errors))]
+            self.frames.pop(self.errors.popitem()[0], None)
             self.errors[text] = where
 
     @property

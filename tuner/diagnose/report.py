@@ -66,6 +66,7 @@ class Diagnosis:
     findings: Findings
     unsupported: str = ""  # a sentence on the server's GPU, if no command can be for it
     instead: Sequence[str] = ()  # steps for a text without a known message, "$ " before commands
+    read: Sequence[str] = ()  # sentences for exceptions that no message explains
 
     @property
     def known(self) -> bool:
@@ -101,7 +102,7 @@ class Diagnosis:
             lines = ["unknown: no message of the table explains"]
             for text, where in self.unknown.items():
                 lines.append(f"   {where}: {printable(text)}")
-            blocks.append("\n".join(lines))
+            blocks.append("\n".join([*lines, *map(_step, self.read)]))
         if not blocks:
             blocks.append(f"nothing known in {self.findings.lines:,} lines")
             if (frame := self.findings.last_frame) is not None:

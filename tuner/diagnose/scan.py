@@ -97,6 +97,8 @@ class _Scan:
                 break
         else:
             return set()
+        if any(words in text for words in message.not_in):
+            return set()
         values = {name: value.strip() for name, value in match.groupdict().items() if value}
         while len(texts) > 1 and match.start() >= len(text) - len("".join(texts[1:])):
             del texts[0]
@@ -141,9 +143,11 @@ class _Scan:
             if (b"Error" in line or b"Exception" in line) and i not in explained:
                 match = _ERROR.search(self._text(i))
                 if match:
-                    self.findings.add_error(
-                        f"{match[1]}: {match[2]}".strip(), f"{self.name}:{self._first + i}"
+                    text, where = (
+                        f"{match[1]}: {match[2]}".strip(),
+                        f"{self.name}:{self._first + i}",
                     )
+                    self.findings.add_error(text, where, self._frames(i))
 
     def _text(self, i: int) -> str:
         return self._lines[i].decode("utf-8", errors="replace")

@@ -105,6 +105,7 @@ class Message:
     unified_cause: Sequence[str] = ()
     unified_fix: Sequence[str] = ()
     below: int = 0  # how many lines below it the answer reads too
+    not_in: Sequence[str] = ()  # words of lines that are another message's
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ def _message(row: Mapping[str, Any]) -> Message:
         unified_cause=tuple(row.get("unified_cause", ())),
         unified_fix=tuple(row.get("unified_fix", ())),
         below=row.get("below", 0),
+        not_in=tuple(row.get("not_in", ())),
     )
 
 
