@@ -8,11 +8,13 @@ from tuner.diagnose.added import Added
 from tuner.diagnose.captures import rdma_ports, topology
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import (
+    compile_error,
     cutlass_tile,
     fp8_kernel,
     gpu_memory,
     scaled_mm_unserved,
     shared_memory,
+    surfaced,
 )
 from tuner.diagnose.files import missing_file, unnamed_file
 from tuner.diagnose.findings import LogFinding
@@ -23,7 +25,7 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     function.__name__: function
     for function in (
         *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
-        *(block_shape, heads, memory_taken, fp8_kernel, gpu_memory),
+        *(block_shape, heads, memory_taken, fp8_kernel, gpu_memory, compile_error, surfaced),
         *(rdma_ports, topology),
     )
 }

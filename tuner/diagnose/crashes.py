@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -37,6 +37,8 @@ _ATTENTION = re.compile(
     r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py|\bTRITON_ATTN\b"
 )
 _CACHE = re.compile(r"cache|attention|_fwd_kernel|_fwd_grouped")  # kernels that read or write it
+# The reason of a compile error, at the end of a source that Triton quotes.
+_REASON = re.compile(r"\b\w*(?:Error|Exception)\w*[(:][^\n]{3,300}|Input shapes should have [^\n]+")
 # What a limit that two kinds of cards have tells.
 _TOLD_BY = {
     65536: (
@@ -57,7 +59,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added:
     required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
     known = context.device()
     cards = [known] if known else devices_with(limit)
-    frame = launch_of(finding.frames)
+    frame = launch_of(finding.frames) or _frame_around(finding)
     details: dict[str, Any] = {"required_bytes": required, "limit_bytes": limit}
     if other := context.unsupported():
         return Added((), (other,), details)
@@ -72,6 +74,38 @@ def shared_memory(finding: LogFinding, context: Context) -> Added:
             details |= answer.details
             return Added(answer.cause, answer.fix, details, _mend(answer, name, context))
     return _elsewhere(finding, frame, context, details)
+
+
+def compile_error(finding: LogFinding, context: Context) -> Added:
+    """The kernel and the reason, which stand below the message, and its place."""
+    kernel = re.search(r"\bdef (\w+)\(", finding.around)
+    reason = _REASON.search(finding.around.partition("CompilationError")[2])
+    where = surfaced(finding, context).cause
+    return Added(
+        (
+            *([f"The kernel is {kernel[1]}."] if kernel else []),
+            *([f"The reason: {reason[0]}"] if reason else []),
+            *where,
+        )
+    )
+
+
+def surfaced(finding: LogFinding, context: Context) -> Added:
+    """The place of the engine's code at which an error came up."""
+    frame = launch_of(finding.frames)
+    if frame is None:
+        return Added()
+    where = f"It came up at {frame.path}, line {frame.line}, in {frame.function}."
+    if row := _known_kernel(frame):
+        return Added((where, row["cause"]), tuple(row["fix"]))
+    return Added((where,))
+
+
+def _known_kernel(frame: Frame) -> Mapping[str, Any] | None:
+    """The table's row of a kernel that no family has."""
+    place = f"{frame.path} {frame.function}"
+    rows = shipped_toml(__package__, "kernels.toml")["kernel"]
+    return next((row for row in rows if re.search(row["launcher"], place)), None)
 
 
 def fp8_kernel(finding: LogFinding, context: Context) -> Added:
@@ -151,6 +185,13 @@ def launch_of(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in reversed(frames) if not _of_triton(frame.path)), None)
 
 
+def _frame_around(finding: LogFinding) -> Frame | None:
+    """A frame that launches a known kernel, in lines that people put below the message."""
+    found = re.findall(r'File "([^"\n]+)", line (\d{1,9}), in (\w+)', finding.around)
+    frames = (Frame(path, int(line), function) for path, line, function in found)
+    return next((frame for frame in frames if family_launched_at(frame)), None)
+
+
 def _of_triton(path: str) -> bool:
     path = path.replace("\\", "/")
     return bool(
@@ -197,9 +238,8 @@ def _of_kernel(
     frame: Frame, where: str, engine: str, context: Context, details: dict[str, Any]
 ) -> Added:
     """The answer for a kernel whose file is known; `where` is the sentence that names it."""
-    for row in shipped_toml(__package__, "kernels.toml")["kernel"]:
-        if re.search(row["launcher"], f"{frame.path} {frame.function}"):
-            return Added((where, row["cause"]), tuple(row["fix"]), details)
+    if row := _known_kernel(frame):
+        return Added((where, row["cause"]), tuple(row["fix"]), details)
     family = family_launched_at(frame)
     if family is None:
         step = "Use a newer release of the engine, or another backend: its constants stand there."

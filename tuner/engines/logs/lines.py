@@ -9,7 +9,12 @@ from typing import BinaryIO
 BLANKS = b" \t\n\r\v\f"
 _BLOCK = 1 << 20  # bytes
 _LONGEST = 16_384  # bytes of a line; the rest of a longer one counts as wrapped
-_COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
+# Escape sequences, and how programs and pages that take the escape out spell them.
+_ESCAPES = (b"\x1b", b"ESC", b"^[", rb"\x1b", rb"\u001b", rb"\033", b"#033")
+_COLOURS = re.compile(
+    rb"(?:%s)\[[\d;]*m|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07"
+    % b"|".join(map(re.escape, _ESCAPES))
+)
 _CHARACTERS = {b"quot": b'"', b"#39": b"'", b"#x27": b"'", b"lt": b"<", b"gt": b">", b"amp": b"&"}
 # Names of config files in the address of a page.
 _IN_ADDRESSES = {b"%3D": b"=", b"%2C": b",", b"%5B": b"[", b"%5D": b"]", b"%20": b" "}
@@ -42,7 +47,7 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 def lines_of(block: bytes) -> list[bytes]:
     """The lines of a block, without colours, escapes of HTML and marks of quotations."""
-    if b"\x1b" in block:
+    if any(escape + b"[" in block for escape in _ESCAPES):
         block = _COLOURS.sub(b"", block)
     if b"&" in block:
         block = _ESCAPED.sub(lambda match: _CHARACTERS[match[1]], block)
