@@ -38,7 +38,7 @@ def cards_in(line: str) -> Iterator[str]:
         begin, ends = _begin(line, words[at]), [word.end() for word in words[at : at + _longest()]]
         end = _end(line, begin, ends) if begin >= 0 else 0
         if end:
-            yield _PLURAL.sub("", line[begin:end])
+            yield _singular(line[begin:end])
             at += ends.index(end)
         at += 1
 
@@ -47,7 +47,7 @@ def _begin(line: str, word: re.Match[str]) -> int:
     """Where a name may begin in a word, behind a count; -1 if none can."""
     count = _COUNT.match(word[0])
     begin = word.start() + (count.end() if count else 0)
-    first = _PLURAL.sub("", line[begin : word.end()]).lower()
+    first = _singular(line[begin : word.end()]).lower()
     if first not in _first_words() or _OTHER.match(line[max(0, begin - 1) : begin]):
         return -1
     return begin
@@ -57,12 +57,17 @@ def _end(line: str, begin: int, ends: Sequence[int]) -> int:
     """Where the longest name ends that begins there and is surely a GPU's; 0 if there is none."""
     found = 0
     for end in ends:
-        key = _PLURAL.sub("", _key(line[begin:end]))
+        key = _key(_singular(line[begin:end]))
         if key in _keys() and _is_card(key, line[max(0, begin - 24) : begin], line[end:]):
             found = end
         if not re.match(r"[ _-]?\w", line[end:]):
             break
     return found
+
+
+def _singular(name: str) -> str:
+    """A name without the mark of plurals: 4090 of "4090s", but L40S of "L40s"."""
+    return name if _key(name) in _keys() else _PLURAL.sub("", name)
 
 
 def _is_card(key: str, before: str, after: str) -> bool:

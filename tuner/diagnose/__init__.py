@@ -73,18 +73,23 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     return Diagnosis(answers, findings, unsupported, () if answers else _plan(context), read)
 
 
-def _read(context: Context, findings: Findings) -> Iterator[str]:
-    """What was read of a server whose exceptions no message explains, and the sure next step."""
-    engine, facts = context.engine_name(), context.facts
+def _told(context: Context) -> Iterator[str]:
+    """What the text says of its server."""
+    engine = context.engine_name()
     told = {
         "engine": f"{ENGINES.get(engine, engine)} {context.version(engine)}".strip(),
-        "GPU": context.hints.device or facts.get("device"),
+        "GPU": context.hints.device or context.facts.get("device"),
         "model": context.model,
         "tp": str(context.tp or ""),
     }
-    if any(told.values()):
-        known = ", ".join(f"{name} {value}" for name, value in told.items() if value)
+    known = ", ".join(f"{name} {value}" for name, value in told.items() if value)
+    if known:
         yield f"The text tells: {known}."
+
+
+def _read(context: Context, findings: Findings) -> Iterator[str]:
+    """What was read of a server whose exceptions no message explains, and the sure next step."""
+    yield from _told(context)
     if frame := launch_of(next(iter(findings.frames.values()), ())):
         yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
         if family := family_launched_at(frame):
@@ -101,7 +106,8 @@ def _plan(context: Context) -> Sequence[str]:
     """
     engine = context.engine_name()
     if not context.device() or not engine:
-        return ()
+        lacks = context.missing(engine) if engine or context.model else ""
+        return (*_told(context), f"`tuner plan` says what runs there. {lacks}") if lacks else ()
     yours = context.target() or "config.json"
     words = [shlex.quote(yours), *([f"--tp {context.tp}"] if context.tp else [])]
     whose = f" of {context.model}" if context.model else ""

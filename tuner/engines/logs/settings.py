@@ -28,6 +28,8 @@ _SET = re.compile(
     r"^[ \t$]*(?:(?:export|set|ENV|-e|-)[ \t]+)?[\"']?([A-Z][A-Z0-9_]{2,})[=:][ \t]*[\"']?"
     r"([\w./-]+)[\"']?[ \t;\\]*$"
 )
+# A line that sets several, of systemd, a Dockerfile or a shell.
+_SEVERAL = re.compile(r"^[ \t]*(?:Environment=|ENV[ \t]|export[ \t])")
 # Kubernetes' pairs, whose value has a line of its own.
 _PAIR = re.compile(r"name:\s*[\"']?([A-Z][A-Z0-9_]{2,})[\"']?\s+value:\s*[\"']?([\w./-]+)")
 _FIELD = re.compile(r"[\"']?\b([a-z]\w*)[\"']?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([\w.+-]+))")
@@ -56,8 +58,8 @@ def waiting_flag(text: str) -> str:
 def of_lines(text: str) -> Iterator[tuple[str, str]]:
     """The variables that lines set outside of a command."""
     for line in text.split("\n"):
-        if match := _SET.match(line):
-            yield from _if_known(match)
+        for match in _VARIABLE.finditer(line) if _SEVERAL.match(line) else [_SET.match(line)]:
+            yield from _if_known(match) if match else ()
     for match in _PAIR.finditer(text):
         yield from _if_known(match)
 
