@@ -30,7 +30,8 @@ _LAUNCHERS = {
     "dense_gemm": r"w8a8_block_(?:fp8|int8)_\w+|\w*scaled_mm\w*",
     "state_update": r"selective_state_update\w*|_?selective_scan_update\w*",
     "chunk_scan": r"_?mamba_chunk_scan\w*|_?(?:chunk_(?:scan|state|cumsum)|bmm_chunk)_fwd\w*",
-    "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*",
+    "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*"
+    r"|_decode_(?:grouped_)?att_m_fwd|kernel_unified_attention\w*",
 }
 # A file or a backend of attention kernels that people name beside the message.
 _ATTENTION = re.compile(
@@ -42,7 +43,8 @@ _REASON = re.compile(r"\b\w*(?:Error|Exception)\w*[(:][^\n]{3,300}|Input shapes 
 # What a limit that two kinds of cards have tells.
 _TOLD_BY = {
     65536: (
-        "Blocks have 65,536 bytes on Turing (sm_75: T4, RTX 20) and on AMD's MI200 and MI300. "
+        "Blocks have 65,536 bytes on Turing (sm_75: T4, RTX 20) and on most AMD cards (MI200, "
+        "MI300, Radeon). "
         "Of the engines' kernels, attention with wide heads (head_dim of 256 or 512) and fused-MoE "
         "need most.",
     )
@@ -203,7 +205,8 @@ def _elsewhere(
     finding: LogFinding, frame: Frame | None, context: Context, details: dict[str, Any]
 ) -> Added:
     """The answer for kernels that are not known to be sglang's attention."""
-    if program := _other_program(frame, context):
+    row = _known_kernel(frame) if frame else None
+    if not row and (program := _other_program(frame, context)):
         whose = f"The kernel is {program}'s" if frame else f"The text is of {program}"
         return Added(
             (f"{whose}: this tuner has kernels of sglang and vLLM alone, and can make none fit.",),
@@ -248,7 +251,9 @@ def _of_kernel(
         none = (
             f"{ENGINES[engine]} reads no file for {family.title}: its constants stand in its code."
         )
-        step = "Use a newer release of the engine, or a GPU with more shared memory for a block."
+        attention = family.name == "attention"
+        other = "another --attention-backend" if attention else "a GPU with more of it for a block"
+        step = f"Use a newer release of the engine, or {other}."
         return Added((where, none, *_TOLD_BY.get(details["limit_bytes"], ())), (step,), details)
     why = (
         f"It is a kernel of {family.title}. Its constants come from a config file or from the "
