@@ -70,7 +70,9 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     if not answers and not hints.device and (shown := findings.facts.get("device")):
         unsupported = unsupported or no_figures(shown)
     read = tuple(_read(context, findings))
-    return Diagnosis(answers, findings, unsupported, () if answers else _plan(context), read)
+    instead = read if findings.last_frames else _plan(context)
+    known = answers or findings.errors
+    return Diagnosis(answers, findings, unsupported, () if known else instead, read)
 
 
 def _told(context: Context) -> Iterator[str]:
@@ -90,7 +92,7 @@ def _told(context: Context) -> Iterator[str]:
 def _read(context: Context, findings: Findings) -> Iterator[str]:
     """What was read of a server whose exceptions no message explains, and the sure next step."""
     yield from _told(context)
-    if frame := launch_of(next(iter(findings.frames.values()), ())):
+    if frame := launch_of(next(iter(findings.frames.values()), findings.last_frames)):
         yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
         if family := family_launched_at(frame):
             yield (

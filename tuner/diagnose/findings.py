@@ -57,7 +57,7 @@ class Findings:
     errors: dict[str, str] = field(default_factory=dict)  # exceptions that nothing explains
     frames: dict[str, Sequence[Frame]] = field(default_factory=dict)  # of the tracebacks of these
     lines: int = 0
-    last_frame: Frame | None = None  # of the last traceback
+    last_frames: Sequence[Frame] = ()  # of the last traceback
 
     def add(self, new: LogFinding, rank: str) -> None:
         key = (

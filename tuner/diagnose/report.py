@@ -105,7 +105,7 @@ class Diagnosis:
             blocks.append("\n".join([*lines, *map(_step, self.read)]))
         if not blocks:
             blocks.append(f"nothing known in {self.findings.lines:,} lines")
-            if (frame := self.findings.last_frame) is not None:
+            for frame in self.findings.last_frames[-1:]:
                 blocks[-1] += (
                     f": the traceback ends at {printable(frame.path)}, line {frame.line}, in "
                     f"{printable(frame.function)}, above the line that names the error; give the "

@@ -82,7 +82,7 @@ class _Scan:
         if b"Error" in joined or b"Exception" in joined:
             self._errors(end, explained)
         if b'File"' in joined:
-            self.findings.last_frame = next(iter(self._frames(end)[::-1]), None)
+            self.findings.last_frames = self._frames(end)
         keep = max(0, end - _BEFORE)
         self._first += keep
         self._lines, self._searched = self._lines[keep:], end - keep
