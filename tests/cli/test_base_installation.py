@@ -11,9 +11,10 @@ from tuner.cli.help import EXAMPLES
 
 # As `tuner` starts where no extra is installed: a process in which those cannot be found.
 PROGRAM = """
-import json, sys
+import json, os, sys
 from importlib.machinery import PathFinder
 
+sys.prefix = os.getcwd()  # `tuner engines remove` would remove an engine of these tests
 EXTRAS = set(sys.argv[2:])
 find_spec = PathFinder.find_spec
 PathFinder.find_spec = classmethod(
