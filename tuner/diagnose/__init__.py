@@ -10,6 +10,7 @@ import io
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,11 +65,20 @@ def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
 
 def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     context = Context(hints, findings.facts)
-    answers = [_answer(finding, context) for finding in findings.found]
+    answers = [_answer(finding, context) for finding in _as_one(findings.found)]
     unsupported = context.unsupported()
     if not answers and not hints.device and (shown := findings.facts.get("device")):
         unsupported = unsupported or no_figures(shown)
     return Diagnosis(answers, findings, unsupported, () if answers else _plan(context))
+
+
+def _as_one(found: Sequence[LogFinding]) -> Iterator[LogFinding]:
+    """The findings; names of several config files are one, which says what each file is."""
+    named = [one for one in found if one.message.answer == "named_file"]
+    stems = {one.values.get("card", "").replace("_down", "") + one.values["sizes"] for one in named}
+    for finding in found:
+        if finding not in named[1:]:
+            yield replace(finding, beside=named) if finding in named and len(stems) > 2 else finding
 
 
 def _plan(context: Context) -> Sequence[str]:
@@ -107,8 +117,18 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
 
 
 def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
-    """A sentence on the GPU of commands, if people's words alone tell it."""
+    """Sentences on the GPU of commands, if people's words alone tell it, and on other servers."""
     given = " --device "
+    for flag, name in (("--tp", "tp"), ("tune", "model")):
+        other, said = (
+            context.facts.others.get(name),
+            any(f" {flag} " in one and one.startswith("$ ") for one in fix),
+        )
+        if said and other and context.facts.get(name) and not getattr(context.hints, name):
+            yield (
+                f"The text shows {name} {context.facts.get(name)} and, in {other.where}, "
+                f"{other.value}: the commands are for the first."
+            )
     if context.facts.in_words and not context.hints.device and any(given in one for one in fix):
         yield (
             f"--device is what the text calls {context.facts.get('device')}: if `nvidia-smi -L` "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,30 +15,106 @@ from tuner.diagnose.findings import LogFinding
 from tuner.engines.engine import engine_module, engine_names
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES
-from tuner.errors import BadInput
+from tuner.errors import BadInput, SeveralModels
 from tuner.families.check import not_among
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Serving
+from tuner.models.table import find_preset
 from tuner.problems.points import folder_version
 from tuner.problems.registry import Family
 
 _MOST = 8  # names in one line that are answered
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]+)")
+_DTYPE = re.compile(r"\b((?:fp8|int8)_w8a8|int8_w8a16|int4_w4a16)\b")
+_BLOCK = re.compile(r"block_shape=\[(\d{1,6}), ?(\d{1,6})\]")
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
 def named_file(finding: LogFinding, context: Context) -> Added:
     """Each file that the line names: who reads it, its problem, and the commands that make it."""
+    if finding.beside:
+        return _several_files(finding.beside, context)
     served = context.engine_of(finding)
-    added = [
-        _named(match[0], served, context)
-        for match in [*finding.form.pattern.finditer(finding.text)][:_MOST]
-    ]
+    matches = finding.form.pattern.finditer(finding.text)
+    paths = {one[0].rpartition("/")[2]: one[0] for one in matches}
+    added = [_named(path, served, context) for path in [*paths.values()][:_MOST]]
     return Added(
         tuple(dict.fromkeys(line for one in added for line in one.cause)),
         tuple(line for one in added for line in one.fix),
         {"files": [one.details for one in added]},
     )
+
+
+def _several_files(findings: Sequence[LogFinding], context: Context) -> Added:
+    """A line for each of many files that a text names, such as a folder's listing."""
+    found = []
+    for finding in findings:
+        paths = {match[0]: None for match in finding.form.pattern.finditer(finding.text)}
+        found += [(path, context.engine_of(finding)) for path in paths]
+    rows = dict.fromkeys(_row(path, served, context) for path, served in found)
+    model, engine = context.target(), found[0][1]
+    device = context.device(facts_of_line(found[0][0].rpartition("/")[2]).get("device"))
+    if model and engine and context.tp and not context.missing(engine, device):
+        commands = commands_for(reader_of(found[0][0]), engine, context, device)
+        fix = (f"The files that {context.model} asks for are made so:", *commands)
+    else:
+        fix = (
+            "Give the line `Config file not found at` of the server, or its model: `tuner tune "
+            "MODEL --tp N --device GPU --engine ENGINE` makes the files of the model.",
+        )
+    return Added(tuple(rows), fix, {"files": [path.rpartition("/")[2] for path, _ in found]})
+
+
+def _row(path: str, served: str, context: Context) -> str:
+    """What one file is for, and whether an engine ships it, in few words."""
+    family, name = reader_of(path), path.rpartition("/")[2]
+    readers = _readers(path, name, family) if family else []
+    if other := context.unsupported(facts_of_line(name).get("device")):
+        return f"{name}: {other}"
+    if not family or not readers:
+        return f"{name}: neither sglang nor vLLM looks for it"
+    engine = served if served in readers else readers[0]
+    file = config_file(path, engine, context, Serving())
+    whose = ""
+    if isinstance(file.error, SeveralModels):
+        whose = f", such as of {next(iter(file.error.problems.values()))}"
+    elif file.resolved and file.resolved.assumed:
+        whose = f", such as of {file.resolved.assumed}"
+    shipped = "".join(f"; {words[:-1]}" for words in _shipped(engine, family, name, context))
+    return f"{name}: {family.title}{whose}{shipped}"
+
+
+def named_shape(finding: LogFinding, context: Context) -> Added:
+    """The file of a fused-MoE layer of which a text gives E and N alone."""
+    device, fix, cause = context.device(), list[str](), list[str]()
+    if lacks := context.missing("any", device):
+        return Added(fix=(lacks,))
+    served = context.engine_of(finding)
+    for engine in [served] if served else engine_names():
+        name = _name_of(finding, engine, device.name if device else "", context)
+        added = about(config_file(name, engine, context, Serving()), context)
+        cause += [f"Its file would be {name}, as {ENGINES[engine]} spells it.", *added.cause]
+        fix += [*([] if served else [f"If the server is {ENGINES[engine]}:"]), *added.fix]
+    return Added(tuple(cause), tuple(fix))
+
+
+def _name_of(finding: LogFinding, engine: str, device: str, context: Context) -> str:
+    """The name of a layer's file; what the line does not say is as in the text's model."""
+    experts, size = (finding.values[one].replace(",", "") for one in ("experts", "size"))
+    said, block = (
+        _DTYPE.search(finding.text) or ",device_name=" in finding.text,
+        _BLOCK.search(finding.text),
+    )
+    dtype, shape = (
+        said[1] if isinstance(said, re.Match) else "",
+        (block[1], block[2]) if block else None,
+    )
+    model = find_preset(context.target()) if context.target() else None
+    if model and not said and model.quantization != "none" and model.dtype:
+        dtype, shape = model.dtype.value, model.block_shape
+    name = f"E={experts},N={size},device_name={device}{f',dtype={dtype}' if dtype else ''}"
+    comma = ", " if engine == "sglang" else ","
+    return name + (f",block_shape=[{shape[0]}{comma}{shape[1]}].json" if shape else ".json")
 
 
 def _named(path: str, served: str, context: Context) -> Added:
