@@ -154,6 +154,10 @@ class IndivisibleShape(BadProblem):
     """The tensor- or expert-parallel size does not divide the model."""
 
 
+class NoSuchLayer(BadProblem):
+    """No known model has a layer that a config file of this name is for."""
+
+
 class SeveralModels(BadProblem):
     """The name of a config file fits several models.
 

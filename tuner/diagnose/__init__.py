@@ -119,15 +119,17 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
 def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
     """Sentences on the GPU of commands, if people's words alone tell it, and on other servers."""
     given = " --device "
-    for flag, name in (("--tp", "tp"), ("tune", "model")):
-        other, said = (
-            context.facts.others.get(name),
-            any(f" {flag} " in one and one.startswith("$ ") for one in fix),
-        )
-        if said and other and context.facts.get(name) and not getattr(context.hints, name):
+    for word, name in ((" --tp ", "tp"), (f" tune {context.target()} ", "model")):
+        first, other = context.facts.get(name), context.facts.others.get(name)
+        if (
+            other
+            and first
+            and any(word in one for one in fix if one[0] == "$")
+            and not getattr(context.hints, name)
+        ):
             yield (
-                f"The text shows {name} {context.facts.get(name)} and, in {other.where}, "
-                f"{other.value}: the commands are for the first."
+                f"The text shows {name} {first} and, in {other.where}, {other.value}: the commands "
+                "are for the first."
             )
     if context.facts.in_words and not context.hints.device and any(given in one for one in fix):
         yield (

@@ -8,16 +8,15 @@ from tuner.diagnose.added import Added
 from tuner.diagnose.captures import rdma_ports, topology
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import cutlass_tile, scaled_mm_unserved, shared_memory
-from tuner.diagnose.files import missing_file, unnamed_file
+from tuner.diagnose.files import missing_file
 from tuner.diagnose.findings import LogFinding
-from tuner.diagnose.named_files import named_file, named_shape
+from tuner.diagnose.named_files import named_file, unnamed_file
 from tuner.diagnose.sizes import block_shape, heads, memory_taken
 
 ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     function.__name__: function
     for function in (
-        *(missing_file, unnamed_file, named_file, named_shape),
-        *(shared_memory, cutlass_tile, scaled_mm_unserved),
+        *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
         *(block_shape, heads, memory_taken),
         *(rdma_ports, topology),
     )

@@ -15,12 +15,12 @@ from tuner.engines.dispatch import engine_runs, of_class, options_text, seen_to_
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import no_figures
-from tuner.errors import BadInput, SeveralModels
+from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import class_of, is_named, presets
 from tuner.problems.points import Problem
-from tuner.problems.registry import Family, families, parse_problem
+from tuner.problems.registry import Family, parse_problem
 
 NOTHING: Mapping[str, str] = {}
 _ANSWER = "missing_file"  # of the messages that name a missing file
@@ -133,23 +133,6 @@ def _what_runs(
     return seen, words
 
 
-def unnamed_file(finding: LogFinding, context: Context) -> Added:
-    """The command that tunes the model that the text names, for a file without a name."""
-    engine, device = context.engine_of(finding), context.device()
-    wanted = "dense_gemm" if "gemm" in finding.message.name else "fused_moe"
-    family = next(family for family in families() if family.name == wanted)
-    if engine and not supports(engine, wanted):
-        return Added()
-    if lacks := context.missing(engine, device, model=True):
-        return Added(fix=(lacks,))
-    model = context.target()
-    if model and (why := why_not(family, engine, context)):
-        return Added(fix=(f"The text names the model {context.model}, and {why}.",))
-    copy = "" if model else ": copy its config.json to this folder"
-    commands = commands_for(family, engine, context, device)
-    return Added(fix=(f"The text names the model {context.model}{copy}:", *commands))
-
-
 def _engine(finding: LogFinding, context: Context) -> str:
     return context.engine_of(finding) or "sglang"
 
@@ -176,7 +159,8 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
             return MissingFile(path, engine, family, None, error, stranger=stranger)
         except BadInput as error:
             missing = MissingFile(path, engine, family, None, error, stranger=stranger)
-        if not any(is_named(preset, context.model) for preset in presets() if context.model):
+        known = any(is_named(preset, context.model) for preset in presets() if context.model)
+        if not known or not isinstance(missing.error, NoSuchLayer):
             break  # of a model of which nothing is known
         at = f" at tp={context.tp}" if context.tp else ""
         stranger = (

@@ -87,8 +87,7 @@ class Findings:
         kept = [
             one
             for one in self.known.values()
-            if not names & set(one.message.unless)
-            and not ("*" in one.message.unless and names - {one.message.name})
+            if not names & set(one.message.unless) and not (one.message.alone and len(names) > 1)
         ]
         return sorted(kept, key=lambda one: kinds.index(one.message.kind))
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.files import about, commands_for, config_file, serving_of
+from tuner.diagnose.files import about, commands_for, config_file, serving_of, why_not
 from tuner.diagnose.findings import LogFinding
-from tuner.engines.engine import engine_module, engine_names
+from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES
 from tuner.errors import BadInput, SeveralModels
@@ -21,10 +22,11 @@ from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.points import folder_version
-from tuner.problems.registry import Family
+from tuner.problems.registry import Family, families
 
 _MOST = 8  # names in one line that are answered
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]+)")
+_SHAPE = re.compile(r"\bE=(\d{1,7})`?[,/] ?`?N=(\d{1,7})\b")
 _DTYPE = re.compile(r"\b((?:fp8|int8)_w8a8|int8_w8a16|int4_w4a16)\b")
 _BLOCK = re.compile(r"block_shape=\[(\d{1,6}), ?(\d{1,6})\]")
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
@@ -34,35 +36,73 @@ def named_file(finding: LogFinding, context: Context) -> Added:
     """Each file that the line names: who reads it, its problem, and the commands that make it."""
     if finding.beside:
         return _several_files(finding.beside, context)
-    served = context.engine_of(finding)
+    return _each(_paths(finding)[:_MOST], context.engine_of(finding), context)
+
+
+def unnamed_file(finding: LogFinding, context: Context) -> Added:
+    """The command that tunes the model that the text names, for a file without a name."""
+    engine, device = context.engine_of(finding), context.device()
+    served = context.target() and context.tp
+    if device and not served and (names := _names_of(finding, engine, device, context)):
+        return _each(names[:_MOST], engine, context)
+    wanted = "dense_gemm" if "gemm" in finding.message.name else "fused_moe"
+    family = next(family for family in families() if family.name == wanted)
+    if engine and not supports(engine, wanted):
+        return Added()
+    if lacks := context.missing(engine or "any", device, model=True):
+        return Added(fix=(lacks if engine else context.missing("", device, model=True),))
+    model = context.target()
+    if model and (why := why_not(family, engine, context)):
+        return Added(fix=(f"The text names the model {context.model}, and {why}.",))
+    copy = "" if model else ": copy its config.json to this folder"
+    fix = [f"The text names the model {context.model}{copy}:"]
+    for one in [engine] if engine else [name for name in engine_names() if supports(name, wanted)]:
+        fix += [] if engine else [f"If the server is {ENGINES[one]}:"]
+        fix += commands_for(family, one, context, device)
+    return Added(fix=tuple(fix))
+
+
+def _names_of(finding: LogFinding, engine: str, device: Device, context: Context) -> list[str]:
+    """The names of files of which a text gives E and N alone, as the engines spell them."""
+    return list(
+        dict.fromkeys(
+            _name_of(match, one, device, context)
+            for match in _SHAPE.finditer(finding.around or finding.text)
+            for one in ([engine] if engine else engine_names())
+        )
+    )
+
+
+def _paths(finding: LogFinding) -> list[str]:
+    """The paths in a line, of each name one."""
     matches = finding.form.pattern.finditer(finding.text)
-    paths = {one[0].rpartition("/")[2]: one[0] for one in matches}
-    added = [_named(path, served, context) for path in [*paths.values()][:_MOST]]
+    return [*{one[0].rpartition("/")[2]: one[0] for one in matches}.values()]
+
+
+def _each(paths: Sequence[str], served: str, context: Context) -> Added:
+    added = {path: _named(path, served, context) for path in paths}
+    heads = {path: [f"{path.rpartition('/')[2]}:"] if len(paths) > 1 else [] for path in paths}
     return Added(
-        tuple(dict.fromkeys(line for one in added for line in one.cause)),
-        tuple(line for one in added for line in one.fix),
-        {"files": [one.details for one in added]},
+        tuple(dict.fromkeys(line for one in added.values() for line in one.cause)),
+        tuple(line for path, one in added.items() for line in (*heads[path], *one.fix)),
+        {"files": [one.details for one in added.values()]},
     )
 
 
 def _several_files(findings: Sequence[LogFinding], context: Context) -> Added:
-    """A line for each of many files that a text names, such as a folder's listing."""
-    found = []
+    """What each of many files is for that a text names, such as a folder's listing."""
+    rows: dict[str, list[str]] = {}
     for finding in findings:
-        paths = {match[0]: None for match in finding.form.pattern.finditer(finding.text)}
-        found += [(path, context.engine_of(finding)) for path in paths]
-    rows = dict.fromkeys(_row(path, served, context) for path, served in found)
-    model, engine = context.target(), found[0][1]
-    device = context.device(facts_of_line(found[0][0].rpartition("/")[2]).get("device"))
-    if model and engine and context.tp and not context.missing(engine, device):
-        commands = commands_for(reader_of(found[0][0]), engine, context, device)
-        fix = (f"The files that {context.model} asks for are made so:", *commands)
-    else:
-        fix = (
-            "Give the line `Config file not found at` of the server, or its model: `tuner tune "
-            "MODEL --tp N --device GPU --engine ENGINE` makes the files of the model.",
-        )
-    return Added(tuple(rows), fix, {"files": [path.rpartition("/")[2] for path, _ in found]})
+        for path in _paths(finding):
+            about_it = _row(path, context.engine_of(finding), context)
+            rows.setdefault(about_it, []).append(path.rpartition("/")[2])
+    fix = (
+        "Give the line `Config file not found at` of the server, or the model: `tuner tune` makes "
+        "the files that a model's layers ask for, from its name or its config.json.",
+    )
+    names = [name for these in rows.values() for name in these]
+    lines = [f"{', '.join(these)}: {about_them}." for about_them, these in rows.items()]
+    return Added(tuple(lines), fix, {"files": names})
 
 
 def _row(path: str, served: str, context: Context) -> str:
@@ -70,49 +110,31 @@ def _row(path: str, served: str, context: Context) -> str:
     family, name = reader_of(path), path.rpartition("/")[2]
     readers = _readers(path, name, family) if family else []
     if other := context.unsupported(facts_of_line(name).get("device")):
-        return f"{name}: {other}"
+        return other.rstrip(".")
     if not family or not readers:
-        return f"{name}: neither sglang nor vLLM looks for it"
+        return "neither sglang nor vLLM looks for it"
     engine = served if served in readers else readers[0]
     file = config_file(path, engine, context, Serving())
-    whose = ""
+    whose = file.resolved.assumed if file.resolved else ""
     if isinstance(file.error, SeveralModels):
-        whose = f", such as of {next(iter(file.error.problems.values()))}"
-    elif file.resolved and file.resolved.assumed:
-        whose = f", such as of {file.resolved.assumed}"
-    shipped = "".join(f"; {words[:-1]}" for words in _shipped(engine, family, name, context))
-    return f"{name}: {family.title}{whose}{shipped}"
+        whose = next(iter(file.error.problems.values()))
+    shipped = [words.partition(": ")[0] for words in _shipped(engine, family, name, context)]
+    such = [f"such as of {whose}"] if whose else []
+    return "; ".join([", ".join([family.title, *such]), *(one.rstrip(".") for one in shipped)])
 
 
-def named_shape(finding: LogFinding, context: Context) -> Added:
-    """The file of a fused-MoE layer of which a text gives E and N alone."""
-    device, fix, cause = context.device(), list[str](), list[str]()
-    if lacks := context.missing("any", device):
-        return Added(fix=(lacks,))
-    served = context.engine_of(finding)
-    for engine in [served] if served else engine_names():
-        name = _name_of(finding, engine, device.name if device else "", context)
-        added = about(config_file(name, engine, context, Serving()), context)
-        cause += [f"Its file would be {name}, as {ENGINES[engine]} spells it.", *added.cause]
-        fix += [*([] if served else [f"If the server is {ENGINES[engine]}:"]), *added.fix]
-    return Added(tuple(cause), tuple(fix))
-
-
-def _name_of(finding: LogFinding, engine: str, device: str, context: Context) -> str:
+def _name_of(match: re.Match[str], engine: str, device: Device, context: Context) -> str:
     """The name of a layer's file; what the line does not say is as in the text's model."""
-    experts, size = (finding.values[one].replace(",", "") for one in ("experts", "size"))
-    said, block = (
-        _DTYPE.search(finding.text) or ",device_name=" in finding.text,
-        _BLOCK.search(finding.text),
-    )
-    dtype, shape = (
-        said[1] if isinstance(said, re.Match) else "",
-        (block[1], block[2]) if block else None,
-    )
+    line = match.string[match.start() :].partition("\n")[0]
+    said, block = _DTYPE.search(line), _BLOCK.search(line)
+    dtype, shape = said[1] if said else "", (block[1], block[2]) if block else None
     model = find_preset(context.target()) if context.target() else None
-    if model and not said and model.quantization != "none" and model.dtype:
-        dtype, shape = model.dtype.value, model.block_shape
-    name = f"E={experts},N={size},device_name={device}{f',dtype={dtype}' if dtype else ''}"
+    if model and model.quantization != "none" and model.dtype and ",device_name=" not in line:
+        dtype = dtype or model.dtype.value
+        shape = shape or (model.block_shape if dtype == model.dtype.value else None)
+    name = (
+        f"E={match[1]},N={match[2]},device_name={device.name}{f',dtype={dtype}' if dtype else ''}"
+    )
     comma = ", " if engine == "sglang" else ","
     return name + (f",block_shape=[{shape[0]}{comma}{shape[1]}].json" if shape else ".json")
 

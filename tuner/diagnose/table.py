@@ -99,11 +99,12 @@ class Message:
     fix: Sequence[str]  # the same; "$ " begins a command, "sglang: " or "vLLM: " one engine's step
     answer: str  # the name of a function of `answers` that adds what must be computed
     per: Sequence[str]  # holes whose values make findings of their own
-    unless: Sequence[str]  # messages beside which this one says nothing new; "*" is any
+    unless: Sequence[str]  # messages beside which this one says nothing new
     threads: Sequence[str]  # public reports, "owner/name#123"
     # Instead of `cause` and `fix`, if the GPU shares the host's memory.
     unified_cause: Sequence[str] = ()
     unified_fix: Sequence[str] = ()
+    alone: bool = False  # beside any other message this one says nothing new
     below: int = 0  # how many lines below it the answer reads too
 
 
@@ -139,6 +140,7 @@ def _message(row: Mapping[str, Any]) -> Message:
         threads=tuple(row.get("threads", ())),
         unified_cause=tuple(row.get("unified_cause", ())),
         unified_fix=tuple(row.get("unified_fix", ())),
+        alone=row.get("alone", False),
         below=row.get("below", 0),
     )
 

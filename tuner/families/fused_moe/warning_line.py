@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.versions import Release, release_of
-from tuner.errors import BadProblem, MalformedConfigFile, SeveralModels
+from tuner.errors import BadProblem, MalformedConfigFile, NoSuchLayer, SeveralModels
 from tuner.families.fused_moe.engine import MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
@@ -88,7 +88,7 @@ class Match:
 def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Match, ...]:
     """The presets whose experts divide into the file's E and N, and that agree with what else is
     known of the server. Matches without expert parallelism exclude others, and so do matches whose
-    tp is a power of two.
+    tp is a power of two; no server divides a model that it does not name by 10 or 14.
     """
     with_experts = [model for model in presets() if model.E]
     named = [model for model in with_experts if serving.model and is_named(model, serving.model)]
@@ -103,7 +103,8 @@ def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Ma
     told = named or {"hidden_size", "top_k"} & serving.options.keys()
     found = found if told else _of_the_type(found, missing)
     found = [match for match in found if match.ep == 1] or found
-    return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
+    even = [match for match in found if match.tp & (match.tp - 1) == 0]
+    return tuple(even or [match for match in found if told or match.tp < 10 or match.tp % 3 == 0])
 
 
 def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
@@ -171,7 +172,7 @@ def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Fus
     cli = f": add --hidden-size and --top-k ({these or 'no preset matches'})"
     api = f": add hidden_size and top_k ({these or 'no preset matches'})"
     if not found:
-        raise BadProblem(message, cli=cli, api=api)
+        raise NoSuchLayer(message, cli=cli, api=api)
     several = {problem.spec(): _names(its) for problem, its in found.items()}
     raise SeveralModels(message, several, cli=cli, api=api)
 
