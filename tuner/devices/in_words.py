@@ -57,7 +57,8 @@ def _end(line: str, begin: int, ends: Sequence[int]) -> int:
     """Where the longest name ends that begins there and is surely a GPU's; 0 if there is none."""
     found = 0
     for end in ends:
-        key = _PLURAL.sub("", _key(line[begin:end]))
+        key = _key(line[begin:end])
+        key = key if key in _keys() else _PLURAL.sub("", key)  # 8060S is no plural
         if key in _keys() and _is_card(key, line[max(0, begin - 24) : begin], line[end:]):
             found = end
         if not re.match(r"[ _-]?\w", line[end:]):

@@ -15,7 +15,7 @@ from tuner.diagnose.files import about, commands_for, config_file, serving_of, w
 from tuner.diagnose.findings import LogFinding
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
-from tuner.engines.logs.served import ENGINES
+from tuner.engines.logs.served import ENGINES, unmade
 from tuner.errors import BadInput, SeveralModels
 from tuner.families.check import not_among
 from tuner.jobs.targets import reader_of, resolve_target
@@ -111,6 +111,8 @@ def _row(path: str, served: str, context: Context) -> str:
     readers = _readers(path, name, family) if family else []
     if other := context.unsupported(facts_of_line(name).get("device")):
         return other.rstrip(".")
+    if why := unmade(name):
+        return why.partition(" reads ")[0] + " reads it for a quantised dense GEMM"
     if not family or not readers:
         return "neither sglang nor vLLM looks for it"
     engine = served if served in readers else readers[0]
@@ -146,6 +148,8 @@ def _named(path: str, served: str, context: Context) -> Added:
     details: dict[str, Any] = {"file": name, "engines": readers, "fields": _fields(name, path)}
     if other := context.unsupported(facts_of_line(name).get("device")):
         return Added((other,), details=details)
+    if why := unmade(name):
+        return Added((why,), details=details)
     if family is None or not readers:
         return Added((f"Neither sglang nor vLLM looks for {name}.",), details=details)
     spell = " and ".join(ENGINES[one] for one in readers)
