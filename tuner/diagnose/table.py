@@ -12,6 +12,8 @@ holes for what the engine fills in:
     {name:card}   the rest of such a file's name, with a GPU, up to .json
     {a|b}         one of these words; {name:a|b} keeps it
 
+`words` are forms that are in no source, but in people's words.
+
 A hole without a name is not kept. A blank stands for any white space or none, because terminals and
 mail programs break lines.
 """
@@ -127,11 +129,13 @@ def known_messages() -> MessageTable:
 
 
 def _message(row: Mapping[str, Any]) -> Message:
+    people = [["people", "", "", thread] for thread in row["threads"]]
+    words = [{"text": text, "in": people[:1]} for text in row.get("words", ())]
     return Message(
         name=row["name"],
         title=row["title"],
         kind=Kind(row["kind"]),
-        forms=tuple(_form(form) for form in row["forms"]),
+        forms=tuple(_form(form) for form in (*row.get("forms", ()), *words)),
         cause=tuple(row["cause"]),
         fix=tuple(row["fix"]),
         answer=row.get("answer", ""),
