@@ -74,6 +74,8 @@ SPOKEN = [
     # kvcache-ai/ktransformers#2008, vllm-project/vllm#32347
     ("with kt-kernel: " + WARNS.format("E=384,N=14336,device_name=NVIDIA_L40S"), ["the line can be ignored"], ["tuner tune"]),
     (WARNS.format("E=128,N=384,device_name=Tesla_T4"), ["too old"], ["tuner tune"]),
+    (WARNS.format("E=128,N=1440,device_name=NVIDIA_L40S,dtype=mxfp4_w4a16"), ["of a type that this tuner does not tune"], ["tuner tune", "int4"]),
+    ("vLLM: E=128,N=1440,device_name=NVIDIA_L40S,dtype=mxfp4_w4a16.json", ["of a type that this tuner does not tune"], ["tuner tune", "int4"]),
     # vllm-project/vllm#28709: vLLM's names do not say that fp8 is per channel
     (WARNS.format("E=128,N=1024,device_name=AMD_Instinct_MI325X,dtype=fp8_w8a8"), ["llama-4-maverick-fp8 at tp=8", "fp8_w8a8,per_channel_quant"], []),
     # vllm-project/vllm#17768: two reports in one text; made up: two servers
@@ -140,6 +142,7 @@ CARDS = [
     ("8xH100 SXM", "NVIDIA_H100_80GB_HBM3"),
     ("two RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition"),
     ("4 x L20", "NVIDIA_L20"),
+    ("4x RTX PRO 6000 Blackwell Max-Q", "NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition"),
     ("it fails on my 4090s", "NVIDIA_GeForce_RTX_4090"),
     ("an RTX-A6000 of 48GB", "NVIDIA_RTX_A6000"),
     ("GB200 NVL72", "NVIDIA_GB200"),

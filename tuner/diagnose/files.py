@@ -22,6 +22,7 @@ from tuner.models.table import class_of, is_named, presets
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, parse_problem
 
+UNTUNED = "its weights are of a type that this tuner does not tune"
 NOTHING: Mapping[str, str] = {}
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _MOST_RANKS = 1 << 16
@@ -75,7 +76,9 @@ def about(file: MissingFile, context: Context) -> Added:
     details: dict[str, Any] = {"file": file.name}
     resolved, family = file.resolved, file.family
     if family is None:
-        return Added(details=details)
+        return Added(
+            fix=(f"Nothing here makes it: {UNTUNED}.",) if file.error else (), details=details
+        )
     if other := context.unsupported(named := facts_of_line(file.name).get("device")):
         return Added(fix=(other,), details=details)
     if "is too old" in (none := "" if context.hints.device else no_figures(named)):
@@ -139,7 +142,10 @@ def _engine(finding: LogFinding, context: Context) -> str:
 
 def config_file(path: str, engine: str, context: Context, serving: Serving) -> MissingFile:
     """The file of that path, as an engine reads its name."""
-    family = reader_of(path)
+    try:
+        family = reader_of(path)
+    except BadInput as error:  # a type of weights that no kernel here has
+        return MissingFile(path, engine, None, error=error)
     if family is None or engine not in engine_names() or not supports(engine, family.name):
         return MissingFile(path, engine, None)
     asked = Serving(

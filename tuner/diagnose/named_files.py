@@ -11,7 +11,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.files import about, commands_for, config_file, serving_of, why_not
+from tuner.diagnose.files import UNTUNED, about, commands_for, config_file, serving_of, why_not
 from tuner.diagnose.findings import LogFinding
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
@@ -107,7 +107,11 @@ def _several_files(findings: Sequence[LogFinding], context: Context) -> Added:
 
 def _row(path: str, served: str, context: Context) -> str:
     """What one file is for, and whether an engine ships it, in few words."""
-    family, name = reader_of(path), path.rpartition("/")[2]
+    name = path.rpartition("/")[2]
+    try:
+        family = reader_of(path)
+    except BadInput:
+        return UNTUNED
     readers = _readers(path, name, family) if family else []
     if other := context.unsupported(facts_of_line(name).get("device")):
         return other.rstrip(".")
@@ -143,7 +147,11 @@ def _name_of(match: re.Match[str], engine: str, device: Device, context: Context
 
 def _named(path: str, served: str, context: Context) -> Added:
     """One file; `served` is the engine of the text, if it is known."""
-    family, name = reader_of(path), path.rpartition("/")[2]
+    name = path.rpartition("/")[2]
+    try:
+        family = reader_of(path)
+    except BadInput:
+        return Added((f"Nothing here makes {name}: {UNTUNED}.",), details={"file": name})
     readers = _readers(path, name, family) if family else []
     details: dict[str, Any] = {"file": name, "engines": readers, "fields": _fields(name, path)}
     if other := context.unsupported(facts_of_line(name).get("device")):
