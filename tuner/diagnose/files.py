@@ -170,8 +170,8 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
             break  # of a model of which nothing is known
         at = f" at tp={context.tp}" if context.tp else ""
         stranger = (
-            f"No layer of {context.model}{at} has this name: it is of another model, or of a "
-            "server with other flags."
+            f"No layer of {context.model}{at} asks for {missing.name}: it is of another model, or "
+            "of a server with other flags."
         )
     return missing
 

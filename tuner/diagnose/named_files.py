@@ -107,18 +107,9 @@ def _several_files(findings: Sequence[LogFinding], context: Context) -> Added:
 
 def _row(path: str, served: str, context: Context) -> str:
     """What one file is for, and whether an engine ships it, in few words."""
-    name = path.rpartition("/")[2]
-    try:
-        family = reader_of(path)
-    except BadInput:
-        return UNTUNED
-    readers = _readers(path, name, family) if family else []
-    if other := context.unsupported(facts_of_line(name).get("device")):
-        return other.rstrip(".")
-    if why := unmade(name):
-        return why.partition(" reads ")[0] + " reads it for a quantised dense GEMM"
-    if not family or not readers:
-        return "neither sglang nor vLLM looks for it"
+    name, family, readers, why = _read(path, context)
+    if family is None:
+        return why.rstrip(".").replace(name, "it")
     engine = served if served in readers else readers[0]
     file = config_file(path, engine, context, Serving())
     whose = file.resolved.assumed if file.resolved else ""
@@ -129,12 +120,27 @@ def _row(path: str, served: str, context: Context) -> str:
     return "; ".join([", ".join([family.title, *such]), *(one.rstrip(".") for one in shipped)])
 
 
+def _read(path: str, context: Context) -> tuple[str, Family | None, list[str], str]:
+    """A file's name, its family and the engines that look for it; or no family, and why."""
+    name = path.rpartition("/")[2]
+    if why := context.unsupported(facts_of_line(name).get("device")) or unmade(name):
+        return name, None, [], why
+    try:
+        family = reader_of(path)
+    except BadInput:
+        return name, None, [], f"Nothing here makes {name}: {UNTUNED}."
+    readers = _readers(path, name, family) if family else []
+    why = "" if readers else f"Neither sglang nor vLLM looks for {name}."
+    return name, family if readers else None, readers, why
+
+
 def _name_of(match: re.Match[str], engine: str, device: Device, context: Context) -> str:
     """The name of a layer's file; what the line does not say is as in the text's model."""
     line = match.string[match.start() :].partition("\n")[0]
     said, block = _DTYPE.search(line), _BLOCK.search(line)
     dtype, shape = said[1] if said else "", (block[1], block[2]) if block else None
-    model = find_preset(context.target()) if context.target() else None
+    target = "" if context.hints.model else context.target()
+    model = find_preset(target) if target else None
     if model and model.quantization != "none" and model.dtype and ",device_name=" not in line:
         dtype = dtype or model.dtype.value
         shape = shape or (model.block_shape if dtype == model.dtype.value else None)
@@ -147,19 +153,10 @@ def _name_of(match: re.Match[str], engine: str, device: Device, context: Context
 
 def _named(path: str, served: str, context: Context) -> Added:
     """One file; `served` is the engine of the text, if it is known."""
-    name = path.rpartition("/")[2]
-    try:
-        family = reader_of(path)
-    except BadInput:
-        return Added((f"Nothing here makes {name}: {UNTUNED}.",), details={"file": name})
-    readers = _readers(path, name, family) if family else []
+    name, family, readers, why = _read(path, context)
     details: dict[str, Any] = {"file": name, "engines": readers, "fields": _fields(name, path)}
-    if other := context.unsupported(facts_of_line(name).get("device")):
-        return Added((other,), details=details)
-    if why := unmade(name):
+    if family is None:
         return Added((why,), details=details)
-    if family is None or not readers:
-        return Added((f"Neither sglang nor vLLM looks for {name}.",), details=details)
     spell = " and ".join(ENGINES[one] for one in readers)
     cause = [f"It is the name of a config file for {family.title}, in the spelling of {spell}."]
     if folder := _FOLDER.search(path):
