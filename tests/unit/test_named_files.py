@@ -72,7 +72,7 @@ SPOKEN = [
     ("Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! in vLLM on L40S", ["makes no such file for vLLM"], ["tuner tune"]),
     ("vllm/x/configs/N=7168,K=2048,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128,128].json", ["vLLM reads N=7168"], ["Neither", "tuner tune"]),
     # kvcache-ai/ktransformers#2008, vllm-project/vllm#32347
-    ("with kt-kernel: " + WARNS.format("E=384,N=14336,device_name=NVIDIA_L40S"), ["the line can be ignored"], ["tuner tune"]),
+    ("with kt-kernel: " + WARNS.format("E=384,N=14336,device_name=NVIDIA_L40S"), ["ignore the line"], ["tuner tune"]),
     (WARNS.format("E=128,N=384,device_name=Tesla_T4"), ["too old"], ["tuner tune"]),
     (WARNS.format("E=128,N=1440,device_name=NVIDIA_L40S,dtype=mxfp4_w4a16"), ["of a type that this tuner does not tune"], ["tuner tune", "int4"]),
     ("vLLM: E=128,N=1440,device_name=NVIDIA_L40S,dtype=mxfp4_w4a16.json", ["of a type that this tuner does not tune"], ["tuner tune", "int4"]),

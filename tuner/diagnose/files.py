@@ -84,10 +84,8 @@ def about(file: MissingFile, context: Context) -> Added:
     if "is too old" in (none := "" if context.hints.device else no_figures(named)):
         return Added(fix=(f"{none} No file is made for it.",), details=details)
     if not family.flag and (outside := context.facts.get("experts")):
-        cause = (
-            f"{outside} runs the experts of the text's server with kernels of its own, which read"
-        )
-        return Added((f"{cause} no config files: the line can be ignored.",), (), details)
+        why = f"{outside} runs the experts of the text's server with kernels of its own"
+        return Added((f"{why}, which read no config files: ignore the line.",), (), details)
     strange = (file.stranger,) if file.stranger else ()
     if resolved is None:
         seen, words = _of_any(file, context)
