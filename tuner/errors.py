@@ -11,6 +11,7 @@ TunerError                      the root: catch this to catch them all
 │   ├── UnsupportedFamily
 │   ├── BadProblem
 │   │   ├── IndivisibleShape
+│   │   ├── NoSuchLayer
 │   │   └── SeveralModels
 │   ├── MalformedCheckpoint
 │   ├── MalformedConfigFile
@@ -152,6 +153,10 @@ class BadProblem(BadInput):
 
 class IndivisibleShape(BadProblem):
     """The tensor- or expert-parallel size does not divide the model."""
+
+
+class NoSuchLayer(BadProblem):
+    """No known model has a layer that a config file of this name is for."""
 
 
 class SeveralModels(BadProblem):

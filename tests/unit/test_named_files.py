@@ -56,6 +56,53 @@ def test_a_file_s_name_without_a_warning_is_answered(subtests):
             assert not [words for words in never if words in answer], answer
 
 
+WARNS = "Using default MoE config. Performance might be sub-optimal! Config file not found at /x/vllm/model_executor/layers/fused_moe/configs/{}.json"
+# Texts that speak of config files, and what is said of a name that the text's model does not have.
+SPOKEN = [
+    # vllm-project/vllm#44688, #52192: E and N alone, for one engine or both
+    ("Qwen3.6-35B-A3B-FP8 on RTX PRO 6000 is slow; missing FP8 MoE config for E=256,N=256", ["block_shape=[128, 128].json", "block_shape=[128,128].json", "K=2048,top_k=8,dtype=fp8_w8a8,block_shape=128x128 --device RTX_PRO_6000_Blackwell_Workstation_Edition --engine vllm"], ["dtype=bfloat16"]),
+    ("vLLM: no `E=512,N=2688,device_name=NVIDIA_GB10` MoE config: every Nemotron-3-Super serve", ["K=1024,top_k=22,dtype=bfloat16 --device GB10 --engine vllm"], ["--engine sglang"]),
+    # sgl-project/sglang#20565, vllm-project/vllm#15117: the engines' scripts, as commands
+    ("on H200 (TP4)\npython tuning_fused_moe_triton.py --model /m/Qwen3.5-35B-A3B/ --tp-size 4 --tune", ["tuner tune qwen3.5-35b-a3b --tp 4 --device H200 --engine sglang"], []),
+    ("R1 on L20:\npython3 benchmark_moe.py \\\n  --model /w/DeepSeek-R1 \\\n  --tp-size 8 --tune", ["tuner tune deepseek-r1 --tp 8 --device L20 --engine vllm"], []),
+    # sgl-project/sglang#11774, #8852: a question without figures
+    ("Does SGLang have a tool like benchmark_moe?", ["`tuner tune` does what", "command needs: --device"], ["$"]),
+    ("H200 fused MoE kernel tuning configs for Qwen3-Coder-480B-A35B-Instruct in sglang, tp=8", ["copy its config.json", "tuner tune config.json --tp 8 --device H200 --engine sglang"], []),
+    # vllm-project/vllm#47732: what nothing here makes
+    ("Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! in vLLM on L40S", ["makes no such file for vLLM"], ["tuner tune"]),
+    ("vllm/x/configs/N=7168,K=2048,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128,128].json", ["vLLM reads N=7168"], ["Neither", "tuner tune"]),
+    # kvcache-ai/ktransformers#2008, vllm-project/vllm#32347
+    ("with kt-kernel: " + WARNS.format("E=384,N=14336,device_name=NVIDIA_L40S"), ["ignore the line"], ["tuner tune"]),
+    (WARNS.format("E=128,N=384,device_name=Tesla_T4"), ["too old"], ["tuner tune"]),
+    (WARNS.format("E=128,N=1440,device_name=NVIDIA_L40S,dtype=mxfp4_w4a16"), ["of a type that this tuner does not tune"], ["tuner tune", "int4"]),
+    ("vLLM: E=128,N=1440,device_name=NVIDIA_L40S,dtype=mxfp4_w4a16.json", ["of a type that this tuner does not tune"], ["tuner tune", "int4"]),
+    # vllm-project/vllm#28709: vLLM's names do not say that fp8 is per channel
+    (WARNS.format("E=128,N=1024,device_name=AMD_Instinct_MI325X,dtype=fp8_w8a8"), ["llama-4-maverick-fp8 at tp=8", "fp8_w8a8,per_channel_quant"], []),
+    # vllm-project/vllm#17768: two reports in one text; made up: two servers
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct\n" + WARNS.format("E=128,N=8192,device_name=NVIDIA_L40S"), ["No layer of meta-llama/Llama-4-Scout", "llama-4-maverick at tp=1"], ["tuner tune llama"]),
+    ("vllm serve Qwen/Qwen3-30B-A3B -tp 2\nvllm serve Qwen/Qwen3-235B-A22B -tp 8\n" + WARNS.format("E=128,N=192,device_name=NVIDIA_H200"), ["No layer of Qwen/Qwen3-30B-A3B at tp=2", "qwen3-235b-a22b"], ["tuner tune qwen3-30b-a3b"]),
+    (f"vllm serve Qwen/Qwen3-30B-A3B -tp 2\nvllm serve Qwen/Qwen3-30B-A3B -tp 4\non a GPU H200\n{WARNS[:70]}", ["The text shows tp 2 and, in input:2, 4"], []),
+    # a folder's listing
+    ("\n".join(f"E=128,N={n},device_name=NVIDIA_H20.json" for n in (192, 384, 768)), ["such as of qwen3-30b-a3b at tp=4", "N=768,device_name=NVIDIA_H20.json: a fused-MoE layer"], ["tuner export", "\n2. "]),
+]  # fmt: skip
+
+
+def test_what_a_text_says_of_config_files_is_answered(subtests):
+    for text, says, never in SPOKEN:
+        with subtests.test(text):
+            answer = diagnose_text(text).as_text()
+            assert not [words for words in says if words not in answer], answer
+            assert not [words for words in never if words in answer], answer
+
+
+def test_the_same_steps_are_printed_once_and_a_plan_is_in_the_json():
+    up = WARNS.format(BLOCKS.format(", ", "")[:-5]).replace("/vllm/", "/sglang/")
+    answer = diagnose_text(f"{up}\n{up.replace('.json', '_down.json')}").as_text()
+    assert answer.count("tuner export") == 1
+    assert "The steps of 1 are for this too." in answer
+    assert diagnose_text("vLLM on H100 is slow").as_json()["instead"][-1].startswith("$ tuner plan")
+
+
 def test_the_facts_of_a_name_are_in_the_json():
     path = f"configs/triton_3_4_0/{BLOCKS.format(', ', '')}"
     (answer,) = diagnose_text(path).as_json()["found"]
@@ -95,6 +142,7 @@ CARDS = [
     ("8xH100 SXM", "NVIDIA_H100_80GB_HBM3"),
     ("two RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition"),
     ("4 x L20", "NVIDIA_L20"),
+    ("4x RTX PRO 6000 Blackwell Max-Q", "NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition"),
     ("it fails on my 4090s", "NVIDIA_GeForce_RTX_4090"),
     ("an RTX-A6000 of 48GB", "NVIDIA_RTX_A6000"),
     ("GB200 NVL72", "NVIDIA_GB200"),

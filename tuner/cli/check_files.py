@@ -91,6 +91,10 @@ def spelled_by(paths: Sequence[Path]) -> str:
 
 def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
     """Why a file of no family is refused, and what to do."""
+    from tuner.engines.logs.served import unmade
+
+    if why := unmade(path.name):
+        return why
     spelled = spelled_by([path])
     if spelled and spelled != engine.name:
         return f"{path.name!r} is spelled as {spelled} spells names: --engine {spelled}"

@@ -10,6 +10,7 @@ import io
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,7 +66,7 @@ def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
 
 def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     context = Context(hints, findings.facts)
-    answers = [_answer(finding, context) for finding in findings.found]
+    answers = [_answer(finding, context) for finding in _as_one(findings.found)]
     unsupported = context.unsupported()
     if not answers and not hints.device and (shown := findings.facts.get("device")):
         unsupported = unsupported or no_figures(shown)
@@ -100,6 +101,15 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
                 "that a config file was loaded for it, start the server once without the file."
             )
     yield "Give the logs of all ranks from their start on: the first error is the cause."
+
+
+def _as_one(found: Sequence[LogFinding]) -> Iterator[LogFinding]:
+    """The findings; names of several config files are one, which says what each file is."""
+    named = [one for one in found if one.message.answer == "named_file"]
+    stems = {one.values.get("card", "").replace("_down", "") + one.values["sizes"] for one in named}
+    for finding in found:
+        if finding not in named[1:]:
+            yield replace(finding, beside=named) if finding in named and len(stems) > 2 else finding
 
 
 def _plan(context: Context) -> Sequence[str]:
@@ -139,8 +149,20 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
 
 
 def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
-    """A sentence on the GPU of commands, if people's words alone tell it."""
+    """Sentences on the GPU of commands, if people's words alone tell it, and on other servers."""
     given = " --device "
+    for word, name in ((" --tp ", "tp"), (f" tune {context.target()} ", "model")):
+        first, other = context.facts.get(name), context.facts.others.get(name)
+        if (
+            other
+            and first
+            and any(word in one for one in fix if one[0] == "$")
+            and not getattr(context.hints, name)
+        ):
+            yield (
+                f"The text shows {name} {first} and, in {other.where}, {other.value}: the commands "
+                "are for the first."
+            )
     if context.facts.in_words and not context.hints.device and any(given in one for one in fix):
         yield (
             f"--device is what the text calls {context.facts.get('device')}: if `nvidia-smi -L` "

@@ -16,9 +16,9 @@ from tuner.diagnose.crashes import (
     shared_memory,
     surfaced,
 )
-from tuner.diagnose.files import missing_file, unnamed_file
+from tuner.diagnose.files import missing_file
 from tuner.diagnose.findings import LogFinding
-from tuner.diagnose.named_files import named_file
+from tuner.diagnose.named_files import named_file, unnamed_file
 from tuner.diagnose.sizes import block_shape, heads, memory_taken
 
 ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {

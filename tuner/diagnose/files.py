@@ -15,13 +15,14 @@ from tuner.engines.dispatch import engine_runs, of_class, options_text, seen_to_
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import no_figures
-from tuner.errors import BadInput, SeveralModels
+from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import class_of
+from tuner.models.table import class_of, is_named, presets
 from tuner.problems.points import Problem
-from tuner.problems.registry import Family, families, parse_problem
+from tuner.problems.registry import Family, parse_problem
 
+UNTUNED = "its weights are of a type that this tuner does not tune"
 NOTHING: Mapping[str, str] = {}
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _MOST_RANKS = 1 << 16
@@ -38,6 +39,7 @@ class MissingFile:
     resolved: Resolved | None = None
     error: BadInput | None = None  # why the problem is not known
     searched: bool = False  # whether a message says that the server looked for it
+    stranger: str = ""  # a sentence on a model of the text that has no layer of this name
 
     @property
     def name(self) -> str:
@@ -74,15 +76,24 @@ def about(file: MissingFile, context: Context) -> Added:
     details: dict[str, Any] = {"file": file.name}
     resolved, family = file.resolved, file.family
     if family is None:
-        return Added(details=details)
-    if other := context.unsupported(facts_of_line(file.name).get("device")):
+        return Added(
+            fix=(f"Nothing here makes it: {UNTUNED}.",) if file.error else (), details=details
+        )
+    if other := context.unsupported(named := facts_of_line(file.name).get("device")):
         return Added(fix=(other,), details=details)
+    if "is too old" in (none := "" if context.hints.device else no_figures(named)):
+        return Added(fix=(f"{none} No file is made for it.",), details=details)
+    if not family.flag and (outside := context.facts.get("experts")):
+        why = f"{outside} runs the experts of the text's server with kernels of its own"
+        return Added((f"{why}, which read no config files: ignore the line.",), (), details)
+    strange = (file.stranger,) if file.stranger else ()
     if resolved is None:
         seen, words = _of_any(file, context)
-        return Added(tuple(words), tuple(_without_problem(file, context, seen)), details)
+        steps = _without_problem(file, context, seen)
+        return Added((*strange, *words), tuple(steps), details)
     device = context.device(resolved.device_name or "")
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
-    cause = [f"Read from it: {note}." for note in resolved.notes]
+    cause = [*strange, *(f"Read from it: {note}." for note in resolved.notes)]
     seen = NOTHING
     if device and (context.version(file.engine) or not _only_before(file, context)):
         seen, words = _what_runs(file, resolved.problems, device, context)
@@ -123,31 +134,16 @@ def _what_runs(
     return seen, words
 
 
-def unnamed_file(finding: LogFinding, context: Context) -> Added:
-    """The command that tunes the model that the text names, for a file without a name."""
-    engine, device = context.engine_of(finding), context.device()
-    if lacks := context.missing(engine, device, model=True):
-        return Added(fix=(lacks,))
-    model = context.target()
-    options = context.options(engine, device)
-    served = context.serving(engine, families()[0])
-    return Added(
-        fix=(
-            f"The text names the model {context.model}"
-            f"{'' if model else ': copy its config.json to this folder'}:",
-            f"$ tuner tune {shlex.quote(model or 'config.json')} {served} {options}",
-            f"$ tuner export {options}",
-        )
-    )
-
-
 def _engine(finding: LogFinding, context: Context) -> str:
     return context.engine_of(finding) or "sglang"
 
 
 def config_file(path: str, engine: str, context: Context, serving: Serving) -> MissingFile:
     """The file of that path, as an engine reads its name."""
-    family = reader_of(path)
+    try:
+        family = reader_of(path)
+    except BadInput as error:  # a type of weights that no kernel here has
+        return MissingFile(path, engine, None, error=error)
     if family is None or engine not in engine_names() or not supports(engine, family.name):
         return MissingFile(path, engine, None)
     asked = Serving(
@@ -159,10 +155,23 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
         model=context.model,
         ranks=_ranks(context),
     )
-    try:
-        return MissingFile(path, engine, family, family.module("models").resolve(path, asked))
-    except BadInput as error:
-        return MissingFile(path, engine, family, None, error)
+    resolve, stranger = family.module("models").resolve, ""
+    for serving in (asked, replace(asked, model="", ranks=None)):
+        try:
+            return MissingFile(path, engine, family, resolve(path, serving), stranger=stranger)
+        except SeveralModels as error:
+            return MissingFile(path, engine, family, None, error, stranger=stranger)
+        except BadInput as error:
+            missing = MissingFile(path, engine, family, None, error, stranger=stranger)
+        known = any(is_named(preset, context.model) for preset in presets() if context.model)
+        if not known or not isinstance(missing.error, NoSuchLayer):
+            break  # of a model of which nothing is known
+        at = f" at tp={context.tp}" if context.tp else ""
+        stranger = (
+            f"No layer of {context.model}{at} asks for {missing.name}: it is of another model, or "
+            "of a server with other flags."
+        )
+    return missing
 
 
 def _ranks(context: Context) -> tuple[int, int] | None:
@@ -178,7 +187,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
 def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, str]) -> list[str]:
     """What to do where the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
-    model = context.target()
+    model = "" if missing.stranger else context.target()
     flag = missing.family.flag if missing.family and missing.family.flag else ""
     options = context.options(missing.engine, device, seen)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
@@ -196,12 +205,12 @@ def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, 
         return [*steps, f"{sure}. {lacks}"]
     if isinstance(missing.error, SeveralModels) and len(missing.error.problems) <= _MOST_MODELS:
         return [*_older(missing.engine, context), *_of_several(missing.error, options)]
-    if not context.tp:
+    if not context.tp or missing.stranger:
         words = " ".join(word for word in (flag, options) if word)
         return [
             *steps,
             f"{sure}: give it to `tuner tune` with {words} and --tp, the tensor-parallel size of "
-            "the server's command, which the text does not say.",
+            "the server's command.",
         ]
     if model and (why := why_not(missing.family, missing.engine, context)):
         return [*steps, f"{sure}, and {why}."]
@@ -281,8 +290,7 @@ def _steps(
     device = context.device(resolved.device_name or "")
     if resolved.device_name and device is None:
         spec, options = resolved.problems[0].spec(), context.options(missing.engine)
-        none = no_figures(resolved.device_name)
-        return [none] if "too old" in none else [f"{none} Then tune {spec} with {options}."]
+        return [f"{no_figures(resolved.device_name)} Then tune {spec} with {options}."]
     if lacks := context.missing(missing.engine, device):
         return [lacks]
     if resolved.older_than:

@@ -33,6 +33,7 @@ class LogFinding:
     where: str  # FILE:LINE
     frames: Sequence[Frame]  # of the traceback before it, the innermost last
     around: str = ""  # its lines as they are, a few before, and as many below as it asks for
+    beside: Sequence[LogFinding] = ()  # it and others that have one answer
     count: int = 0
     ranks: dict[str, None] = field(default_factory=dict)  # in order
 
@@ -86,7 +87,11 @@ class Findings:
         """The findings that say something new, the worst first, then in the log's order."""
         names = {finding.message.name for finding in self.known.values()}
         kinds = list(type(next(iter(self.known.values())).message.kind)) if self.known else []
-        kept = [one for one in self.known.values() if not names & set(one.message.unless)]
+        kept = [
+            one
+            for one in self.known.values()
+            if not names & set(one.message.unless) and not (one.message.alone and len(names) > 1)
+        ]
         return sorted(kept, key=lambda one: kinds.index(one.message.kind))
 
 

@@ -3,53 +3,160 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.files import about, commands_for, config_file, serving_of
+from tuner.diagnose.files import UNTUNED, about, commands_for, config_file, serving_of, why_not
 from tuner.diagnose.findings import LogFinding
-from tuner.engines.engine import engine_module, engine_names
+from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
-from tuner.engines.logs.served import ENGINES
-from tuner.errors import BadInput
+from tuner.engines.logs.served import ENGINES, unmade
+from tuner.errors import BadInput, SeveralModels
 from tuner.families.check import not_among
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Serving
+from tuner.models.table import find_preset
 from tuner.problems.points import folder_version
-from tuner.problems.registry import Family
+from tuner.problems.registry import Family, families
 
 _MOST = 8  # names in one line that are answered
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]+)")
+_SHAPE = re.compile(r"\bE=(\d{1,7})`?[,/] ?`?N=(\d{1,7})\b")
+_DTYPE = re.compile(r"\b((?:fp8|int8)_w8a8|int8_w8a16|int4_w4a16)\b")
+_BLOCK = re.compile(r"block_shape=\[(\d{1,6}), ?(\d{1,6})\]")
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
 def named_file(finding: LogFinding, context: Context) -> Added:
     """Each file that the line names: who reads it, its problem, and the commands that make it."""
-    served = context.engine_of(finding)
-    added = [
-        _named(match[0], served, context)
-        for match in [*finding.form.pattern.finditer(finding.text)][:_MOST]
-    ]
-    return Added(
-        tuple(dict.fromkeys(line for one in added for line in one.cause)),
-        tuple(line for one in added for line in one.fix),
-        {"files": [one.details for one in added]},
+    if finding.beside:
+        return _several_files(finding.beside, context)
+    return _each(_paths(finding)[:_MOST], context.engine_of(finding), context)
+
+
+def unnamed_file(finding: LogFinding, context: Context) -> Added:
+    """The command that tunes the model that the text names, for a file without a name."""
+    engine, device = context.engine_of(finding), context.device()
+    served = context.target() and context.tp
+    if device and not served and (names := _names_of(finding, engine, device, context)):
+        return _each(names[:_MOST], engine, context)
+    wanted = "dense_gemm" if "gemm" in finding.message.name else "fused_moe"
+    family = next(family for family in families() if family.name == wanted)
+    if engine and not supports(engine, wanted):
+        return Added()
+    if lacks := context.missing(engine or "any", device, model=True):
+        return Added(fix=(lacks if engine else context.missing("", device, model=True),))
+    model = context.target()
+    if model and (why := why_not(family, engine, context)):
+        return Added(fix=(f"The text names the model {context.model}, and {why}.",))
+    copy = "" if model else ": copy its config.json to this folder"
+    fix = [f"The text names the model {context.model}{copy}:"]
+    for one in [engine] if engine else [name for name in engine_names() if supports(name, wanted)]:
+        fix += [] if engine else [f"If the server is {ENGINES[one]}:"]
+        fix += commands_for(family, one, context, device)
+    return Added(fix=tuple(fix))
+
+
+def _names_of(finding: LogFinding, engine: str, device: Device, context: Context) -> list[str]:
+    """The names of files of which a text gives E and N alone, as the engines spell them."""
+    return list(
+        dict.fromkeys(
+            _name_of(match, one, device, context)
+            for match in _SHAPE.finditer(finding.around or finding.text)
+            for one in ([engine] if engine else engine_names())
+        )
     )
+
+
+def _paths(finding: LogFinding) -> list[str]:
+    """The paths in a line, of each name one."""
+    matches = finding.form.pattern.finditer(finding.text)
+    return [*{one[0].rpartition("/")[2]: one[0] for one in matches}.values()]
+
+
+def _each(paths: Sequence[str], served: str, context: Context) -> Added:
+    added = {path: _named(path, served, context) for path in paths}
+    heads = {path: [f"{path.rpartition('/')[2]}:"] if len(paths) > 1 else [] for path in paths}
+    return Added(
+        tuple(dict.fromkeys(line for one in added.values() for line in one.cause)),
+        tuple(line for path, one in added.items() for line in (*heads[path], *one.fix)),
+        {"files": [one.details for one in added.values()]},
+    )
+
+
+def _several_files(findings: Sequence[LogFinding], context: Context) -> Added:
+    """What each of many files is for that a text names, such as a folder's listing."""
+    rows: dict[str, list[str]] = {}
+    for finding in findings:
+        for path in _paths(finding):
+            about_it = _row(path, context.engine_of(finding), context)
+            rows.setdefault(about_it, []).append(path.rpartition("/")[2])
+    fix = (
+        "Give the line `Config file not found at` of the server, or the model: `tuner tune` makes "
+        "the files that a model's layers ask for, from its name or its config.json.",
+    )
+    names = [name for these in rows.values() for name in these]
+    lines = [f"{', '.join(these)}: {about_them}." for about_them, these in rows.items()]
+    return Added(tuple(lines), fix, {"files": names})
+
+
+def _row(path: str, served: str, context: Context) -> str:
+    """What one file is for, and whether an engine ships it, in few words."""
+    name, family, readers, why = _read(path, context)
+    if family is None:
+        return why.rstrip(".").replace(name, "it")
+    engine = served if served in readers else readers[0]
+    file = config_file(path, engine, context, Serving())
+    whose = file.resolved.assumed if file.resolved else ""
+    if isinstance(file.error, SeveralModels):
+        whose = next(iter(file.error.problems.values()))
+    shipped = [words.partition(": ")[0] for words in _shipped(engine, family, name, context)]
+    such = [f"such as of {whose}"] if whose else []
+    return "; ".join([", ".join([family.title, *such]), *(one.rstrip(".") for one in shipped)])
+
+
+def _read(path: str, context: Context) -> tuple[str, Family | None, list[str], str]:
+    """A file's name, its family and the engines that look for it; or no family, and why."""
+    name = path.rpartition("/")[2]
+    if why := context.unsupported(facts_of_line(name).get("device")) or unmade(name):
+        return name, None, [], why
+    try:
+        family = reader_of(path)
+    except BadInput:
+        return name, None, [], f"Nothing here makes {name}: {UNTUNED}."
+    readers = _readers(path, name, family) if family else []
+    why = "" if readers else f"Neither sglang nor vLLM looks for {name}."
+    return name, family if readers else None, readers, why
+
+
+def _name_of(match: re.Match[str], engine: str, device: Device, context: Context) -> str:
+    """The name of a layer's file; what the line does not say is as in the text's model."""
+    line = match.string[match.start() :].partition("\n")[0]
+    said, block = _DTYPE.search(line), _BLOCK.search(line)
+    dtype, shape = said[1] if said else "", (block[1], block[2]) if block else None
+    target = "" if context.hints.model else context.target()
+    model = find_preset(target) if target else None
+    if model and model.quantization != "none" and model.dtype and ",device_name=" not in line:
+        dtype = dtype or model.dtype.value
+        shape = shape or (model.block_shape if dtype == model.dtype.value else None)
+    name = (
+        f"E={match[1]},N={match[2]},device_name={device.name}{f',dtype={dtype}' if dtype else ''}"
+    )
+    comma = ", " if engine == "sglang" else ","
+    return name + (f",block_shape=[{shape[0]}{comma}{shape[1]}].json" if shape else ".json")
 
 
 def _named(path: str, served: str, context: Context) -> Added:
     """One file; `served` is the engine of the text, if it is known."""
-    family, name = reader_of(path), path.rpartition("/")[2]
-    readers = _readers(path, name, family) if family else []
+    name, family, readers, why = _read(path, context)
     details: dict[str, Any] = {"file": name, "engines": readers, "fields": _fields(name, path)}
-    if other := context.unsupported(facts_of_line(name).get("device")):
-        return Added((other,), details=details)
-    if family is None or not readers:
-        return Added((f"Neither sglang nor vLLM looks for {name}.",), details=details)
+    if family is None:
+        return Added((why,), details=details)
     spell = " and ".join(ENGINES[one] for one in readers)
     cause = [f"It is the name of a config file for {family.title}, in the spelling of {spell}."]
     if folder := _FOLDER.search(path):

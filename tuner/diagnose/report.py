@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.diagnose.added import Mend
@@ -86,13 +86,17 @@ class Diagnosis:
             "facts": self.findings.facts.as_json(),
             "found": [answer.as_json() for answer in self.answers],
             "unsupported": self.unsupported or None,
+            "instead": list(self.instead),
             "unknown": [{"text": text, "where": where} for text, where in self.unknown.items()],
         }
 
     def as_text(self) -> str:
         blocks = []
+        told: dict[tuple[str, ...], int] = {}  # steps, and the first answer that has them
         for number, answer in enumerate(self.answers, 1):
-            first, *rest = answer.lines()
+            of = told.setdefault(tuple(answer.fix), number)
+            again = [f"The steps of {of} are for this too."] if answer.fix and of < number else []
+            first, *rest = replace(answer, fix=again or answer.fix).lines()
             blocks.append("\n".join([f"{number}. {first}", *rest]))
         if self.unsupported and not any(self.unsupported in one for one in blocks):
             blocks.append(

@@ -12,6 +12,8 @@ holes for what the engine fills in:
     {name:card}   the rest of such a file's name, with a GPU, up to .json
     {a|b}         one of these words; {name:a|b} keeps it
 
+`words` are forms that are in no source, but in people's words.
+
 A hole without a name is not kept. A blank stands for any white space or none, because terminals and
 mail programs break lines.
 """
@@ -104,6 +106,7 @@ class Message:
     # Instead of `cause` and `fix`, if the GPU shares the host's memory.
     unified_cause: Sequence[str] = ()
     unified_fix: Sequence[str] = ()
+    alone: bool = False  # beside any other message this one says nothing new
     below: int = 0  # how many lines below it the answer reads too
     not_in: Sequence[str] = ()  # words of lines that are another message's
 
@@ -127,11 +130,13 @@ def known_messages() -> MessageTable:
 
 
 def _message(row: Mapping[str, Any]) -> Message:
+    people = [["people", "", "", thread] for thread in row["threads"]]
+    words = [{"text": text, "in": people[:1]} for text in row.get("words", ())]
     return Message(
         name=row["name"],
         title=row["title"],
         kind=Kind(row["kind"]),
-        forms=tuple(_form(form) for form in row["forms"]),
+        forms=tuple(_form(form) for form in (*row.get("forms", ()), *words)),
         cause=tuple(row["cause"]),
         fix=tuple(row["fix"]),
         answer=row.get("answer", ""),
@@ -140,6 +145,7 @@ def _message(row: Mapping[str, Any]) -> Message:
         threads=tuple(row.get("threads", ())),
         unified_cause=tuple(row.get("unified_cause", ())),
         unified_fix=tuple(row.get("unified_fix", ())),
+        alone=row.get("alone", False),
         below=row.get("below", 0),
         not_in=tuple(row.get("not_in", ())),
     )

@@ -18,21 +18,24 @@ from typing import Any
 from tuner.engines.logs.cards import Cards
 from tuner.engines.logs.lines import BEGINS, BLANKS
 from tuner.engines.logs.settings import MARKS, of_command, of_lines, of_log, waiting_flag, words_of
+from tuner.models.table import presets
 from tuner.toml_table import shipped_toml
 
 _COMMAND = re.compile(
     r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|--model-path\b"
+    r"|\bbenchmark_moe\w*\.py|\btuning_\w+\.py"
     r"|\b(?:command|args)[\"']?\s*[:=]\s*(?:[\[>|\"'-]|$)"
 )
 _STARTS = (  # of them, without blanks
     *(b"launch_server", b"sglangserve", b"vllmserve", b"vllm.entrypoints", b"dockerrun"),
-    *(b"--model-path", b"command", b"args"),
+    *(b"--model-path", b"command", b"args", b"benchmark_moe", b"tuning_"),
 )
 _GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])")  # an argument of its own line
 _LONGEST = 80  # lines of a command
 # Where an engine logs the arguments that it was started with, without blanks.
 _ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=")
-_RANK = re.compile(rb"TP(\d{1,3})\b")
+# In what logs write before a message: [2025-05-13 23:29:46 DP4 TP4], (Worker_TP0 pid=1).
+_RANK = re.compile(rb"(?:\d |[_ ]DP\d+_| DP\d+ |Worker[_ ])TP(\d{1,3})\b")
 # A shell's variable that is set in a line of its own, as scripts of launch commands do.
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
 _USED = re.compile(r"\$\{?(\w+)\}?")
@@ -63,7 +66,12 @@ class Facts:
 
     known: dict[str, Fact] = field(default_factory=dict)
     cards: Cards = field(default_factory=Cards)  # what names of files and people's words say
+    others: dict[str, Fact] = field(default_factory=dict)  # a second value of a server's fact
     _engines: set[str] = field(default_factory=set)  # that people's words name
+    _models: dict[str, Fact] = field(
+        default_factory=dict
+    )  # that people's words name, by their keys
+    _called: bool = False  # the model is that of people's words
     _read: int = 0  # bytes
     _shown: bool = False  # the device is that of a program's own output
     _command: int = 0  # lines of a command that may follow
@@ -110,6 +118,7 @@ class Facts:
         self._see_ranks(lines, name, first)
         self._see_words(lines, name, first)
         self._name_card()
+        self._name_model()
 
     def _see_words(self, lines: Sequence[bytes], name: str, first: int) -> None:
         """The GPUs and the engines that people name in the first lines."""
@@ -120,6 +129,9 @@ class Facts:
             text = line.decode("utf-8", errors="replace")
             self.cards.read(text, f"{name}:{number}")
             self._engines |= {word.lower() for word in _ENGINE.findall(text)}
+            for match in _models().finditer(text):
+                key = re.sub(r"[\s_-]", "", match[0]).lower()
+                self._models.setdefault(key, Fact(match[0].replace(" ", "-"), f"{name}:{number}"))
 
     @property
     def engine(self) -> str:
@@ -139,6 +151,18 @@ class Facts:
             self.known.pop("device", None)
             if card := self.cards.sole():
                 self.known["device"] = Fact(card.name, card.where)
+
+    def _name_model(self) -> None:
+        """Take the model that the text names, if no command shows one and it names one alone.
+
+        A name that begins another is the same model's: Qwen3-30B-A3B beside Qwen3-30B-A3B-FP8.
+        """
+        if self._called:
+            self.known.pop("model", None)
+        longest = max(self._models, key=len, default="")
+        self._called = "model" not in self.known and all(map(longest.startswith, self._models))
+        if self._called and longest:
+            self.known["model"] = self._models[longest]
 
     def _read_settings(
         self, lines: Sequence[bytes], joined: bytes, starts: list[int], name: str, first: int
@@ -184,8 +208,8 @@ class Facts:
         for rank in sorted({*map(int, _RANK.findall(b"\n".join(lines)))}, reverse=True):
             if rank < int(self.get("ranks") or 0):
                 return
-            mark = re.compile(rb"(?<![A-Za-z0-9])TP%d\b" % rank)
-            at = next((i for i, line in enumerate(lines) if mark.search(line)), None)
+            mark = b"TP%d" % rank
+            at = next((i for i, line in enumerate(lines) if mark in line), None)
             if at is not None:
                 self.known["ranks"] = Fact(str(rank + 1), f"{name}:{first + at}")
                 return
@@ -248,7 +272,12 @@ class Facts:
         if name == "device" and not self._shown:
             self._shown = True
             self.known.pop("device", None)
-        self.known.setdefault(name, Fact(value, where))
+        if name == "model" and self._called:
+            self._called = False
+            self.known.pop("model", None)
+        old = self.known.setdefault(name, Fact(value, where))
+        if _last(old.value) != _last(value):
+            self.others.setdefault(name, Fact(value, where))
 
 
 def facts_of_line(line: str) -> Facts:
@@ -282,6 +311,23 @@ def _flags() -> dict[str, re.Pattern[str]]:
         )
         for name, flags in rows.items()
     }
+
+
+def _last(value: str) -> str:
+    return value.rstrip("/").rpartition("/")[2].lower()
+
+
+@cache
+def _models() -> re.Pattern[str]:
+    """The names of known models in people's words, with what stands behind: -FP8, -Instruct."""
+    names = {name for model in presets() for name in (model.name, *model.aliases)}
+    words = [
+        r"[\s_-]?".join(map(re.escape, name.split("-")))
+        for name in sorted(names, key=len, reverse=True)
+    ]
+    words.append(r"[A-Za-z][\w.]*(?:-[\w.]+){0,3}-\d+B-A\d+B")  # Qwen3-Omni-30B-A3B
+    ends = r"(?:[-_](?!down\b)[A-Za-z0-9][\w.]*\w)*(?![\w-])"
+    return re.compile(rf"(?<![\w./=-])(?:{'|'.join(words)}){ends}", re.IGNORECASE)
 
 
 def _flag_alone(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,20 @@ from tuner.problems.registry import Family
 # Flags that divide the experts among all ranks.
 _SPREAD = {"--enable-expert-parallel", "--enable-ep-moe"}
 _OF_WEIGHTS = {"fused_moe", "dense_gemm"}  # families whose problems have the weights' type
+_VLLM_GEMM = re.compile(r"N=\d+,K=\d+,device_name=[^,]+,dtype=\w+,block_shape=\[\d+,\d+\]\.json")
 _NAMED = 4  # GPUs that are listed by name
 ENGINES = {"sglang": "sglang", "vllm": "vLLM"}  # by the name in paths, as texts name them
+
+
+def unmade(name: str) -> str:
+    """A sentence on a file that vLLM reads and this program does not make; "" for any other."""
+    if not _VLLM_GEMM.fullmatch(name):
+        return ""
+    return (
+        f"vLLM reads {name} for a quantised dense GEMM, from the folder of its package alone. This "
+        "program neither makes nor checks it: vLLM's benchmarks/kernels/benchmark_w8a8_block_fp8.py"
+        " makes it."
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.versions import Release, release_of
-from tuner.errors import BadProblem, MalformedConfigFile, SeveralModels
+from tuner.errors import BadProblem, MalformedConfigFile, NoSuchLayer, SeveralModels
 from tuner.families.fused_moe.engine import MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
@@ -32,7 +32,7 @@ class NamedLayer:
     device_name: str
     dtype: Dtype | None  # None: unquantised weights, for which the name has no type
     block_shape: tuple[int, int] | None
-    per_channel_quant: bool
+    per_channel_quant: bool | None  # None: the engine's names do not say it
     gemm: Gemm
     file_name: str
     before: Release | None = None  # the engine is older than this release, according to the folder
@@ -43,25 +43,28 @@ Fusions = Callable[[Model, NamedLayer, int], Collection[int]]
 
 
 def find_config_name(
-    text: str, *, packed: bool, before: Release | None = None
+    text: str, *, packed: bool, channels: bool = True, before: Release | None = None
 ) -> NamedLayer | None:
     """Find a config file's name in a line or a path; None if there is none.
 
-    `packed`: see `MoeFileKey`. Raises BadProblem for an unknown dtype.
+    `packed`: see `MoeFileKey`. `channels`: whether the engine's names say that fp8 is quantised
+    per channel. Raises BadProblem for an unknown dtype.
     """
     match = NAME.search(text)
     if not match:
         return None
     dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
     block = (int(match["n"]), int(match["k"])) if match["n"] else None
+    # int8_w8a8 without blocks is always per channel; older releases' names do not say so.
+    by_channel = bool(match["per_channel"]) or (dtype is Dtype.INT8_W8A8 and not block)
+    unsaid = not channels and dtype is Dtype.FP8_W8A8 and not block
     return NamedLayer(
         E=int(match["E"]),
         N=int(match["N"]) * (2 if packed and dtype is Dtype.INT4_W4A16 else 1),
         device_name=match["device"],
         dtype=dtype,
         block_shape=block,
-        # int8_w8a8 without blocks is always per channel; older releases' names do not say so.
-        per_channel_quant=bool(match["per_channel"]) or (dtype is Dtype.INT8_W8A8 and not block),
+        per_channel_quant=None if unsaid else by_channel,
         gemm=Gemm.DOWN if match["down"] else Gemm.UP,
         file_name=match[0],
         before=before,
@@ -85,7 +88,7 @@ class Match:
 def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Match, ...]:
     """The presets whose experts divide into the file's E and N, and that agree with what else is
     known of the server. Matches without expert parallelism exclude others, and so do matches whose
-    tp is a power of two.
+    tp is a power of two; no server divides a model that it does not name by 10 or 14.
     """
     with_experts = [model for model in presets() if model.E]
     named = [model for model in with_experts if serving.model and is_named(model, serving.model)]
@@ -100,16 +103,19 @@ def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Ma
     told = named or {"hidden_size", "top_k"} & serving.options.keys()
     found = found if told else _of_the_type(found, missing)
     found = [match for match in found if match.ep == 1] or found
-    return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
+    even = [match for match in found if match.tp & (match.tp - 1) == 0]
+    return tuple(even or [match for match in found if told or match.tp < 10 or match.tp % 3 == 0])
 
 
 def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
     """The matches whose checkpoints have the file's type. An engine can quantise to fp8 itself."""
-    wanted = (missing.dtype or Dtype.BFLOAT16, missing.block_shape, missing.per_channel_quant)
+    wanted = (missing.dtype or Dtype.BFLOAT16, missing.block_shape)
+    channels = missing.per_channel_quant
     same = [
         match
         for match in found
-        if (match.model.dtype, match.model.block_shape, match.model.per_channel_quant) == wanted
+        if (match.model.dtype, match.model.block_shape) == wanted
+        and channels in (None, match.model.per_channel_quant)
     ]
     if same or missing.block_shape or missing.dtype not in (None, Dtype.FP8_W8A8):
         return same
@@ -141,12 +147,13 @@ def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Fus
     """
     hidden_size, top_k = serving.options.get("hidden_size"), serving.options.get("top_k")
     if hidden_size and top_k:
-        problem = _problem(missing, serving, hidden_size, top_k)
+        problem = _problem(missing, serving, hidden_size, top_k, channels=False)
         return problem, "hidden size and top_k as given", ""
     found: dict[FusedMoe, list[Match]] = {}
     for match in matches(missing, fusions, serving):
         if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k):
-            problem = _problem(missing, serving, match.model.hidden, match.top_k)
+            channels = match.model.per_channel_quant and match.model.dtype is missing.dtype
+            problem = _problem(missing, serving, match.model.hidden, match.top_k, channels=channels)
             found.setdefault(problem, []).append(match)
     if len(found) == 1:
         (problem,) = found
@@ -165,7 +172,7 @@ def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Fus
     cli = f": add --hidden-size and --top-k ({these or 'no preset matches'})"
     api = f": add hidden_size and top_k ({these or 'no preset matches'})"
     if not found:
-        raise BadProblem(message, cli=cli, api=api)
+        raise NoSuchLayer(message, cli=cli, api=api)
     several = {problem.spec(): _names(its) for problem, its in found.items()}
     raise SeveralModels(message, several, cli=cli, api=api)
 
@@ -177,8 +184,12 @@ def _names(found: Sequence[Match]) -> str:
     )
 
 
-def _problem(missing: NamedLayer, serving: Serving, K: int, top_k: int) -> FusedMoe:
+def _problem(
+    missing: NamedLayer, serving: Serving, K: int, top_k: int, *, channels: bool
+) -> FusedMoe:
+    """`channels`: whether the weights are quantised per channel, if the name does not say it."""
     block_shape = serving.options.get("block_shape")
+    said = missing.per_channel_quant
     return FusedMoe(
         E=missing.E,
         N=missing.N,
@@ -186,7 +197,7 @@ def _problem(missing: NamedLayer, serving: Serving, K: int, top_k: int) -> Fused
         top_k=top_k,
         dtype=missing.dtype or serving.dtype or Dtype.BFLOAT16,
         block_shape=missing.block_shape or block_shape,
-        per_channel_quant=missing.per_channel_quant and not block_shape,
+        per_channel_quant=bool(channels if said is None else said) and not block_shape,
     )
 
 

@@ -14,7 +14,7 @@ def parse_config_name(text: str) -> NamedLayer | None:
 
     Raises BadProblem for a dtype that no problem has.
     """
-    missing = find_config_name(text, packed=False)
+    missing = find_config_name(text, packed=False, channels=False)
     if missing is None:
         return None
     try:
