@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
-from tuner.deploy.preflight.facts import Node, Topology, joined
+from tuner.deploy.preflight.facts import Finding, Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology
-from tuner.deploy.preflight.links import find_links
+from tuner.deploy.preflight.links import find_links, hca_list, up_devices
 from tuner.deploy.preflight.network import (
     parse_ibdev2netdev,
     parse_ibstat,
@@ -18,6 +21,13 @@ from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 
 _NODE = "the node"
+# A row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw. A launcher
+# may put its own prefixes between them.
+_ROW = re.compile(
+    r"(\d+)\s+\d+\s+\w*(?:float|half|int)\w*\s+\w+\s+-?\d+(?:\s*\[\d+\])?\s+"
+    r"[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\d+)?"
+)
+_DROP = 0.6  # of the best; less is more than noise
 
 
 def topology(finding: LogFinding, context: Context) -> Added:
@@ -26,6 +36,7 @@ def topology(finding: LogFinding, context: Context) -> Added:
     cut = [gpu for gpu in found.gpus if gpu not in found.lines]
     cause = [f"The rows of {joined(cut)} are cut or not readable here."] if cut else []
     if not found.nics:
+        cause += [f"{words}." for words in _between(found)]
         return Added((*cause, "It names no RDMA device (NIC), so it says nothing of the network."))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
@@ -33,22 +44,86 @@ def topology(finding: LogFinding, context: Context) -> Added:
     near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
     whole = not cut or near == {*found.nics}
     findings = list(check_topology(node, find_links(node))) if whole else []
-    cause += [f"{one.message[:1].upper()}{one.message[1:]}." for one in findings]
-    fix = [f"{one.fix[:1].upper()}{one.fix[1:]}." for one in findings]
-    return Added(tuple(cause), tuple(fix), {"far_gpus": _far(found)})
+    told = _told(findings)
+    return Added((*cause, *told.cause), told.fix, {"far_gpus": _far(found)})
 
 
 def rdma_ports(finding: LogFinding, context: Context) -> Added:
-    """Which ports are down."""
+    """Which ports are down, and what NCCL_IB_HCA follows from those that are up."""
     text = finding.around
     devices = parse_ibv_devinfo(text) or parse_ibstat(text) or parse_rdma_link(text)
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)
-    findings = list(check_rdma(node, find_links(node), None))
-    if not findings and (node.ports or devices):
-        names = {port.device for port in node.ports} | {one.device for one in devices}
-        return Added((f"The ports of {joined(names)} are up.",))
-    cause = [f"{one.message[:1].upper()}{one.message[1:]}." for one in findings]
-    return Added(tuple(cause), tuple(f"{one.fix[:1].upper()}{one.fix[1:]}." for one in findings))
+    links = find_links(node)
+    told = _told(check_rdma(node, links, None))
+    value = hca_list(node, links)
+    cause = told.cause
+    if not cause and value:
+        cause = (f"The ports of {joined(up_devices(node))} are up.",)
+    step = (
+        "For transfers between nodes, by this output alone; leave out a device of the management "
+        "or storage network (`ip route` names the interface of the default route):",
+        f"$ export NCCL_IB_HCA={value}",
+    )
+    return Added(cause, (*told.fix, *(step if value.strip("=") else ())), {"hca": value})
+
+
+def nccl_tests(finding: LogFinding, context: Context) -> Added:
+    """What the rows show: the largest size, and whether larger transfers are slower."""
+    rows = [(int(size), float(bw), wrong) for size, bw, wrong in _ROW.findall(finding.around)]
+    rows = [row for row in rows if row[0]]
+    if not rows:
+        return Added(
+            ("No row of the table stands here, and the average over all sizes says little.",)
+        )
+    size, last, _ = max(rows)
+    at, best, _ = max(rows, key=lambda row: row[1])
+    cause = [
+        f"At the largest size here, {_bytes(size)}, the bus bandwidth (busbw) is {last:g} GB/s. A "
+        "link of 400 Gb/s carries 50 GB/s at most, one of 200 Gb/s 25. The average that the tool "
+        "prints counts small sizes too, so compare this number instead."
+    ]
+    fix = ["Several nodes: the preflight says what holds RDMA back.", "$ tuner preflight"]
+    if last < _DROP * best:
+        cause.append(
+            f"It was {best:g} GB/s at {_bytes(at)}: transfers above that size are slower, which is "
+            "not as it should be. That points to lost packets (flow control of RoCE on cards and "
+            "switch), or to traffic through the processor (ACS, IOMMU, no GPUDirect RDMA)."
+        )
+    if any(wrong.strip("0") for _, _, wrong in rows):
+        cause.append("Results are wrong (column #wrong): a GPU, a link or a driver is faulty.")
+    return Added(tuple(cause), tuple(fix))
+
+
+def _bytes(size: int) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size} bytes"
+
+
+def _told(findings: Iterable[Finding]) -> Added:
+    """Findings as sentences."""
+    told = [*findings]
+    return Added(
+        tuple(f"{one.message[:1].upper()}{one.message[1:]}." for one in told),
+        tuple(f"{one.fix[:1].upper()}{one.fix[1:]}." for one in told),
+    )
+
+
+def _between(found: Topology) -> list[str]:
+    """Sentences on how the GPUs reach each other."""
+    pairs = [(a, b) for a in found.read_gpus for b in found.gpus if a < b]
+    kinds = {found.relations[pair] for pair in pairs if pair in found.relations}
+    linked = [p for p in pairs if found.relations.get(p, "").startswith("NV")]
+    if not kinds or not linked:
+        return ["No GPU has NVLink to another one: all-reduces run over PCIe"] if kinds else []
+    if all(kind.startswith("NV") for kind in kinds):
+        return ["Each GPU has NVLink to each other one"]
+    words = ", ".join(f"{a} with {b}" for a, b in linked)
+    return [
+        f"NVLink joins only {words}; all other pairs go over PCIe, so an all-reduce over more "
+        "GPUs than these is as slow as PCIe"
+    ]
 
 
 def _far(found: Topology) -> list[str]:
@@ -59,7 +134,7 @@ def _nearest(found: Topology) -> list[str]:
     """A sentence for the GPUs of each set of nearest devices below their PCIe switch."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for gpu in found.read_gpus:
-        if gpu not in _far(found):
+        if gpu not in _far(found) and found.nearest(gpu)[1]:
             groups.setdefault(found.nearest(gpu)[1], []).append(gpu)
     words = [f"{joined(nics)} with {joined(gpus)}" for nics, gpus in groups.items()]
     return [f"Below one PCIe switch are {'; '.join(words)}"] if words else []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.diagnose.table import Form, Message
+from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Facts
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
@@ -82,7 +82,12 @@ class Findings:
     def found(self) -> list[LogFinding]:
         """The findings that say something new, the worst first, then in the log's order."""
         names = {finding.message.name for finding in self.known.values()}
-        kinds = list(type(next(iter(self.known.values())).message.kind)) if self.known else []
+        if any(
+            one.message.kind is Kind.STOPS and "stops" not in one.message.unless
+            for one in self.known.values()
+        ):
+            names.add("stops")
+        kinds = list(Kind)
         kept = [one for one in self.known.values() if not names & set(one.message.unless)]
         return sorted(kept, key=lambda one: kinds.index(one.message.kind))
 

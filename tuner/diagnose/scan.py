@@ -75,6 +75,8 @@ class _Scan:
             for anchor, form, message in hits:
                 for place in _places(joined, anchor):
                     at = bisect_right(starts, place) - 1
+                    if "explained" in message.unless and at in explained:
+                        continue
                     if self._searched <= at < end and (message.name, at) not in seen:
                         taken = self._match(at, form, message)
                         seen |= {(message.name, at)} if taken else set()

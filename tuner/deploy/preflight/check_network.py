@@ -51,17 +51,15 @@ def _absent_devices(
 
 def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
     """One finding for all ports that are down, because they often share a cause."""
-    if node.ports:
-        lines = {p.device: p.line for p in node.ports if not p.up}
-        total = len(node.ports)
-    else:
-        down = [d for d in node.devices if d.state != "ACTIVE"]
-        lines = {d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in down}
-        total = len(node.devices)
-    wanted = [d for d in lines if d in links.compute or d == links.device]
+    up, total = up_devices(node), len(node.ports or node.devices)
+    lines = {p.device: p.line for p in node.ports} or {
+        d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in node.devices
+    }
+    yield from _hidden(node, up)
+    wanted = [d for d in lines if d not in up and (d in links.compute or d == links.device)]
     if not wanted:
         return
-    named, up = set(expected.rdma or ()) if expected else set(), up_devices(node)
+    named = set(expected.rdma or ()) if expected else set()
     # A card with two ports and one cable works: DGX Spark is sold so.
     spare = all(d not in named and set(card_of(node, d)) & up for d in wanted)
     yield (node.info if spare else node.error)(
@@ -71,6 +69,20 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
         ("if a cable is meant to be there: " if spare else "") + _fix_down(node, wanted),
         tuple(lines[d] for d in sorted(wanted, key=natural)),
     )
+
+
+def _hidden(node: Node, up: set[str]) -> Iterator[Finding]:
+    """A finding for InfiniBand ports whose own state was not captured."""
+    listed = {d.device for d in node.devices}
+    ports = [p for p in node.ports if not p.up and p.device in up - listed]
+    if ports:
+        yield node.info(
+            "ports-hidden",
+            f"(Down) at {joined([p.device for p in ports])} is of IP over InfiniBand, and says "
+            "nothing of the InfiniBand port, which NCCL needs",
+            "look at the ports: ibstat, or rdma link",
+            tuple(p.line for p in ports),
+        )
 
 
 def _fix_down(node: Node, devices: list[str]) -> str:
