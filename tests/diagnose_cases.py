@@ -810,7 +810,7 @@ CASES = (
         "---     ----    -----   ---         ------------    ---     ---\n"
         "mlx5_0  1       3       0000:ffff   10.63.65.208    v2      xgbe0",
         ("gid_table",),
-        ("VER v2", "NCCL_IB_GID_INDEX"),
+        ("RoCE v2", "NCCL_IB_GID_INDEX"),
     ),
     Case(
         "sgl-project/sglang#33273",

@@ -48,6 +48,17 @@ CASES = [
     ("ValueError: The number of required GPUs exceeds the total number of available GPUs in the placement group.", ["ray_placement"], "ray status"),
     ("ValueError: Ray does not allocate any GPUs on the driver node.", ["ray_driver"], "VLLM_HOST_IP"),
     ("AssertionError: local_world_size (16) must be less than or equal to the number of visible devices (8).", ["local_ranks"], "16 ranks"),
+    ("[2025-03-27 10:02:11,021 E 231 231] gcs_rpc_client.h:179: Failed to connect to GCS at address 192.0.2.10:6379 within 5 seconds.", ["ray_head"], "nc -zv 192.0.2.10 6379"),
+    ("The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR", ["ray_worker_died"], "dmesg -T"),
+    # Prefill and decode on servers of their own.
+    ("source_addr: 0x7f, local_nic: mlx5_9, peer_nic: 192.0.2.7:15867@mlx5_9, dest_rkey: 2491916, retry_cnt: 0): transport retry counter exceeded", ["kv_unreachable"], "MC_GID_INDEX"),
+    ("local_nic: mlx5_2, peer_nic: 192.0.2.98:15992@mlx5_1, dest_rkey: 2146656, retry_cnt: 0): local protection error\nToo many errors found in local RNIC 192.0.2.69:15858@mlx5_2, mark it inactive", ["kv_access"], "nvidia_peermem"),
+    ("nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND", ["nixl_backend"], "UCX_LOG_LEVEL=info"),
+    ("KVTransferError: Failed to get kvcache from prefill instance, it might be dead", ["kv_failed"], "both servers"),
+    # NVLink and NVSwitches.
+    ("         Link 0: 25.781 GB/s\n         Link 3: <inactive>", ["nvlink_inactive"], "nvidia-smi nvlink -e"),
+    ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", ["fabric_manager"], "nvidia-fabricmanager"),
+    ("    Fabric\n        State                 : In Progress\n", ["fabric_manager"], "State: Completed"),
     # Lines that are known are not unknown warnings too; others stay.
     (WARN + "[Proxy Service 11] Failed to execute operation Connect from rank 11, retcode 2\n" + WARN + "Something new", ["nccl_warning", "rank_died"], "Something new"),
     # Tables of nccl-tests.
@@ -76,3 +87,23 @@ def test_ip_over_infiniband_says_nothing_of_the_port():
     assert "says nothing of the InfiniBand port" in answer
     assert "ports are down" not in answer
     assert "export NCCL_IB_HCA=mlx5_0\n" in answer
+
+
+SHOWN = """DEV     PORT    INDEX   GID                                     IPv4            VER     DEV
+mlx5_0  1       5       fe80:0000:0000:0000:c025:a1ff:fe31:2e81                 v2      net1
+mlx5_0  1       7       0000:0000:0000:0000:0000:ffff:0a9c:8184 10.156.129.132  v2      net1
+mlx5_1  1       {0}       0000:0000:0000:0000:0000:ffff:0a9c:8584 10.156.133.132  v2      net2
+"""
+LISTED = "\t\tGID[  1]:\t\tfe80::ac0:ebff:feda:1cfb, RoCE v2\n\t\tGID[  3]:\t\t::ffff:10.0.0.6, RoCE v2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        (SHOWN.format(7), "export NCCL_IB_GID_INDEX=7\n"),
+        (SHOWN.format(9), "index differs between devices"),
+        (LISTED, "export NCCL_IB_GID_INDEX=3\n"),
+    ],
+)
+def test_a_table_of_gids_says_the_index(text, phrase):
+    assert phrase in diagnose_text(text).as_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tuner.diagnose.added import Added
-from tuner.diagnose.captures import nccl_tests, rdma_ports, topology
+from tuner.diagnose.captures import gid_table, nccl_tests, rdma_ports, topology
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import cutlass_tile, scaled_mm_unserved, shared_memory
 from tuner.diagnose.files import missing_file, unnamed_file
@@ -18,6 +18,6 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     for function in (
         *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
         *(block_shape, heads, memory_taken),
-        *(nccl_tests, rdma_ports, topology),
+        *(gid_table, nccl_tests, rdma_ports, topology),
     )
 }

@@ -9,12 +9,14 @@ from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
 from tuner.deploy.preflight.facts import Finding, Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology
-from tuner.deploy.preflight.links import find_links, hca_list, up_devices
+from tuner.deploy.preflight.links import find_links, gid_indexes, hca_list, up_devices
 from tuner.deploy.preflight.network import (
+    parse_devinfo_gids,
     parse_ibdev2netdev,
     parse_ibstat,
     parse_ibv_devinfo,
     parse_rdma_link,
+    parse_show_gids,
 )
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
@@ -26,6 +28,10 @@ _NODE = "the node"
 _ROW = re.compile(
     r"(\d+)\s+\d+\s+\w*(?:float|half|int)\w*\s+\w+\s+-?\d+(?:\s*\[\d+\])?\s+"
     r"[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\d+)?"
+)
+_UNSET = (
+    "Leave NCCL_IB_GID_INDEX unset, and use NCCL 2.21 or later, which chooses the row itself; older "
+    "ones need its INDEX, the same on all ports and nodes."
 )
 _DROP = 0.6  # of the best; less is more than noise
 
@@ -65,6 +71,32 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
         f"$ export NCCL_IB_HCA={value}",
     )
     return Added(cause, (*told.fix, *(step if value.strip("=") else ())), {"hca": value})
+
+
+def gid_table(finding: LogFinding, context: Context) -> Added:
+    """The index of RoCE v2 with IPv4, as far as the table stands here."""
+    gids = parse_show_gids(finding.around) or parse_devinfo_gids(finding.around)
+    node = Node(_NODE, gids=gids)
+    rows = {one: set(gid_indexes(node, one)) for one in dict.fromkeys(gid.device for gid in gids)}
+    bare = [one for one, indexes in rows.items() if not indexes]
+    cause = [f"{joined(bare)} has no such row here."] if any(bare) else []
+    some = [indexes for indexes in rows.values() if indexes]
+    shared = set.intersection(*some) if some else set()
+    if not shared:
+        cause += ["The index differs between devices, so no single NCCL_IB_GID_INDEX fits."] * any(
+            some
+        )
+        return Added(tuple(cause), (_UNSET,))
+    index = min(shared)
+    return Added(
+        (*cause, f"Here that is index {index}."),
+        (
+            "NCCL 2.21 and later choose the row themselves: leave the variable unset, for the "
+            "index moves when interfaces change. For older ones, if other nodes have the same:",
+            f"$ export NCCL_IB_GID_INDEX={index}",
+        ),
+        {"gid_index": index},
+    )
 
 
 def nccl_tests(finding: LogFinding, context: Context) -> Added:
