@@ -59,6 +59,12 @@ CASES = [
     ("         Link 0: 25.781 GB/s\n         Link 3: <inactive>", ["nvlink_inactive"], "nvidia-smi nvlink -e"),
     ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", ["fabric_manager"], "nvidia-fabricmanager"),
     ("    Fabric\n        State                 : In Progress\n", ["fabric_manager"], "State: Completed"),
+    (INFO + "dlvsym failed on mlx5dv_get_data_direct_sysfs_path - /lib/libmlx5.so: undefined symbol: mlx5dv_get_data_direct_sysfs_path, version MLX5_1.25", ["verbs_old"], "harmless"),
+    (WARN + "Cuda failure 'out of memory'\n" + WARN + "Cuda failure 'invalid resource handle'", ["nccl_cuda_memory"], "nvidia-smi"),
+    (WARN + "Cuda failure 'operation not supported'\nRuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", ["nccl_cuda"], "NCCL_CUMEM_ENABLE=0"),
+    (WARN + "NET/OFI Only EFA provider is supported", ["nccl_efa"], "fi_info -p efa"),
+    (WARN + "socketProgressOpt: Call to recv from 192.0.2.53<49901> failed : Broken pipe", ["rank_died"], "other rank's log"),
+    ('[rank1]:[W1229 ProcessGroupNCCL.cpp:1662] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe', ["rank_died"], "other rank's log"),
     # Lines that are known are not unknown warnings too; others stay.
     (WARN + "[Proxy Service 11] Failed to execute operation Connect from rank 11, retcode 2\n" + WARN + "Something new", ["nccl_warning", "rank_died"], "Something new"),
     # Tables of nccl-tests.

@@ -30,8 +30,8 @@ _ROW = re.compile(
     r"[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\d+)?"
 )
 _UNSET = (
-    "Leave NCCL_IB_GID_INDEX unset, and use NCCL 2.21 or later, which chooses the row itself; older "
-    "ones need its INDEX, the same on all ports and nodes."
+    "Leave NCCL_IB_GID_INDEX unset, and use NCCL 2.21 or later, which chooses the row itself; "
+    "older ones need its INDEX, the same on all ports and nodes."
 )
 _DROP = 0.6  # of the best; less is more than noise
 

@@ -68,6 +68,7 @@ class _Scan:
             self._lines[new], squeezed[new], self.name, self._first + self._searched
         )
         hits = [one for one in self._forms if one[0] in joined]
+        hits.sort(key=lambda hit: "explained" in hit[2].unless)
         explained: set[int] = set()
         seen: set[tuple[str, int]] = set()  # a message may have two forms for the same line
         if hits:
