@@ -111,7 +111,7 @@ def test_before_and_after_in_one_text_are_not_taken_for_runs_of_one_server(tmp_p
     if told:
         lines = (tmp_path / "pr.md").read_text().splitlines()
         head = int(notes[0].partition("head -n ")[2].split()[0])
-        assert f"tail -n +{head + 1} " in notes[0]
+        assert f"tail -n +$(({head} + 1)) " in notes[0]
         sides = [parse_samples(part) for part in (lines[:head], lines[head:])]
         assert [side[0].value for side in sides] == [1437.23, second]
 

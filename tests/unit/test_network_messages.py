@@ -68,8 +68,8 @@ CASES = [
     # Lines that are known are not unknown warnings too; others stay.
     (WARN + "[Proxy Service 11] Failed to execute operation Connect from rank 11, retcode 2\n" + WARN + "Something new", ["nccl_warning", "rank_died"], "Something new"),
     # Tables of nccl-tests.
-    (TABLE.format(0), ["nccl_tests"], "256 MiB, the bus bandwidth (busbw) is 4.09 GB/s"),
-    (TABLE.format(0), ["nccl_tests"], "29.5 GB/s at 32 MiB"),
+    (TABLE.format(0), ["nccl_tests"], "268,435,456 bytes, the bus bandwidth (busbw) is 4.09 GB/s"),
+    (TABLE.format(0), ["nccl_tests"], "29.5 GB/s at 33,554,432 bytes"),
     (TABLE.format(7), ["nccl_tests"], "Results are wrong"),
 ]  # fmt: skip
 

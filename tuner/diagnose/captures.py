@@ -30,8 +30,8 @@ _ROW = re.compile(
     r"[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\d+)?"
 )
 _UNSET = (
-    "Leave NCCL_IB_GID_INDEX unset, and use NCCL 2.21 or later, which chooses the row itself; "
-    "older ones need its INDEX, the same on all ports and nodes."
+    "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
+    "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
 )
 _DROP = 0.6  # of the best; less is more than noise
 
@@ -49,8 +49,7 @@ def topology(finding: LogFinding, context: Context) -> Added:
     # A device that is far from the GPUs of these rows may be near one whose row is cut.
     near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
     whole = not cut or near == {*found.nics}
-    findings = list(check_topology(node, find_links(node))) if whole else []
-    told = _told(findings)
+    told = _told(check_topology(node, find_links(node)) if whole else ())
     return Added((*cause, *told.cause), told.fix, {"far_gpus": _far(found)})
 
 
@@ -61,76 +60,56 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)
     links = find_links(node)
     told = _told(check_rdma(node, links, None))
-    value = hca_list(node, links)
-    cause = told.cause
-    if not cause and value:
-        cause = (f"The ports of {joined(up_devices(node))} are up.",)
+    cause = told.cause or (f"The ports of {joined(up_devices(node))} are up.",)
+    if not (value := hca_list(node, links)):
+        return told
     step = (
         "For transfers between nodes, by this output alone; leave out a device of the management "
         "or storage network (`ip route` names the interface of the default route):",
         f"$ export NCCL_IB_HCA={value}",
     )
-    return Added(cause, (*told.fix, *(step if value.strip("=") else ())), {"hca": value})
+    return Added(cause, (*told.fix, *step), {"hca": value})
 
 
 def gid_table(finding: LogFinding, context: Context) -> Added:
     """The index of RoCE v2 with IPv4, as far as the table stands here."""
     gids = parse_show_gids(finding.around) or parse_devinfo_gids(finding.around)
     node = Node(_NODE, gids=gids)
-    rows = {one: set(gid_indexes(node, one)) for one in dict.fromkeys(gid.device for gid in gids)}
-    bare = [one for one, indexes in rows.items() if not indexes]
-    cause = [f"{joined(bare)} has no such row here."] if any(bare) else []
+    rows = {gid.device: set(gid_indexes(node, gid.device)) for gid in gids}
+    bare = [one for one, indexes in rows.items() if one and not indexes]
+    cause = [f"{joined(bare)} has no such row here."] if bare else []
     some = [indexes for indexes in rows.values() if indexes]
     shared = set.intersection(*some) if some else set()
     if not shared:
-        cause += ["The index differs between devices, so no single NCCL_IB_GID_INDEX fits."] * any(
-            some
-        )
-        return Added(tuple(cause), (_UNSET,))
-    index = min(shared)
-    return Added(
-        (*cause, f"Here that is index {index}."),
-        (
-            "NCCL 2.21 and later choose the row themselves: leave the variable unset, for the "
-            "index moves when interfaces change. For older ones, if other nodes have the same:",
-            f"$ export NCCL_IB_GID_INDEX={index}",
-        ),
-        {"gid_index": index},
-    )
+        apart = ["The index differs between devices, so no single NCCL_IB_GID_INDEX fits."]
+        return Added((*cause, *(apart if some else ())), (_UNSET,))
+    cause.append(f"Here that is index {min(shared)}.")
+    return Added(tuple(cause), (_UNSET, f"$ export NCCL_IB_GID_INDEX={min(shared)}"))
 
 
 def nccl_tests(finding: LogFinding, context: Context) -> Added:
     """What the rows show: the largest size, and whether larger transfers are slower."""
-    rows = [(int(size), float(bw), wrong) for size, bw, wrong in _ROW.findall(finding.around)]
-    rows = [row for row in rows if row[0]]
+    found = _ROW.findall(finding.around)
+    rows = [(int(size), float(bw), wrong) for size, bw, wrong in found if int(size)]
     if not rows:
-        return Added(
-            ("No row of the table stands here, and the average over all sizes says little.",)
-        )
+        return Added(("No row of the table stands here, and the average says little.",))
     size, last, _ = max(rows)
     at, best, _ = max(rows, key=lambda row: row[1])
     cause = [
-        f"At the largest size here, {_bytes(size)}, the bus bandwidth (busbw) is {last:g} GB/s. A "
+        f"At the largest size here, {size:,} bytes, the bus bandwidth (busbw) is {last:g} GB/s. A "
         "link of 400 Gb/s carries 50 GB/s at most, one of 200 Gb/s 25. The average that the tool "
         "prints counts small sizes too, so compare this number instead."
     ]
     fix = ["Several nodes: the preflight says what holds RDMA back.", "$ tuner preflight"]
     if last < _DROP * best:
         cause.append(
-            f"It was {best:g} GB/s at {_bytes(at)}: transfers above that size are slower, which is "
+            f"It was {best:g} GB/s at {at:,} bytes: larger transfers are slower, which is "
             "not as it should be. That points to lost packets (flow control of RoCE on cards and "
             "switch), or to traffic through the processor (ACS, IOMMU, no GPUDirect RDMA)."
         )
     if any(wrong.strip("0") for _, _, wrong in rows):
         cause.append("Results are wrong (column #wrong): a GPU, a link or a driver is faulty.")
     return Added(tuple(cause), tuple(fix))
-
-
-def _bytes(size: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size} bytes"
 
 
 def _told(findings: Iterable[Finding]) -> Added:

@@ -198,10 +198,10 @@ class Results:
         for (key, name), runs in groups.items():
             low, high = min(one.value for one in runs), max(one.value for one in runs)
             if high > _APART * low:
-                at = int(runs[0].source.rpartition(":")[2])
-                first = shlex.quote(str(path))
-                split = f"; of two: head -n {at - 1} {first} > before.txt; tail -n +{at} {first} "
-                split += "> after.txt; tuner bench-report before.txt after.txt"
+                at = runs[0].source.rpartition(":")[2]
+                text = shlex.quote(str(path))
+                split = f"; of two: head -n {at} {text} > before.txt; tail -n +$(({at} + 1)) {text}"
+                split += " > after.txt; tuner bench-report before.txt after.txt"
                 yield (
                     f"{path}: {len(runs)} results at {key} differ, {name} from {low:,g} to "
                     f"{high:,g}, and the table shows their median. If they are not runs of the "
@@ -281,10 +281,12 @@ class _ServingTable:
 
     def __init__(self) -> None:
         self.fields: dict[str, str] | None = None
+        self.above = ""  # the source of the line above
 
     def feed(self, line: str, source: str) -> list[Sample]:
+        above, self.above = self.above, source
         if _TABLE_START.match(line):
-            found = self.finish(source)  # a run that was cut off before its end
+            found = self.finish(above)  # a run that was cut off before its end
             self.fields = {}
             return found
         if self.fields is None:
