@@ -42,7 +42,7 @@ def topology(finding: LogFinding, context: Context) -> Added:
     cut = [gpu for gpu in found.gpus if gpu not in found.lines]
     cause = [f"The rows of {joined(cut)} are cut or not readable here."] if cut else []
     if not found.nics:
-        cause += [f"{words}." for words in _between(found)]
+        cause += [_between(found)] if found.relations else []
         return Added((*cause, "It names no RDMA device (NIC), so it says nothing of the network."))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
@@ -107,7 +107,7 @@ def nccl_tests(finding: LogFinding, context: Context) -> Added:
             "not as it should be. That points to lost packets (flow control of RoCE on cards and "
             "switch), or to traffic through the processor (ACS, IOMMU, no GPUDirect RDMA)."
         )
-    if any(wrong.strip("0") for _, _, wrong in rows):
+    if any(wrong.strip("0") for *_, wrong in rows):
         cause.append("Results are wrong (column #wrong): a GPU, a link or a driver is faulty.")
     return Added(tuple(cause), tuple(fix))
 
@@ -121,20 +121,19 @@ def _told(findings: Iterable[Finding]) -> Added:
     )
 
 
-def _between(found: Topology) -> list[str]:
-    """Sentences on how the GPUs reach each other."""
+def _between(found: Topology) -> str:
+    """A sentence on how the GPUs reach each other."""
     pairs = [(a, b) for a in found.read_gpus for b in found.gpus if a < b]
-    kinds = {found.relations[pair] for pair in pairs if pair in found.relations}
-    linked = [p for p in pairs if found.relations.get(p, "").startswith("NV")]
-    if not kinds or not linked:
-        return ["No GPU has NVLink to another one: all-reduces run over PCIe"] if kinds else []
-    if all(kind.startswith("NV") for kind in kinds):
-        return ["Each GPU has NVLink to each other one"]
-    words = ", ".join(f"{a} with {b}" for a, b in linked)
-    return [
-        f"NVLink joins only {words}; all other pairs go over PCIe, so an all-reduce over more "
-        "GPUs than these is as slow as PCIe"
-    ]
+    kinds = {pair: found.relations.get(pair, "") for pair in pairs}
+    linked = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind.startswith("NV")]
+    if not linked:
+        return "No GPU has NVLink to another one: all-reduces run over PCIe."
+    if len(linked) == len(pairs):
+        return "Each GPU has NVLink to each other one."
+    return (
+        f"NVLink joins only {', '.join(linked)}; all other pairs go over PCIe, so an all-reduce "
+        "over more GPUs than these is as slow as PCIe."
+    )
 
 
 def _far(found: Topology) -> list[str]:

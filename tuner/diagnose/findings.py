@@ -81,12 +81,10 @@ class Findings:
     @property
     def found(self) -> list[LogFinding]:
         """The findings that say something new, the worst first, then in the log's order."""
-        names = {finding.message.name for finding in self.known.values()}
-        if any(
-            one.message.kind is Kind.STOPS and "stops" not in one.message.unless
-            for one in self.known.values()
-        ):
-            names.add("stops")
+        found = [one.message for one in self.known.values()]
+        names = {one.name for one in found}
+        sure = any(one.kind is Kind.STOPS and "stops" not in one.unless for one in found)
+        names |= {"stops"} if sure else set()
         kinds = list(Kind)
         kept = [one for one in self.known.values() if not names & set(one.message.unless)]
         return sorted(kept, key=lambda one: kinds.index(one.message.kind))

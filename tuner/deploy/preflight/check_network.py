@@ -55,7 +55,15 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
     lines = {p.device: p.line for p in node.ports} or {
         d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in node.devices
     }
-    yield from _hidden(node, up)
+    unknown = {p.device for p in node.ports if not p.up} & up - {d.device for d in node.devices}
+    if unknown:
+        yield node.info(
+            "ports-hidden",
+            f"(Down) at {joined(unknown)} is of IP over InfiniBand, and says nothing of the "
+            "InfiniBand port, which NCCL needs",
+            "look at the ports: ibstat, or rdma link",
+            tuple(lines[d] for d in sorted(unknown, key=natural)),
+        )
     wanted = [d for d in lines if d not in up and (d in links.compute or d == links.device)]
     if not wanted:
         return
@@ -69,20 +77,6 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
         ("if a cable is meant to be there: " if spare else "") + _fix_down(node, wanted),
         tuple(lines[d] for d in sorted(wanted, key=natural)),
     )
-
-
-def _hidden(node: Node, up: set[str]) -> Iterator[Finding]:
-    """A finding for InfiniBand ports whose own state was not captured."""
-    listed = {d.device for d in node.devices}
-    ports = [p for p in node.ports if not p.up and p.device in up - listed]
-    if ports:
-        yield node.info(
-            "ports-hidden",
-            f"(Down) at {joined([p.device for p in ports])} is of IP over InfiniBand, and says "
-            "nothing of the InfiniBand port, which NCCL needs",
-            "look at the ports: ibstat, or rdma link",
-            tuple(p.line for p in ports),
-        )
 
 
 def _fix_down(node: Node, devices: list[str]) -> str:

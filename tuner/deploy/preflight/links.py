@@ -139,14 +139,10 @@ def _odd_one_out(node: Node) -> tuple[str, str]:
     by_address = {int(ipaddress.ip_address(g.ipv4)): g for g in node.gids if is_ip(g.ipv4)}
     addresses = sorted(by_address)
     gaps = [b - a for a, b in zip(addresses, addresses[1:])]  # noqa: B905 - Python 3.8
-    if len(gaps) < 2:
-        return "", "nothing tells it from the other links"
-    widest = max(gaps)
-    if widest <= sum(gaps) - widest:
-        return "", "nothing tells it from the other links"
-    split = gaps.index(widest) + 1
+    widest = max(gaps, default=0)
+    split = gaps.index(widest) + 1 if gaps else 0
     apart = min(addresses[:split], addresses[split:], key=len)
-    if len(apart) != 1 or len(addresses) < 3:
+    if len(gaps) < 2 or 2 * widest <= sum(gaps) or len(apart) != 1:
         return "", "nothing tells it from the other links"
     gid = by_address[apart[0]]
     rails = [a for a in addresses if a != apart[0]]
