@@ -488,8 +488,8 @@ CASES = (
             text="WARN Error while attaching to shared memory segment /dev/shm/nccl- (size "
             "192814336), error: No such file or directory (2)",
         ),
-        ("shared_memory_segment",),
-        ("--shm-size",),
+        ("shared_memory_attach",),
+        ("boot ID", "is not the cause"),
     ),
     # Networks.
     Case(
@@ -547,14 +547,14 @@ CASES = (
         "NVIDIA/nccl#426",
         "worker-1:946:988 [0] transport/net_ib.cc:839 NCCL WARN NET/IB : Got completion with error "
         "12, opcode 1, len 0, vendor err 129",
-        ("rdma_completion",),
+        ("rdma_timeout",),
         ("status 12",),
     ),
     Case(
         "NVIDIA/nccl#1737",
         "host-a:7038:7053 [0] ib_plugin.c:1007 NCCL WARN NET/IB : Got completion from peer "
         "192.0.2.3<42519> with error 5, opcode 0, len 0, vendor err 249",
-        ("rdma_completion",),
+        ("rdma_flush",),
         ("status 5", "peer's log"),
     ),
     Case(
@@ -801,8 +801,8 @@ CASES = (
         "sgl-project/sglang#4857",
         "[Node-A]:[PID]:[Thread] [0] NCCL WARN NET/IB : Got completion from peer [PRIVATE_IP] with "
         "error 12, opcode 0, len 0, vendor err 129 (Recv)",
-        ("rdma_completion",),
-        ("Status 12 is a timeout",),
+        ("rdma_timeout",),
+        ("did not answer (status 12",),
     ),
     Case(
         "sgl-project/sglang#4978",
@@ -810,7 +810,7 @@ CASES = (
         "---     ----    -----   ---         ------------    ---     ---\n"
         "mlx5_0  1       3       0000:ffff   10.63.65.208    v2      xgbe0",
         ("gid_table",),
-        ("VER v2", "NCCL_IB_GID_INDEX"),
+        ("RoCE v2", "NCCL_IB_GID_INDEX"),
     ),
     Case(
         "sgl-project/sglang#33273",
@@ -927,8 +927,8 @@ CASES = (
         "sgl-project/sglang#4857",
         "node:1:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<40001> with error 12, "
         "opcode 0, len 0, vendor err 129 (Recv)",
-        ("rdma_completion",),
-        ("Status 12 is a timeout",),
+        ("rdma_timeout",),
+        ("did not answer (status 12",),
     ),
     Case(
         "kvcache-ai/ktransformers#1692",

@@ -95,7 +95,25 @@ def test_decode_lines_that_count_a_pause_are_left_out_and_counted(tmp_path):
         (1, 256.0),
     ]
     assert results.after_pauses == 2
-    assert results.note(log).startswith(f"{log}: 2 decode lines left out")
+    assert next(results.notes(log)).startswith(f"{log}: 2 decode lines left out")
+
+
+@pytest.mark.parametrize(("second", "told"), [(1600.23, True), (1440.0, False)])
+def test_before_and_after_in_one_text_are_not_taken_for_runs_of_one_server(tmp_path, second, told):
+    runs = [
+        f"{name}\n============ Serving Benchmark Result ============\n"
+        f"Max request concurrency: 64\nOutput token throughput (tok/s): {value}\n"
+        for name, value in (("Before this PR:", 1437.23), ("After:", second))
+    ]
+    (tmp_path / "pr.md").write_text("".join(runs))
+    notes = [*read_results(tmp_path / "pr.md").notes(tmp_path / "pr.md")]
+    assert len(notes) == told
+    if told:
+        lines = (tmp_path / "pr.md").read_text().splitlines()
+        head = int(notes[0].partition("head -n ")[2].split()[0])
+        assert f"tail -n +$(({head} + 1)) " in notes[0]
+        sides = [parse_samples(part) for part in (lines[:head], lines[head:])]
+        assert [side[0].value for side in sides] == [1437.23, second]
 
 
 def test_a_pause_of_one_rank_leaves_the_lines_of_others_alone(tmp_path):

@@ -156,7 +156,7 @@ class TestBlocks:
             assert "= 320 is not divisible by weight quantization block_n = 128" in str(
                 refused.value
             )
-            assert str(refused.value).endswith("the nearest that works is tp=1")
+            assert "the nearest that works is tp=1; with sglang's --ep-size" in str(refused.value)
 
     @pytest.mark.parametrize(
         ("cut", "version", "expected"),

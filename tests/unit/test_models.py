@@ -346,8 +346,10 @@ class TestDivision:
     )
     def test_a_remainder_is_refused_with_the_nearest_that_works(self, name, tp, ep, nearest):
         model = find_preset(name)
-        with pytest.raises(IndivisibleShape, match=f"nearest .* is {nearest}$"):
+        with pytest.raises(IndivisibleShape, match=f"nearest .* is {nearest}(; with|$)") as refused:
             moe_problem(model, tp, ep)
+        if f"add --ep {tp}" in str(refused.value):
+            assert model.intermediate == moe_problem(model, tp, tp).N
         if nearest.startswith("tp"):
             assert moe_problem(model, int(nearest[3:]), ep).N
         else:

@@ -146,8 +146,9 @@ def bench_report(
     )
 
     read = {path: read_results(path) for path in (before, after or before)}
-    for note in filter(None, (results.note(path) for path, results in read.items())):
-        say(note)
+    for path, results in read.items():
+        for note in results.notes(path):
+            say(note)
     new = read[after or before].samples
     origin = RunDetails(model, device, date).or_else(read_origin(after or before))
     origin = origin.or_else(read_origin(before))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tuner.diagnose.added import Added
-from tuner.diagnose.captures import rdma_ports, topology
+from tuner.diagnose.captures import gid_table, nccl_tests, rdma_ports, topology
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import (
     compile_error,
@@ -26,6 +26,6 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     for function in (
         *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
         *(block_shape, heads, memory_taken, fp8_kernel, gpu_memory, compile_error, surfaced),
-        *(rdma_ports, topology),
+        *(gid_table, nccl_tests, rdma_ports, topology),
     )
 }

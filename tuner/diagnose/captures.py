@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
-from tuner.deploy.preflight.facts import Node, Topology, joined
+from tuner.deploy.preflight.facts import Finding, Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology
-from tuner.deploy.preflight.links import find_links
+from tuner.deploy.preflight.links import find_links, gid_indexes, hca_list, up_devices
 from tuner.deploy.preflight.network import (
+    parse_devinfo_gids,
     parse_ibdev2netdev,
     parse_ibstat,
     parse_ibv_devinfo,
     parse_rdma_link,
+    parse_show_gids,
 )
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 
 _NODE = "the node"
+# A row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw. A launcher
+# may put its own prefixes between them.
+_ROW = re.compile(
+    r"(\d+)\s+\d+\s+\w*(?:float|half|int)\w*\s+\w+\s+-?\d+(?:\s*\[\d+\])?\s+"
+    r"[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\d+)?"
+)
+_UNSET = (
+    "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
+    "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
+)
+_DROP = 0.6  # of the best; less is more than noise
 
 
 def topology(finding: LogFinding, context: Context) -> Added:
@@ -26,29 +42,98 @@ def topology(finding: LogFinding, context: Context) -> Added:
     cut = [gpu for gpu in found.gpus if gpu not in found.lines]
     cause = [f"The rows of {joined(cut)} are cut or not readable here."] if cut else []
     if not found.nics:
+        cause += [_between(found)] if found.relations else []
         return Added((*cause, "It names no RDMA device (NIC), so it says nothing of the network."))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
     # A device that is far from the GPUs of these rows may be near one whose row is cut.
     near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
     whole = not cut or near == {*found.nics}
-    findings = list(check_topology(node, find_links(node))) if whole else []
-    cause += [f"{one.message[:1].upper()}{one.message[1:]}." for one in findings]
-    fix = [f"{one.fix[:1].upper()}{one.fix[1:]}." for one in findings]
-    return Added(tuple(cause), tuple(fix), {"far_gpus": _far(found)})
+    told = _told(check_topology(node, find_links(node)) if whole else ())
+    return Added((*cause, *told.cause), told.fix, {"far_gpus": _far(found)})
 
 
 def rdma_ports(finding: LogFinding, context: Context) -> Added:
-    """Which ports are down."""
+    """Which ports are down, and what NCCL_IB_HCA follows from those that are up."""
     text = finding.around
     devices = parse_ibv_devinfo(text) or parse_ibstat(text) or parse_rdma_link(text)
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)
-    findings = list(check_rdma(node, find_links(node), None))
-    if not findings and (node.ports or devices):
-        names = {port.device for port in node.ports} | {one.device for one in devices}
-        return Added((f"The ports of {joined(names)} are up.",))
-    cause = [f"{one.message[:1].upper()}{one.message[1:]}." for one in findings]
-    return Added(tuple(cause), tuple(f"{one.fix[:1].upper()}{one.fix[1:]}." for one in findings))
+    links = find_links(node)
+    told = _told(check_rdma(node, links, None))
+    cause = told.cause or (f"The ports of {joined(up_devices(node))} are up.",)
+    if not (value := hca_list(node, links)):
+        return told
+    step = (
+        "For transfers between nodes, by this output alone; leave out a device of the management "
+        "or storage network (`ip route` names the interface of the default route):",
+        f"$ export NCCL_IB_HCA={value}",
+    )
+    return Added(cause, (*told.fix, *step), {"hca": value})
+
+
+def gid_table(finding: LogFinding, context: Context) -> Added:
+    """The index of RoCE v2 with IPv4, as far as the table stands here."""
+    gids = parse_show_gids(finding.around) or parse_devinfo_gids(finding.around)
+    node = Node(_NODE, gids=gids)
+    rows = {gid.device: set(gid_indexes(node, gid.device)) for gid in gids}
+    bare = [one for one, indexes in rows.items() if one and not indexes]
+    cause = [f"{joined(bare)} has no such row here."] if bare else []
+    some = [indexes for indexes in rows.values() if indexes]
+    shared = set.intersection(*some) if some else set()
+    if not shared:
+        apart = ["The index differs between devices, so no single NCCL_IB_GID_INDEX fits."]
+        return Added((*cause, *(apart if some else ())), (_UNSET,))
+    cause.append(f"Here that is index {min(shared)}.")
+    return Added(tuple(cause), (_UNSET, f"$ export NCCL_IB_GID_INDEX={min(shared)}"))
+
+
+def nccl_tests(finding: LogFinding, context: Context) -> Added:
+    """What the rows show: the largest size, and whether larger transfers are slower."""
+    found = _ROW.findall(finding.around)
+    rows = [(int(size), float(bw), wrong) for size, bw, wrong in found if int(size)]
+    if not rows:
+        return Added(("No row of the table stands here, and the average says little.",))
+    size, last, _ = max(rows)
+    at, best, _ = max(rows, key=lambda row: row[1])
+    cause = [
+        f"At the largest size here, {size:,} bytes, the bus bandwidth (busbw) is {last:g} GB/s. A "
+        "link of 400 Gb/s carries 50 GB/s at most, one of 200 Gb/s 25. The average that the tool "
+        "prints counts small sizes too, so compare this number instead."
+    ]
+    fix = ["Several nodes: the preflight says what holds RDMA back.", "$ tuner preflight"]
+    if last < _DROP * best:
+        cause.append(
+            f"It was {best:g} GB/s at {at:,} bytes: larger transfers are slower, which is "
+            "not as it should be. That points to lost packets (flow control of RoCE on cards and "
+            "switch), or to traffic through the processor (ACS, IOMMU, no GPUDirect RDMA)."
+        )
+    if any(wrong.strip("0") for *_, wrong in rows):
+        cause.append("Results are wrong (column #wrong): a GPU, a link or a driver is faulty.")
+    return Added(tuple(cause), tuple(fix))
+
+
+def _told(findings: Iterable[Finding]) -> Added:
+    """Findings as sentences."""
+    told = [*findings]
+    return Added(
+        tuple(f"{one.message[:1].upper()}{one.message[1:]}." for one in told),
+        tuple(f"{one.fix[:1].upper()}{one.fix[1:]}." for one in told),
+    )
+
+
+def _between(found: Topology) -> str:
+    """A sentence on how the GPUs reach each other."""
+    pairs = [(a, b) for a in found.read_gpus for b in found.gpus if a < b]
+    kinds = {pair: found.relations.get(pair, "") for pair in pairs}
+    linked = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind.startswith("NV")]
+    if not linked:
+        return "No GPU has NVLink to another one: all-reduces run over PCIe."
+    if len(linked) == len(pairs):
+        return "Each GPU has NVLink to each other one."
+    return (
+        f"NVLink joins only {', '.join(linked)}; all other pairs go over PCIe, so an all-reduce "
+        "over more GPUs than these is as slow as PCIe."
+    )
 
 
 def _far(found: Topology) -> list[str]:
@@ -59,7 +144,7 @@ def _nearest(found: Topology) -> list[str]:
     """A sentence for the GPUs of each set of nearest devices below their PCIe switch."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for gpu in found.read_gpus:
-        if gpu not in _far(found):
+        if gpu not in _far(found) and found.nearest(gpu)[1]:
             groups.setdefault(found.nearest(gpu)[1], []).append(gpu)
     words = [f"{joined(nics)} with {joined(gpus)}" for nics, gpus in groups.items()]
     return [f"Below one PCIe switch are {'; '.join(words)}"] if words else []

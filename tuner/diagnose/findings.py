@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.diagnose.table import Form, Message
+from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Facts
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
@@ -85,12 +85,16 @@ class Findings:
     @property
     def found(self) -> list[LogFinding]:
         """The findings that say something new, the worst first, then in the log's order."""
-        names = {finding.message.name for finding in self.known.values()}
-        kinds = list(type(next(iter(self.known.values())).message.kind)) if self.known else []
+        found = [one.message for one in self.known.values()]
+        names = {one.name for one in found}
+        alone = len(names) == 1
+        sure = any(one.kind is Kind.STOPS and "stops" not in one.unless for one in found)
+        names |= {"stops"} if sure else set()
+        kinds = list(Kind)
         kept = [
             one
             for one in self.known.values()
-            if not names & set(one.message.unless) and not (one.message.alone and len(names) > 1)
+            if not names & set(one.message.unless) and (alone or not one.message.alone)
         ]
         return sorted(kept, key=lambda one: kinds.index(one.message.kind))
 

@@ -68,6 +68,7 @@ class _Scan:
             self._lines[new], squeezed[new], self.name, self._first + self._searched
         )
         hits = [one for one in self._forms if one[0] in joined]
+        hits.sort(key=lambda hit: "explained" in hit[2].unless)
         explained: set[int] = set()
         seen: set[tuple[str, int]] = set()  # a message may have two forms for the same line
         if hits:
@@ -75,6 +76,8 @@ class _Scan:
             for anchor, form, message in hits:
                 for place in _places(joined, anchor):
                     at = bisect_right(starts, place) - 1
+                    if "explained" in message.unless and at in explained:
+                        continue
                     if self._searched <= at < end and (message.name, at) not in seen:
                         taken = self._match(at, form, message)
                         seen |= {(message.name, at)} if taken else set()

@@ -101,7 +101,9 @@ class Message:
     fix: Sequence[str]  # the same; "$ " begins a command, "sglang: " or "vLLM: " one engine's step
     answer: str  # the name of a function of `answers` that adds what must be computed
     per: Sequence[str]  # holes whose values make findings of their own
-    unless: Sequence[str]  # messages beside which this one says nothing new
+    # Messages beside which this one says nothing new; "stops" is any of that kind without this word
+    # of its own, and "explained" any message that is found in the same line.
+    unless: Sequence[str]
     threads: Sequence[str]  # public reports, "owner/name#123"
     # Instead of `cause` and `fix`, if the GPU shares the host's memory.
     unified_cause: Sequence[str] = ()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ _DEVICE = re.compile(r"\bdevice_name=([A-Za-z0-9_]{2,60})")
 _DATE = re.compile(
     r"""[\["'](20\d\d)-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])[ T-]\d\d:?\d\d:?\d\d"""
 )
+_APART = 1.1  # results of one server differ by less
 _LONGEST = 100_000  # characters of a line that are looked at
 
 
@@ -177,12 +179,36 @@ class Results:
     samples: list[Sample]
     after_pauses: int  # decode lines that count time without requests
 
-    def note(self, path: Path) -> str:
-        """A sentence about what was left out; empty where nothing was."""
-        if not self.after_pauses:
-            return ""
-        lines = "1 decode line" if self.after_pauses == 1 else f"{self.after_pauses} decode lines"
-        return f"{path}: {lines} left out: the first after a pause counts the time without requests"
+    def notes(self, path: Path) -> Iterator[str]:
+        """Sentences about what was left out, and about runs that were taken for one another."""
+        n = self.after_pauses
+        if n:
+            yield (
+                f"{path}: {n} decode line{'s' * (n > 1)} left out: the first after a pause counts "
+                "the time without requests"
+            )
+        yield from self._mixed(path)
+
+    def _mixed(self, path: Path) -> Iterator[str]:
+        """A sentence for the first load of which a text has several, different results."""
+        groups: dict[tuple[Key, str], list[Sample]] = {}
+        for one in self.samples:
+            if one.key.load is LoadKind.SERVING and path.is_file():
+                groups.setdefault((one.key, one.metric), []).append(one)
+        for (key, name), runs in groups.items():
+            low, high = min(one.value for one in runs), max(one.value for one in runs)
+            if high > _APART * low:
+                at = runs[0].source.rpartition(":")[2]
+                text = shlex.quote(str(path))
+                split = f"; of two: head -n {at} {text} > before.txt; tail -n +$(({at} + 1)) {text}"
+                split += " > after.txt; tuner bench-report before.txt after.txt"
+                yield (
+                    f"{path}: {len(runs)} results at {key} differ, {name} from {low:,g} to "
+                    f"{high:,g}, and the table shows their median. If they are not runs of the "
+                    "same server (before and after, say), put each into a file of its own"
+                    + (split if len(runs) == 2 else "")
+                )
+                return
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -255,10 +281,12 @@ class _ServingTable:
 
     def __init__(self) -> None:
         self.fields: dict[str, str] | None = None
+        self.above = ""  # the source of the line above
 
     def feed(self, line: str, source: str) -> list[Sample]:
+        above, self.above = self.above, source
         if _TABLE_START.match(line):
-            found = self.finish(source)  # a run that was cut off before its end
+            found = self.finish(above)  # a run that was cut off before its end
             self.fields = {}
             return found
         if self.fields is None:

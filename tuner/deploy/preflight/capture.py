@@ -18,6 +18,7 @@ from tuner.deploy.preflight.facts import CheckpointFiles, Node
 from tuner.deploy.preflight.gpus import parse_kernel, parse_nvidia_smi, parse_topology
 from tuner.deploy.preflight.network import (
     parse_ahosts,
+    parse_devinfo_gids,
     parse_environment,
     parse_ibdev2netdev,
     parse_ibstat,
@@ -44,7 +45,7 @@ COMMANDS = {
     "lspci.txt": ("lspci", "-D", "-vvv"),
     "iommu.txt": ("ls", "/sys/class/iommu"),
     "ibstat.txt": ("ibstat",),
-    "ibv_devinfo.txt": ("ibv_devinfo",),
+    "ibv_devinfo.txt": ("ibv_devinfo", "-v"),
 }
 COPIES = {
     "tcp.txt": "/proc/net/tcp",
@@ -208,7 +209,7 @@ def read_capture(name: str, folder: Path) -> Node:
     listed = parse_ibstat(texts["ibstat.txt"]) or parse_ibv_devinfo(texts["ibv_devinfo.txt"])
     node.devices, gids = read_sysfs(folder / "sys/class/infiniband")
     node.devices = node.devices or listed
-    node.gids = node.gids or gids
+    node.gids = node.gids or gids or parse_devinfo_gids(texts["ibv_devinfo.txt"])
     absent = {source for source, text in texts.items() if not text.strip()}
     node.missing = tuple(s for s in texts if s in absent and s not in _OPTIONAL)
     seen = node.ports or node.gids or node.devices or node.gpus or node.topology.gpus

@@ -51,17 +51,23 @@ def _absent_devices(
 
 def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
     """One finding for all ports that are down, because they often share a cause."""
-    if node.ports:
-        lines = {p.device: p.line for p in node.ports if not p.up}
-        total = len(node.ports)
-    else:
-        down = [d for d in node.devices if d.state != "ACTIVE"]
-        lines = {d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in down}
-        total = len(node.devices)
-    wanted = [d for d in lines if d in links.compute or d == links.device]
+    up, total = up_devices(node), len(node.ports or node.devices)
+    lines = {p.device: p.line for p in node.ports} or {
+        d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in node.devices
+    }
+    unknown = {p.device for p in node.ports if not p.up} & up - {d.device for d in node.devices}
+    if unknown:
+        yield node.info(
+            "ports-hidden",
+            f"(Down) at {joined(unknown)} is of IP over InfiniBand, and says nothing of the "
+            "InfiniBand port, which NCCL needs",
+            "look at the ports: ibstat, or rdma link",
+            tuple(lines[d] for d in sorted(unknown, key=natural)),
+        )
+    wanted = [d for d in lines if d not in up and (d in links.compute or d == links.device)]
     if not wanted:
         return
-    named, up = set(expected.rdma or ()) if expected else set(), up_devices(node)
+    named = set(expected.rdma or ()) if expected else set()
     # A card with two ports and one cable works: DGX Spark is sold so.
     spare = all(d not in named and set(card_of(node, d)) & up for d in wanted)
     yield (node.info if spare else node.error)(

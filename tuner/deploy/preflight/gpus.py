@@ -36,8 +36,7 @@ def parse_topology(text: str) -> Topology:
 
 def _columns(header: str) -> list[str]:
     """The devices in the header, which come before `CPU Affinity`."""
-    words = header.split()
-    return words[: words.index("CPU")] if "CPU" in words else words
+    return header.partition("CPU")[0].split()  # a blank before it may be lost
 
 
 def _add_row(topology: Topology, columns: list[str], names: dict[str, str], line: str) -> None:

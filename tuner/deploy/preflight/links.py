@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tuner.deploy.preflight.facts import ExpectedNode, Node, natural
+from tuner.deploy.preflight.facts import ExpectedNode, Node, RdmaPort, natural
 from tuner.deploy.preflight.network import is_ip
 
 # Predictable names end in the function: ens2f0np0 and ens2f1np1 are one card's.
@@ -82,6 +82,9 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
     else:
         compute = tuple(d for d in known if d != device)
     usable = tuple(d for d in compute if d in up)
+    if not (expected and expected.rdma is not None):
+        # Where a node has both, InfiniBand is for collectives, and Ethernet for the rest.
+        usable = tuple(d for d in usable if is_infiniband(node, d)) or usable
     return NodeLinks(interface, _ipv4(node, interface), device, reason, compute, usable)
 
 
@@ -94,10 +97,12 @@ def interface_of(node: Node) -> dict[str, str]:
 
 
 def up_devices(node: Node) -> set[str]:
-    """RDMA devices with a working port."""
-    up = {p.device for p in node.ports if p.up}
+    """RDMA devices with a working port, as far as the capture tells."""
+    active = {d.device for d in node.devices if d.state == "ACTIVE"}
+    hidden = {p.device for p in node.ports if is_ipoib(p)} - {d.device for d in node.devices}
+    up = {p.device for p in node.ports if p.up or (is_ipoib(p) and p.device in active | hidden)}
     if not node.ports:
-        up |= {d.device for d in node.devices if d.state == "ACTIVE"}
+        up |= active
     if not node.ports and not node.devices:
         up |= {g.device for g in node.gids if g.ipv4}
     return up
@@ -134,14 +139,10 @@ def _odd_one_out(node: Node) -> tuple[str, str]:
     by_address = {int(ipaddress.ip_address(g.ipv4)): g for g in node.gids if is_ip(g.ipv4)}
     addresses = sorted(by_address)
     gaps = [b - a for a, b in zip(addresses, addresses[1:])]  # noqa: B905 - Python 3.8
-    if len(gaps) < 2:
-        return "", "nothing tells it from the other links"
-    widest = max(gaps)
-    if widest <= sum(gaps) - widest:
-        return "", "nothing tells it from the other links"
-    split = gaps.index(widest) + 1
+    widest = max(gaps, default=0)
+    split = gaps.index(widest) + 1 if gaps else 0
     apart = min(addresses[:split], addresses[split:], key=len)
-    if len(apart) != 1 or len(addresses) < 3:
+    if len(gaps) < 2 or 2 * widest <= sum(gaps) or len(apart) != 1:
         return "", "nothing tells it from the other links"
     gid = by_address[apart[0]]
     rails = [a for a in addresses if a != apart[0]]
@@ -166,9 +167,16 @@ def gid_indexes(node: Node, device: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def is_ipoib(port: RdmaPort) -> bool:
+    """Whether ibdev2netdev's (Down) is of IP over InfiniBand: the port itself may be up."""
+    return port.interface.startswith("ib")
+
+
 def is_infiniband(node: Node, device: str) -> bool:
     """Whether a device's link is InfiniBand, which needs no GID index."""
-    return any(d.device == device and d.link_layer == "InfiniBand" for d in node.devices)
+    layers = {d.link_layer for d in node.devices if d.device == device} - {""}
+    named = any(p.device == device and is_ipoib(p) for p in node.ports)
+    return "InfiniBand" in layers or (named and not layers)
 
 
 def without_gid(node: Node, links: NodeLinks) -> list[str]:

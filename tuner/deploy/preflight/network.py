@@ -36,6 +36,9 @@ _SHOW_GIDS = re.compile(
 )
 _CA = re.compile(r"\s*(?:CA '(?P<device>[^']+)'|Port (?P<port>[0-9]{1,3}):)\s*$")
 _HCA = re.compile(r"\s*(?:hca_id:\s*(?P<device>\S+)|port:\s*(?P<port>[0-9]{1,3}))\s*$")
+_DEVINFO_GID = re.compile(  # `GID[  3]:    ::ffff:10.0.0.1, RoCE v2`
+    r"\s*GID\[\s*([0-9]{1,3})\]:\s*((?:::ffff:)?([0-9.]{7,15})|[0-9a-f:]+), RoCE v([12])\s*$"
+)
 _LINK = re.compile(  # `link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1f0`
     r"^.*\blink (\S+)/([0-9]{1,3}) (?:.*? )?state (\w+) physical_state (\w+)(?: netdev (\S+))?",
     re.MULTILINE,
@@ -78,6 +81,22 @@ def parse_show_gids(text: str) -> tuple[Gid, ...]:
                     line.strip(),
                 )
             )
+    return tuple(found)
+
+
+def parse_devinfo_gids(text: str) -> tuple[Gid, ...]:
+    """The GID table entries in the output of `ibv_devinfo -v`."""
+    found, device, port = [], "", 1
+    for line in text.splitlines():
+        heading, entry = _HCA.match(line), _DEVINFO_GID.match(line)
+        if heading and heading["device"]:
+            device = heading["device"]
+        elif heading:
+            port = int(heading["port"])
+        elif entry:
+            index, gid, ipv4, version = entry.groups()
+            ipv4 = ipv4 or mapped_ipv4(gid)
+            found.append(Gid(device, port, int(index), gid, ipv4, f"v{version}", "", line.strip()))
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,35 +113,27 @@ def _unique(findings: list[Finding]) -> list[Finding]:
     return list(kept.values())
 
 
-def _unread(node: Node) -> list[Finding]:
-    found = []
+def _unread(node: Node) -> Iterator[Finding]:
     if node.nothing_found:
-        found.append(
-            node.error(
-                "nothing-to-check",
-                "neither a GPU nor an RDMA device was found, so nothing says that a launch works",
-                "run it on a GPU node with NVIDIA's driver (nvidia-smi must answer), or give the "
-                "outputs captured there: --node NAME=DIR",
-            )
+        yield node.error(
+            "nothing-to-check",
+            "neither a GPU nor an RDMA device was found, so nothing says that a launch works",
+            "run it on a GPU node with NVIDIA's driver (nvidia-smi must answer), or give the "
+            "outputs captured there: --node NAME=DIR",
         )
-    found += [
-        node.warning(
+    for source in node.unread:
+        yield node.warning(
             "not-understood",
             f"the output in {source} was not understood: nothing in it was checked",
             "capture it again; without colours or a pager",
         )
-        for source in node.unread
-    ]
     if node.missing:
         names = ", ".join(source.rpartition(".")[0] for source in node.missing)
-        found.append(
-            node.info(
-                "not-captured",
-                f"not captured, so not checked: {names}",
-                "install the tools, or run as root, and capture again",
-            )
+        yield node.info(
+            "not-captured",
+            f"not captured, so not checked: {names}",
+            "install the tools, or run as root, and capture again",
         )
-    return found
 
 
 def _propose(

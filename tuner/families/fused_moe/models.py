@@ -195,7 +195,8 @@ def _scheme(
     if dtype is None and model.dtype is None:
         raise BadProblem(
             f"{model.name} is stored as {model.quantization}, which the Triton fused-MoE kernel "
-            "cannot read: choose what the engine runs instead, e.g. ",
+            "cannot read: engines run other kernels for it, which read no tuned files. If servers "
+            "convert the experts to another type at start, name that, e.g. ",
             cli="--dtype bfloat16 or --dtype fp8_w8a8",
             api="dtype=bfloat16 or dtype=fp8_w8a8",
         )
@@ -234,7 +235,16 @@ def _divide(
             what = f"tp={tp} leaves N={N}, which the engine refuses: {error}"
     near_tp = _nearest(tp, [ep * n for n in _tensor_parallel_sizes(model.intermediate, cut)])
     advice = f"the nearest that works is tp={near_tp}" if near_tp else "no tp works with this block"
-    raise IndivisibleShape(f"{model.name}: {what}; {advice}")
+    raise IndivisibleShape(f"{model.name}: {what}; {advice}", **_whole_experts(model, tp, cut))
+
+
+def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) -> dict[str, str]:
+    """The words that name expert parallelism at this tp, if each rank may hold whole experts."""
+    fits = model.E % tp == 0 and model.E // tp >= model.top_k
+    if not fits or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
+        return {}
+    flags = f"sglang's --ep-size {tp} or vLLM's --enable-expert-parallel a rank holds whole experts"
+    return {"cli": f"; with {flags}: add --ep {tp}", "api": f"; with {flags}: ep={tp}"}
 
 
 def _tensor_parallel_sizes(intermediate: int, cut: Callable[[int], Block | None]) -> list[int]:
