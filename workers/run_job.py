@@ -36,8 +36,7 @@ from tuner.store import Leases
 from tuner.store.database import Database
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, Source
-from tuner.tuning.run import execute
-from tuner.tuning.sources import open_source
+from tuner.tuning.run import execute, open_source
 from tuner.tuning.tune import Unwatched
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings

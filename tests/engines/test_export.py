@@ -21,7 +21,6 @@ from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
-from tuner.problems.records import RunKey, Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
@@ -29,8 +28,10 @@ from tuner.problems.results import (
     Environment,
     Incumbent,
     MeasureKind,
+    RunKey,
     Status,
     Totals,
+    Winner,
 )
 from tuner.store import Store
 

@@ -26,9 +26,8 @@ from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
-from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
+from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status, Winner
 from tuner.store import Store
 from tuner.tuning.request import Request, Source
 

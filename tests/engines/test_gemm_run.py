@@ -25,7 +25,7 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
-from tuner.families.dense_gemm.predict.predictor import GemmPredictor
+from tuner.families.dense_gemm.predict import GemmPredictor
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DensePart
 from tuner.families.dense_gemm.seeds import seeds_for
 from tuner.families.dense_gemm.space import gemm_space, space_at

@@ -28,7 +28,7 @@ from tuner.store import Store
 from tuner.tuning import sources
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Effort, Request, Source, parse_source
-from tuner.tuning.sources import SerialBench, open_source
+from tuner.tuning.run import SerialBench, open_source
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)
 EXPECTED = r"expected \(tokens, 2\) expert ids from 0 to 7"

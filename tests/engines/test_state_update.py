@@ -30,8 +30,7 @@ from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.problem import BATCH_SIZES, Update, parse_state_update
 from tuner.problems.points import Config, Point
-from tuner.problems.records import Winner
-from tuner.problems.results import Compiled, Entry, Environment, Status
+from tuner.problems.results import Compiled, Entry, Environment, Status, Winner
 from tuner.store import Store
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, parse_source

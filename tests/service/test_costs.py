@@ -10,8 +10,7 @@ from databases import both_databases
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
 from tuner.problems.points import Point, Problem
-from tuner.problems.records import RunKey
-from tuner.problems.results import Environment, MeasureKind, Totals
+from tuner.problems.results import Environment, MeasureKind, RunKey, Totals
 from tuner.store import Store
 from tuner.store.figures import Estimates, Figures
 from tuner.tuning.gains import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
     from tuner.tuning.request import Request
-    from tuner.tuning.sources import TimeSource
+    from tuner.tuning.run import TimeSource
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
 def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource]:
     """A request's run and its source of times. A GPU's process starts, and so do first compiles."""
     from tuner.tuning.prepare import prepare
-    from tuner.tuning.sources import GpuTimes, open_source
+    from tuner.tuning.run import GpuTimes, open_source
 
     prepared = prepare(request)
     source = open_source(request, workbench)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.devices.table import Device
-from tuner.engines.config_variables import config_variables
 from tuner.engines.engine import Engine, supports
+from tuner.engines.launch import config_variables
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
 from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
@@ -36,8 +36,8 @@ from tuner.export.selection import (
 )
 from tuner.pictures.write import picture_pages
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import Family, families, family_of
+from tuner.problems.results import Winner
 
 
 class WinnerStore(Protocol):

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from tuner.export.files import read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
 from tuner.problems.points import Config, Problem
-from tuner.problems.records import Winner
-from tuner.problems.results import Environment, Status
+from tuner.problems.results import Environment, Status, Winner
 
 # The environment fields that an earlier measured row must share with the winners to be kept.
 _OF_KERNELS = ("engine", "engine_version", "triton", "kernel_hash")

@@ -270,3 +270,44 @@ def _not_specialized(node: ast.FunctionDef) -> set[object]:
             if keyword.arg == "do_not_specialize":
                 return set(ast.literal_eval(keyword.value))
     return set()
+
+
+@dataclass(frozen=True)
+class JittedFunction:
+    """A function with `@triton.jit` at the top level of a file."""
+
+    file: str  # relative to the engine's package
+    name: str  # empty for a file that cannot be read
+    refusal: str | None  # why it does not lift
+
+
+def jitted_functions(root: Path, origin: str, backend: str = CUDA) -> Iterator[JittedFunction]:
+    """Every jitted function below the package folder `root`, except in tests.
+
+    What the engine defines for another platform alone is left out.
+    """
+    engine = EngineSource(root, origin, platform_probes(backend))
+    for path in sorted(root.rglob("*.py")):
+        file = path.relative_to(root)
+        if {"test", "tests"} & {*file.parts} or not _may_jit(path):
+            continue
+        try:
+            names = engine.kernels(engine.module(path))
+        except UnsupportedKernel as error:
+            yield JittedFunction(file.as_posix(), "", str(error))
+            continue
+        for name in names:
+            yield JittedFunction(file.as_posix(), name, _refusal(engine, path, name))
+
+
+def _refusal(engine: EngineSource, path: Path, name: str) -> str | None:
+    try:
+        lift_from(engine, {path: [name]})
+    except UnsupportedKernel as error:
+        return str(error).removeprefix(f"{engine.origin}: ")
+    return None
+
+
+def _may_jit(path: Path) -> bool:
+    content = path.read_bytes()
+    return b"jit" in content and b"triton" in content

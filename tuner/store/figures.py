@@ -14,8 +14,7 @@ from sqlalchemy.pool import QueuePool
 
 from tuner.jobs.job import HELD, Cost, Job, JobState
 from tuner.problems.points import Problem
-from tuner.problems.records import RunState
-from tuner.problems.results import MeasureKind
+from tuner.problems.results import MeasureKind, RunState
 from tuner.store.database import Database, Queries, check_head, time_of
 from tuner.store.job_rows import COST, read_cost
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers

@@ -18,9 +18,8 @@ from tuner.errors import BadInput, CompilerUnavailable
 from tuner.measure import Measurer
 from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials, write_trials
 from tuner.problems.points import Config, Part, Point, Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import MeasureKind
+from tuner.problems.results import MeasureKind, Winner
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Request

@@ -24,7 +24,7 @@ from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.kernels.binding import Binding, Constant, Integer, Pointer, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 NAMES = ("BLOCK", "num_warps")  # of an entry
 

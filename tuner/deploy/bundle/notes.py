@@ -25,7 +25,7 @@ from tuner.export.delivery import PlannedFile
 from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 def advised_winners(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tuner.engines.launch import ServingFlags
-from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as MOE_VARIABLE
+from tuner.engines.sglang.fused_moe.files import CONFIG_DIR_VARIABLE as MOE_VARIABLE
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_VARIABLE
 from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER

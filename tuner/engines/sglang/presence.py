@@ -11,12 +11,11 @@ from typing import Any
 
 from tuner.compile.environment import installed_triton
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, engine_triton
 from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.plugin.kernels import GROUP, NAME
-from tuner.engines.triton_release import engine_triton
 from tuner.errors import BadInput, CompilerUnavailable
 from tuner.families.chunk_scan.files import ScanFile
 from tuner.render import table

@@ -25,8 +25,7 @@ from tuner.export.selection import refuse_shared_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.points import Config, Problem
-from tuner.problems.records import Winner
-from tuner.problems.results import Status
+from tuner.problems.results import Status, Winner
 
 # The environment fields that an earlier measured row must share with the winners to be kept.
 _OF_KERNELS = ("engine", "engine_version", "kernel_hash")

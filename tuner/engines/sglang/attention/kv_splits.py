@@ -10,7 +10,7 @@ and 0.5.23; 0.4.4 and 0.5.2 have no such function.
 
 from __future__ import annotations
 
-from tuner.engines.versions import release_of
+from tuner.engines.locate import release_of
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 
 KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"

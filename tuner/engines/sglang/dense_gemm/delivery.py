@@ -29,7 +29,7 @@ from tuner.export.sized_files import Content, Layout, SizedFile
 from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Problem, version_folder
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 @dataclass(frozen=True)

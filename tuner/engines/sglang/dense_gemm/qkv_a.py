@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.engines.versions import release_of
+from tuner.engines.locate import release_of
 
 # 0.4.4 runs q_a_proj and kv_a_proj_with_mqa apart. From 0.5.2 on, srt/models/deepseek_v2.py
 # concatenates their weights.

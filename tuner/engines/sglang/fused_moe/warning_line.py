@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tuner.engines.locate import Release
 from tuner.engines.sglang.fused_moe.shared_experts import fuses_in_some_release
-from tuner.engines.versions import Release
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving

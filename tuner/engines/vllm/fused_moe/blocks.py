@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from tuner.engines.engine import find_engine
-from tuner.engines.versions import release_of
+from tuner.engines.locate import release_of
 from tuner.errors import BadProblem, UnknownEngine
 from tuner.families.fused_moe.blocks import SMALLEST_GROUP, Block, Cut, exact_block, fitted_block
 

@@ -16,7 +16,7 @@ from tuner.export.files import PROVENANCE, provenance_row
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.families.state_update.problem import StateUpdate
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 @dataclass(frozen=True)
