@@ -9,8 +9,7 @@ import pytest
 from tuner.engines.vllm.fused_moe import blocks as vllm_blocks
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
 from tuner.families.dense_gemm.models import resolve as resolve_gemm
-from tuner.families.fused_moe.blocks import Cut, fitted_block
-from tuner.families.fused_moe.models import resolve
+from tuner.families.fused_moe.models import Cut, fitted_block, resolve
 from tuner.models.config_json import read_checkpoint
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype

@@ -1,4 +1,4 @@
-"""What a server's flags say of the files that it will ask for, and which variables point it at them.
+"""What a server's flags say of the files it will ask for, and which variables point it at them.
 
 Each engine's package has a module `launch` with a `read_flags` of this kind. It names the first
 release that reads the variable of a config folder too: `CONFIG_FOLDER_SINCE`.

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.dispatch import Kernel, Runs
-from tuner.problems.points import TRITON, Config, Point, title_of
+from tuner.problems.points import TRITON, Config, Point, Problem, title_of
+from tuner.problems.registry import family_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Totals, Trial
 from tuner.render import gain_text
 from tuner.tuning.request import TRIES, Effort
@@ -263,9 +264,14 @@ def work_line(totals: Sequence[Totals], *, predicted: bool = False) -> str:
     )
 
 
-def typical_gpu_s(points: int, effort: Effort) -> float | None:
+def start_s(problem: Problem) -> float:
+    """The GPU seconds of a run beside its tries."""
+    return max(START_S, family_of(problem).wait_s(problem))
+
+
+def typical_gpu_s(problem: Problem, points: int, effort: Effort) -> float | None:
     """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
-    return START_S + points * TRIES[effort] * _TRY_S if effort in TRIES else None
+    return start_s(problem) + points * TRIES[effort] * _TRY_S if effort in TRIES else None
 
 
 def estimate_line(gpu_s: float, device: str) -> str:

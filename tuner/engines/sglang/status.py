@@ -10,7 +10,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.sglang.attention.status import AttentionStatus, attention_status
 from tuner.engines.sglang.chunk_scan.status import scan_status
-from tuner.engines.sglang.dense_gemm.status import gemm_status
+from tuner.engines.sglang.dense_gemm.delivery import gemm_status
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.presence import FilesStatus, no_plugins
 from tuner.render import folded

@@ -119,6 +119,13 @@ def held_bytes(problem: Attention, point: Point) -> int:
     return (point.cached_tokens * problem.kv_heads * row + queries) * _BYTES
 
 
+def wait_s(problem: Attention) -> float:
+    """Extend's kernels take seconds to compile, the longer the wider a head is, and a search asks
+    for few at a time. With 16 cores and an H100, runs of 576 and 192 columns took 25 and 11 s.
+    """
+    return 0.038 * problem.Lq if problem.phase is AttentionPhase.EXTEND else 0.0
+
+
 @dataclass(frozen=True)
 class AttentionSelection:
     """A workload: the name of a use ("": the default one, or the recording's points), or the points
@@ -235,5 +242,6 @@ FAMILY = Family(
     least_us=least_us,
     held_bytes=held_bytes,
     package="tuner.families.attention",
+    wait_s=wait_s,
     alike=same_shape,
 )

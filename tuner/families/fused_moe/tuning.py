@@ -11,7 +11,7 @@ from tuner.errors import BadInput
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.family import MoeSelection
-from tuner.families.fused_moe.one_config import OneConfigStrategy
+from tuner.families.fused_moe.pairs import OneConfigStrategy
 from tuner.families.fused_moe.predict import CLEAR_GAIN, Predictor
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording

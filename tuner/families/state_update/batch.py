@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tuner.families.state_update.engine import StateLaunch
+from tuner.engines.engine import find_engine
+from tuner.families.state_update.engine import StateLaunch, state_engine
 from tuner.families.state_update.inputs import (
     LayerWeights,
     StepTensors,
@@ -24,7 +27,11 @@ from tuner.families.state_update.inputs import (
 )
 from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.values import launch_values
+from tuner.measure.chain_session import ChainSession
+from tuner.measure.messages import read_point
+from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import COLD, LAUNCHES, BoundKernel, Chain, ColdCache, Reference, run_chain
+from tuner.problems.points import Config
 
 # The largest |difference| / (|expected| + rms) of a correct kernel: twice the rounding of a 16-bit
 # output. Through Triton's interpreter, which cuts bfloat16, it is 0.006 at most (tests/engines).
@@ -164,3 +171,27 @@ class StateUpdateBatches:
             for at in range(LAUNCHES)
         ]
         return StateUpdateBatch(problem, self._layer, states, steps)
+
+
+Fields = dict[str, Any]
+
+
+class StateUpdateOnGpu(ChainSession[StateLaunch]):
+    """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
+
+    def __init__(self, problem: StateUpdate, request: Fields) -> None:
+        target = local_target()
+        self._problem = problem
+        self._kernels = state_engine(find_engine(request["engine"])).lift(target.backend)
+        batches = StateUpdateBatches(problem, request["seed"], last_cache_bytes())
+        source = self._kernels.lifted.write(Path(request["lifted_dir"]))
+        super().__init__(batches, source, target, WORST_ERROR)
+        largest = max(read_point(fields).batch_size for fields in request["points"])
+        self.ready: Fields = {"needed_bytes": batches.needed_bytes(largest)}
+
+    def _launches(self, batch_size: int, config: Config) -> list[StateLaunch]:
+        return [self._kernels.launch(self._problem, batch_size, config, self._target)]
+
+
+def open_session(problem: StateUpdate, request: Fields) -> StateUpdateOnGpu:
+    return StateUpdateOnGpu(problem, request)

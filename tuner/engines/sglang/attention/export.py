@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.sglang.attention.splits_table import (
+from tuner.engines.sglang.attention.kv_splits import (
     Rows,
     at_launch,
     kv_splits_of,

@@ -6,7 +6,7 @@ at PATH": the path names the whole problem of a rank, but for the type of its ou
 
 from __future__ import annotations
 
-from tuner.engines.sglang.dense_gemm.file_names import find_file_name, format_file_name
+from tuner.engines.sglang.dense_gemm.files import find_file_name, format_file_name
 from tuner.errors import BadProblem
 from tuner.families.dense_gemm.engine import GemmFileKey
 from tuner.families.dense_gemm.problem import DenseGemm

@@ -6,8 +6,8 @@ from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.engines.sglang.fused_moe.warning_line import parse_config_name, resolve_warning
 from tuner.engines.sglang.package import SGLang
-from tuner.families.fused_moe.blocks import Block, Cut, fitted_block
 from tuner.families.fused_moe.export import MoeDelivery
+from tuner.families.fused_moe.models import Block, Cut, fitted_block
 
 # The program that `tuner prove` runs.
 PROVING_CHILD = f"{__name__}.engine_layer"

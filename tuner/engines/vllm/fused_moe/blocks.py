@@ -8,7 +8,7 @@ from functools import lru_cache
 from tuner.engines.engine import find_engine
 from tuner.engines.locate import release_of
 from tuner.errors import BadProblem, UnknownEngine
-from tuner.families.fused_moe.blocks import SMALLEST_GROUP, Block, Cut, exact_block, fitted_block
+from tuner.families.fused_moe.models import SMALLEST_GROUP, Block, Cut, exact_block, fitted_block
 
 # refine_fp8_moe_block_shape of 0.33.0, and the class whose weights it is asked for.
 _SOURCES = ("model_executor/layers/fused_moe/oracle/fp8.py",)

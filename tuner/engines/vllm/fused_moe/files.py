@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tuner.devices.table import Device
@@ -18,18 +19,53 @@ from tuner.engines.config_files import (
 from tuner.engines.file_engine import first_file
 from tuner.engines.vllm.functions import device_functions
 from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
-from tuner.engines.vllm.fused_moe.file_names import dtype_word, parse_file_name
-from tuner.engines.vllm.fused_moe.loader_rules import (
-    CONFIG_DIR_VARIABLE,
-    SOURCE,
-    LoaderRules,
-    read_loader_rules,
-)
 from tuner.engines.vllm.package import VLLM
-from tuner.errors import UnsupportedKernel
+from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.families.fused_moe import warning_line
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
+
+CONFIG_DIR_VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
+SOURCE = "model_executor/layers/fused_moe/fused_moe.py"
+_LOADER = "get_moe_configs"
+
+
+@dataclass(frozen=True)
+class LoaderRules:
+    """The behaviour of one version's `get_moe_configs`."""
+
+    source: Path  # the file that defines it; configs/ lies beside it
+    config_dir_env: bool  # VLLM_TUNED_CONFIG_FOLDER is asked before the package
+    takes_triton_version: bool  # a file may name its Triton; 0.10 stops at that key
+
+
+@lru_cache(maxsize=16)
+def read_loader_rules(root: Path, engine: str) -> LoaderRules:
+    """The rules of the vLLM package at `root`.
+
+    Raises UnsupportedKernel if the loader is not where every known version has it.
+    """
+    source = root / SOURCE
+    try:
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UnsupportedKernel(f"{engine}: cannot read {source}: {error}") from None
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == _LOADER:
+            inside = list(ast.walk(node))
+            return LoaderRules(
+                source,
+                config_dir_env=any(
+                    isinstance(n, ast.Attribute) and n.attr == CONFIG_DIR_VARIABLE for n in inside
+                ),
+                takes_triton_version=any(
+                    isinstance(n, ast.Constant) and n.value == "triton_version" for n in inside
+                ),
+            )
+    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} where every known version does")
+
 
 _FIELDS = EntryFields(
     REQUIRED_FIELDS,
@@ -140,3 +176,33 @@ class VLLMFusedMoe(MoeEngine):
 
 def _block_shape(problem: FusedMoe) -> list[int] | None:
     return list(problem.block_shape) if problem.block_shape else None
+
+
+# `_get_config_dtype_str` of vLLM's config.py, for all releases since 0.10.
+_WORDS = ("fp8_w8a8", "fp8_w8a16", "int8_w8a16", "int4_w4a16", "float32")
+_WIDE = (Dtype.BFLOAT16, Dtype.FLOAT16)
+
+
+def dtype_word(problem: FusedMoe) -> str | None:
+    """The dtype in the name; None for 16-bit weights.
+
+    Raises UnsupportedKernel for int8_w8a8: vLLM's names lack this dtype, so it would read the file
+    of 16-bit weights.
+    """
+    if problem.dtype is Dtype.INT8_W8A8:
+        raise UnsupportedKernel(
+            "vLLM has no separate config file for int8_w8a8: serve it with sglang"
+        )
+    return None if problem.dtype in _WIDE else problem.dtype.value
+
+
+def parse_file_name(name: str) -> MoeFileKey:
+    """Read a file's name. Raises MalformedConfigFile for a name that vLLM never looks for."""
+    key = warning_line.parse_file_name(name, ",", packed=False)
+    if key.dtype is not None and key.dtype not in _WORDS:
+        raise MalformedConfigFile(f"{name!r}: vLLM looks for no file with dtype={key.dtype}")
+    if key.dtype is None and key.block_shape:
+        raise MalformedConfigFile(f"{name!r}: vLLM looks for no block_shape of 16-bit weights")
+    if key.per_channel_quant or key.gemm is Gemm.DOWN:
+        raise MalformedConfigFile(f"{name!r}: vLLM looks for no per_channel_quant and no _down")
+    return key

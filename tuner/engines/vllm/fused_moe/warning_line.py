@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.engines.vllm.fused_moe.file_names import parse_file_name
+from tuner.engines.vllm.fused_moe.files import parse_file_name
 from tuner.errors import MalformedConfigFile
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
 from tuner.models.model import Model

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tuner.engines.vllm.package import VLLM
 from tuner.engines.vllm.state_update.delivery import StateDelivery
-from tuner.engines.vllm.state_update.file_names import find_file_name
-from tuner.engines.vllm.state_update.files import VLLMStateUpdate
+from tuner.engines.vllm.state_update.files import VLLMStateUpdate, find_file_name
 from tuner.engines.vllm.state_update.serving import cache_dtype
 
 __all__ = ["cache_dtype", "find_file_name", "open_delivery", "open_family"]
