@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triton.compiler import ASTSource
 
-from tuner.compile.candidates import compile_kernel
+from tuner.compile.kernel import compile_kernel
 from tuner.devices.target import Target
 
 

@@ -12,8 +12,8 @@ from strata import of_each_kind
 from tiers import only
 
 from tuner.compile import CompileJob, Farm
-from tuner.compile.candidates import compile_kernel
 from tuner.compile.hsaco import HsacoResources, read_resources
+from tuner.compile.kernel import compile_kernel
 from tuner.devices.table import find_device
 from tuner.engines.config_files import AMD_OPTIONS, TILES, fields_on
 from tuner.engines.engine import find_engine

@@ -7,6 +7,9 @@ from typer.testing import CliRunner
 
 from tuner.cli import runs
 from tuner.cli.app import app
+from tuner.engines.sglang.attention.binding import SGLangAttentionKernels
+from tuner.errors import UnsupportedKernel
+from tuner.families.attention.problem import AttentionPhase
 
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
 WORDS = ["tune", "qwen3-30b-a3b", "--attention", "--kv-splits", "8", "--device", "H200"]
@@ -49,3 +52,25 @@ def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
     assert answer.exit_code == 0, answer.stderr
     assert answer.stdout == "\n\n".join(map(printed, done)) + "\n"
     assert len(done) == 2
+
+
+@pytest.mark.parametrize("alike", ["the other problem is tuned", "none can be"])
+def test_a_problem_whose_kernels_cannot_be_lifted_is_not_tuned(run, monkeypatch, alike):
+    whole = SGLangAttentionKernels.lifted
+
+    def lifted(kernels, phase):
+        if phase is AttentionPhase.EXTEND or alike == "none can be":
+            raise UnsupportedKernel(f"{phase.value} has another layout")
+        return whole(kernels, phase)
+
+    monkeypatch.setattr(SGLangAttentionKernels, "lifted", lifted)
+    answer = run()
+    if alike == "none can be":
+        assert (answer.exit_code, answer.stdout) == (1, "")
+        assert "error: extend has another layout" in answer.stderr
+    else:
+        assert answer.exit_code == 0, answer.stderr
+        assert answer.stdout.startswith("kernel ")  # one report stands without its problem
+        [line] = [line for line in answer.stderr.splitlines() if line.startswith("not tuned: ")]
+        assert line.startswith("not tuned: extend_attention:q_heads=32,")
+        assert line.endswith(": extend has another layout")

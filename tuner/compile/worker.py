@@ -16,7 +16,7 @@ import triton
 
 from tuner.childprocess import ParentPipes
 from tuner.compile import cubin, hsaco, ptxas
-from tuner.compile.candidates import compile_source, read_kernel
+from tuner.compile.kernel import compile_source, read_kernel
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
 

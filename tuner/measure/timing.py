@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.compile.candidates import compile_kernel, launch
+from tuner.compile.kernel import compile_kernel, launch
 from tuner.devices.target import Target
 from tuner.kernels.binding import Binding, Variant
 from tuner.problems.results import Measurement, Status

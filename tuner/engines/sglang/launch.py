@@ -20,7 +20,7 @@ from tuner.families.chunk_scan.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
 from tuner.families.chunk_scan.files import FOLDER as SCAN_FOLDER
 from tuner.problems.dtypes import Dtype
 
-# Older releases are asked on disk: `fused_moe/loader_rules.py` looks for the variable's name.
+# Older releases are asked on disk: `fused_moe/files.py` looks for the variable's name.
 CONFIG_FOLDER_SINCE = ""
 
 # The variables of config folders, each with what a folder must hold for it.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tuner.engines.engine import Engine
 from tuner.engines.launch import ServingFlags
-from tuner.engines.vllm.fused_moe.files import CONFIG_DIR_VARIABLE
+from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.families.chunk_scan.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
 from tuner.families.chunk_scan.files import FOLDER as SCAN_FOLDER
 from tuner.problems.dtypes import Dtype

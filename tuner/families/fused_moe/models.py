@@ -1,6 +1,11 @@
 """Find the fused-MoE layer of one rank of a model that a user names.
 
 A name is a preset, a folder or file with a config.json, or an engine's line about a config file.
+
+Where quantisation blocks do not divide a rank's columns, the checks and their messages are those of
+both engines: sglang's srt/layers/quantization/fp8.py (Fp8MoEMethod.create_weights),
+blockwise_int8.py and moe_wna16.py; vLLM's validate_fp8_block_shape_moe in
+model_executor/layers/quantization/utils/fp8_utils.py, and moe_wna16.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The trials of a fused-MoE layer at one batch size, and the pairs of configurations in them.
 
-Also which pairs are worth timing again, and in words why a pair was chosen.
+Also which pairs are worth timing again, in words why a pair was chosen, and a search for engines
+that run both gemms with one configuration.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ attention, because a single key head gives the GPU too few blocks. The new numbe
 processors, or the context's parts of 32 tokens if these are fewer, each rounded up to a power of
 two. Source: `_mla_decode_kv_splits_cap` in layers/attention/triton_backend.py of 0.5.12, 0.5.16
 and 0.5.23; 0.4.4 and 0.5.2 have no such function.
+
+A decode file's table of splits comes out of the rows of its sidecar. A row stands for one kernel at
+one number of sequences. Both kernels of a number of sequences were chosen together, so their rows
+have the same splits.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Its loaders read one folder in the engine's package and no variable. So there are two ways: files in
 that folder, or files under another root for this package's plugin, which hooks the loaders.
+The status of files needs no GPU, and imports nothing of the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""sglang's config files for dense GEMMs on disk."""
+"""sglang's config files for dense GEMMs on disk.
+
+N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json
+N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json
+"""
 
 from __future__ import annotations
 

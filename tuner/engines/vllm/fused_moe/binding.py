@@ -17,7 +17,7 @@ from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import REQUIRED_FIELDS, launch_options
 from tuner.engines.vllm.functions import EngineFunctions
-from tuner.engines.vllm.fused_moe.files import SOURCE
+from tuner.engines.vllm.fused_moe.loader_rules import SOURCE
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.engine import MoeKernels

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe import fused_moe
 
-from tuner.engines.vllm.fused_moe.files import CONFIG_DIR_VARIABLE
+from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.families.fused_moe.inputs import Weights
 from tuner.families.fused_moe.layer import main
 from tuner.families.fused_moe.problem import FusedMoe

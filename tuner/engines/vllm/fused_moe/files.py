@@ -1,10 +1,12 @@
-"""vLLM's fused-MoE config files on disk."""
+"""vLLM's fused-MoE config files on disk.
+
+E=256,N=64,device_name=NVIDIA_H100_80GB_HBM3[,dtype=..][,block_shape=[128,128]].json
+"""
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from tuner.devices.table import Device
@@ -19,6 +21,12 @@ from tuner.engines.config_files import (
 from tuner.engines.file_engine import first_file
 from tuner.engines.vllm.functions import device_functions
 from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
+from tuner.engines.vllm.fused_moe.loader_rules import (
+    CONFIG_DIR_VARIABLE,
+    SOURCE,
+    LoaderRules,
+    read_loader_rules,
+)
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe import warning_line
@@ -26,46 +34,6 @@ from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
-
-CONFIG_DIR_VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
-SOURCE = "model_executor/layers/fused_moe/fused_moe.py"
-_LOADER = "get_moe_configs"
-
-
-@dataclass(frozen=True)
-class LoaderRules:
-    """The behaviour of one version's `get_moe_configs`."""
-
-    source: Path  # the file that defines it; configs/ lies beside it
-    config_dir_env: bool  # VLLM_TUNED_CONFIG_FOLDER is asked before the package
-    takes_triton_version: bool  # a file may name its Triton; 0.10 stops at that key
-
-
-@lru_cache(maxsize=16)
-def read_loader_rules(root: Path, engine: str) -> LoaderRules:
-    """The rules of the vLLM package at `root`.
-
-    Raises UnsupportedKernel if the loader is not where every known version has it.
-    """
-    source = root / SOURCE
-    try:
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UnsupportedKernel(f"{engine}: cannot read {source}: {error}") from None
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == _LOADER:
-            inside = list(ast.walk(node))
-            return LoaderRules(
-                source,
-                config_dir_env=any(
-                    isinstance(n, ast.Attribute) and n.attr == CONFIG_DIR_VARIABLE for n in inside
-                ),
-                takes_triton_version=any(
-                    isinstance(n, ast.Constant) and n.value == "triton_version" for n in inside
-                ),
-            )
-    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} where every known version does")
-
 
 _FIELDS = EntryFields(
     REQUIRED_FIELDS,

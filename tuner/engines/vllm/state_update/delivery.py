@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, read_config_file
-from tuner.engines.vllm.fused_moe.files import CONFIG_DIR_VARIABLE
+from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.engines.vllm.state_update.files import VLLMStateUpdate
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import Delivery, PlannedFile

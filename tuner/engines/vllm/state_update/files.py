@@ -1,4 +1,7 @@
-"""vLLM's config files for the Mamba-2 state update on disk."""
+"""vLLM's config files for the Mamba-2 state update on disk.
+
+headdim=64,dstate=128,device_name=NVIDIA_H200,cache_dtype=float32.json
+"""
 
 from __future__ import annotations
 

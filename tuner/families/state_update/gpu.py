@@ -1,4 +1,4 @@
-"""The tensors of a state update on the GPU, kept between candidates.
+"""Measure the candidates of one state update on this process's GPU, on tensors that are kept.
 
 The launches of a graph update different slots of one pool of states, as the layers of a server do.
 Where the states of one launch are much larger than L2, all launches share their slots.
