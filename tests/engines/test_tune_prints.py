@@ -1,26 +1,34 @@
 """`tuner tune` with several problems: each report is printed when its problem is done."""
 
-from pathlib import Path
+import json
 
 import pytest
+from attention_cases import DECODE
+from cases import H200, INT8, INT8_RECORDING, SWEEP
 from typer.testing import CliRunner
 
 from tuner.cli import runs
 from tuner.cli.app import app
+from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import SGLangAttentionKernels
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.problem import AttentionPhase
+from tuner.families.fused_moe.family import MoeSelection
+from tuner.problems.results import MeasureKind
+from tuner.tuning.request import Effort, Request, Source
 
-SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
 WORDS = ["tune", "qwen3-30b-a3b", "--attention", "--kv-splits", "8", "--device", "H200"]
 WORDS += ["--engine", "sglang==0.5.16", "--measure", f"replay:{SWEEP}"]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def store(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/tuner.db")
     monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def run(store):
     return lambda: CliRunner().invoke(app, WORDS)
 
 
@@ -54,23 +62,20 @@ def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
     assert len(done) == 2
 
 
-@pytest.mark.parametrize("alike", ["the other problem is tuned", "none can be"])
-def test_a_problem_whose_kernels_cannot_be_lifted_is_not_tuned(run, monkeypatch, alike):
-    whole = SGLangAttentionKernels.lifted
-
-    def lifted(kernels, phase):
-        if phase is AttentionPhase.EXTEND or alike == "none can be":
-            raise UnsupportedKernel(f"{phase.value} has another layout")
-        return whole(kernels, phase)
+def test_a_problem_whose_kernels_cannot_be_lifted_does_not_end_the_command(
+    store, monkeypatch, capsys
+):
+    def lifted(*_):
+        raise UnsupportedKernel("sglang has another layout")
 
     monkeypatch.setattr(SGLangAttentionKernels, "lifted", lifted)
-    answer = run()
-    if alike == "none can be":
-        assert (answer.exit_code, answer.stdout) == (1, "")
-        assert "error: extend has another layout" in answer.stderr
-    else:
-        assert answer.exit_code == 0, answer.stderr
-        assert answer.stdout.startswith("kernel ")  # one report stands without its problem
-        [line] = [line for line in answer.stderr.splitlines() if line.startswith("not tuned: ")]
-        assert line.startswith("not tuned: extend_attention:q_heads=32,")
-        assert line.endswith(": extend has another layout")
+    engine = find_engine("sglang==0.5.16")
+    sources = [Source(MeasureKind.REPLAY, path) for path in (SWEEP, INT8_RECORDING)]
+    attention = Request(DECODE, H200, engine, sources[0])
+    layer = Request(INT8, H200, engine, sources[1], MoeSelection((2,)), Effort.QUICK)
+    runs.run_all([attention, layer], None, as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["problem"] == INT8.spec()
+    assert f"not tuned: {DECODE.spec()}: sglang has another layout\n" in err
+    with pytest.raises(UnsupportedKernel, match="another layout"):
+        runs.run_all([attention, attention], None, as_json=True)

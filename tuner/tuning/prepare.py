@@ -80,8 +80,14 @@ class Prepared:
 
 
 def prepare(request: Request) -> Prepared:
-    """Prepare a request. Raises BadInput for one that cannot be tuned."""
+    """Prepare a request.
+
+    Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
+    """
     prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
+    _ = (
+        prepared.kernels.hash
+    )  # of some engines and families, kernels are only lifted when asked for
     return prepared
 
 

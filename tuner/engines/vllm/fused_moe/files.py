@@ -29,7 +29,7 @@ from tuner.engines.vllm.fused_moe.loader_rules import (
 )
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
-from tuner.families.fused_moe import warning_line
+from tuner.families.fused_moe import engine as moe
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
@@ -166,7 +166,7 @@ def dtype_word(problem: FusedMoe) -> str | None:
 
 def parse_file_name(name: str) -> MoeFileKey:
     """Read a file's name. Raises MalformedConfigFile for a name that vLLM never looks for."""
-    key = warning_line.parse_file_name(name, ",", packed=False)
+    key = moe.parse_file_name(name, ",", packed=False)
     if key.dtype is not None and key.dtype not in _WORDS:
         raise MalformedConfigFile(f"{name!r}: vLLM looks for no file with dtype={key.dtype}")
     if key.dtype is None and key.block_shape:
