@@ -16,7 +16,7 @@ from tuner.cli import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
-from tuner.export import choose, deliveries_for, export, export_device, packaged_to_carry
+from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm

@@ -19,7 +19,7 @@ from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.plugin.files import read_attention_file
 from tuner.engines.sglang.plugin.splits import SplitsRow
 from tuner.errors import ExportRefused
-from tuner.export import ExportReport, export, export_device
+from tuner.export.export import ExportReport, export, export_device
 from tuner.export.files import write_all
 from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import Attention, Stage, parse_attention

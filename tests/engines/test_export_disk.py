@@ -18,7 +18,7 @@ from cases import L40S
 
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
-from tuner.export import export_device
+from tuner.export.export import export_device
 from tuner.export.files import write_all
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm

@@ -15,8 +15,8 @@ from tuner.engines.engine import Engine
 from tuner.engines.launch import all_config_variables, config_folder_since, config_variables
 from tuner.engines.locate import release_of
 from tuner.errors import ExportRefused
-from tuner.export import deliveries_for, export, packaged_to_carry
 from tuner.export.delivery import PlannedFile
+from tuner.export.export import deliveries_for, export, packaged_to_carry
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
 
