@@ -28,8 +28,8 @@ from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.predict import GemmPredictor
 from tuner.families.dense_gemm.problem import DensePart as Dense
 from tuner.families.dense_gemm.problem import parse_dense_gemm
-from tuner.families.dense_gemm.seeds import seeds_for as gemm_seeds
 from tuner.families.dense_gemm.space import gemm_space, space_at
+from tuner.families.dense_gemm.space import seeds_for as gemm_seeds
 from tuner.families.dense_gemm.tuning import BUDGETS
 from tuner.families.dense_gemm.tuning import FORESEEN as GEMM_FORESEEN
 from tuner.families.fused_moe.engine import moe_engine

@@ -20,9 +20,8 @@ from tiers import only
 from tuner.devices.table import find_device
 from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import find_engine
-from tuner.engines.vllm.state_update import open_delivery
+from tuner.engines.vllm.state_update import READS_CONFIG, open_delivery
 from tuner.engines.vllm.state_update.delivery import StateDelivery
-from tuner.engines.vllm.state_update.serving import READS_CONFIG
 from tuner.errors import BadInput, ExportRefused, MalformedConfigFile, UnsupportedKernel
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.state_update.check import check_files, check_problems, claims

@@ -1,1 +1,1 @@
-"""From winners to the files that servers load: what is worth it, what is advised, what is written."""
+"""From winners to the files that servers load: what is worth it, what is advised, the files."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
-from tuner.families.attention.lengths import ragged
 from tuner.families.attention.problem import (
     ATTENTION_PROBLEMS,
     Attention,
@@ -20,6 +19,7 @@ from tuner.families.attention.problem import (
     parse_attention,
     same_shape,
 )
+from tuner.families.attention.splits import ragged
 from tuner.families.attention.workloads import (
     MAX_BATCH,
     MAX_CACHED,

@@ -163,7 +163,7 @@ def _verify_plugins(file: SizedFile, written: Path) -> None:
 
 def gemm_status(
     engine: SGLang, device: Device | None, root: Path | None, environ: Mapping[str, str]
-) -> FilesStatus:
+) -> FilesStatus[FileCheck[GemmFile]]:
     """Check the files under a root. `root` None: the root that the environment names.
 
     Raises BadInput if the root is not a folder.
