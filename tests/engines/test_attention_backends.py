@@ -9,8 +9,9 @@ from tuner.backends.operands import Unsupported
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.batch import operands_of
-from tuner.families.attention.engine import AttentionKernels, attention_engine
+from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.inputs import compared, make_inputs, output_of, reference
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import parse_attention
 from tuner.families.attention.splits import Lengths
 from tuner.measure.timing import Reference

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tuner.backends.operands import AttentionOperands as Operands
 from tuner.backends.operands import Call, need
-from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import EDGES, KV_SPLITS, Lengths, parts_of, ragged
 from tuner.kernels.values import launch_values

@@ -14,10 +14,10 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.families.attention.engine import (
     AttentionEngine,
-    AttentionKernels,
     Remedy,
     attention_engine,
 )
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.space import smaller_configs
 from tuner.families.check import (

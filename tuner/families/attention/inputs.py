@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tuner.devices.target import Target, cuda_target
-from tuner.families.attention.engine import AttentionKernels
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.families.attention.splits import Lengths, kv_splits
 from tuner.kernels.launcher import TensorSpec

@@ -14,10 +14,11 @@ from functools import cached_property, partial
 from tuner.errors import BadInput
 from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
-from tuner.families.attention.engine import AttentionKernels, attention_engine, engine_config
+from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.joint.plans import JointBuckets, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.problem import Attention, Stage
 from tuner.families.attention.space import attention_space

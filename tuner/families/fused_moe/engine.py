@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import FileEngine
 from tuner.errors import MalformedConfigFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.kernels.binding import Binding
-from tuner.kernels.lift import Lifted
+from tuner.kernels.binding import Binding, FamilyKernels
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
 
@@ -105,10 +103,8 @@ class Fusion:
 NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
 
 
-class MoeKernels(ABC):
+class MoeKernels(FamilyKernels):
     """The fused-MoE kernels of one engine version."""
-
-    lifted: Lifted
 
     @abstractmethod
     def bind(
@@ -116,23 +112,9 @@ class MoeKernels(ABC):
     ) -> Binding:
         """The kernel that the engine launches, and its arguments. Raises UnsupportedKernel."""
 
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        return self.lifted.hash
-
-    def binder(
-        self, problem: FusedMoe, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, for the compiler."""
-
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            point = candidate.point
-            return self.lifted, self.bind(
-                problem, gemm_of(point), point.batch_size, candidate.config, target
-            )
-
-        return bound
+    def bound(self, problem: FusedMoe, candidate: Candidate, target: Target) -> Binding:
+        point = candidate.point
+        return self.bind(problem, gemm_of(point), point.batch_size, candidate.config, target)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tuner.engines.sglang.package import SGLang, find_source
 from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
 from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
-from tuner.families.attention.engine import AttentionKernels
+from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.kernels.binding import Binding, Constant, argument_of, bind
 from tuner.kernels.launcher import KernelLaunch, Launcher
