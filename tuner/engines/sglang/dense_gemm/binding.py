@@ -47,7 +47,7 @@ class SGLangGemmKernels(GemmKernels):
     )
 
     @cached_property
-    def lifted(self) -> Lifted:
+    def lifted(self) -> Lifted:  # type: ignore[override]  # lifted when it is asked for
         return lift_kernels(self.launchers.engine, self.backend)
 
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
