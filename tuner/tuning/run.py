@@ -110,7 +110,7 @@ def execute(
             store.trials(run),
             partial(store.add_trials, run),
             watcher,
-            racer=on_gpu,
+            race=on_gpu.race if on_gpu else None,
             tell=lambda chosen, trials: with_backends(chosen, trials, runs, source.backends),
         )
         watcher.step("storing the winners")

@@ -9,7 +9,6 @@ from tuner.engines.sglang.dense_gemm.files import SGLangDenseGemm, find_file_nam
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem
-from tuner.families.dense_gemm.engine import GemmFileKey
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
@@ -26,16 +25,12 @@ __all__ = [
 
 
 open_family = SGLangDenseGemm
+parse_warning = find_file_name
 
 
 def open_delivery(engine: SGLang) -> GemmDelivery:
     """How the winners of dense GEMMs reach the servers of one copy of sglang."""
     return GemmDelivery(SGLangDenseGemm(engine))
-
-
-def parse_warning(text: str) -> GemmFileKey | None:
-    """Find the name of a GEMM's config file in a line or a path; None if there is none."""
-    return find_file_name(text)
 
 
 def resolve_warning(text: str, serving: Serving) -> Resolved | None:

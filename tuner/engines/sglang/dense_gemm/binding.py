@@ -146,14 +146,6 @@ class SGLangGemmKernels(GemmKernels):
         return name in first.arguments
 
 
-def lift_dense_gemm(launchers: GemmLaunchers, backend: str = CUDA) -> SGLangGemmKernels:
-    """The kernels of an engine on disk for a backend, "cuda" or "hip".
-
-    Their methods raise UnsupportedKernel, this function does not.
-    """
-    return SGLangGemmKernels(launchers, backend)
-
-
 def _operands(followed: Followed) -> dict[int, str]:
     """The name of each tensor, by its identity: equal shapes may be different tensors."""
     names = {id(followed.result): OUTPUT}

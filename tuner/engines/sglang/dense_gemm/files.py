@@ -14,7 +14,7 @@ from pathlib import Path
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import EntryFields
-from tuner.engines.sglang.dense_gemm.binding import SGLangGemmKernels, lift_dense_gemm
+from tuner.engines.sglang.dense_gemm.binding import SGLangGemmKernels
 from tuner.engines.sglang.dense_gemm.launchers import GemmLaunchers
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.gemm_loaders import fields_of
@@ -64,11 +64,11 @@ class SGLangDenseGemm(GemmEngine):
     def lift(self, backend: str = CUDA) -> SGLangGemmKernels:
         if backend == CUDA:
             return self._cuda_kernels
-        return lift_dense_gemm(self.launchers, backend)
+        return SGLangGemmKernels(self.launchers, backend)
 
     @cached_property
     def _cuda_kernels(self) -> SGLangGemmKernels:
-        return lift_dense_gemm(self.launchers)
+        return SGLangGemmKernels(self.launchers)
 
 
 # It also finds a name inside a line. Numbers have a limited length, so that none is absurd. The
