@@ -19,6 +19,7 @@ from tuner.tuning.gains import (
     Meter,
     cost_line,
     estimate_line,
+    later_gpu_s,
     start_s,
     typical_gpu_s,
     work_line,
@@ -83,6 +84,20 @@ def test_the_kernels_that_compile_longest_are_not_thought_to_be_quick(
     finish(store, took_s, problem=asked, effort="quick", points=POINTS)
     again = estimate(store, len(POINTS), Effort.QUICK, asked)
     assert again == pytest.approx(max(took_s, start_s(asked)))
+
+
+@pytest.mark.parametrize(
+    ("problem", "points", "took_s"),
+    [
+        ("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16", 12, 24.7),
+        ("extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16", 6, 10.6),
+        ("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128", 18, 5.8),
+    ],
+)
+def test_a_later_problem_of_a_command_finds_the_processes_started(problem, points, took_s):
+    asked = parse_problem(problem)
+    alone = typical_gpu_s(asked, points, Effort.QUICK)
+    assert later_gpu_s(asked, alone) == pytest.approx(took_s, rel=0.1)
 
 
 def test_a_done_job_says_what_it_cost(store, jobs, leases):
