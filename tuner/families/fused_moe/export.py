@@ -55,40 +55,6 @@ class MoeLayout:
         return config_file_text(content.entries, self.layer.fields)
 
 
-def plan_moe(
-    winners: Sequence[Winner], engine: MoeEngine, device: Device, root: Path
-) -> list[MoeFile]:
-    """The files to write under a root. Entries that an earlier export measured with the same
-    kernels are not replaced by predicted ones.
-
-    Raises ExportRefused if two problems need the same file, or if the engine would run up and
-    down with different BLOCK_SIZE_M.
-    """
-    both = engine.has_down_files()  # otherwise one file and one configuration serve both gemms
-    files: list[MoeFile] = []
-    for gemm in (Gemm.DOWN, Gemm.UP) if both else (Gemm.UP,):
-        some = [winner for winner in winners if gemm_of(winner.entry.point) is gemm]
-        layout, about = MoeLayout(engine, device, root, gemm), {"gemm": gemm.value}
-        files += plan_files(some, layout, about=about, kind=MoeFile)
-    files.sort(key=lambda file: (file.problem.spec(), file.triton, file.gemm.value))
-    if both:
-        refuse_unlike_blocks(files, engine, device, root)
-    return files
-
-
-def verify_moe(file: MoeFile, engine: MoeEngine, device: Device, root: Path) -> None:
-    """Raises ExportRefused if the engine's rules find another file or pick other entries."""
-    found = engine.find_file(root, _layer(file.problem), device, file.gemm, file.triton)
-    if found != file.path:
-        raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    fields = fields_on(engine.fields, device.target.backend)
-    entries = read_config_file(found, fields).entries
-    for batch_size, config in file.entries.items():
-        picked = engine.pick(entries, batch_size)
-        if picked != config:
-            raise ExportRefused(f"{found}: {engine.name} picks {picked} at M={batch_size}")
-
-
 def refuse_unlike_blocks(
     files: Sequence[MoeFile], engine: MoeEngine, device: Device, root: Path
 ) -> None:
@@ -171,12 +137,33 @@ class MoeDelivery(Delivery):
         return any(path.name in names for path, _ in packaged_files(self.layer))
 
     def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[MoeFile]:
-        return plan_moe(winners, self.layer, device, root)
+        """Raises ExportRefused also where the engine would run up and down with different
+        BLOCK_SIZE_M.
+        """
+        layer = self.layer
+        files: list[MoeFile] = []
+        both = layer.has_down_files()  # otherwise one file and one configuration serve both gemms
+        for gemm in (Gemm.DOWN, Gemm.UP) if both else (Gemm.UP,):
+            some = [winner for winner in winners if gemm_of(winner.entry.point) is gemm]
+            layout, about = MoeLayout(layer, device, root, gemm), {"gemm": gemm.value}
+            files += plan_files(some, layout, about=about, kind=MoeFile)
+        files.sort(key=lambda file: (file.problem.spec(), file.triton, file.gemm.value))
+        if both:
+            refuse_unlike_blocks(files, layer, device, root)
+        return files
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+        layer, fields = self.layer, fields_on(self.layer.fields, device.target.backend)
         for file in files:
             assert isinstance(file, MoeFile)  # `plan` made it
-            verify_moe(file, self.layer, device, root)
+            found = layer.find_file(root, _layer(file.problem), device, file.gemm, file.triton)
+            if found != file.path:
+                raise ExportRefused(f"wrote {file.path}, but {layer.name}'s rules find {found}")
+            entries = read_config_file(found, fields).entries
+            for batch_size, config in file.entries.items():
+                picked = layer.pick(entries, batch_size)
+                if picked != config:
+                    raise ExportRefused(f"{found}: {layer.name} picks {picked} at M={batch_size}")
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         return packaged_files(self.layer) if self.replaces_packaged else super().packaged()
