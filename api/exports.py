@@ -21,7 +21,7 @@ from tuner.devices.table import Device
 from tuner.engines.dispatch import options_text, server_settings
 from tuner.engines.engine import Engine, find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
-from tuner.export import (
+from tuner.export.export import (
     WayTo,
     choose,
     deliveries_for,

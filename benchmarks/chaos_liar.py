@@ -29,8 +29,11 @@ from store_writer import KEY, batch  # noqa: E402
 from tuner.errors import RunAlreadyActive, StaleLease, UnusableStore  # noqa: E402
 from tuner.jobs.job import Lease  # noqa: E402
 from tuner.jobs.workers import WorkerInfo, WorkerState  # noqa: E402
-from tuner.problems.records import Run, RunState  # noqa: E402
-from tuner.problems.results import Totals  # noqa: E402
+from tuner.problems.results import (  # noqa: E402
+    Run,
+    RunState,
+    Totals,  # noqa: E402
+)
 from tuner.store import Leases, Store  # noqa: E402
 from tuner.store.workers import WorkerStore  # noqa: E402
 from workers.worker import engines_here  # noqa: E402

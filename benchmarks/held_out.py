@@ -25,18 +25,18 @@ import optuna
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.dense_gemm.engine import gemm_engine
-from tuner.families.dense_gemm.predict.predictor import GemmPredictor
+from tuner.families.dense_gemm.predict import GemmPredictor
 from tuner.families.dense_gemm.problem import DensePart as Dense
 from tuner.families.dense_gemm.problem import parse_dense_gemm
-from tuner.families.dense_gemm.seeds import seeds_for as gemm_seeds
 from tuner.families.dense_gemm.space import gemm_space, space_at
+from tuner.families.dense_gemm.space import seeds_for as gemm_seeds
 from tuner.families.dense_gemm.tuning import BUDGETS
 from tuner.families.dense_gemm.tuning import FORESEEN as GEMM_FORESEEN
 from tuner.families.fused_moe.engine import moe_engine
-from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.predict import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import read_recording
-from tuner.families.fused_moe.seeds import seeds_for as moe_seeds
+from tuner.families.fused_moe.space import seeds_for as moe_seeds
 from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.families.fused_moe.tuning import FORESEEN
 from tuner.measure.recording import decode, is_packed, read_packed, read_trials, unpack

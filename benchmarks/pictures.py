@@ -27,9 +27,8 @@ from tuner.pictures.charts import problem_charts
 from tuner.pictures.rows import rows_of, summary_line
 from tuner.pictures.write import title_of
 from tuner.problems.points import ChartPosition, Config, Point
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem, read_part
-from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
 from tuner.tuning.gains import with_backends
 
 ROOT = Path(__file__).parents[1]

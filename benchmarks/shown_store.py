@@ -27,7 +27,6 @@ from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.jobs.job import Job, JobFilter, JobRequest
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Config, Point
-from tuner.problems.records import Outlook, RunKey
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import (
     Compiled,
@@ -35,6 +34,8 @@ from tuner.problems.results import (
     Environment,
     Incumbent,
     MeasureKind,
+    Outlook,
+    RunKey,
     Status,
     Totals,
 )

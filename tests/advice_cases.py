@@ -10,9 +10,8 @@ from tuner.devices.table import find_device
 from tuner.families.attention.problem import parse_attention
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.problems.points import Config, Part, Point, Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
 
 SERVED = ("sglang", "0.5.16")
 MOE = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")

@@ -8,15 +8,16 @@ from datetime import datetime, timezone
 
 from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.problems.points import Config, Point, Problem
-from tuner.problems.records import RunKey, Winner
 from tuner.problems.results import (
     Compiled,
     Entry,
     Environment,
     Incumbent,
     MeasureKind,
+    RunKey,
     Status,
     Totals,
+    Winner,
 )
 from tuner.store import Store
 

@@ -16,7 +16,6 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
-from tuner.problems.records import RunKey, Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
@@ -24,8 +23,10 @@ from tuner.problems.results import (
     Environment,
     Incumbent,
     MeasureKind,
+    RunKey,
     Status,
     Totals,
+    Winner,
 )
 from tuner.store import Store
 

@@ -24,8 +24,7 @@ from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.tuning.prepare import prepare
 from tuner.tuning.report import Report
 from tuner.tuning.request import Request
-from tuner.tuning.run import RunStore, execute
-from tuner.tuning.sources import open_source
+from tuner.tuning.run import RunStore, execute, open_source
 
 H200, L40S = find_device("H200"), find_device("L40S")
 # The layers of the two fused-MoE recordings.

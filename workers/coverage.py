@@ -17,14 +17,13 @@ from itertools import islice
 from typing import Any
 
 from tuner.engines.engine import find_engine, kernel_hash, parse_spec
-from tuner.engines.versions import version_order
+from tuner.engines.locate import version_order
 from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here
 from tuner.problems.points import Problem
-from tuner.problems.records import Published
 from tuner.problems.registry import family_named, family_of
-from tuner.problems.results import Environment, MeasureKind, Status
+from tuner.problems.results import Environment, MeasureKind, Published, Status
 from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import TRITONS_OWN, WITHOUT_US

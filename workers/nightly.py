@@ -12,7 +12,7 @@ from tuner.errors import TunerError
 from tuner.jobs.job import Job, JobRequest, JobState
 from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import JobRequirements, WorkerStatus
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.api_key import NIGHTLY
 from tuner.store.current_winners import current_winners

@@ -36,15 +36,14 @@ from tuner.store import Leases
 from tuner.store.database import Database
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, Source
-from tuner.tuning.run import execute
-from tuner.tuning.sources import open_source
-from tuner.tuning.tune import Unwatched
+from tuner.tuning.run import execute, open_source
+from tuner.tuning.tune import Watcher
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
 from workers.tracing import add_span, continued, flush_spans, span, start_tracing
 
 
-class TrialSpans(Unwatched):
+class TrialSpans(Watcher):
     """Makes a span of each batch of trials, from the batch before to its end.
 
     It hears of each trial once that is stored, and of the next question after each batch.

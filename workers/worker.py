@@ -15,8 +15,7 @@ from datetime import datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 
 from tuner.engines.engine import engine_names, find_engine
-from tuner.engines.locate import find_packages
-from tuner.engines.versions import version_order
+from tuner.engines.locate import find_packages, version_order
 from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import HEARTBEAT, Cost, JobRequest, JobState, Lease
 from tuner.jobs.limits import AttemptLimits, AttemptPhase, Stopwatch

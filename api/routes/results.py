@@ -32,9 +32,8 @@ from api.text import JobId
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput
 from tuner.jobs.targets import models_of
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem
-from tuner.problems.results import Environment, Trial, entry_json
+from tuner.problems.results import Environment, Trial, Winner, entry_json
 from tuner.store.current_winners import current_winners
 from tuner.store.results import parse_trial_cursor, trial_cursor
 from workers.coverage import WatchState, newest_environments, why_stale

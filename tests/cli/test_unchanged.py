@@ -13,7 +13,7 @@ import pytest
 from tiers import only
 from unchanged_cases import CASES, ENGINE, RECORDS, TRITON, outputs, recorded
 
-from tuner.engines.triton_release import find_triton
+from tuner.engines.engine import find_triton
 
 ENGINE_FOLDER = Path(sys.prefix, "share", "tuner", "engines", ENGINE.replace("==", "-"))
 OLD_TRITON = "3.1.0"  # what sglang 0.4.4 runs

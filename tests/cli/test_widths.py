@@ -14,7 +14,7 @@ import pytest
 from commands import run
 from unchanged_cases import ATTENTION_RECORDING, CLUSTER, ENGINE, EXTEND, LAYER, RECORDING
 
-from tuner.engines.triton_release import find_triton
+from tuner.engines.engine import find_triton
 
 COLUMNS = 80
 BENCH = CLUSTER / "bench" / "l40s-32gpu-before-bench_serving.txt"

@@ -13,8 +13,8 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.inputs import compared, launch, make_inputs, output_of, reference
-from tuner.families.attention.lengths import EDGES, Lengths
 from tuner.families.attention.problem import AttentionPhase, parse_attention
+from tuner.families.attention.splits import EDGES, Lengths
 from tuner.kernels.lift import load_lifted
 from tuner.measure.timing import Reference
 from tuner.problems.points import Config, Point

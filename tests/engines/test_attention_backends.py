@@ -12,8 +12,8 @@ from tuner.families.attention.batch import operands_of
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.inputs import compared, make_inputs, output_of, reference
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.lengths import Lengths
 from tuner.families.attention.problem import parse_attention
+from tuner.families.attention.splits import Lengths
 from tuner.measure.timing import Reference
 
 HEADS = "q_heads=4,kv_heads=2,Lq=16,Lv=16,dtype=bfloat16"

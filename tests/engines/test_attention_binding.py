@@ -13,8 +13,8 @@ from interpret_attention import CASES
 from interpreter import interpreted
 from tiers import only
 
-from tuner.families.attention.lengths import kv_splits
 from tuner.families.attention.problem import Attention, AttentionPhase
+from tuner.families.attention.splits import kv_splits
 from tuner.problems.dtypes import Dtype
 
 TOLERANCE = 2**-9  # of fp16 outputs: one unit in the last place, as the interpreter cuts

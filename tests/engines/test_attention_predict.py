@@ -12,7 +12,6 @@ from tuner.devices.occupancy import Footprint
 from tuner.devices.table import devices
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.families.attention.lengths import Lengths, kv_splits, ragged
 from tuner.families.attention.predict.predictor import (
     CLEAR_GAIN,
     AttentionModel,
@@ -21,6 +20,7 @@ from tuner.families.attention.predict.predictor import (
 from tuner.families.attention.predict.steps import BlockRow, Tiles, count, launched, makespan
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.space import attention_space, smaller_configs
+from tuner.families.attention.splits import Lengths, kv_splits, ragged
 from tuner.measure.recording import read_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status

@@ -22,8 +22,7 @@ from tuner.families.attention.workloads import WorkPoint
 from tuner.measure import recording as recording_file
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import RunKey
-from tuner.problems.results import MeasureKind, Measurement, Status, Totals
+from tuner.problems.results import MeasureKind, Measurement, RunKey, Status, Totals
 from tuner.store import Store
 from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.request import Effort, Request, Source

@@ -46,8 +46,7 @@ from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
 from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.points import Config
-from tuner.problems.records import Winner
-from tuner.problems.results import Incumbent, Status
+from tuner.problems.results import Incumbent, Status, Winner
 from tuner.store import Store
 
 L40S, H20, RAY = CASES

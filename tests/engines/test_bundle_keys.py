@@ -22,8 +22,8 @@ from tuner.engines.engine import find_engine
 from tuner.engines.launch import unknown_flags
 from tuner.errors import BadProblem, ExportRefused, IndivisibleShape, MalformedCheckpoint
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
+from tuner.problems.results import Winner
 from tuner.store import Store
 
 L40S, H20, RAY = CASES

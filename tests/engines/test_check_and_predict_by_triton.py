@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from tuner.cli import app
 from tuner.engines.config_files import read_config_file
-from tuner.engines.engine import find_engine
-from tuner.engines.triton_release import engine_triton, find_triton
+from tuner.engines.engine import engine_triton, find_engine, find_triton
 from tuner.errors import UnknownEngine
 
 # Triton's minor release, and the releases of engines that pin it. vLLM 0.7.3, with 3.1, launches

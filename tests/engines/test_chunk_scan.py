@@ -30,14 +30,12 @@ from tuner.families.chunk_scan.space import scan_space
 from tuner.measure.recording import write_trials
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import Winner
-from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial, Winner
 from tuner.store import Store
 from tuner.tuning.prepare import prepare
 from tuner.tuning.report import Report
 from tuner.tuning.request import Effort, Request, Source
-from tuner.tuning.run import execute
-from tuner.tuning.sources import open_source
+from tuner.tuning.run import execute, open_source
 
 H100 = find_device("H100")
 NANO = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")

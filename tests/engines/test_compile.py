@@ -42,7 +42,7 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, parse_source
-from tuner.tuning.sources import open_source
+from tuner.tuning.run import open_source
 
 SMALL = config(16, 64, 64, 4, 2)
 PROCESSES = 2

@@ -9,8 +9,8 @@ from real_sglang import package
 from served_cases import exported
 from test_load_proof import VERSIONS, ask, place
 
-from tuner.engines.config_variables import all_config_variables, config_variables
-from tuner.engines.sglang.fused_moe.loader_rules import read_loader_rules
+from tuner.engines.launch import all_config_variables, config_variables
+from tuner.engines.sglang.fused_moe.files import read_loader_rules
 
 MOE = "SGLANG_MOE_CONFIG_DIR"
 READING = [v for v in VERSIONS if read_loader_rules(package(v), v).config_dir_env]

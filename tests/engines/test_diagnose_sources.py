@@ -9,8 +9,8 @@ import pytest
 
 from tuner.diagnose.table import Form, MessageSource, known_messages
 from tuner.engines.engine import find_engine
+from tuner.engines.locate import version_order
 from tuner.engines.logs.lines import BLANKS
-from tuner.engines.versions import version_order
 
 RELEASES = ("0.4.3.post2", "0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 ORIGINS = [

@@ -18,9 +18,14 @@ from real_sglang import VERSIONS, RealSGLang
 from tuner.engines.config_files import read_lenient
 from tuner.engines.engine import find_engine
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
-from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
+from tuner.families.fused_moe.engine import (
+    MoeEngine,
+    ShippedFile,
+    format_file_name,
+    moe_engine,
+    parse_file_name,
+)
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.warning_line import format_file_name, parse_file_name
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 

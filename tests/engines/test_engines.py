@@ -15,12 +15,11 @@ from real_sglang import VERSIONS, kernel_source, package
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, engine_module, find_engine
+from tuner.engines.locate import release_of, version_order
 from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
-from tuner.engines.versions import release_of, version_order
 from tuner.errors import BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
-from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.engine import format_file_name, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.warning_line import format_file_name
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 

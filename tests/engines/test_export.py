@@ -16,12 +16,11 @@ from tuner.cli import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
-from tuner.export import choose, deliveries_for, export, export_device, packaged_to_carry
+from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
-from tuner.problems.records import RunKey, Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
@@ -29,8 +28,10 @@ from tuner.problems.results import (
     Environment,
     Incumbent,
     MeasureKind,
+    RunKey,
     Status,
     Totals,
+    Winner,
 )
 from tuner.store import Store
 

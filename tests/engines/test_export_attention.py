@@ -19,16 +19,15 @@ from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.plugin.files import read_attention_file
 from tuner.engines.sglang.plugin.splits import SplitsRow
 from tuner.errors import ExportRefused
-from tuner.export import ExportReport, export, export_device
+from tuner.export.export import ExportReport, export, export_device
 from tuner.export.files import write_all
 from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
-from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
+from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status, Winner
 from tuner.store import Store
 from tuner.tuning.request import Request, Source
 

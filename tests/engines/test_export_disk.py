@@ -18,14 +18,13 @@ from cases import L40S
 
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
-from tuner.export import export_device
+from tuner.export.export import export_device
 from tuner.export.files import write_all
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Point
-from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
 SIZE = 1 << 20  # bytes; the engine's own files alone take more

@@ -23,8 +23,7 @@ from tuner.export.files import sidecar_text, write_all
 from tuner.export.sized_files import SizedFile
 from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Config, Point
-from tuner.problems.records import Winner
-from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
 
 FP8 = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128")
 INT8 = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=int8_w8a8,block=128x128")

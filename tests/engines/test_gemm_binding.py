@@ -24,7 +24,7 @@ from tuner.devices.target import Target, cuda_target
 from tuner.engines.config_files import config_file_text, entry_json, read_config_file
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.dense_gemm import parse_warning, resolve_warning
-from tuner.engines.sglang.dense_gemm.file_names import format_file_name
+from tuner.engines.sglang.dense_gemm.files import format_file_name
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, gemm_engine

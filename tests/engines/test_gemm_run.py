@@ -25,10 +25,9 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
-from tuner.families.dense_gemm.predict.predictor import GemmPredictor
+from tuner.families.dense_gemm.predict import GemmPredictor
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DensePart
-from tuner.families.dense_gemm.seeds import seeds_for
-from tuner.families.dense_gemm.space import gemm_space, space_at
+from tuner.families.dense_gemm.space import gemm_space, seeds_for, space_at
 from tuner.families.dense_gemm.tuning import BUDGETS, PREDICT_KERNELS
 from tuner.measure.recording import read_trials, write_trials
 from tuner.measure.workbench import Workbench

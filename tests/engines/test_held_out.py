@@ -10,11 +10,10 @@ from tiers import only
 
 from tuner.engines.sglang.package import SGLang
 from tuner.families.fused_moe.engine import ShippedFile, moe_engine
-from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.predict import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.space import space_for, spaces_at
+from tuner.families.fused_moe.space import seeds_for, space_for, spaces_at
 from tuner.families.fused_moe.tuning import FORESEEN
 from tuner.measure.recording import Replay
 from tuner.problems.points import Candidate, Config, Point

@@ -24,7 +24,7 @@ from tuner.families.attention.problem import AttentionPhase
 from tuner.families.dense_gemm.check import check_files as check_gemm_files
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
-from tuner.families.dense_gemm.predict.predictor import GemmPredictor
+from tuner.families.dense_gemm.predict import GemmPredictor
 from tuner.families.dense_gemm.problem import DensePart as DenseGemmPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.families.dense_gemm.space import gemm_space

@@ -21,19 +21,20 @@ from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.choose import MoePolicy, choose
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.family import MoeSelection
-from tuner.families.fused_moe.predict.device_model import DeviceModel, estimate, expected_load
-from tuner.families.fused_moe.predict.predictor import (
+from tuner.families.fused_moe.predict import (
     CLEAR_GAIN,
     CORPUS_WEIGHT,
     MOST_SHORTFALL,
+    DeviceModel,
     Predictor,
     Prior,
+    estimate,
+    expected_load,
     needs,
 )
 from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.recording import read_recording
-from tuner.families.fused_moe.seeds import baseline_configs
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.space import baseline_configs, space_for
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial

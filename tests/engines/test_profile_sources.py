@@ -10,7 +10,7 @@ from tiers import only
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import KERNELS
-from tuner.engines.sglang.fused_moe.arguments import DENSE, GROUPED
+from tuner.engines.sglang.fused_moe.binding import DENSE, GROUPED
 from tuner.families.attention.problem import AttentionPhase
 from tuner.profile.families import Maker, family_of, kernel_families
 from tuner.profile.steps import read_mark

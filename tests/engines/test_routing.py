@@ -25,10 +25,10 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
-from tuner.tuning import sources
+from tuner.tuning import run
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Effort, Request, Source, parse_source
-from tuner.tuning.sources import SerialBench, open_source
+from tuner.tuning.run import SerialBench, open_source
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)
 EXPECTED = r"expected \(tokens, 2\) expert ids from 0 to 7"
@@ -154,7 +154,7 @@ def given(monkeypatch: pytest.MonkeyPatch, no_child: None) -> list[RoutingFile |
         opened.append(routing)
         return RecordedGpu()
 
-    monkeypatch.setattr(sources, "open_gpu_bench", open_bench)
+    monkeypatch.setattr(run, "open_gpu_bench", open_bench)
     return opened
 
 
@@ -190,7 +190,7 @@ def test_only_exhaustive_runs_time_every_candidate_with_all_routings(
         asked.append(thorough)
         return RecordedGpu()
 
-    monkeypatch.setattr(sources, "open_gpu_bench", open_bench)
+    monkeypatch.setattr(run, "open_gpu_bench", open_bench)
     request = request_of(effort)
     with Workbench() as workbench:
         times = open_source(request, workbench)

@@ -19,8 +19,7 @@ from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.space import space_for, spaces_at
+from tuner.families.fused_moe.space import seeds_for, space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import Effort

@@ -9,8 +9,7 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.package import SGLang
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.space import space_for, spaces_at
+from tuner.families.fused_moe.space import seeds_for, space_for, spaces_at
 from tuner.problems.points import Point
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, parse_source

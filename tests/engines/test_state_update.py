@@ -20,9 +20,8 @@ from tiers import only
 from tuner.devices.table import find_device
 from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import find_engine
-from tuner.engines.vllm.state_update import open_delivery
+from tuner.engines.vllm.state_update import READS_CONFIG, open_delivery
 from tuner.engines.vllm.state_update.delivery import StateDelivery
-from tuner.engines.vllm.state_update.serving import READS_CONFIG
 from tuner.errors import BadInput, ExportRefused, MalformedConfigFile, UnsupportedKernel
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.state_update.check import check_files, check_problems, claims
@@ -30,8 +29,7 @@ from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.problem import BATCH_SIZES, Update, parse_state_update
 from tuner.problems.points import Config, Point
-from tuner.problems.records import Winner
-from tuner.problems.results import Compiled, Entry, Environment, Status
+from tuner.problems.results import Compiled, Entry, Environment, Status, Winner
 from tuner.store import Store
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, parse_source

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiers import only
 
-from tuner.kernels.survey import jitted_functions
+from tuner.kernels.lift import jitted_functions
 
 SURVEYED = [
     ("vllm", "0.10.2", 85, 92),

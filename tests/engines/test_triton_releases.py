@@ -13,11 +13,10 @@ from tiers import only
 from tuner.compile import CompileJob, Farm
 from tuner.compile.environment import TritonRelease, triton_for
 from tuner.devices.target import cuda_target
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import RECORD, find_engine, find_triton
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.triton_release import RECORD, find_triton
 from tuner.errors import CompilerUnavailable
 from tuner.families.attention.problem import AttentionPhase, parse_attention
 from tuner.families.dense_gemm.engine import gemm_engine

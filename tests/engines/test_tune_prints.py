@@ -1,23 +1,34 @@
 """`tuner tune` with several problems: each report is printed when its problem is done."""
 
-from pathlib import Path
+import json
 
 import pytest
+from attention_cases import DECODE
+from cases import H200, INT8, INT8_RECORDING, SWEEP
 from typer.testing import CliRunner
 
 from tuner.cli import runs
 from tuner.cli.app import app
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import SGLangAttentionKernels
+from tuner.errors import UnsupportedKernel
+from tuner.families.fused_moe.family import MoeSelection
+from tuner.problems.results import MeasureKind
+from tuner.tuning.request import Effort, Request, Source
 
-SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
 WORDS = ["tune", "qwen3-30b-a3b", "--attention", "--kv-splits", "8", "--device", "H200"]
 WORDS += ["--engine", "sglang==0.5.16", "--measure", f"replay:{SWEEP}"]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def store(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/tuner.db")
     monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def run(store):
     return lambda: CliRunner().invoke(app, WORDS)
 
 
@@ -49,3 +60,22 @@ def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
     assert answer.exit_code == 0, answer.stderr
     assert answer.stdout == "\n\n".join(map(printed, done)) + "\n"
     assert len(done) == 2
+
+
+def test_a_problem_whose_kernels_cannot_be_lifted_does_not_end_the_command(
+    store, monkeypatch, capsys
+):
+    def lifted(*_):
+        raise UnsupportedKernel("sglang has another layout")
+
+    monkeypatch.setattr(SGLangAttentionKernels, "lifted", lifted)
+    engine = find_engine("sglang==0.5.16")
+    sources = [Source(MeasureKind.REPLAY, path) for path in (SWEEP, INT8_RECORDING)]
+    attention = Request(DECODE, H200, engine, sources[0])
+    layer = Request(INT8, H200, engine, sources[1], MoeSelection((2,)), Effort.QUICK)
+    runs.run_all([attention, layer], None, as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["problem"] == INT8.spec()
+    assert f"not tuned: {DECODE.spec()}: sglang has another layout\n" in err
+    with pytest.raises(UnsupportedKernel, match="another layout"):
+        runs.run_all([attention, attention], None, as_json=True)

@@ -22,7 +22,7 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Trial
 from tuner.store import Store
 from tuner.tuning.request import Effort, Request, Source
-from tuner.tuning.tune import Unwatched
+from tuner.tuning.tune import Watcher
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 RECORDINGS = {FP8.spec(): FP8_RECORDING, EXTEND: SWEEP}
@@ -39,7 +39,7 @@ def request(text: str) -> Request:
     )
 
 
-class Removing(Unwatched):
+class Removing(Watcher):
     """Removes a folder at the first trial."""
 
     def __init__(self, folder: Path) -> None:

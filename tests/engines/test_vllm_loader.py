@@ -19,13 +19,11 @@ from real_vllm import VERSIONS, RealVLLM
 from tuner.devices.table import find_device
 from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import find_engine
-from tuner.engines.vllm.fused_moe.file_names import parse_file_name
-from tuner.engines.vllm.fused_moe.files import VLLMFusedMoe
+from tuner.engines.vllm.fused_moe.files import VLLMFusedMoe, parse_file_name
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
-from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
+from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, format_file_name, moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.families.fused_moe.warning_line import format_file_name
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 

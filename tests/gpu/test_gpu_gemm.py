@@ -12,9 +12,9 @@ from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import PLACES, GemmBatches
 from tuner.families.dense_gemm.engine import GemmEngine, gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
+from tuner.families.dense_gemm.gpu import PLACES, GemmBatches
 from tuner.families.dense_gemm.problem import DenseGemm, DensePart, parse_dense_gemm
 from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.measure.workbench import Workbench

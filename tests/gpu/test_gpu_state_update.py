@@ -13,8 +13,8 @@ from cases import tuned
 from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.engines.engine import find_engine
-from tuner.families.state_update.batch import PLACES, StateUpdateBatches
 from tuner.families.state_update.family import StateSelection
+from tuner.families.state_update.gpu import PLACES, StateUpdateBatches
 from tuner.families.state_update.predict import state_space
 from tuner.families.state_update.problem import Update, parse_state_update
 from tuner.measure.timing import LAUNCHES

@@ -9,8 +9,15 @@ import sys
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import RunKey
-from tuner.problems.results import Compiled, Environment, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import (
+    Compiled,
+    Environment,
+    MeasureKind,
+    Measurement,
+    RunKey,
+    Status,
+    Trial,
+)
 from tuner.store import Store
 
 PROBLEM = FusedMoe(E=256, N=64, K=7168, top_k=8, dtype=Dtype.INT8_W8A8, per_channel_quant=True)

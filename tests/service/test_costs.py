@@ -10,11 +10,20 @@ from databases import both_databases
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
 from tuner.problems.points import Point, Problem
-from tuner.problems.records import RunKey
-from tuner.problems.results import Environment, MeasureKind, Totals
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Environment, MeasureKind, RunKey, Totals
 from tuner.store import Store
 from tuner.store.figures import Estimates, Figures
-from tuner.tuning.gains import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
+from tuner.tuning.gains import (
+    START_S,
+    Meter,
+    cost_line,
+    estimate_line,
+    later_gpu_s,
+    start_s,
+    typical_gpu_s,
+    work_line,
+)
 from tuner.tuning.request import Effort
 
 ENVIRONMENT = Environment("NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "kernels", driver="550")
@@ -31,8 +40,10 @@ def finish(store: Store, gpu_s: float | None, **changes: object) -> None:
     store.finish_run(store.begin_run(key(**changes)), [], Totals(wall_s=100.0, extra=extra))
 
 
-def estimate(store: Store, points: int = 4, effort: Effort = Effort.STANDARD) -> float | None:
-    return Estimates(store).gpu_s(FP8, "NVIDIA_H200", effort, points)
+def estimate(
+    store: Store, points: int = 4, effort: Effort = Effort.STANDARD, problem: Problem = FP8
+) -> float | None:
+    return Estimates(store).gpu_s(problem, "NVIDIA_H200", effort, points)
 
 
 @both_databases
@@ -54,6 +65,39 @@ def test_without_a_run_the_number_of_tries_says_it(store):
     # Few points take little less: it begins, and other backends are timed too.
     assert estimate(store, 3, Effort.QUICK) == pytest.approx(9.6, abs=0.1)
     assert estimate(store, 36, Effort.EXHAUSTIVE) is None
+
+
+@pytest.mark.parametrize(
+    ("problem", "points", "took_s"),
+    [
+        ("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16", 12, 24.7),
+        ("extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16", 6, 10.6),
+        ("fused_moe:E=257,N=256,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128", 36, 15.4),
+    ],
+)
+def test_the_kernels_that_compile_longest_are_not_thought_to_be_quick(
+    store, problem, points, took_s
+):
+    """Quick runs on an H100: benchmarks/results/h100/tune-deepseek-r1-rank-1-gpu.txt."""
+    asked = parse_problem(problem)
+    assert estimate(store, points, Effort.QUICK, asked) == pytest.approx(took_s, rel=0.1)
+    finish(store, took_s, problem=asked, effort="quick", points=POINTS)
+    again = estimate(store, len(POINTS), Effort.QUICK, asked)
+    assert again == pytest.approx(max(took_s, start_s(asked)))
+
+
+@pytest.mark.parametrize(
+    ("problem", "points", "took_s"),
+    [
+        ("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16", 12, 24.7),
+        ("extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16", 6, 10.6),
+        ("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128", 18, 5.8),
+    ],
+)
+def test_a_later_problem_of_a_command_finds_the_processes_started(problem, points, took_s):
+    asked = parse_problem(problem)
+    alone = typical_gpu_s(asked, points, Effort.QUICK)
+    assert later_gpu_s(asked, alone) == pytest.approx(took_s, rel=0.1)
 
 
 def test_a_done_job_says_what_it_cost(store, jobs, leases):
@@ -103,8 +147,8 @@ def test_costs_and_estimates_in_words():
     assert cost_line(Totals()) == ""
     extra = {"gpu_s": 22.14, "gpu_idle_s": 3.0, "cpu_s": 158.24}
     assert cost_line(Totals(extra=extra)) == ("22.1 s of GPUs, 3.0 s of them idle; 158.2 s of CPUs")
-    few, more = typical_gpu_s(3, Effort.QUICK), typical_gpu_s(36, Effort.QUICK)
-    assert START_S < few < more < typical_gpu_s(36, Effort.STANDARD)
+    few, more = (typical_gpu_s(FP8, points, Effort.QUICK) for points in (3, 36))
+    assert START_S < few < more < typical_gpu_s(FP8, 36, Effort.STANDARD)
     assert estimate_line(22.4, "NVIDIA_H200") == "about 22 s of one NVIDIA_H200"
     assert estimate_line(5400.0, "NVIDIA_H200") == "about 90 minutes of one NVIDIA_H200"
 

@@ -23,8 +23,7 @@ from api.settings import ApiSettings
 from tuner.engines.engine import find_engine
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config, Problem
-from tuner.problems.records import RunKey
-from tuner.problems.results import Incumbent, MeasureKind, Status, Totals
+from tuner.problems.results import Incumbent, MeasureKind, RunKey, Status, Totals
 from tuner.store import Store
 from tuner.store.keys import Scope
 from workers.settings import Settings

@@ -19,7 +19,7 @@ from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobRequest, JobStat
 from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
-from tuner.problems.records import Outlook
+from tuner.problems.results import Outlook
 from tuner.store import Leases
 from tuner.store.job_rows import REFUSALS
 from tuner.store.results import ResultStore

@@ -39,8 +39,7 @@ from tuner.jobs.job import (
     Priority,
     Submitted,
 )
-from tuner.problems.records import RunState
-from tuner.problems.results import Totals
+from tuner.problems.results import RunState, Totals
 from tuner.store import JobStore, LeasedStore, Leases, Store
 from tuner.store.connect import connect
 from tuner.store.submissions import Submission

@@ -12,7 +12,6 @@ from tuner.errors import BadInput
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import JobFilter
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import RunKey
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
@@ -20,6 +19,7 @@ from tuner.problems.results import (
     Environment,
     MeasureKind,
     Measurement,
+    RunKey,
     Status,
     Totals,
     Trial,

@@ -19,7 +19,6 @@ from tuner.jobs.job import JobFilter, JobRequest, JobState
 from tuner.jobs.queue import JobQuery
 from tuner.jobs.targets import _engine_version_here
 from tuner.problems.points import Config, Point
-from tuner.problems.records import RunKey
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
@@ -27,6 +26,7 @@ from tuner.problems.results import (
     Environment,
     Incumbent,
     MeasureKind,
+    RunKey,
     Status,
     Totals,
 )

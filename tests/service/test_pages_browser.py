@@ -25,8 +25,7 @@ from tuner.devices.table import devices
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import JobFilter, Lease
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import Outlook, RunKey
-from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
+from tuner.problems.results import Compiled, Measurement, Outlook, RunKey, Status, Totals, Trial
 from tuner.store import Leases, Store
 from tuner.store.database import Database, utc_now
 from tuner.store.keys import Scope

@@ -19,7 +19,6 @@ from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import RunKey, RunState
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -27,6 +26,8 @@ from tuner.problems.results import (
     Incumbent,
     MeasureKind,
     Measurement,
+    RunKey,
+    RunState,
     Status,
     Totals,
     Trial,

@@ -19,8 +19,8 @@ from pydantic import ValidationError, create_model
 
 from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
-from tuner.engines.config_variables import all_config_variables
 from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
+from tuner.engines.launch import all_config_variables
 from tuner.errors import (
     BadInput,
     BadProblem,

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tuner.engines.vllm.fused_moe import blocks as vllm_blocks
+from tuner.engines.vllm import fused_moe as vllm
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
 from tuner.families.dense_gemm.models import resolve as resolve_gemm
-from tuner.families.fused_moe.blocks import Cut, fitted_block
-from tuner.families.fused_moe.models import resolve
+from tuner.families.fused_moe.models import Cut, fitted_block, resolve
 from tuner.models.config_json import read_checkpoint
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
@@ -172,10 +171,10 @@ class TestBlocks:
     def test_vllm_refines_since_a_release(self, cut, version, expected, monkeypatch):
         monkeypatch.setenv("TUNER_ENGINE_PATH", "")  # as its table says, whatever is on disk
         if expected:
-            assert vllm_blocks.rank_block(cut, version) == expected
+            assert vllm.rank_block(cut, version) == expected
         else:
             with pytest.raises(BadProblem, match="is not divisible by weight quantization"):
-                vllm_blocks.rank_block(cut, version)
+                vllm.rank_block(cut, version)
 
     def test_groups_are_halved_but_for_compressed_tensors(self):
         assert fitted_block(Cut(192, 2048, 4, (0, 128), "gptq")) == (0, 64)

@@ -8,7 +8,7 @@ from cases import FP8
 from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device, architecture, card_to_check, devices, find_device
 from tuner.devices.target import Target, cuda_target
-from tuner.engines.sglang.fused_moe.arguments import takes_tma
+from tuner.engines.sglang.fused_moe.binding import takes_tma
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm, swaps_ab

@@ -16,9 +16,8 @@ from tuner.engines.config_files import (
     read_lenient,
 )
 from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.engine import MoeFileKey
+from tuner.families.fused_moe.engine import MoeFileKey, format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import Gemm
-from tuner.families.fused_moe.warning_line import format_file_name, parse_file_name
 from tuner.problems.points import Config
 
 GOOD = {**config(16, 64, 128)}

@@ -11,7 +11,6 @@ from tuner.export.selection import leave_out_predicted, with_shipped
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
@@ -21,6 +20,7 @@ from tuner.problems.results import (
     Measurement,
     Status,
     Trial,
+    Winner,
 )
 from tuner.tuning.gains import closing_line, gains, with_backends
 

@@ -7,7 +7,7 @@ from tuner.errors import BadInput
 from tuner.families.dense_gemm.check import ladder_warning
 from tuner.families.dense_gemm.family import FAMILY
 from tuner.families.dense_gemm.problem import BATCH_SIZES, parse_dense_gemm, same_weights
-from tuner.families.dense_gemm.seeds import relatives
+from tuner.families.dense_gemm.space import relatives
 from tuner.problems.points import Config
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from tuner.devices.target import CUDA, HIP
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.lift import lift
-from tuner.kernels.survey import jitted_functions
+from tuner.kernels.lift import jitted_functions, lift
 
 HEAD = "import triton\nimport triton.language as tl\n"
 KERNEL = "@triton.jit\ndef kernel(x):\n    tl.store(x, used)\n"

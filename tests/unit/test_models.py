@@ -11,7 +11,7 @@ from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.engines.sglang.fused_moe.warning_line import parse_config_name
+from tuner.engines.sglang.fused_moe import parse_config_name
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
 from tuner.families.fused_moe.models import find_model, moe_problem
 from tuner.families.fused_moe.models import resolve as resolve_moe

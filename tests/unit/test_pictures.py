@@ -25,9 +25,8 @@ from tuner.pictures.charts import problem_charts
 from tuner.pictures.rows import Origin, PictureRow, rows_of, summary_line
 from tuner.pictures.write import as_text, page_of, picture_pages
 from tuner.problems.points import Config, Point
-from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
 
 ROOT = Path(__file__).parents[2]
 H200 = find_device("H200")

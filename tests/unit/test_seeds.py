@@ -10,8 +10,7 @@ from cases import FP8, H200
 from tuner.devices.table import find_device
 from tuner.families.fused_moe.engine import MoeFileKey, ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.space import seeds_for, space_for
 from tuner.problems.points import Config, Point
 from tuner.tuning.space import Space
 

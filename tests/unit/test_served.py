@@ -33,7 +33,7 @@ from tuner.devices.table import find_device
 from tuner.engines.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 LOAD = Load(2, 8192, 5)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
-from tuner.engines.sglang.fused_moe.arguments import takes_tma
+from tuner.engines.sglang.fused_moe.binding import takes_tma
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.space import space_for, spaces_at

@@ -8,11 +8,13 @@ from tuner.errors import BadProblem, NothingFits
 from tuner.families.attention.buckets import buckets_of
 from tuner.families.attention.joint.plans import STAGES, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
-from tuner.families.attention.lengths import EDGES, Lengths, kv_splits
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.splits import (
+    EDGES,
     ROOM_BYTES,
+    Lengths,
     constants_of,
+    kv_splits,
     launched,
     parts_of,
     room_limit,

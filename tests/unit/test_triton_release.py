@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tuner.engines.engine import RECORD, find_triton, pinned_triton
 from tuner.engines.locate import Package, PackageSource
-from tuner.engines.triton_release import RECORD, find_triton, pinned_triton
 
 
 def _package(folder: Path, version: str) -> None:

@@ -115,7 +115,7 @@ def waves() -> list[list[Candidate]]:
 
 
 def run(strategy, bench, journal, racer=None, plan=plan()):
-    return tune(plan, strategy, bench, journal.trials(), journal.add, racer=racer)
+    return tune(plan, strategy, bench, journal.trials(), journal.add, race=racer and racer.race)
 
 
 def chosen(entries) -> set[Config]:
@@ -317,7 +317,9 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
         return entries
 
     racer = BackendRacer(lambda point, one: us_of(Candidate(point, one)))
-    entries = tune(asked, strategy, bench, journal.trials(), journal.add, racer=racer, tell=tell)
+    entries = tune(
+        asked, strategy, bench, journal.trials(), journal.add, race=racer.race, tell=tell
+    )
     assert chosen(entries) == {config(16, 7)}
     assert {one.backend for one in strategy.told} == {TRITON}
     assert sum(one.backend == FASTER for one in bench.submitted) == 1
@@ -328,5 +330,6 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
     told = {trial.candidate.backend: trial.measurement for trial in heard}
     assert (told[FASTER].median_us, told[REFUSING].status) == (45.0, Status.UNSUPPORTED)
     again = WithBackends()
-    assert tune(asked, Waves(waves()), again, journal.trials(), journal.add, racer=racer) == entries
+    trials = journal.trials()
+    assert tune(asked, Waves(waves()), again, trials, journal.add, race=racer.race) == entries
     assert again.submitted == []  # stored trials answer, those of backends too

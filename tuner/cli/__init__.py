@@ -26,6 +26,4 @@ from tuner.cli.help import add_examples
 add_examples(app)
 
 
-def main() -> None:
-    """The console script."""
-    app()
+main = app  # the console script

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tuner.deploy.cluster import Cluster
     from tuner.engines.engine import Engine
     from tuner.engines.logs.served import CompletedHints
-    from tuner.problems.records import Winner
+    from tuner.problems.results import Winner
     from tuner.store import Store
 
 _bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
@@ -188,7 +188,7 @@ def _refuse_other_versions(store: Store, device: Device, engine: Engine, tune: s
 
     `tune` is the command that makes them.
     """
-    from tuner.engines.versions import version_order
+    from tuner.engines.locate import version_order
 
     others = store.winners(device=device.name, engine=engine.name)
     versions = sorted({one.environment.engine_version for one in others}, key=version_order)

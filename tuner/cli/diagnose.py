@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tuner.diagnose import Diagnosis
     from tuner.families.attention.engine import Remedy
     from tuner.problems.options import Option
-    from tuner.problems.records import Winner
+    from tuner.problems.results import Winner
     from tuner.profile import Profile
     from tuner.profile.estimate import Estimate
 

@@ -18,7 +18,7 @@ from tuner.render import printable, table
 
 if TYPE_CHECKING:
     from tuner.engines.inventory import Release
-    from tuner.kernels.survey import JittedFunction
+    from tuner.kernels.lift import JittedFunction
     from tuner.models.model import Model
 
 
@@ -184,7 +184,7 @@ def kernels(
     """
     from tuner.engines.engine import matching_packages
     from tuner.engines.inventory import split_spec
-    from tuner.kernels.survey import jitted_functions
+    from tuner.kernels.lift import jitted_functions
 
     name, version = split_spec(spec)
     package = matching_packages(name, version)[0]

@@ -71,7 +71,7 @@ def export(
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
-    from tuner.export import export_device
+    from tuner.export.export import export_device
     from tuner.export.selection import left_out_lines
 
     if out is not None and into_engine:
@@ -165,8 +165,8 @@ def report(
     """
     from tuner.draw.files import NO_PNG, can_write_png
     from tuner.engines.engine import find_engine
-    from tuner.export import stored
     from tuner.export.advice import for_servers
+    from tuner.export.export import stored
     from tuner.export.files import write_all
     from tuner.pictures.rows import by_problem, rows_of
     from tuner.pictures.write import as_text, picture_pages

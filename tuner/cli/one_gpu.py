@@ -25,7 +25,7 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.tuning.prepare import Prepared
 from tuner.tuning.request import Source
-from tuner.tuning.sources import TimeSource
+from tuner.tuning.run import TimeSource
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
     from tuner.tuning.request import Request
-    from tuner.tuning.sources import TimeSource
+    from tuner.tuning.run import TimeSource
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
 def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource]:
     """A request's run and its source of times. A GPU's process starts, and so do first compiles."""
     from tuner.tuning.prepare import prepare
-    from tuner.tuning.sources import GpuTimes, open_source
+    from tuner.tuning.run import GpuTimes, open_source
 
     prepared = prepare(request)
     source = open_source(request, workbench)
@@ -134,15 +134,17 @@ def run_here(
 def _say_estimate(prepared: Prepared, store: Store) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
+
+    request, device = prepared.request, prepared.request.device.name
+    if request.source.kind is not MeasureKind.GPU:
+        return
     from tuner.store.figures import Estimates
     from tuner.tuning.gains import estimate_line
 
-    request, device = prepared.request, prepared.request.device.name
-    if request.source.kind is MeasureKind.GPU:
-        estimates = Estimates(store)
-        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(prepared.points))
-        if gpu_s is not None:
-            say(estimate_line(gpu_s, device))
+    points = len(prepared.points)
+    gpu_s = Estimates(store).gpu_s(request.problem, device, request.effort, points)
+    if gpu_s is not None:
+        say(estimate_line(gpu_s, device))
 
 
 def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> None:

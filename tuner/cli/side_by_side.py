@@ -23,7 +23,7 @@ from tuner.errors import MeasurerFailed, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
 from tuner.store.figures import Estimates
-from tuner.tuning.gains import work_line
+from tuner.tuning.gains import later_gpu_s, work_line
 from tuner.tuning.request import Request
 
 MODULE = "tuner.cli.one_gpu"
@@ -183,10 +183,12 @@ def _estimates(requests: Sequence[Request]) -> list[float]:
     with open_store() as store:
         known = Estimates(store)
         points = [len(one.selected.points(one.problem)) for one in requests]
-        return [
-            known.gpu_s(one.problem, one.device.name, one.effort, count) or count
+        alone = [
+            known.gpu_s(one.problem, one.device.name, one.effort, count)
             for one, count in zip(requests, points, strict=True)
         ]
+    triples = zip(requests, alone, points, strict=True)
+    return [later_gpu_s(one.problem, s) if s is not None else count for one, s, count in triples]
 
 
 def _error(said: dict[str, Any]) -> TunerError:

@@ -12,8 +12,7 @@ from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 
-from tuner.engines.engine import Engine
-from tuner.engines.triton_release import engine_triton, find_triton
+from tuner.engines.engine import Engine, engine_triton, find_triton
 from tuner.errors import CompilerUnavailable
 from tuner.problems.points import PTXAS_SETTINGS, version_folder
 

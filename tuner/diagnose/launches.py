@@ -17,7 +17,7 @@ from tuner.problems.registry import Family, family_of
 from tuner.problems.results import MeasureKind
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, Source
-from tuner.tuning.sources import own_launches
+from tuner.tuning.run import own_launches
 
 # Checkpoints of a model differ in these; a server's log seldom says which one it is.
 _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)

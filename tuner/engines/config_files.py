@@ -94,6 +94,12 @@ def read_lenient(path: Path, fields: EntryFields = TILES) -> ConfigFile:
     return ConfigFile(path, entries, tuple(oddities))
 
 
+def read_any_fields(path: Path, fields: EntryFields) -> ConfigFile:
+    """Read a user's file strictly, but for fields with other names, which are kept."""
+    more = {n for e in read_lenient(path, fields).entries.values() for n in e} - {*fields.names}
+    return read_config_file(path, replace(fields, names=(*fields.names, *sorted(more))))
+
+
 def parse_entry(key: str, row: object, fields: EntryFields = TILES) -> tuple[int, Config]:
     """(batch size, configuration) of an entry of parsed JSON, read strictly.
 

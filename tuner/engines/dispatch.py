@@ -22,7 +22,7 @@ from tuner.engines.dispatch_table import (
     dispatch_table,
 )
 from tuner.engines.engine import engine_package
-from tuner.engines.versions import release_of
+from tuner.engines.locate import release_of
 from tuner.errors import BadInput, BadProblem
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem

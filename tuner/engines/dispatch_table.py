@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.engine import engine_package
-from tuner.engines.versions import release_of, version_order
+from tuner.engines.locate import release_of, version_order
 from tuner.problems.points import Problem
 from tuner.toml_table import shipped_toml
 

@@ -1,7 +1,8 @@
-"""The list of engines, and the interface of an engine on disk. Engines are never imported."""
+"""The list of engines, an engine on disk, and the Triton that it runs. None is ever imported."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,8 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from tuner.engines.locate import Package, PackageSource, find_packages
-from tuner.engines.versions import version_order
+from tuner.engines.locate import Package, PackageSource, find_packages, version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
 # The release of each that this program was checked with most: what to add if nobody names one.
@@ -132,3 +132,45 @@ def _preferred(packages: list[Package], default: str) -> Package:
     if source is PackageSource.UNPACKED:
         best = [package for package in best if package.version == default] or best
     return max(best, key=lambda package: version_order(package.version))
+
+
+# Beside an unpacked engine's package: {"triton": "3.8.0"}, as `tuner engines add` writes it.
+RECORD = "tuner-engine.json"
+
+
+def find_triton(version: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder whose `triton` package has exactly this version; None where there is none.
+
+    It is searched in this Python, and as `triton-<version>` where unpacked engines are. A folder
+    of that name holds nothing else, so that it may come first on a process's path.
+    """
+    found = (p for p in find_packages("triton", environ) if p.version == version)
+    alone = f"triton-{version}"
+    places = (
+        p.root.parent
+        for p in found
+        if p.source is PackageSource.INSTALLED or p.root.parent.name == alone
+    )
+    return next(places, None)
+
+
+def pinned_triton(package: Package) -> str | None:
+    """The version of Triton that a copy of an engine runs with; None where nothing is known.
+
+    An installed engine runs the Triton installed beside it. An unpacked one has a record.
+    """
+    if package.source is PackageSource.INSTALLED:
+        here = (p for p in find_packages("triton", {}) if p.source is PackageSource.INSTALLED)
+        return next((triton.version for triton in here), None)
+    try:
+        record = json.loads((package.root.parent / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    version = record.get("triton") if isinstance(record, dict) else None
+    return version if isinstance(version, str) else None
+
+
+def engine_triton(engine: Engine, environ: Mapping[str, str] = os.environ) -> str | None:
+    """`pinned_triton` of an engine that `find_engine` gave."""
+    found = (p for p in find_packages(engine.name, environ) if p.root == engine.root)
+    return next((pinned_triton(package) for package in found), None)

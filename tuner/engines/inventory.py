@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.engines.engine import CHECKED, engine_names, find_engine
+from tuner.engines.engine import CHECKED, engine_names, find_engine, find_triton, pinned_triton
 from tuner.engines.locate import Package, PackageSource, find_packages
-from tuner.engines.triton_release import find_triton, pinned_triton
 from tuner.errors import UnknownEngine, did_you_mean
 
 _SOURCES = {

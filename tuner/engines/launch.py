@@ -1,4 +1,4 @@
-"""What a server's flags say of the kernels that it will ask files for.
+"""What a server's flags say of the files it will ask for, and which variables point it at them.
 
 Each engine's package has a module `launch` with a `read_flags` of this kind. It names the first
 release that reads the variable of a config folder too: `CONFIG_FOLDER_SINCE`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -56,3 +57,23 @@ def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:
 
 def _module(engine: str) -> ModuleType:
     return import_module(f"{engine_package(engine)}.launch")
+
+
+def config_variables(engine: str, root: Path) -> tuple[str, ...]:
+    """The names of the variables to set to `root`, for what the folder holds.
+
+    A variable whose files are missing is left out, because sglang stops at a folder without
+    `configs/`. The engine's module `launch` has the list: `CONFIG_FOLDERS`.
+    """
+    return tuple(name for name, glob in _folders(engine).items() if any(root.glob(glob)))
+
+
+def all_config_variables(engine: str) -> tuple[str, ...]:
+    """The names of all variables that can point an engine's servers at files."""
+    return tuple(_folders(engine))
+
+
+def _folders(engine: str) -> dict[str, str]:
+    """By variable, a pattern of what a folder must hold for it."""
+    found: dict[str, str] = import_module(f"{engine_package(engine)}.launch").CONFIG_FOLDERS
+    return found

@@ -24,8 +24,7 @@ from tuner.engines.dispatch import (
     what_runs,
 )
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
-from tuner.problems.results import Entry, Status
+from tuner.problems.results import Entry, Status, Winner
 from tuner.render import gain_text
 from tuner.tuning.gains import (
     CLEAR_GAIN,

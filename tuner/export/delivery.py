@@ -14,9 +14,8 @@ from tuner.engines.engine import Engine, engine_module
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.files import read_sidecar
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import Status
+from tuner.problems.results import Status, Winner
 
 
 class PlannedFile(Protocol):

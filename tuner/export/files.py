@@ -20,8 +20,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.errors import UnwritableOutput
 from tuner.export.selection import LeftOut
-from tuner.problems.records import Winner
-from tuner.problems.results import entry_json, incumbent_json
+from tuner.problems.results import Winner, entry_json, incumbent_json
 
 PROVENANCE = "provenance"  # the sidecars' folder under a root
 PICTURES = "pictures"  # the folder of pages and pictures under a root

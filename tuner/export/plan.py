@@ -14,9 +14,8 @@ from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.problems.points import TRITON, Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import Entry, Status
+from tuner.problems.results import Entry, Status, Winner
 from tuner.render import folded, gain_text, table
 from tuner.tuning.gains import gains, mean_gain, reference
 

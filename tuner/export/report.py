@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.engine import Engine
-from tuner.engines.triton_release import engine_triton
+from tuner.engines.engine import Engine, engine_triton
 from tuner.export.advice import Advice
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import Status, is_shipped
+from tuner.problems.results import Status, Winner, is_shipped
 
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
 _PARTLY = "only predicted at {}; the rest is exported: measure them, or allow predicted entries"

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from tuner.export.files import read_sidecar, sidecar_fields
+from tuner.export.files import provenance_row, read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
 from tuner.problems.points import Config, Problem
-from tuner.problems.records import Winner
-from tuner.problems.results import Environment, Status
+from tuner.problems.results import Environment, Status, Winner
 
 # The environment fields that an earlier measured row must share with the winners to be kept.
 _OF_KERNELS = ("engine", "engine_version", "triton", "kernel_hash")
@@ -48,6 +47,7 @@ class SizedFile:
     content: Content
     written: str
     provenance: Mapping[str, Any]  # the sidecar's JSON
+    about: Mapping[str, str]  # which of a problem's files it is, in JSON; mostly empty
 
     @property
     def problem(self) -> Problem:
@@ -70,13 +70,14 @@ class SizedFile:
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner export --json` that only this family has."""
-        return {"batch_sizes": list(self.entries)}
+        return {**self.about, "batch_sizes": list(self.entries)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A bundle manifest's row for each entry."""
         for size, row in self.provenance["entries"].items():
             yield {
                 "problem": self.provenance["problem"],
+                **self.about,
                 "batch_size": int(size),
                 **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
                 "published_at": row["published_at"],
@@ -84,9 +85,16 @@ class SizedFile:
             }
 
 
+F = TypeVar("F", bound=SizedFile)
+
+
 def plan_files(
-    winners: Sequence[Winner], layout: Layout, row: Callable[[Winner], dict[str, Any]]
-) -> list[SizedFile]:
+    winners: Sequence[Winner],
+    layout: Layout,
+    row: Callable[[Winner], dict[str, Any]] = provenance_row,
+    about: Mapping[str, str] = {},
+    kind: type[F] = SizedFile,  # type: ignore[assignment]  # what F is where nothing is given
+) -> list[F]:
     """The files to write. Entries that an earlier export measured with the same kernels are not
     replaced by predicted ones.
 
@@ -99,14 +107,18 @@ def plan_files(
         return path, winner.problem.spec()
 
     by_file = groupby(sorted(winners, key=key), key=key)
-    files = [_plan(list(group), layout, row) for _, group in by_file]
+    files = [kind(*_plan(list(group), layout, row, about), about) for _, group in by_file]
     refuse_shared_files((file.path, file.problem) for file in files)
     return files
 
 
 def _plan(
-    winners: Sequence[Winner], layout: Layout, row_of: Callable[[Winner], dict[str, Any]]
-) -> SizedFile:
+    winners: Sequence[Winner],
+    layout: Layout,
+    row_of: Callable[[Winner], dict[str, Any]],
+    about: Mapping[str, str],
+) -> tuple[Path, Path, Content, str, dict[str, Any]]:
+    """A file's fields, in their order."""
     newest = max(winners, key=lambda winner: winner.published_at)
     problem, environment = newest.problem, newest.environment
     path = layout.path(problem, environment.triton)
@@ -117,7 +129,7 @@ def _plan(
         for winner in winners
         if _of_kernels(winner.environment) == _of_kernels(environment)
     }
-    for size, row in _measured_earlier(path, sidecar, newest).items():
+    for size, row in _measured_earlier(path, sidecar, newest, about).items():
         if size not in rows or rows[size]["status"] != row["status"]:
             rows[size] = row
     sizes = sorted(rows)
@@ -131,9 +143,10 @@ def _plan(
     provenance = {
         **sidecar_fields(path.name, text),
         "problem": problem.spec(),
+        **about,
         "entries": {str(size): rows[size] for size in sizes},
     }
-    return SizedFile(path, sidecar, content, text, provenance)
+    return path, sidecar, content, text, provenance
 
 
 def _of_kernels(environment: Environment) -> dict[str, Any]:
@@ -141,7 +154,9 @@ def _of_kernels(environment: Environment) -> dict[str, Any]:
     return {name: fields[name] for name in _OF_KERNELS}
 
 
-def _measured_earlier(path: Path, sidecar: Path, newest: Winner) -> dict[int, dict[str, Any]]:
+def _measured_earlier(
+    path: Path, sidecar: Path, newest: Winner, about: Mapping[str, str]
+) -> dict[int, dict[str, Any]]:
     """The measured rows of an existing sidecar for this problem and the newest kernels.
 
     This is empty if the sidecar is not ours, or belongs to another problem with this file name.
@@ -149,7 +164,8 @@ def _measured_earlier(path: Path, sidecar: Path, newest: Winner) -> dict[int, di
     provenance = read_sidecar(path, sidecar) or {}
     now = _of_kernels(newest.environment)
     try:
-        if provenance["problem"] != newest.problem.spec():
+        wanted = {"problem": newest.problem.spec(), **about}
+        if any(provenance[name] != value for name, value in wanted.items()):
             return {}
         rows: dict[int, dict[str, Any]] = {int(k): v for k, v in provenance["entries"].items()}
         return {

@@ -13,12 +13,14 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from tuner.devices.target import CUDA
+from tuner.devices.target import CUDA, Target
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.kernels.branches import platform_probes
 from tuner.kernels.source import (
@@ -32,6 +34,10 @@ from tuner.kernels.source import (
     full_name,
     names_read,
 )
+from tuner.problems.points import Candidate
+
+if TYPE_CHECKING:
+    from tuner.kernels.binding import Binding
 
 _LIFTED_IMPORTS = ("triton", "math", "packaging")  # packages that the text may import
 NO_DEFAULT = object()
@@ -270,3 +276,70 @@ def _not_specialized(node: ast.FunctionDef) -> set[object]:
             if keyword.arg == "do_not_specialize":
                 return set(ast.literal_eval(keyword.value))
     return set()
+
+
+@dataclass(frozen=True)
+class JittedFunction:
+    """A function with `@triton.jit` at the top level of a file."""
+
+    file: str  # relative to the engine's package
+    name: str  # empty for a file that cannot be read
+    refusal: str | None  # why it does not lift
+
+
+def jitted_functions(root: Path, origin: str, backend: str = CUDA) -> Iterator[JittedFunction]:
+    """Every jitted function below the package folder `root`, except in tests.
+
+    What the engine defines for another platform alone is left out.
+    """
+    engine = EngineSource(root, origin, platform_probes(backend))
+    for path in sorted(root.rglob("*.py")):
+        file = path.relative_to(root)
+        if {"test", "tests"} & {*file.parts} or not _may_jit(path):
+            continue
+        try:
+            names = engine.kernels(engine.module(path))
+        except UnsupportedKernel as error:
+            yield JittedFunction(file.as_posix(), "", str(error))
+            continue
+        for name in names:
+            yield JittedFunction(file.as_posix(), name, _refusal(engine, path, name))
+
+
+def _refusal(engine: EngineSource, path: Path, name: str) -> str | None:
+    try:
+        lift_from(engine, {path: [name]})
+    except UnsupportedKernel as error:
+        return str(error).removeprefix(f"{engine.origin}: ")
+    return None
+
+
+def _may_jit(path: Path) -> bool:
+    content = path.read_bytes()
+    return b"jit" in content and b"triton" in content
+
+
+class FamilyKernels(ABC):
+    """An engine's kernels of one family, lifted as one text.
+
+    All methods may raise UnsupportedKernel.
+    """
+
+    lifted: Lifted
+
+    @abstractmethod
+    def bound(self, problem: Any, candidate: Candidate, target: Target) -> Binding:  # noqa: ANN401
+        """The first kernel that the engine launches with a candidate, and its arguments."""
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the lifted source of all kernels."""
+        return self.lifted.hash
+
+    def binder(
+        self,
+        problem: Any,  # noqa: ANN401  # one of the family
+        target: Target,
+    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+        """`bound` as a function of a candidate, for the compiler."""
+        return lambda candidate: (self.lifted, self.bound(problem, candidate, target))

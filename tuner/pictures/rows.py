@@ -9,9 +9,8 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.problems.points import ChartPosition, Problem, title_of
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import Entry, Status, is_shipped
+from tuner.problems.results import Entry, Status, Winner, is_shipped
 from tuner.tuning.gains import OWN, closing_line, reference
 
 

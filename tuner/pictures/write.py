@@ -15,7 +15,7 @@ from tuner.draw.svg import joined
 from tuner.pictures.charts import problem_charts
 from tuner.pictures.rows import Origin, PictureRow, by_problem, over_title, rows_of, summary_line
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 from tuner.render import gain_text, table
 
 _COLUMNS = 80

@@ -68,6 +68,9 @@ class Family:
     # Whether entries of one environment may be combined even when different runs made them. If
     # not, only the entries that one run published belong together.
     joins_runs: bool = False
+    # Seconds for which a search on a GPU waits for the compiler, where it is long: most kernels are
+    # compiled while others are measured.
+    wait_s: Callable[[Any], float] = lambda problem: 0.0
     # Whether winners stored for the second problem also serve a model that has the first problem.
     alike: Callable[[Problem, Problem], bool] = lambda wanted, stored: False
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 from tuner.profile.families import KernelFamily, kernel_families
 from tuner.profile.headroom import Headroom, headroom
 from tuner.profile.profile import GAPS, KernelTime, Phase, Profile

@@ -10,8 +10,7 @@ from enum import Enum
 from statistics import geometric_mean
 
 from tuner.problems.points import Part, Point, Problem
-from tuner.problems.records import Winner
-from tuner.problems.results import Status
+from tuner.problems.results import Status, Winner
 from tuner.profile.families import KernelFamily
 from tuner.profile.profile import Phase, Profile, Step
 

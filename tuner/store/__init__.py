@@ -4,7 +4,7 @@ Rows never leave this package. Callers pass in and get back dataclasses of `tune
 `tuner.jobs`.
 """
 
-from tuner.problems.records import RunKey, RunState, Winner
+from tuner.problems.results import RunKey, RunState, Winner
 from tuner.store.connect import database_url
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases

@@ -7,9 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from tuner.problems.points import Part, Point, Problem
-from tuner.problems.records import Published, Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import WINNING, Status
+from tuner.problems.results import WINNING, Published, Status, Winner
 
 Stored = Winner | Published
 ProblemKey = tuple[str, str, Problem]  # device, engine, problem

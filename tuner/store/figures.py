@@ -14,12 +14,12 @@ from sqlalchemy.pool import QueuePool
 
 from tuner.jobs.job import HELD, Cost, Job, JobState
 from tuner.problems.points import Problem
-from tuner.problems.records import RunState
-from tuner.problems.results import MeasureKind
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import MeasureKind, RunState
 from tuner.store.database import Database, Queries, check_head, time_of
 from tuner.store.job_rows import COST, read_cost
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
-from tuner.tuning.gains import START_S, typical_gpu_s
+from tuner.tuning.gains import start_s, typical_gpu_s
 from tuner.tuning.request import Effort
 
 ALIVE = timedelta(seconds=60)  # a worker that was seen within this is alive
@@ -223,11 +223,13 @@ class Estimates(Queries):
         if time.monotonic() >= until:
             a_point = self._seconds_a_point(*kind)
             self._known[kind] = time.monotonic() + _KEEP_S, a_point
-        return typical_gpu_s(points, effort) if a_point is None else START_S + points * a_point
+        if a_point is None:
+            return typical_gpu_s(problem, points, effort)
+        return start_s(problem) + points * a_point
 
     def _seconds_a_point(self, family: str, device: str, effort: Effort) -> float | None:
         query = (
-            select(runs.c.points, runs.c.totals)
+            select(problems.c.spec, runs.c.points, runs.c.totals)
             .join(problems, runs.c.problem_id == problems.c.id)
             .join(environments, runs.c.environment_id == environments.c.id)
             .where(
@@ -243,8 +245,8 @@ class Estimates(Queries):
         with self._read() as connection:
             found = connection.execute(query).all()
         taken = [
-            max(0.0, totals["extra"]["gpu_s"] - START_S) / len(tuned)
-            for tuned, totals in found
+            max(0.0, totals["extra"]["gpu_s"] - start_s(parse_problem(spec))) / len(tuned)
+            for spec, tuned, totals in found
             if tuned and totals
         ]
         return median(taken) if taken else None

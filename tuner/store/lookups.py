@@ -12,9 +12,8 @@ from itertools import chain
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, case, cast, func, select
 
 from tuner.problems.points import Problem
-from tuner.problems.records import Published
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import WINNING, Environment, Status
+from tuner.problems.results import WINNING, Environment, Published, Status
 from tuner.store.current_winners import current_points
 from tuner.store.database import Queries, utc_now
 from tuner.store.rows import read_environment, read_points

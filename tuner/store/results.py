@@ -8,9 +8,8 @@ from sqlalchemy import delete, func, select, tuple_
 
 from tuner.errors import BadInput
 from tuner.problems.points import TRITON, Candidate, Point, Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import read_part
-from tuner.problems.results import Status, Trial
+from tuner.problems.results import Status, Trial, Winner
 from tuner.store.database import Queries
 from tuner.store.rows import read_trial, read_winner
 from tuner.store.store import SELECT_WINNERS, by_point

@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.records import Run, RunKey, RunState, Winner, point_row
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import (
     Compiled,
@@ -19,10 +18,15 @@ from tuner.problems.results import (
     Incumbent,
     MeasureKind,
     Measurement,
+    Run,
+    RunKey,
+    RunState,
     Status,
     Totals,
     Trial,
+    Winner,
     incumbent_json,
+    point_row,
 )
 from tuner.tuning.gains import reference
 

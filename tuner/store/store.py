@@ -26,9 +26,18 @@ from sqlalchemy import (
 from tuner.errors import RunAlreadyActive
 from tuner.jobs.job import PLANNED, Cost, JobState, Lease
 from tuner.problems.points import TRITON, Candidate, Point, Problem
-from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.registry import parts
-from tuner.problems.results import Entry, Environment, Totals, Trial
+from tuner.problems.results import (
+    Entry,
+    Environment,
+    Outlook,
+    Run,
+    RunKey,
+    RunState,
+    Totals,
+    Trial,
+    Winner,
+)
 from tuner.store.current_winners import current_winners
 from tuner.store.database import Clock, Database, insert_into, time_of, utc_now
 from tuner.store.job_rows import append_event, cost_columns, leased_row, move

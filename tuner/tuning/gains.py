@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.dispatch import Kernel, Runs
-from tuner.problems.points import TRITON, Config, Point, title_of
+from tuner.problems.points import TRITON, Config, Point, Problem, title_of
+from tuner.problems.registry import family_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Totals, Trial
 from tuner.render import gain_text
 from tuner.tuning.request import TRIES, Effort
@@ -212,7 +213,8 @@ def _size(point: Point) -> tuple[int, int, int]:
 # What a run takes beside its tries: the first kernels compile, references are computed, and other
 # backends are loaded, compiled and timed. Eight quick runs of 3 to 36 points on one H100 took 97 s
 # in all, and these two figures make it 94 s (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
-START_S = 9.0
+# A command's later problems find the processes and libraries started, and need AGAIN_S of it.
+START_S, AGAIN_S = 9.0, 2.0
 # The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
 _TRY_S = (27.4 - START_S) / 1440
 
@@ -263,9 +265,19 @@ def work_line(totals: Sequence[Totals], *, predicted: bool = False) -> str:
     )
 
 
-def typical_gpu_s(points: int, effort: Effort) -> float | None:
+def start_s(problem: Problem) -> float:
+    """The GPU seconds of a run beside its tries."""
+    return max(START_S, family_of(problem).wait_s(problem))
+
+
+def later_gpu_s(problem: Problem, gpu_s: float) -> float:
+    """The seconds of a run that would take `gpu_s` alone, as a later one of a command."""
+    return gpu_s - start_s(problem) + AGAIN_S + family_of(problem).wait_s(problem)
+
+
+def typical_gpu_s(problem: Problem, points: int, effort: Effort) -> float | None:
     """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
-    return START_S + points * TRIES[effort] * _TRY_S if effort in TRIES else None
+    return start_s(problem) + points * TRIES[effort] * _TRY_S if effort in TRIES else None
 
 
 def estimate_line(gpu_s: float, device: str) -> str:

@@ -18,9 +18,8 @@ from tuner.errors import BadInput, CompilerUnavailable
 from tuner.measure import Measurer
 from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials, write_trials
 from tuner.problems.points import Config, Part, Point, Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import MeasureKind
+from tuner.problems.results import MeasureKind, Winner
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Request
@@ -81,8 +80,14 @@ class Prepared:
 
 
 def prepare(request: Request) -> Prepared:
-    """Prepare a request. Raises BadInput for one that cannot be tuned."""
+    """Prepare a request.
+
+    Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
+    """
     prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
+    _ = (
+        prepared.kernels.hash
+    )  # of some engines and families, kernels are only lifted when asked for
     return prepared
 
 

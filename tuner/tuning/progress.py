@@ -18,6 +18,7 @@ from rich.text import Text
 from tuner.problems.points import TRITON, Candidate, Part
 from tuner.problems.registry import parts
 from tuner.problems.results import Trial
+from tuner.tuning.tune import Watcher
 
 # Off a terminal: seconds until the first line, and the most between two lines. A line comes once a
 # fifth more time has passed, so a log of seven minutes has fewer than thirty lines.
@@ -177,10 +178,10 @@ class LiveLine:
                 return
 
 
-class Progress:
+class Progress(Watcher):
     """Shows a run: it hears of each trial, and of what the run does before and after them.
 
-    It is a `tuner.tuning.tune.Watcher`. `heading` stands before each line ("problem 2 of 3: ").
+    `heading` stands before each line ("problem 2 of 3: ").
     """
 
     def __init__(

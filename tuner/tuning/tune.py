@@ -75,8 +75,8 @@ def everything(spaces: Mapping[Point, Space]) -> FixedStrategy:
     )
 
 
-class Watcher(Protocol):
-    """Hears what a run does, so that a person can be told."""
+class Watcher:
+    """Hears what a run does, so that a person can be told. This one tells nobody."""
 
     def step(self, text: str) -> None:
         """What the run does now, in words; empty while it tries candidates."""
@@ -91,23 +91,7 @@ class Watcher(Protocol):
         """A new trial, which is stored."""
 
 
-class Unwatched:
-    """A watcher that tells nobody."""
-
-    def step(self, text: str) -> None:
-        pass
-
-    def planned(self, candidates: Collection[Candidate]) -> None:
-        pass
-
-    def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
-        pass
-
-    def tried(self, trial: Trial) -> None:
-        pass
-
-
-UNWATCHED = Unwatched()
+UNWATCHED = Watcher()
 
 
 class Chooser(Protocol):
@@ -120,11 +104,9 @@ class Chooser(Protocol):
         """The trials of the points to tune that are worth timing again."""
 
 
-class Racer(Protocol):
-    """Times several candidates of a point in turn, so that drift affects them equally."""
-
-    def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
-        """The measurement of each candidate; one that could not be timed is left out."""
+# Times candidates of a point in turn, so that drift affects them equally, in so many rounds: gives
+# the measurement of each candidate, without those that could not be timed.
+Race = Callable[[Sequence[Candidate], int], dict[Candidate, Measurement]]
 
 
 @dataclass(frozen=True)
@@ -166,13 +148,13 @@ def tune(
     stored: Sequence[Trial],
     store: Callable[[Sequence[Trial]], None],
     watcher: Watcher = UNWATCHED,
-    racer: Racer | None = None,
+    race: Race | None = None,
     tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
     `stored` are the trials that the run has already; `store` keeps further ones durably.
-    With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
+    With a `race`, the finalists of each point are timed again in turn, and the new times decide.
     `tell` adds to the entries what the trials of other backends say; only Triton's are chosen.
     `bench.totals.wall_s` is set to the seconds that this took.
     """
@@ -188,12 +170,12 @@ def tune(
         entries = plan.chooser.choose(everything)
     except NothingFits as error:
         raise NothingFits(f"{error}{_why(everything)}") from None
-    if racer is not None:
+    if race is not None:
         again = [
             *plan.chooser.finalists(everything, entries),
             *(trial for trial in others if trial.measurement.timed),
         ]
-        raced, others = _apart(_race(again, racer, watcher), others)
+        raced, others = _apart(_raced(again, race, watcher), others)
         untuned = [t for t in everything if t.candidate.point not in requested]
         entries = plan.chooser.choose([*raced, *untuned])
     if tell:
@@ -226,14 +208,14 @@ def _apart(raced: Sequence[Trial], others: Sequence[Trial]) -> tuple[list[Trial]
     return tuned, [times.get(trial.candidate, trial) for trial in others]
 
 
-def _race(trials: Sequence[Trial], racer: Racer, watcher: Watcher) -> list[Trial]:
+def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> list[Trial]:
     by_point: dict[Point, list[Trial]] = {}
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
     raced = []
     for at, some in enumerate(by_point.values(), start=1):
         watcher.step(f"timing the best again, in turn: {at} of {len(by_point)} points")
-        times = racer.race([trial.candidate for trial in some], RACE_ROUNDS)
+        times = race([trial.candidate for trial in some], RACE_ROUNDS)
         raced += [
             replace(trial, measurement=times[trial.candidate])
             for trial in some

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from toy_family.engine import ToyKey
 from toy_family.problem import Scale
 
-from tuner.compile.candidates import Binder
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import EntryFields, config_file_text
@@ -19,47 +17,31 @@ from tuner.engines.engine import Engine
 from tuner.engines.file_engine import PointwiseFiles
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE, provenance_row
+from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.kernels.binding import Binding, Constant, Integer, Pointer, bind
-from tuner.kernels.lift import Lifted, lift
+from tuner.kernels.lift import FamilyKernels, Lifted, lift
 from tuner.problems.points import Candidate, Config, Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 NAMES = ("BLOCK", "num_warps")  # of an entry
 
 
 @dataclass(frozen=True)
-class Kernels:
-    engine: Engine
-    backend: str
+class Kernels(FamilyKernels):
+    lifted: Lifted
 
-    @cached_property
-    def lifted(self) -> Lifted:
-        source = self.engine.root / "kernels.py"
-        origin = f"{self.engine.name} {self.engine.version}"
-        return lift(source, ("scale_kernel",), self.engine.root, origin, self.backend)
-
-    @property
-    def hash(self) -> str:
-        return self.lifted.hash
-
-    def binder(self, problem: Scale, target: Target) -> Binder:
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            config = candidate.config
-            values = {
-                "x_ptr": Pointer("fp16"),
-                "y_ptr": Pointer("fp16"),
-                "n": Integer(candidate.point.batch_size * problem.columns),
-                "BLOCK": Constant(config["BLOCK"]),
-            }
-            parameters = self.lifted.parameters("scale_kernel")
-            options = {"num_warps": config["num_warps"]}
-            return self.lifted, bind(
-                self.lifted.origin, "scale_kernel", parameters, values, options
-            )
-
-        return bound
+    def bound(self, problem: Scale, candidate: Candidate, target: Target) -> Binding:
+        config = candidate.config
+        values = {
+            "x_ptr": Pointer("fp16"),
+            "y_ptr": Pointer("fp16"),
+            "n": Integer(candidate.point.batch_size * problem.columns),
+            "BLOCK": Constant(config["BLOCK"]),
+        }
+        parameters = self.lifted.parameters("scale_kernel")
+        options = {"num_warps": config["num_warps"]}
+        return bind(self.lifted.origin, "scale_kernel", parameters, values, options)
 
 
 @dataclass(frozen=True)
@@ -84,7 +66,8 @@ class Toys(PointwiseFiles[Scale, ToyKey, Kernels]):
         return Config({"BLOCK": 128, "num_warps": 4})
 
     def lift(self, backend: str = CUDA) -> Kernels:
-        return Kernels(self.engine, backend)
+        root, origin = self.engine.root, f"{self.engine.name} {self.engine.version}"
+        return Kernels(lift(root / "kernels.py", ("scale_kernel",), root, origin, backend))
 
 
 @dataclass(frozen=True)
@@ -119,7 +102,7 @@ class ToyDelivery(Delivery):
         return "toys do not belong in the engine's package" if into_engine else ""
 
     def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
-        return plan_files(winners, ToyLayout(self.toys, device, root), provenance_row)
+        return plan_files(winners, ToyLayout(self.toys, device, root))
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         for file in files:

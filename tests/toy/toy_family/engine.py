@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from toy_family.problem import Scale
-from tuner.compile.candidates import Binder
-from tuner.devices.target import Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import FileKey, PointwiseFiles
+from tuner.kernels.lift import FamilyKernels
 
 
 @dataclass(frozen=True)
@@ -16,13 +14,7 @@ class ToyKey(FileKey):
     device: str
 
 
-class ToyKernels(Protocol):
-    @property
-    def hash(self) -> str: ...
-    def binder(self, problem: Scale, target: Target) -> Binder: ...
-
-
-ToyFiles = PointwiseFiles[Scale, ToyKey, ToyKernels]
+ToyFiles = PointwiseFiles[Scale, ToyKey, FamilyKernels]
 
 
 def toy_engine(engine: Engine) -> ToyFiles:

@@ -54,7 +54,7 @@ from tuner.export.advice import Verdict, advise_all
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, with_shipped
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 _EXECUTABLE = 0o755
 

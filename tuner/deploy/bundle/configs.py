@@ -11,15 +11,14 @@ from typing import Any
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import Device
-from tuner.engines.config_variables import all_config_variables, config_variables
 from tuner.engines.engine import Engine
-from tuner.engines.launch import config_folder_since
-from tuner.engines.versions import release_of
+from tuner.engines.launch import all_config_variables, config_folder_since, config_variables
+from tuner.engines.locate import release_of
 from tuner.errors import ExportRefused
-from tuner.export import deliveries_for, export, packaged_to_carry
 from tuner.export.delivery import PlannedFile
+from tuner.export.export import deliveries_for, export, packaged_to_carry
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from tuner.models.fields import MAX_BYTES
 from tuner.models.serving import Serving
 from tuner.models.table import class_of, find_preset
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
 from tuner.problems.registry import Family, families, family_of
+from tuner.problems.results import Winner
 
 
 def server_flags(cluster: Cluster) -> dict[str, str]:

@@ -19,13 +19,13 @@ from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.engines.sglang.attention.server_flags import advised_flags
 from tuner.errors import ExportRefused
-from tuner.export import loadable
 from tuner.export.advice import Advice, Verdict
 from tuner.export.delivery import PlannedFile
+from tuner.export.export import loadable
 from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 def advised_winners(

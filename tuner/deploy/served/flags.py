@@ -15,7 +15,7 @@ from tuner.errors import BadInput
 from tuner.export.advice import EngineRelease, Verdict, advise_all
 from tuner.export.files import PROVENANCE
 from tuner.export.selection import with_shipped
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 def tuned_files(root: Path, device: str) -> dict[str, bytes]:

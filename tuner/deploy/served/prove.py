@@ -14,7 +14,7 @@ from tuner.deploy.served.outputs import check_outputs
 from tuner.deploy.served.process import RunningServer, free_ports
 from tuner.deploy.served.report import LoadGain, ServedProof, Subject, backend_advice, gains_of
 from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
-from tuner.engines.config_variables import all_config_variables, config_variables
+from tuner.engines.launch import all_config_variables, config_variables
 from tuner.engines.server import Server, ServerLaunch
 from tuner.errors import NotEnoughMemory
 

@@ -36,7 +36,7 @@ from tuner.errors import (
     UnknownEngine,
     UnwritableOutput,
 )
-from tuner.export import WinnerStore
+from tuner.export.export import WinnerStore
 from tuner.models.table import class_of
 
 _QUERY = "index,name,driver_version,memory.total,memory.free"

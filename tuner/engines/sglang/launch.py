@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tuner.engines.launch import ServingFlags
-from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as MOE_VARIABLE
+from tuner.engines.sglang.fused_moe.files import CONFIG_DIR_VARIABLE as MOE_VARIABLE
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_VARIABLE
 from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER
@@ -20,7 +20,7 @@ from tuner.families.chunk_scan.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
 from tuner.families.chunk_scan.files import FOLDER as SCAN_FOLDER
 from tuner.problems.dtypes import Dtype
 
-# Older releases are asked on disk: `fused_moe/loader_rules.py` looks for the variable's name.
+# Older releases are asked on disk: `fused_moe/files.py` looks for the variable's name.
 CONFIG_FOLDER_SINCE = ""
 
 # The variables of config folders, each with what a folder must hold for it.

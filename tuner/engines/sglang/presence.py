@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.compile.environment import installed_triton
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, engine_triton
 from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.plugin.kernels import GROUP, NAME
-from tuner.engines.triton_release import engine_triton
 from tuner.errors import BadInput, CompilerUnavailable
 from tuner.families.chunk_scan.files import ScanFile
 from tuner.render import table
@@ -63,10 +62,11 @@ def facts_here(
     )
 
 
-def file_json(
-    check: FileCheck[AttentionFile] | FileCheck[GemmFile] | FileCheck[ScanFile],
-    server_flags: Mapping[str, int | str],
-) -> dict[str, Any]:
+AnyCheck = FileCheck[AttentionFile] | FileCheck[GemmFile] | FileCheck[ScanFile]
+C = TypeVar("C", bound=AnyCheck)
+
+
+def file_json(check: AnyCheck, server_flags: Mapping[str, int | str]) -> dict[str, Any]:
     """What `tuner status --json` says of a file. `server_flags`: what a server needs to use it."""
     file = check.file
     return {
@@ -84,7 +84,7 @@ def file_json(
 
 
 @dataclass(frozen=True)
-class FilesStatus:
+class FilesStatus(Generic[C]):
     """What servers would do with files of one family."""
 
     what: str  # the family's word: "GEMM"
@@ -94,8 +94,10 @@ class FilesStatus:
     variable: str | None  # the variable that names the root; None if the root was given or is unset
     root: Path | None
     trouble: str  # why a server would use none of the files; empty if it may use some
-    checks: Sequence[FileCheck[GemmFile] | FileCheck[ScanFile]]
+    checks: Sequence[C]
     environment: Mapping[str, str]  # variables that a server still needs
+
+    heading: ClassVar[str] = ""  # of the table's first column; default: `what`
 
     @property
     def ok(self) -> bool:
@@ -116,20 +118,30 @@ class FilesStatus:
             lines.append(f"none would be used: {self.trouble}")
         if self.checks:
             rows = [self._row(check) for check in self.checks]
-            lines += ["", table((self.what, "entries", "would be", "why"), rows)]
+            lines += ["", table((self.heading or self.what, "entries", "would be", "why"), rows)]
+        for line in self.closing():
+            lines += ["", line]
         if any(check.used for check in self.checks):
-            lines += ["", "they count where sglang runs its Triton kernel"]
             lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
         return "\n".join(lines)
 
-    def _row(self, check: FileCheck[GemmFile] | FileCheck[ScanFile]) -> tuple[object, ...]:
+    def closing(self) -> list[str]:
+        """What stands below the table."""
+        used = any(check.used for check in self.checks)
+        return ["they count where sglang runs its Triton kernel"] if used else []
+
+    def notes(self, check: C) -> list[str]:
+        """What stands beside a file that is used."""
+        return []
+
+    def _row(self, check: C) -> tuple[object, ...]:
         name = check.file.title if check.file else check.path.name
         entries = len(check.file.entries) if check.file else None
         if not check.used:
             return name, entries, "refused", "" if check.reason == self.trouble else check.reason
-        if check.waits:
-            return name, entries, "pending", f"waits for {', '.join(check.waits)}"
-        return name, entries, "used", ""
+        waits = [f"waits for {', '.join(check.waits)}"] if check.waits else []
+        why = "; ".join([*self.notes(check), *waits])
+        return name, entries, "pending" if check.waits else "used", why
 
 
 def files_status(
@@ -138,33 +150,24 @@ def files_status(
     root: Path | None,
     named: tuple[str, Path] | None,
     about: tuple[str, str, str],
-    check: Callable[[Path], Sequence[FileCheck[GemmFile] | FileCheck[ScanFile]]],
-) -> FilesStatus:
+    check: Callable[[Path], Sequence[C]],
+    unfit: str = "",
+) -> FilesStatus[C]:
     """Return what servers would do with the files under a root.
 
-    `root` and `named`: those of `checked_root`. `about`: the first fields of `FilesStatus`.
-    `check`: checks the files under a folder. Raises BadInput if the root is not a folder.
+    `root`: the root that the user gave; None: the one that the environment names, if it does, which
+    is `named` with its variable. `about`: the first fields of `FilesStatus`. `check`: checks the
+    files under a folder. `unfit`: why the plugin would do nothing in such a server. Raises BadInput
+    if the root is not a folder.
     """
-    variable, folder = checked_root(root, named)
-    trouble = no_plugins(engine) or missing_plugin(environ)
+    variable, folder = (None, root) if root else (named or (None, None))
+    if folder and not folder.is_dir():
+        source = f"{variable} names {folder}, which" if variable else str(folder)
+        raise BadInput(f"{source} is not a folder")
+    trouble = no_plugins(engine) or unfit or missing_plugin(environ)
     checks = check(folder) if folder else []
     if trouble:
         checks = [replace(one, reason=one.reason or trouble) for one in checks]
     used = any(one.used for one in checks)
     environment = {about[1]: str(root.resolve())} if used and root else {}
     return FilesStatus(*about, variable, folder, trouble, checks, environment)
-
-
-def checked_root(
-    root: Path | None, named: tuple[str, Path] | None
-) -> tuple[str | None, Path | None]:
-    """(the variable that names the root, the root) of a family's files.
-
-    `root`: the root that the user gave; None: the one that the environment names, if it does.
-    Raises BadInput if the root is not a folder.
-    """
-    variable, folder = (None, root) if root else (named or (None, None))
-    if folder and not folder.is_dir():
-        source = f"{variable} names {folder}, which" if variable else str(folder)
-        raise BadInput(f"{source} is not a folder")
-    return variable, folder

@@ -10,9 +10,12 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.sglang.attention.status import AttentionStatus, attention_status
 from tuner.engines.sglang.chunk_scan.status import scan_status
-from tuner.engines.sglang.dense_gemm.status import gemm_status
+from tuner.engines.sglang.dense_gemm.delivery import gemm_status
 from tuner.engines.sglang.package import SGLang
+from tuner.engines.sglang.plugin.file_checks import FileCheck
+from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.presence import FilesStatus, no_plugins
+from tuner.families.chunk_scan.files import ScanFile
 from tuner.render import folded
 
 
@@ -21,8 +24,8 @@ class ServerStatus:
     """The answer of `tuner status`."""
 
     attention: AttentionStatus
-    gemm: FilesStatus
-    scan: FilesStatus
+    gemm: FilesStatus[FileCheck[GemmFile]]
+    scan: FilesStatus[FileCheck[ScanFile]]
 
     @property
     def ok(self) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.locate import release_of
 from tuner.engines.server import Answer, Post, ServerLaunch, flag_value
-from tuner.engines.versions import release_of
 
 # This module starts the server too, after it has replaced the values of dummy weights.
 _DUMMY_SERVER = "tuner.engines.vllm.dummy_server"

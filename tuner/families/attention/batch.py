@@ -22,9 +22,8 @@ from tuner.backends.operands import AttentionOperands as Operands
 from tuner.backends.operands import Call, need
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
-from tuner.families.attention.splits import KV_SPLITS, parts_of
+from tuner.families.attention.splits import EDGES, KV_SPLITS, Lengths, parts_of, ragged
 from tuner.kernels.values import launch_values
 from tuner.measure.timing import LAUNCHES, BoundKernel, Reference
 from tuner.problems.points import Config, Point

@@ -11,7 +11,6 @@ from typing import Any
 
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
-from tuner.families.attention.lengths import ragged
 from tuner.families.attention.problem import (
     ATTENTION_PROBLEMS,
     Attention,
@@ -20,6 +19,7 @@ from tuner.families.attention.problem import (
     parse_attention,
     same_shape,
 )
+from tuner.families.attention.splits import ragged
 from tuner.families.attention.workloads import (
     MAX_BATCH,
     MAX_CACHED,
@@ -117,6 +117,13 @@ def held_bytes(problem: Attention, point: Point) -> int:
     row = problem.Lq if problem.shares_kv else problem.Lq + problem.Lv
     queries = point.batch_size * problem.q_heads * (problem.Lq + problem.Lv)
     return (point.cached_tokens * problem.kv_heads * row + queries) * _BYTES
+
+
+def wait_s(problem: Attention) -> float:
+    """Extend's kernels take seconds to compile, the longer the wider a head is, and a search asks
+    for few at a time. With 16 cores and an H100, runs of 576 and 192 columns took 25 and 11 s.
+    """
+    return 0.038 * problem.Lq if problem.phase is AttentionPhase.EXTEND else 0.0
 
 
 @dataclass(frozen=True)
@@ -235,5 +242,6 @@ FAMILY = Family(
     least_us=least_us,
     held_bytes=held_bytes,
     package="tuner.families.attention",
+    wait_s=wait_s,
     alike=same_shape,
 )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tuner.devices.target import Target, cuda_target
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, AttentionPhase
+from tuner.families.attention.splits import Lengths, kv_splits
 from tuner.kernels.launcher import TensorSpec
 from tuner.kernels.values import launch_values
 from tuner.problems.points import Config, Point

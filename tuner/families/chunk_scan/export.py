@@ -23,8 +23,7 @@ from tuner.families.chunk_scan.files import (
 )
 from tuner.families.chunk_scan.problem import ChunkScan
 from tuner.problems.points import Point, Problem
-from tuner.problems.records import Winner
-from tuner.problems.results import Status
+from tuner.problems.results import Status, Winner
 
 _TOLD = (  # in manifests of bundles
     *("part", "batch_size", "new_tokens", "status", "median_us", "reason"),

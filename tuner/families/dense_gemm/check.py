@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import read_config_file, read_lenient
+from tuner.engines.config_files import read_any_fields
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
@@ -99,11 +99,8 @@ def ladder_warning(sizes: Mapping[int, Config]) -> str:
 
 def _plan_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckPlan[DenseGemm]:
     key = gemm.read_file_name(path.name)
-    fields = gemm.fields_of(key)
     # An unknown field makes an entry that cannot run. Any other fault makes the file malformed.
-    unknown = {n for e in read_lenient(path, fields).entries.values() for n in e} - {*fields.names}
-    lenient = replace(fields, names=(*fields.names, *sorted(unknown)))
-    entries = read_config_file(path, lenient).entries
+    entries = read_any_fields(path, gemm.fields_of(key)).entries
     problem = DenseGemm(key.N, key.K, parse_dtype(key.dtype), key.block)
     sizes = {size: entries[size] for size in sorted(entries)}
     return replace(_plan(str(path), problem, sizes, gemm, device), warning=ladder_warning(entries))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import PointwiseFiles
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.binding import Binding
-from tuner.kernels.lift import Lifted
+from tuner.kernels.lift import FamilyKernels, Lifted
 from tuner.problems.points import Candidate, Config
 
 
@@ -46,15 +46,8 @@ class GemmLaunch:
     scratch: Mapping[str, tuple[tuple[int, ...], str]]
 
 
-class GemmKernels(ABC):
-    """The GEMM kernels of one engine version, launched as its own launcher does.
-
-    All methods may raise UnsupportedKernel.
-    """
-
-    @property
-    @abstractmethod
-    def lifted(self) -> Lifted: ...
+class GemmKernels(FamilyKernels):
+    """The GEMM kernels of one engine version, launched as its own launcher does."""
 
     @abstractmethod
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
@@ -76,22 +69,9 @@ class GemmKernels(ABC):
         BLOCK_SIZE_K is changed first as the engine's loader changes it.
         """
 
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        return self.lifted.hash
-
-    def binder(
-        self, problem: DenseGemm, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """The first of `launches` as a function of a candidate, for the compiler."""
-
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            size = candidate.point.batch_size
-            first = self.launches(problem, size, candidate.config, target)[0]
-            return self.lifted, first.binding
-
-        return bound
+    def bound(self, problem: DenseGemm, candidate: Candidate, target: Target) -> Binding:
+        size, config = candidate.point.batch_size, candidate.config
+        return self.launches(problem, size, config, target)[0].binding
 
     def companions(
         self, problem: DenseGemm, target: Target

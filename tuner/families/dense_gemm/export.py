@@ -14,7 +14,7 @@ from tuner.export.sized_files import Layout, SizedFile, plan_files
 from tuner.families.dense_gemm.engine import GemmEngine
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 def plan_gemm(

@@ -1,20 +1,193 @@
-"""Measure the candidates of one dense GEMM on this process's GPU."""
+"""Measure the candidates of one dense GEMM on this process's GPU, on tensors that are kept.
+
+All batch sizes share the weights. The launches of a graph read weights that are not in L2, as the
+weights of a layer are not when a server comes to it. This takes one of three ways:
+
+- weights that are much larger than L2 push themselves out;
+- otherwise each launch has its own copy;
+- where all copies together would stay in L2, they are pushed out before a graph is timed.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tuner.backends.operands import Call
+import torch
+from torch import Tensor
+
+from tuner.backends.operands import Call, GemmOperands
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import WORST_ERROR, GemmBatches, Library
-from tuner.families.dense_gemm.batch import GemmBatch as GemmBatch
 from tuner.families.dense_gemm.engine import GemmLaunch, gemm_engine
+from tuner.families.dense_gemm.inputs import (
+    Quantised,
+    make_activations,
+    make_output,
+    make_scratch,
+    make_weights,
+    operands,
+    reference,
+)
 from tuner.families.dense_gemm.problem import DenseGemm
+from tuner.kernels.values import launch_values
 from tuner.measure.chain_session import Batch, ChainSession, backend_of
 from tuner.measure.messages import read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
+from tuner.measure.timing import COLD, LAUNCHES, BoundKernel, Chain, ColdCache, Reference, run_chain
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
+
+# The largest |difference| / (|expected| + rms) of a correct kernel: the bounds of fused MoE, whose
+# kernel multiplies the same types (three to four times the worst error on an H200).
+WORST_ERROR = {Dtype.FP8_W8A8: 0.03, Dtype.INT8_W8A8: 0.015}
+CHECKED = 1 << 25  # elements of C that are compared; of more, evenly spread rows
+KEPT_BYTES = 1 << 33  # of cached batches
+PLACES = 4  # in memory, at which a race times its candidates
+
+Library = Callable[[Sequence[GemmOperands]], list[Call]]  # a backend's `gemm`
+
+
+@dataclass(frozen=True)
+class GemmBatch:
+    """A batch size's tensors: a different A for each launch, and one C."""
+
+    activations: list[Quantised]
+    weights: list[Quantised]
+    output: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """The GPU memory of A and C."""
+        tensors = [t for one in self.activations for t in (one.values, one.scale)]
+        return int(sum(tensor.nbytes for tensor in (*tensors, self.output)))
+
+    def chains(self, launches: list[GemmLaunch], kernels: list[BoundKernel]) -> list[Chain]:
+        """The kernels of one GEMM with the tensors of each launch of a graph. They share what the
+        engine allocates, which must outlive the graph.
+        """
+        scratch = make_scratch(launches, device="cuda")
+        return [self._chain(launches, kernels, at, scratch) for at in range(LAUNCHES)]
+
+    def _chain(
+        self,
+        launches: list[GemmLaunch],
+        kernels: list[BoundKernel],
+        at: int,
+        scratch: dict[str, Tensor],
+    ) -> Chain:
+        weights = self.weights[at % len(self.weights)]
+        tensors = {**operands(self.activations[at], weights, self.output), **scratch}
+        pairs = zip(kernels, launches, strict=True)
+        return [(kernel, launch_values(launch.binding, tensors)) for kernel, launch in pairs]
+
+    def calls(self, library: Library) -> list[Call]:
+        """A library's calls with the tensors of each launch of a graph."""
+        return library([self._operands(at) for at in range(LAUNCHES)])
+
+    def library_error(self, library: Library) -> float:
+        """The worst error of a library's first call."""
+        self.output.fill_(float("nan"))
+        (call,) = library([self._operands(0)])
+        return self._expected.worst_error(call()[self._rows])
+
+    def _operands(self, at: int) -> GemmOperands:
+        a, b = self.activations[at], self.weights[at % len(self.weights)]
+        block = None if b.tile[0] == 1 else b.tile
+        return GemmOperands(a.values, b.values, a.scale, b.scale, self.output, block)
+
+    def moved(self, weights: list[Quantised]) -> GemmBatch:
+        """A copy of this batch elsewhere in memory. `weights` is such a copy of its weights."""
+        activations = [one.clone() for one in self.activations]
+        return GemmBatch(activations, weights, torch.empty_like(self.output))
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """The rows of C that are compared."""
+        rows, columns = self.output.shape
+        most = max(1, min(rows, CHECKED // columns))
+        found = torch.linspace(0, rows - 1, most, device=self.output.device)
+        return found.round_().long()
+
+    @cached_property
+    def _expected(self) -> Reference:
+        return Reference(reference(self.activations[0], self.weights[0], self._rows))
+
+    def error(self, chain: Chain) -> float:
+        """The worst error of the first of `chains`, on an output that was filled with NaN."""
+        self.output.fill_(float("nan"))
+        run_chain(chain)
+        return self._expected.worst_error(self.output[self._rows])
+
+
+class GemmBatches:
+    """The batches of one problem. If they need too much memory, the least recently used go."""
+
+    def __init__(self, problem: DenseGemm, seed: int, l2_bytes: int) -> None:
+        self._problem, self._seed, self._l2_bytes = problem, seed, l2_bytes
+        self._kept: OrderedDict[int, GemmBatch] = OrderedDict()
+        total = torch.cuda.get_device_properties(0).total_memory
+        self._byte_limit = min(KEPT_BYTES, total // 4)
+
+    def at(self, batch_size: int) -> GemmBatch:
+        """A batch size's tensors."""
+        if batch_size not in self._kept:
+            self._kept[batch_size] = self._make(batch_size)
+        self._kept.move_to_end(batch_size)
+        while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > self._byte_limit:
+            self._kept.popitem(last=False)
+        return self._kept[batch_size]
+
+    def places(self, batch_size: int) -> list[GemmBatch]:
+        """The same batch at PLACES places in memory, all of them allocated at once."""
+        first = self.at(batch_size)
+        return [first, *(first.moved(weights) for weights in self._moved_weights)]
+
+    def push_out(self) -> None:
+        """Read enough memory that nothing of the weights stays in L2, where that is needed."""
+        self._cold.push_out()
+
+    def needed_bytes(self, largest: int) -> int:
+        """Bytes of device memory for the largest batch, with its reference and the copies of B."""
+        problem = self._problem
+        checked = min(largest, max(1, CHECKED // problem.N))
+        b = problem.N * problem.K * self._copies + 4 * problem.K * min(problem.N, 4096)
+        a = largest * problem.K * LAUNCHES + 8 * largest * problem.K
+        quantising = 20 * max(problem.N, largest) * problem.K  # float32, several times
+        c = largest * problem.N * 2
+        return PLACES * (b + a + c) + quantising + 3 * checked * problem.N * 4
+
+    @property
+    def _copies(self) -> int:
+        size = self._problem.N * self._problem.K  # bytes of one B
+        return 1 if size > COLD * self._l2_bytes else LAUNCHES
+
+    @cached_property
+    def _weights(self) -> list[Quantised]:
+        first = make_weights(self._problem, device="cuda", seed=self._seed)
+        copies = [replace(first, values=first.values.clone()) for _ in range(self._copies - 1)]
+        return [first, *copies]
+
+    @cached_property
+    def _moved_weights(self) -> list[list[Quantised]]:
+        return [[one.clone() for one in self._weights] for _ in range(PLACES - 1)]
+
+    @cached_property
+    def _cold(self) -> ColdCache:
+        held = self._problem.N * self._problem.K * self._copies
+        return ColdCache(self._l2_bytes, held)
+
+    def _make(self, batch_size: int) -> GemmBatch:
+        activations = [
+            make_activations(self._problem, batch_size, device="cuda", seed=self._seed + 1 + at)
+            for at in range(LAUNCHES)
+        ]
+        output = make_output(self._problem, batch_size, device="cuda")
+        return GemmBatch(activations, self._weights, output)
+
 
 Fields = dict[str, Any]
 

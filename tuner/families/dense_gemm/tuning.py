@@ -8,10 +8,16 @@ from functools import cache
 from tuner.errors import BadInput
 from tuner.families.dense_gemm.engine import ShippedFile, gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
-from tuner.families.dense_gemm.predict.predictor import CLEAR_GAIN, GemmPredictor
+from tuner.families.dense_gemm.predict import CLEAR_GAIN, GemmPredictor
 from tuner.families.dense_gemm.problem import DenseGemm, DensePart
-from tuner.families.dense_gemm.seeds import find_baselines, relatives, seeds_for
-from tuner.families.dense_gemm.space import config_cells, gemm_space, space_at
+from tuner.families.dense_gemm.space import (
+    config_cells,
+    find_baselines,
+    gemm_space,
+    relatives,
+    seeds_for,
+    space_at,
+)
 from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind

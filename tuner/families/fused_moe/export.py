@@ -2,112 +2,61 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import (
-    EntryFields,
-    config_file_text,
-    fields_on,
-    read_config_file,
-    read_lenient,
-)
+from tuner.engines.config_files import config_file_text, fields_on, read_config_file, read_lenient
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
-from tuner.export.selection import refuse_shared_files
+from tuner.export.files import PROVENANCE
+from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.points import Config, Problem
-from tuner.problems.records import Winner
-from tuner.problems.results import Status
+from tuner.problems.results import Winner
 
-# The environment fields that an earlier measured row must share with the winners to be kept.
-_OF_KERNELS = ("engine", "engine_version", "kernel_hash")
+
+class MoeFile(SizedFile):
+    """One engine file to write: a gemm of a problem for a device and a Triton version."""
+
+    @property
+    def gemm(self) -> Gemm:
+        return Gemm(self.about["gemm"])
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        content = json.loads(self.written)
+        for row in super().rows():
+            yield {**row, "config": content[str(row["batch_size"])]}
 
 
 @dataclass(frozen=True)
-class ConfigFileExport:
-    """One engine file to write: a gemm of a problem for a device and a Triton version."""
+class MoeLayout:
+    """The engine's own files, for one gemm."""
 
-    path: Path
-    sidecar: Path
-    problem: FusedMoe
+    layer: MoeEngine
+    device: Device
+    root: Path
     gemm: Gemm
-    triton: str
-    fields: EntryFields
-    entries: Mapping[int, Config] = dataclasses.field(default_factory=dict)
-    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the sidecar's JSON
-    statuses: Mapping[int, Status] = dataclasses.field(default_factory=dict)
 
-    def text(self) -> str:
-        return config_file_text(self.entries, self.fields)
+    def path(self, problem: Problem, triton: str) -> Path:
+        name = self.layer.file_name(_layer(problem), self.device, self.gemm)
+        return self.layer.config_dir(self.root, triton) / name
 
-    def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner export --json` that only this family has."""
-        return {"gemm": self.gemm.value, "batch_sizes": list(self.entries)}
+    def sidecar(self, path: Path) -> Path:
+        """`<root>/provenance/<folder under configs/>/<name>`; not all engines have configs/."""
+        parts = path.relative_to(self.root).parts
+        return self.root.joinpath(PROVENANCE, *(parts[1:] if parts[0] == "configs" else parts))
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """A bundle manifest's row for each entry."""
-        content = json.loads(self.text())
-        return manifest_rows(self.provenance, content)
-
-
-def manifest_rows(
-    provenance: Mapping[str, Any], content: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """A row for each entry of a file. `content`: the file's JSON."""
-    for size, row in provenance["entries"].items():
-        yield {
-            "problem": provenance["problem"],
-            "gemm": provenance["gemm"],
-            "batch_size": int(size),
-            **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
-            "published_at": row["published_at"],
-            "config": content[size],
-        }
-
-
-def plan_moe(
-    winners: Sequence[Winner], engine: MoeEngine, device: Device, root: Path
-) -> list[ConfigFileExport]:
-    """The files to write under a root. Entries that an earlier export measured with the same
-    kernels are not replaced by predicted ones.
-
-    Raises ExportRefused if two problems need the same file, or if the engine would run up and
-    down with different BLOCK_SIZE_M.
-    """
-    both = engine.has_down_files()  # otherwise one file and one configuration serve both gemms
-    wanted = [w for w in winners if both or gemm_of(w.entry.point) is Gemm.UP]
-    by_file = groupby(sorted(wanted, key=_file_key), key=_file_key)
-    files = [_plan(list(group), engine, device, root) for _, group in by_file]
-    refuse_shared_files((file.path, file.problem) for file in files)
-    if both:
-        refuse_unlike_blocks(files, engine, device, root)
-    return files
-
-
-def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: Path) -> None:
-    """Raises ExportRefused if the engine's rules find another file or pick other entries."""
-    found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
-    if found != file.path:
-        raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    fields = fields_on(engine.fields, device.target.backend)
-    entries = read_config_file(found, fields).entries
-    for batch_size, config in file.entries.items():
-        picked = engine.pick(entries, batch_size)
-        if picked != config:
-            raise ExportRefused(f"{found}: {engine.name} picks {picked} at M={batch_size}")
+    def text(self, content: Content) -> str:
+        return config_file_text(content.entries, self.layer.fields)
 
 
 def refuse_unlike_blocks(
-    files: Sequence[ConfigFileExport], engine: MoeEngine, device: Device, root: Path
+    files: Sequence[MoeFile], engine: MoeEngine, device: Device, root: Path
 ) -> None:
     """Raises ExportRefused if the engine would run up and down with different BLOCK_SIZE_M.
 
@@ -115,8 +64,8 @@ def refuse_unlike_blocks(
     down's BLOCK_SIZE_M, which nobody timed. If a gemm has no file in this export, the engine uses
     a file that exists already; without one it runs up by the heuristic and down by up's entry.
     """
-    planned = {(file.problem, file.triton, file.gemm): file.entries for file in files}
-    for problem, triton in dict.fromkeys((file.problem, file.triton) for file in files):
+    planned = {(_layer(file.problem), file.triton, file.gemm): file.entries for file in files}
+    for problem, triton in dict.fromkeys((problem, triton) for problem, triton, _ in planned):
         up, down = (
             planned.get((problem, triton, gemm))
             or _entries_there(engine, problem, device, gemm, triton, root)
@@ -157,59 +106,9 @@ def packaged_files(engine: MoeEngine) -> Iterator[tuple[Path, Path]]:
         yield path.relative_to(engine.package_root), path
 
 
-def _file_key(winner: Winner) -> tuple[str, str, str]:
-    return winner.problem.spec(), winner.environment.triton, gemm_of(winner.entry.point).value
-
-
-def _plan(winners: list[Winner], engine: MoeEngine, device: Device, root: Path) -> ConfigFileExport:
-    problem, triton = winners[0].problem, winners[0].environment.triton
-    assert isinstance(problem, FusedMoe)  # `plan_moe` takes only this family's winners
-    gemm = gemm_of(winners[0].entry.point)
-    path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
-    rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}
-    file = ConfigFileExport(path, _sidecar(path, root), problem, gemm, triton, engine.fields)
-    kept = _measured_earlier(file, max(winners, key=lambda winner: winner.published_at))
-    rows |= {size: row for size, row in kept.items() if _is_weaker(rows.get(size), row)}
-    entries = {size: Config(row["config"]) for size, row in sorted(rows.items())}
-    provenance = {
-        **sidecar_fields(path.name, config_file_text(entries, engine.fields)),
-        "problem": problem.spec(),
-        "gemm": gemm.value,
-        "entries": {str(size): rows[size] for size in sorted(rows)},
-    }
-    statuses = {size: Status(rows[size]["status"]) for size in entries}
-    return replace(file, entries=entries, provenance=provenance, statuses=statuses)
-
-
-def _sidecar(path: Path, root: Path) -> Path:
-    """`<root>/provenance/<folder under configs/>/<name>`; not all engines have configs/ there."""
-    parts = path.relative_to(root).parts
-    return root.joinpath(PROVENANCE, *(parts[1:] if parts[0] == "configs" else parts))
-
-
-def _measured_earlier(file: ConfigFileExport, newest: Winner) -> dict[int, dict[str, Any]]:
-    """The measured rows of an existing sidecar for this problem and the newest kernels.
-
-    This is empty if the sidecar is not ours, or belongs to another problem with this file name.
-    """
-    provenance = read_sidecar(file.path, file.sidecar) or {}
-    now = asdict(newest.environment)
-    try:
-        if (provenance["problem"], provenance["gemm"]) != (file.problem.spec(), file.gemm.value):
-            return {}
-        rows: dict[int, dict[str, Any]] = {int(k): v for k, v in provenance["entries"].items()}
-        return {
-            size: row
-            for size, row in rows.items()
-            if row["status"] == Status.OK.value
-            and all(row["environment"][name] == now[name] for name in _OF_KERNELS)
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _is_weaker(row: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> bool:
-    return row is None or row["status"] != measured["status"]
+def _layer(problem: Problem) -> FusedMoe:
+    assert isinstance(problem, FusedMoe)  # the only family that these files are for
+    return problem
 
 
 @dataclass(frozen=True)
@@ -237,15 +136,34 @@ class MoeDelivery(Delivery):
         names = self.asked(problem, device)
         return any(path.name in names for path, _ in packaged_files(self.layer))
 
-    def plan(
-        self, winners: Sequence[Winner], device: Device, root: Path
-    ) -> Sequence[ConfigFileExport]:
-        return plan_moe(winners, self.layer, device, root)
+    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[MoeFile]:
+        """Raises ExportRefused also where the engine would run up and down with different
+        BLOCK_SIZE_M.
+        """
+        layer = self.layer
+        files: list[MoeFile] = []
+        both = layer.has_down_files()  # otherwise one file and one configuration serve both gemms
+        for gemm in (Gemm.DOWN, Gemm.UP) if both else (Gemm.UP,):
+            some = [winner for winner in winners if gemm_of(winner.entry.point) is gemm]
+            layout, about = MoeLayout(layer, device, root, gemm), {"gemm": gemm.value}
+            files += plan_files(some, layout, about=about, kind=MoeFile)
+        files.sort(key=lambda file: (file.problem.spec(), file.triton, file.gemm.value))
+        if both:
+            refuse_unlike_blocks(files, layer, device, root)
+        return files
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+        layer, fields = self.layer, fields_on(self.layer.fields, device.target.backend)
         for file in files:
-            assert isinstance(file, ConfigFileExport)  # `plan` made it
-            verify_moe(file, self.layer, device, root)
+            assert isinstance(file, MoeFile)  # `plan` made it
+            found = layer.find_file(root, _layer(file.problem), device, file.gemm, file.triton)
+            if found != file.path:
+                raise ExportRefused(f"wrote {file.path}, but {layer.name}'s rules find {found}")
+            entries = read_config_file(found, fields).entries
+            for batch_size, config in file.entries.items():
+                picked = layer.pick(entries, batch_size)
+                if picked != config:
+                    raise ExportRefused(f"{found}: {layer.name} picks {picked} at M={batch_size}")
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         return packaged_files(self.layer) if self.replaces_packaged else super().packaged()

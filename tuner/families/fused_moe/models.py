@@ -1,6 +1,11 @@
 """Find the fused-MoE layer of one rank of a model that a user names.
 
 A name is a preset, a folder or file with a config.json, or an engine's line about a config file.
+
+Where quantisation blocks do not divide a rank's columns, the checks and their messages are those of
+both engines: sglang's srt/layers/quantization/fp8.py (Fp8MoEMethod.create_weights),
+blockwise_int8.py and moe_wna16.py; vLLM's validate_fp8_block_shape_moe in
+model_executor/layers/quantization/utils/fp8_utils.py, and moe_wna16.py.
 """
 
 from __future__ import annotations
@@ -8,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape
-from tuner.families.fused_moe.blocks import Block, Cut, exact_block
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
@@ -21,6 +26,58 @@ from tuner.models.model import Model
 from tuner.models.serving import Note, Resolved, Serving
 from tuner.models.table import preset_or_file, sibling
 from tuner.problems.dtypes import Dtype
+
+SMALLEST_GROUP = 32
+
+Block = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The experts of one rank, whose weights have quantisation blocks."""
+
+    N: int  # columns of an expert's gate on this rank
+    K: int  # hidden size
+    ranks: int  # how many share an expert
+    block: Block  # (n, k); (0, g) = groups along k
+    quantization: str  # the checkpoint's name of its format
+
+
+def exact_block(cut: Cut) -> Block:
+    """The checkpoint's block. Raises BadProblem, in an engine's words, if it does not divide N."""
+    n, k = cut.block
+    if n and cut.N % n:
+        raise BadProblem(
+            f"the output_size of gate's and up's weight = {cut.N} is not divisible by weight "
+            f"quantization block_n = {n}"
+        )
+    if (cut.ranks > 1 or not n) and cut.N % k:
+        what = "block_k" if n else "group_size"
+        raise BadProblem(
+            f"the input_size of down's weight = {cut.N} is not divisible by weight quantization "
+            f"{what} = {k}"
+        )
+    return cut.block
+
+
+def fitted_block(cut: Cut) -> Block:
+    """Like `exact_block`, but groups of gptq and awq weights are halved until they divide.
+
+    moe_wna16.py of both engines (create_weights) does so down to 32, and repeats the scales.
+    compressed-tensors' classes do not.
+    """
+    if cut.block[0] or cut.quantization.startswith("compressed-tensors"):
+        return exact_block(cut)
+    group = cut.block[1]
+    while cut.N % group or cut.K % group:
+        group //= 2
+        if group < SMALLEST_GROUP:
+            raise BadProblem(
+                f"no group size from {cut.block[1]} halved down to {SMALLEST_GROUP} divides both "
+                f"N={cut.N} and K={cut.K}"
+            )
+    return 0, group
+
 
 _UNGATED = {"NemotronHForCausalLM"}
 

@@ -11,12 +11,17 @@ from tuner.errors import BadInput
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.family import MoeSelection
-from tuner.families.fused_moe.one_config import OneConfigStrategy
-from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
+from tuner.families.fused_moe.pairs import OneConfigStrategy
+from tuner.families.fused_moe.predict import CLEAR_GAIN, Predictor
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
-from tuner.families.fused_moe.seeds import baseline_configs, older_files, seeds_for
-from tuner.families.fused_moe.space import space_for, spaces_at
+from tuner.families.fused_moe.space import (
+    baseline_configs,
+    older_files,
+    seeds_for,
+    space_for,
+    spaces_at,
+)
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind
 from tuner.tuning.prepare import NOISE, Known, Prepared, triton_version

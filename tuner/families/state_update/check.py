@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import read_config_file, read_lenient
+from tuner.engines.config_files import read_any_fields
 from tuner.engines.engine import Engine
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
 from tuner.families.state_update.engine import StateEngine, state_engine
@@ -77,9 +76,7 @@ def check_problems(problems: Sequence[StateUpdate], device: Device, engine: Engi
 def _plan_of_file(path: Path, states: StateEngine, device: Device) -> CheckPlan[StateUpdate]:
     key, fields = states.read_file_name(path.name), states.fields
     # vLLM passes two fields of an entry on and ignores all others.
-    more = {n for e in read_lenient(path, fields).entries.values() for n in e} - {*fields.names}
-    lenient = replace(fields, names=(*fields.names, *sorted(more)))
-    entries = read_config_file(path, lenient).entries
+    entries = read_any_fields(path, fields).entries
     problem = StateUpdate(HEADS, key.head_dim, key.state_size, GROUPS, cache_dtype=key.cache_dtype)
     states.file_name(problem, device)  # refuses a version without such files
     kept = {n: Config({k: c[k] for k in fields.names}) for n, c in sorted(entries.items())}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from tuner.devices.target import Target
@@ -13,7 +12,7 @@ from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import PointwiseFiles
 from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.binding import Binding
-from tuner.kernels.lift import Lifted
+from tuner.kernels.lift import FamilyKernels
 from tuner.problems.points import Candidate, Config
 
 
@@ -43,13 +42,8 @@ class StateLaunch:
     grid: tuple[int, ...]
 
 
-class StateKernels(ABC):
-    """The kernel of one engine version, launched as its own launcher does.
-
-    All methods may raise UnsupportedKernel.
-    """
-
-    lifted: Lifted
+class StateKernels(FamilyKernels):
+    """The kernel of one engine version, launched as its own launcher does."""
 
     @abstractmethod
     def launch(
@@ -57,21 +51,9 @@ class StateKernels(ABC):
     ) -> StateLaunch:
         """What the engine launches for a number of sequences, with one new token each."""
 
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source."""
-        return self.lifted.hash
-
-    def binder(
-        self, problem: StateUpdate, target: Target
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`launch` as a function of a candidate, for the compiler."""
-
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            size = candidate.point.batch_size
-            return self.lifted, self.launch(problem, size, candidate.config, target).binding
-
-        return bound
+    def bound(self, problem: StateUpdate, candidate: Candidate, target: Target) -> Binding:
+        size, config = candidate.point.batch_size, candidate.config
+        return self.launch(problem, size, config, target).binding
 
 
 @dataclass(frozen=True)

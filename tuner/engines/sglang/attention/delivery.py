@@ -25,7 +25,7 @@ from tuner.export.delivery import Delivery, PlannedFile, prove_readable
 from tuner.export.selection import refuse_shared_files
 from tuner.families.attention.problem import Attention
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 @dataclass(frozen=True)

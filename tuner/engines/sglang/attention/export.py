@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.sglang.attention.splits_table import (
+from tuner.engines.sglang.attention.kv_splits import (
     Rows,
     at_launch,
     kv_splits_of,
@@ -32,8 +32,7 @@ from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar
 from tuner.families.attention.problem import Attention, BucketKey, bucket_of
 from tuner.families.attention.splits import constants_of
 from tuner.problems.points import Config
-from tuner.problems.records import Winner
-from tuner.problems.results import Entry, Status
+from tuner.problems.results import Entry, Status, Winner
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 from tuner.devices.table import Device
+from tuner.engines.locate import version_order
 from tuner.engines.sglang.attention.binding import launcher_source
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.versions import version_order
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.engine import Remedy
 from tuner.families.attention.problem import AttentionPhase

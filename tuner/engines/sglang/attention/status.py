@@ -6,7 +6,6 @@ reported as pending where there is none.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from tuner.devices.table import Device, devices
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.backend import BACKEND_FLAG
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG, engine_kv_splits
-from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file, title
+from tuner.engines.sglang.plugin.file_checks import FileCheck, check_file
 from tuner.engines.sglang.plugin.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
@@ -27,36 +26,28 @@ from tuner.engines.sglang.plugin.files import (
 from tuner.engines.sglang.plugin.kernels import KERNELS
 from tuner.engines.sglang.plugin.splits import SplitsTable
 from tuner.engines.sglang.presence import (
-    checked_root,
+    FilesStatus,
+    facts_here,
     file_json,
-    missing_plugin,
+    files_status,
     no_plugins,
     triton_of,
 )
 from tuner.errors import TunerError
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, AttentionPhase
-from tuner.render import table
 
 
 @dataclass(frozen=True)
-class AttentionStatus:
+class AttentionStatus(FilesStatus[FileCheck[AttentionFile]]):
     """What servers would do with attention files."""
 
     engine: Engine
     device: str | None
     triton: str | None
-    variable: str | None  # the variable that names the root; None if the root was given or is unset
-    root: Path | None
-    trouble: str  # why a server would use none of the files; empty if it may use some
-    checks: Sequence[FileCheck[AttentionFile]]
     flags: Mapping[str, int | str]
-    environment: Mapping[str, str]  # variables that a server still needs
 
-    @property
-    def ok(self) -> bool:
-        """Whether a file is used, or there are none."""
-        return not self.checks or any(check.used for check in self.checks)
+    heading = "problem"
 
     def without_file(self) -> list[str]:
         """The phases that every model has, and for which no file is used though others are."""
@@ -79,47 +70,30 @@ class AttentionStatus:
             "variable": self.variable,
             "root": str(self.root) if self.root else None,
             "trouble": self.trouble or None,
-            "files": [self._as_json(check) for check in self.checks],
+            "files": self.files_json(),
             "without_file": self.without_file(),
             "server_flags": dict(self.flags),
             "environment": dict(self.environment),
         }
 
-    def as_text(self) -> str:
-        if self.root is None and self.trouble:
-            return f"no attention file would be used: {self.trouble}"
-        if self.root is None:
-            return f"no attention files: set {CONFIG_DIR_VARIABLE} to where they are"
-        lines = []
-        named = f" ({self.variable})" if self.variable else ""
-        lines.append(f"files under {self.root / FOLDER}{named}: {len(self.checks)}")
-        if self.trouble:
-            lines.append(f"none would be used: {self.trouble}")
-        if self.checks:
-            rows = [self._row(check) for check in self.checks]
-            lines += ["", table(("problem", "entries", "would be", "why"), rows)]
-        if missing := self.without_file():
-            lines += ["", f"{' and '.join(missing)}: no file; sglang's own constants run"]
+    def closing(self) -> list[str]:
+        missing, lines = self.without_file(), []
+        if missing:
+            lines.append(f"{' and '.join(missing)}: no file; sglang's own constants run")
         if any(check.used for check in self.checks):
-            lines += ["", f"used by servers that run with: {_command_line(self.flags)}"]
-            lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
-        return "\n".join(lines)
+            lines.append(f"used by servers that run with: {_command_line(self.flags)}")
+        return lines
 
-    def _row(self, check: FileCheck[AttentionFile]) -> tuple[object, ...]:
-        name = title(check.file.problem) if check.file else check.path.name
-        entries = len(check.file.entries) if check.file else None
-        if not check.used:
-            why = "" if check.reason == self.trouble else check.reason
-            return name, entries, "refused", why
+    def notes(self, check: FileCheck[AttentionFile]) -> list[str]:
         other = _file_flags(check, self.engine).items() - self.flags.items()
         notes = [f"with {_command_line(dict(other))}"] if other else []
         if check.file and check.file.splits:
             notes.append(_chosen(check.file.splits))
-        notes += [f"waits for {', '.join(check.waits)}"] if check.waits else []
-        return name, entries, "pending" if check.waits else "used", "; ".join(notes)
+        return notes
 
-    def _as_json(self, check: FileCheck[AttentionFile]) -> dict[str, Any]:
-        return file_json(check, _file_flags(check, self.engine) if check.used else {})
+    def files_json(self) -> list[dict[str, Any]]:
+        flags = [_file_flags(one, self.engine) if one.used else {} for one in self.checks]
+        return [file_json(one, some) for one, some in zip(self.checks, flags, strict=True)]
 
 
 def attention_status(
@@ -129,29 +103,27 @@ def attention_status(
 
     Raises BadInput if the root is not a folder.
     """
-    variable, folder = checked_root(root, attention_root(environ))
-    trouble = _trouble(engine, environ)
-    triton = triton_of(engine)
-    paths = find_attention_files(folder) if folder else []
-    checks = _checks(paths, engine, device, triton)
-    if trouble:
-        checks = [replace(c, reason=c.reason or trouble) for c in checks]
-    used = [check for check in checks if check.used]
+    about = "attention", CONFIG_DIR_VARIABLE, FOLDER
+    found = files_status(
+        engine,
+        environ,
+        root,
+        attention_root(environ),
+        about,
+        lambda folder: _checks(find_attention_files(folder), engine, device),
+        "" if no_plugins(engine) else _unfit(engine),
+    )
     return AttentionStatus(
+        **vars(found),
         engine=engine,
         device=device.name if device else None,
-        triton=triton,
-        variable=variable,
-        root=folder,
-        trouble=trouble,
-        checks=checks,
-        flags=_flags(used, engine),
-        environment={CONFIG_DIR_VARIABLE: str(root.resolve())} if used and root else {},
+        triton=triton_of(engine),
+        flags=_flags([check for check in found.checks if check.used], engine),
     )
 
 
 def _checks(
-    paths: Sequence[Path], engine: Engine, device: Device | None, triton: str | None
+    paths: Sequence[Path], engine: Engine, device: Device | None
 ) -> list[FileCheck[AttentionFile]]:
     advised: dict[Attention, int] = {}  # splits, by problem without its splits
 
@@ -164,14 +136,8 @@ def _checks(
             known = _engine_splits(problem, engine, device)
         return None if known is None else frozenset({known})
 
-    facts = RuntimeFacts(
-        engine=engine.name,
-        engine_version=engine.version,
-        device=device.name if device else None,
-        triton=triton,
-        kernel_hash=lambda: attention_engine(engine).lift().hash,
-        kv_splits=splits,
-    )
+    here = facts_here(engine, device, lambda: attention_engine(engine).lift().hash)
+    facts = replace(here, kv_splits=splits)
     files = [check.file for path in paths if (check := check_file(path, facts)).used and check.file]
     # A server has one number of splits, so it uses one of the files that differ only in it: the
     # file that asks for a server flag, else the file for the default number.
@@ -207,15 +173,6 @@ def _engine_splits(problem: Attention, engine: Engine, device: Device | None) ->
     )
 
 
-def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
-    """Why the plugin would do nothing with any file; empty if it may use some."""
-    if why := no_plugins(engine):
-        return why
-    if why := _unfit(engine):
-        return f"{engine.name} {engine.version}: {why}"
-    return missing_plugin(environ)
-
-
 def _unfit(engine: Engine) -> str:
     """Why the plugin could not hook any of the engine's kernels; empty if it could hook one."""
     kernels = attention_engine(engine).lift()
@@ -228,7 +185,7 @@ def _unfit(engine: Engine) -> str:
             reasons.append(str(error))
             continue
         reasons.append(kernel.unfit([parameter.name for parameter in parameters]))
-    return "; ".join(reasons) if all(reasons) else ""
+    return f"{engine.name} {engine.version}: {'; '.join(reasons)}" if all(reasons) else ""
 
 
 def _file_flags(check: FileCheck[AttentionFile], engine: Engine) -> dict[str, int | str]:

@@ -24,7 +24,7 @@ from tuner.families.chunk_scan.files import (
 
 def scan_status(
     engine: SGLang, device: Device | None, root: Path | None, environ: Mapping[str, str]
-) -> FilesStatus:
+) -> FilesStatus[FileCheck[ScanFile]]:
     """Check the files under a root. `root` None: the root that the environment names.
 
     Raises BadInput if the root is not a folder.

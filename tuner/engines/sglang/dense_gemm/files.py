@@ -1,7 +1,12 @@
-"""sglang's config files for dense GEMMs on disk."""
+"""sglang's config files for dense GEMMs on disk.
+
+N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json
+N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,12 +14,11 @@ from pathlib import Path
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import EntryFields
-from tuner.engines.sglang.dense_gemm.binding import SGLangGemmKernels, lift_dense_gemm
-from tuner.engines.sglang.dense_gemm.file_names import format_file_name, parse_file_name
+from tuner.engines.sglang.dense_gemm.binding import SGLangGemmKernels
 from tuner.engines.sglang.dense_gemm.launchers import GemmLaunchers
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.gemm_loaders import fields_of
-from tuner.errors import UnsupportedKernel
+from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config
@@ -60,8 +64,53 @@ class SGLangDenseGemm(GemmEngine):
     def lift(self, backend: str = CUDA) -> SGLangGemmKernels:
         if backend == CUDA:
             return self._cuda_kernels
-        return lift_dense_gemm(self.launchers, backend)
+        return SGLangGemmKernels(self.launchers, backend)
 
     @cached_property
     def _cuda_kernels(self) -> SGLangGemmKernels:
-        return lift_dense_gemm(self.launchers)
+        return SGLangGemmKernels(self.launchers)
+
+
+# It also finds a name inside a line. Numbers have a limited length, so that none is absurd. The
+# line may have lost the space in `[128, 128]`.
+NAME = re.compile(
+    r"N=(?P<N>\d{1,7}),K=(?P<K>\d{1,7}),device_name=(?P<device>[^,/\\]*?),"
+    r"dtype=(?:(?P<dtype>\w+?),block_shape=\[(?P<n>\d{1,6}),\s*(?P<k>\d{1,6})\]"
+    r"|(?P<channel>\w+?)_channelwise)\.json",
+    re.ASCII,
+)
+
+
+def format_file_name(key: GemmFileKey) -> str:
+    """The file name for a key; `parse_file_name` reads it back."""
+    name = f"N={key.N},K={key.K},device_name={key.device},dtype={key.dtype}"
+    blocks = f",block_shape={list(key.block)}" if key.block else "_channelwise"
+    return f"{name}{blocks}.json"
+
+
+def find_file_name(text: str) -> GemmFileKey | None:
+    """The facts of the first file name in a line or path; None if there is none."""
+    match = NAME.search(text)
+    return _key(match) if match else None
+
+
+def parse_file_name(name: str) -> GemmFileKey:
+    """Read a file's name. Raises MalformedConfigFile for a name that no engine looks for."""
+    match = NAME.fullmatch(name)
+    key = _key(match) if match else None
+    if key is None or format_file_name(key) != name:  # leading zeros, a missing space
+        raise MalformedConfigFile(
+            f"{name!r} is not the name of a GEMM's config file, like "
+            "'N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json'"
+        )
+    return key
+
+
+def _key(match: re.Match[str]) -> GemmFileKey:
+    return GemmFileKey(
+        N=int(match["N"]),
+        K=int(match["K"]),
+        device=match["device"],
+        dtype=match["dtype"] or match["channel"],
+        block=(int(match["n"]), int(match["k"])) if match["n"] else None,
+    )

@@ -20,19 +20,21 @@ from dataclasses import dataclass
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import AMD_OPTIONS, launch_options
-from tuner.engines.sglang.fused_moe.arguments import (
-    DENSE,
-    GROUPED,
-    MoeLaunch,
-    arguments_of,
-    compute_of,
-    kernel_name,
-)
 from tuner.engines.sglang.package import SGLang, find_source
-from tuner.errors import UnsupportedKernel, did_you_mean
+from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.engine import MoeKernels
-from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.kernels.binding import Binding, Constant, bind
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, padded_slots, sorted_slots, swaps_ab
+from tuner.kernels.binding import (
+    ABSENT,
+    Argument,
+    Binding,
+    Constant,
+    Descriptor,
+    Integer,
+    Pointer,
+    TypeConstant,
+    bind,
+)
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, triton_defaults
@@ -133,3 +135,217 @@ def lift_fused_moe(engine: SGLang, backend: str = CUDA) -> FusedMoeKernels:
     origin = f"{engine.name} {engine.version}"
     source = find_source(engine, DENSE, _LOCATIONS)
     return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin, backend))
+
+
+DENSE = "fused_moe_kernel"
+GROUPED = "fused_moe_kernel_gptq_awq"
+
+
+def kernel_name(problem: FusedMoe) -> str:
+    """The kernel's name; quantisation groups along k need a different kernel."""
+    return GROUPED if problem.grouped else DENSE
+
+
+def takes_tma(problem: FusedMoe) -> bool:
+    """Whether the down gemm is correct when it reads A, in sorted order, through TMA.
+
+    With TMA, fused_moe_kernel looks up a token's scale by its slot only for quantisation blocks.
+    The kernel's `assert use_fp8_w8a8` does not decide: Triton checks it only in debug mode, and
+    sglang ships 16-bit files with USE_TMA.
+    """
+    return kernel_name(problem) == DENSE and not problem.per_channel_quant
+
+
+@dataclass(frozen=True)
+class MoeLaunch:
+    """One launch, with the sizes from which its arguments follow."""
+
+    problem: FusedMoe
+    gemm: Gemm
+    batch_size: int
+    config: Config
+    target: Target
+    sorted_output: bool
+    compute: str
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise BadProblem(f"the batch size must be at least 1, not {self.batch_size}")
+        if self.tma and self.gemm is Gemm.UP:
+            raise UnsupportedKernel("USE_TMA is for the down gemm; the engine ignores it for up")
+        if self.tma and not takes_tma(self.problem):
+            raise UnsupportedKernel(
+                f"USE_TMA does not go with {self.problem.spec()}: its kernel would read A's rows "
+                f"in sorted order but their scales by token, or has no TMA at all"
+            )
+
+    @property
+    def tma(self) -> bool:
+        return bool(self.config.get("USE_TMA", 0))
+
+    @property
+    def valid_slots(self) -> int:
+        return self.batch_size * self.problem.top_k
+
+    @property
+    def a_rows(self) -> int:
+        """Rows of A. With TMA, down reads all slots in sorted order, including the padding."""
+        if self.gemm is Gemm.UP:
+            return self.batch_size
+        if self.tma:
+            return sorted_slots(self.valid_slots, self.problem.E, self.config["BLOCK_SIZE_M"])
+        return self.valid_slots
+
+
+def compute_of(problem: FusedMoe) -> str:
+    """The 16-bit type beside quantised weights, as Triton names it."""
+    return "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
+
+
+def arguments_of(
+    launch: MoeLaunch, *, filter_expert: bool, zero_points: bool
+) -> dict[str, Argument]:
+    """The arguments of a launch by parameter; `FusedMoeKernels.bind` says what the flags mean."""
+    if kernel_name(launch.problem) == GROUPED:
+        return {**_shared(launch, filter_expert), **_grouped(launch, zero_points)}
+    return {**_shared(launch, filter_expert), **_dense(launch)}
+
+
+def _shared(launch: MoeLaunch, filter_expert: bool) -> dict[str, Argument]:
+    """Parameters of both kernels."""
+    problem, gemm, config = launch.problem, launch.gemm, launch.config
+    n, _ = problem.gemm_shape(gemm)
+    em = padded_slots(launch.valid_slots, problem.E, config["BLOCK_SIZE_M"])
+    return {
+        "c_ptr": Pointer(launch.compute),
+        "topk_weights_ptr": Pointer("fp32"),
+        "sorted_token_ids_ptr": Pointer("i32"),
+        "expert_ids_ptr": Pointer("i32"),
+        "num_tokens_post_padded_ptr": Pointer("i32"),
+        "EM": Integer(em),
+        "num_valid_tokens": Integer(launch.valid_slots),
+        "stride_cm": Integer(n),
+        "stride_cn": Integer(1),
+        "MUL_ROUTED_WEIGHT": Constant(gemm is Gemm.DOWN),
+        "top_k": Constant(problem.top_k if gemm is Gemm.UP else 1),
+        "compute_type": TypeConstant(launch.compute),
+        "use_int8_w8a16": Constant(problem.dtype is Dtype.INT8_W8A16),
+        "filter_expert": Constant(filter_expert),
+    }
+
+
+def _dense(launch: MoeLaunch) -> dict[str, Argument]:
+    """Parameters of `fused_moe_kernel`. A (rows, K), B (E, n, K), C (slots, n)."""
+    problem, config = launch.problem, launch.config
+    n, k = problem.gemm_shape(launch.gemm)
+    a, b = _operands(launch)
+    blocks = (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config["BLOCK_SIZE_K"])
+    group_n, group_k = problem.block_shape or (0, 0)
+    return {
+        "a_ptr": Pointer(a),
+        "b_ptr": Pointer(b),
+        "a_desc": Descriptor(a, (blocks[0], blocks[2])) if launch.tma else ABSENT,
+        "b_desc": Descriptor(b, (1, blocks[1], blocks[2])) if launch.tma else ABSENT,
+        "bias_ptr": ABSENT,
+        "add_mask_ptr": ABSENT,
+        "N": Integer(n),
+        "K": Integer(k),
+        "stride_am": Integer(k),
+        "stride_ak": Integer(1),
+        "stride_be": Integer(n * k),
+        "stride_bk": Integer(1),
+        "stride_bn": Integer(k),
+        "stride_bias_e": Integer(0),
+        "stride_bias_n": Integer(0),
+        **_scales(problem, n, k),
+        "group_n": Constant(group_n),
+        "group_k": Constant(group_k),
+        "use_fp8_w8a8": Constant(problem.dtype is Dtype.FP8_W8A8),
+        "use_int8_w8a8": Constant(problem.dtype is Dtype.INT8_W8A8),
+        "per_channel_quant": Constant(problem.per_channel_quant),
+        "even_Ks": Constant(k % config["BLOCK_SIZE_K"] == 0),
+        "c_sorted": Constant(launch.sorted_output),
+        "swap_ab": Constant(swaps_ab(config, problem.dtype, launch.target)),
+        "FUSE_ADD_TO_OUTPUT": Constant(False),
+        "MASK_OUTPUT": Constant(False),
+        "FUSE_SUM_ALL_REDUCE": Constant(False),
+        "LORA_PRESERVE_BASE": Constant(False),
+        "ROUTER_TOPK": Constant(1 if launch.gemm is Gemm.UP else problem.top_k),
+    }
+
+
+def _operands(launch: MoeLaunch) -> tuple[str, str]:
+    """Triton's types of A and B. Raises UnsupportedKernel for fp8 on a target without it."""
+    match launch.problem.dtype:
+        case Dtype.FP8_W8A8:
+            fp8 = architecture(launch.target).require_fp8()
+            return fp8, fp8
+        case Dtype.INT8_W8A8:
+            return "i8", "i8"
+        case Dtype.INT8_W8A16:
+            return launch.compute, "i8"
+    return launch.compute, launch.compute
+
+
+def _scales(problem: FusedMoe, n: int, k: int) -> dict[str, Argument]:
+    """Scale tensors and their strides; a stride is 0 if the tensor lacks the dimension.
+
+    Blocks: A (rows, ceil(K / k)), B (E, ceil(n / n'), ceil(K / k)). Channels: A (rows, 1),
+    B (E, n, 1). Tensor-wise: A (1,), B (E,). Weight-only int8: B (E, n).
+    """
+    weight_only = problem.dtype is Dtype.INT8_W8A16
+    quantised = problem.dtype.weight_bits == 8
+    scale: Argument = Pointer("fp32")
+    strides = {"asm": 0, "ask": 0, "bse": 0, "bsk": 0, "bsn": 0}
+    if weight_only:
+        strides = {"asm": 0, "ask": 0, "bse": n, "bsk": 0, "bsn": 1}
+    elif problem.block_shape:
+        block_n, block_k = problem.block_shape
+        rows, columns = -(-n // block_n), -(-k // block_k)
+        strides = {"asm": columns, "ask": 1, "bse": rows * columns, "bsk": 1, "bsn": columns}
+    elif problem.per_channel_quant:
+        strides = {"asm": 1, "ask": 1, "bse": n, "bsk": 1, "bsn": 1}
+    return {
+        "a_scale_ptr": scale if quantised and not weight_only else ABSENT,
+        "b_scale_ptr": scale if quantised else ABSENT,
+        **{f"stride_{name}": Integer(value) for name, value in strides.items()},
+    }
+
+
+def _grouped(launch: MoeLaunch, zero_points: bool) -> dict[str, Argument]:
+    """Parameters of `fused_moe_kernel_gptq_awq`.
+
+    A (rows, K); B (E, n, K or K / 2) in bytes; scales (E, n, K / g); zero points, in bytes,
+    (E, n, K / g), packed two to a byte along n for int4.
+    """
+    problem = launch.problem
+    assert problem.block_shape is not None
+    n, k = problem.gemm_shape(launch.gemm)
+    group = problem.block_shape[1]
+    groups = -(-k // group)
+    packed = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
+    zp_strides = (n // packed * groups, 1, groups) if zero_points else (0, 0, 0)
+    return {
+        "a_ptr": Pointer(launch.compute),
+        "b_ptr": Pointer("u8"),
+        "b_scale_ptr": Pointer(launch.compute),
+        "b_zp_ptr": Pointer("u8") if zero_points else ABSENT,
+        "N": Constant(n),
+        "K": Constant(k),
+        "stride_am": Integer(k),
+        "stride_ak": Integer(1),
+        "stride_be": Integer(n * k // packed),
+        "stride_bk": Integer(1),
+        "stride_bn": Integer(k // packed),
+        "stride_bse": Integer(n * groups),
+        "stride_bsk": Integer(1),
+        "stride_bsn": Integer(groups),
+        "stride_bze": Integer(zp_strides[0]),
+        "stride_bzk": Integer(zp_strides[1]),
+        "stride_bzn": Integer(zp_strides[2]),
+        "group_size": Constant(group),
+        "has_zp": Constant(zero_points),
+        "use_int4_w4a16": Constant(problem.dtype is Dtype.INT4_W4A16),
+        # The engine tests B's last dimension, which is halved for int4.
+        "even_Ks": Constant(k // packed % launch.config["BLOCK_SIZE_K"] == 0),
+    }

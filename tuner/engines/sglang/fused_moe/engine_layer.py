@@ -15,7 +15,7 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.runtime_context import get_context
 from torch import Tensor
 
-from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
+from tuner.engines.sglang.fused_moe.files import CONFIG_DIR_VARIABLE
 from tuner.families.fused_moe.inputs import Weights
 from tuner.families.fused_moe.layer import main
 from tuner.families.fused_moe.problem import FusedMoe

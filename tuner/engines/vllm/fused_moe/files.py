@@ -1,4 +1,7 @@
-"""vLLM's fused-MoE config files on disk."""
+"""vLLM's fused-MoE config files on disk.
+
+E=256,N=64,device_name=NVIDIA_H100_80GB_HBM3[,dtype=..][,block_shape=[128,128]].json
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from tuner.engines.config_files import (
 from tuner.engines.file_engine import first_file
 from tuner.engines.vllm.functions import device_functions
 from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
-from tuner.engines.vllm.fused_moe.file_names import dtype_word, parse_file_name
 from tuner.engines.vllm.fused_moe.loader_rules import (
     CONFIG_DIR_VARIABLE,
     SOURCE,
@@ -26,9 +28,11 @@ from tuner.engines.vllm.fused_moe.loader_rules import (
     read_loader_rules,
 )
 from tuner.engines.vllm.package import VLLM
-from tuner.errors import UnsupportedKernel
+from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.families.fused_moe import engine as moe
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
 _FIELDS = EntryFields(
@@ -140,3 +144,33 @@ class VLLMFusedMoe(MoeEngine):
 
 def _block_shape(problem: FusedMoe) -> list[int] | None:
     return list(problem.block_shape) if problem.block_shape else None
+
+
+# `_get_config_dtype_str` of vLLM's config.py, for all releases since 0.10.
+_WORDS = ("fp8_w8a8", "fp8_w8a16", "int8_w8a16", "int4_w4a16", "float32")
+_WIDE = (Dtype.BFLOAT16, Dtype.FLOAT16)
+
+
+def dtype_word(problem: FusedMoe) -> str | None:
+    """The dtype in the name; None for 16-bit weights.
+
+    Raises UnsupportedKernel for int8_w8a8: vLLM's names lack this dtype, so it would read the file
+    of 16-bit weights.
+    """
+    if problem.dtype is Dtype.INT8_W8A8:
+        raise UnsupportedKernel(
+            "vLLM has no separate config file for int8_w8a8: serve it with sglang"
+        )
+    return None if problem.dtype in _WIDE else problem.dtype.value
+
+
+def parse_file_name(name: str) -> MoeFileKey:
+    """Read a file's name. Raises MalformedConfigFile for a name that vLLM never looks for."""
+    key = moe.parse_file_name(name, ",", packed=False)
+    if key.dtype is not None and key.dtype not in _WORDS:
+        raise MalformedConfigFile(f"{name!r}: vLLM looks for no file with dtype={key.dtype}")
+    if key.dtype is None and key.block_shape:
+        raise MalformedConfigFile(f"{name!r}: vLLM looks for no block_shape of 16-bit weights")
+    if key.per_channel_quant or key.gemm is Gemm.DOWN:
+        raise MalformedConfigFile(f"{name!r}: vLLM looks for no per_channel_quant and no _down")
+    return key

@@ -12,11 +12,11 @@ from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.engines.vllm.state_update.files import VLLMStateUpdate
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE, provenance_row
+from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.families.state_update.problem import StateUpdate
 from tuner.problems.points import Problem
-from tuner.problems.records import Winner
+from tuner.problems.results import Winner
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class StateDelivery(Delivery):
         return ""
 
     def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
-        return plan_files(winners, FolderLayout(self.states, device, root), provenance_row)
+        return plan_files(winners, FolderLayout(self.states, device, root))
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         for file in files:

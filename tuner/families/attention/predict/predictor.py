@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 
 from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
-from tuner.families.attention.lengths import ragged
 from tuner.families.attention.predict.steps import (
     ELEMENT_BYTES,
     AttentionConstants,
@@ -25,7 +24,7 @@ from tuner.families.attention.predict.steps import (
     split_lengths,
 )
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
-from tuner.families.attention.splits import BOTH
+from tuner.families.attention.splits import BOTH, ragged
 from tuner.families.attention.splits import launched as launched_problem
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status

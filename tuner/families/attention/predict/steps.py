@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from tuner.devices.constants import Constants
 from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
-from tuner.families.attention.lengths import Lengths
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
-from tuner.families.attention.splits import parts_of
+from tuner.families.attention.splits import Lengths, parts_of
 from tuner.problems.points import Config, Point
 
 ELEMENT_BYTES = 2

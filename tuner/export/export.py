@@ -1,0 +1,343 @@
+"""From winners to the files that servers load, each with a provenance sidecar.
+
+The files are under a root that a server can be pointed at. Each family's `Delivery` knows how to
+point a server at it, and the folders below it. The sidecars are under `<root>/provenance/`.
+Everything is checked before the first byte is written, and all files are written or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tuner.devices.table import Device
+from tuner.engines.engine import Engine, supports
+from tuner.engines.launch import config_variables
+from tuner.errors import ExportRefused
+from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
+from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
+from tuner.export.files import (
+    PICTURES,
+    PROVENANCE,
+    left_out_name,
+    left_out_text,
+    sidecar_text,
+    write_all,
+)
+from tuner.export.report import ExportReport, triton_notes
+from tuner.export.selection import (
+    LeftOut,
+    leave_out_predicted,
+    left_out_lines,
+    select,
+    with_shipped,
+)
+from tuner.pictures.write import picture_pages
+from tuner.problems.points import Problem
+from tuner.problems.registry import Family, families, family_of
+from tuner.problems.results import Winner
+
+
+class WinnerStore(Protocol):
+    """What an export needs of a store."""
+
+    def winners(self, *, device: str, engine: str, engine_version: str) -> Sequence[Winner]: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The winners to export, those that are left alone, the stored problems that are left out, and
+    what is advised.
+    """
+
+    winners: Sequence[Winner]
+    left_out: Sequence[LeftOut]
+    advice: Sequence[Advice] = ()
+    left_alone: Sequence[Winner] = ()
+
+    @property
+    def not_written(self) -> list[LeftOut]:
+        """All stored problems without files, and why."""
+        alone = [one for one in self.advice if one.verdict is Verdict.LEAVE]
+        return [*self.left_out, *(LeftOut(one.problem, f"leave it: {one.reason}") for one in alone)]
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The flags that the files need, besides what servers are started with."""
+        return {name: value for one in self.advice for name, value in one.flags.items()}
+
+
+def export_device(
+    store: WinnerStore,
+    device: Device,
+    engine: Engine,
+    out: Path | None,
+    *,
+    allow_predicted: bool,
+    wanted: Sequence[Problem] = (),
+    named: Sequence[Problem] = (),
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> ExportReport:
+    """Export the winners for a device: as an overlay under `out`, or into the engine if None.
+
+    Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
+    nothing is better than what servers run without this program. What an earlier export wrote under
+    `out` for a problem that is left alone by now is removed.
+    """
+    chosen = choose(
+        store,
+        device,
+        engine,
+        allow_predicted=allow_predicted,
+        wanted=wanted,
+        named=named,
+        into_engine=out is None,
+        flags=flags,
+    )
+    if not chosen.winners:
+        return ExportReport(
+            out or engine.root,
+            files=(),
+            carried=0,
+            variables=(),
+            left_out=chosen.left_out,
+            advice=chosen.advice,
+            removed=take_back(chosen.left_alone, engine, device, out) if out else (),
+        )
+    used = deliveries_for(chosen.winners, engine)
+    carried = packaged_to_carry(used, out) if out else {}
+    pictures = _pictures(chosen.winners, device, out) if out else {}
+    beside = {**carried, **pictures}
+    files = export(chosen.winners, engine, device, out, chosen.not_written, beside=beside)
+    if out is None:
+        root = _engine_root(used, engine)
+        left = chosen.left_out
+        return ExportReport(
+            *(root, files, 0, ()),
+            notes=triton_notes(files, engine),
+            left_out=left,
+            advice=chosen.advice,
+            into_engine=True,
+        )
+    return ExportReport(
+        out,
+        files,
+        carried=len(carried.keys() - {file.path for file in files}),
+        **vars(way_to(out, files, used, engine)),
+        left_out=chosen.left_out,
+        advice=chosen.advice,
+        picture=next(iter(pictures)),
+        removed=take_back(chosen.left_alone, engine, device, out),
+    )
+
+
+@dataclass(frozen=True)
+class WayTo:
+    """How servers are pointed at a folder of exported files, as `ExportReport` has it."""
+
+    variables: Sequence[str]
+    server_flags: Sequence[ServerAdvice]
+    notes: Sequence[str]
+
+
+def way_to(
+    folder: Path, files: Sequence[PlannedFile], used: Sequence[Delivery], engine: Engine
+) -> WayTo:
+    """How servers are pointed at the files that `used` wrote into a folder."""
+    readable = {delivery.variable for delivery in used}
+    return WayTo(
+        variables=[name for name in config_variables(engine.name, folder) if name in readable],
+        server_flags=[flags for delivery in used for flags in delivery.advice(files)],
+        notes=[
+            *triton_notes(files, engine),
+            *(delivery.note for delivery in used if delivery.note),
+            *(_copy_text(folder, delivery, engine) for delivery in used if not delivery.variable),
+        ],
+    )
+
+
+def _pictures(winners: Sequence[Winner], device: Device, out: Path) -> dict[Path, bytes]:
+    """The page of the winners first, then the picture of each problem. No PNG: it takes longer."""
+    pages = picture_pages(winners, device, png=False)
+    return {out / PICTURES / name: data for name, data in pages.items()}
+
+
+def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
+    """What to do with files that servers read in the engine's package alone."""
+    assert delivery.engine_root is not None  # a delivery has a variable or a folder
+    folder = delivery.engine_root.relative_to(engine.root).as_posix()
+    return (
+        f"{engine.name} {engine.version} reads no folder but its own: copy {out}/configs into "
+        f"{engine.name}/{folder} where it serves, or export there with --into-engine"
+    )
+
+
+def choose(
+    store: WinnerStore,
+    device: Device,
+    engine: Engine,
+    *,
+    allow_predicted: bool,
+    wanted: Sequence[Problem] = (),
+    named: Sequence[Problem] = (),
+    into_engine: bool = False,
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> Choice:
+    """The winners to export. If `wanted` has problems, only their winners; see `select`.
+
+    Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
+    predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
+    `named` problems stands for is predicted. Of what is left, only the winners are chosen whose
+    files are advised for servers that are started with `flags`: there may be none.
+    """
+    found = stored(store, device, engine, wanted)
+    kept, left_out = loadable(found, engine, into_engine=into_engine)
+    if not allow_predicted:
+        kept, predicted = leave_out_predicted(kept, named)
+        left_out += predicted
+    advice = advise_all(kept, device, engine, flags, wanted=wanted)
+    alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
+    return Choice(
+        [winner for one in advice for winner in one.winners],
+        left_out,
+        advice,
+        [winner for winner in kept if winner.problem in alone],
+    )
+
+
+def stored(
+    store: WinnerStore, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
+) -> Sequence[Winner]:
+    """All current winners for a device, or those of the `wanted` problems; see `select`.
+
+    Raises ExportRefused where there are none.
+    """
+    winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
+    if not winners:
+        raise ExportRefused(
+            f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
+            cli=f"run `tuner tune MODEL --device {device.name}` first",
+            api=f"post a job for the device {device.name} first",
+            page=f"queue a job for the device {device.name} first",
+        )
+    return with_shipped(select(winners, wanted) if wanted else winners)
+
+
+def loadable(
+    winners: Sequence[Winner], engine: Engine, *, into_engine: bool = False
+) -> tuple[list[Winner], list[LeftOut]]:
+    """The winners that the engine's servers can load, and the problems of the others.
+
+    Raises ExportRefused where servers can load none.
+    """
+    kept: list[Winner] = []
+    left: list[LeftOut] = []
+    for family in _families(winners):
+        mine = _of(family, winners)
+        why = delivery_of(engine, family.name).obstacle(into_engine=into_engine)
+        if not why:
+            kept += mine
+            continue
+        if len(mine) == len(winners):
+            raise ExportRefused(f"there are winners for {family.name} alone: {why}")
+        problems = sorted({winner.problem for winner in mine}, key=lambda problem: problem.spec())
+        left += [LeftOut(problem, why) for problem in problems]
+    if not kept and left:
+        raise ExportRefused("; ".join(left_out_lines(left)))
+    return kept, left
+
+
+def export(
+    winners: Sequence[Winner],
+    engine: Engine,
+    device: Device,
+    out: Path | None,
+    left_out: Sequence[LeftOut] = (),
+    *,
+    beside: Mapping[Path, bytes] | None = None,
+) -> list[PlannedFile]:
+    """Write the winners' files, and prove that servers would find each entry.
+
+    The files go under `out`, or into the engine's package if None. Where a winner is only predicted
+    and an earlier export has a measured entry, that entry is kept. `beside` has other files to
+    write there; a winner's file counts before them. The list of `left_out` is written too.
+
+    Raises ExportRefused, and writes nothing, where two winners contradict each other or need the
+    same file, and where servers could not read a file. Raises UnwritableOutput, and writes nothing,
+    where a file cannot be written.
+    """
+    used = deliveries_for(winners, engine)
+    planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
+    for family, delivery in zip(_families(winners), used, strict=True):
+        root = out or delivery.engine_root
+        assert root is not None  # `loadable` left out families without a folder there
+        planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
+    files = [file for _, _, some in planned for file in some]
+    data = dict(beside or {})
+    for file in files:
+        data[file.path] = file.text().encode()
+        data[file.sidecar] = sidecar_text(file.provenance).encode()
+    top = out or _engine_root(used, engine)
+    others = top / PROVENANCE / left_out_name(device)
+    if left_out:
+        data[others] = left_out_text(left_out).encode()
+    write_all(top, data)
+    if not left_out:
+        others.unlink(missing_ok=True)  # an earlier export's
+    for delivery, place, some in planned:
+        delivery.verify(some, device, place)
+    return files
+
+
+def deliveries_for(some: Iterable[Winner | PlannedFile], engine: Engine) -> list[Delivery]:
+    """How each family of some winners or files reaches the engine's servers."""
+    return [delivery_of(engine, family.name) for family in _families(some)]
+
+
+def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
+    """The engine's own files, of all families: the path under an overlay, and the file.
+
+    A server that is pointed at a folder reads all that it reads from there.
+    """
+    for family in families():
+        if supports(engine.name, family.name):
+            yield from delivery_of(engine, family.name).packaged()
+
+
+def package_folders(engine: Engine) -> list[Path]:
+    """The folders that hold all of the engine's own files on which an export depends."""
+    deliveries = (delivery_of(engine, f.name) for f in families() if supports(engine.name, f.name))
+    return sorted({delivery.engine_root for delivery in deliveries if delivery.engine_root})
+
+
+def packaged_to_carry(deliveries: Iterable[Delivery], root: Path) -> dict[Path, bytes]:
+    """The engine's own files that are missing under a root, by the path that they belong at.
+
+    Servers that are pointed at a root read no packaged files, so the root must have them too. Files
+    that this tuner exported stay.
+    """
+    carried: dict[Path, bytes] = {}
+    for delivery in deliveries:
+        for relative, path in delivery.packaged():
+            target, data = root / relative, path.read_bytes()
+            ours = (root / PROVENANCE / Path(*relative.parts[1:])).exists()
+            if not ours and not (target.is_file() and target.read_bytes() == data):
+                carried[target] = data
+    return carried
+
+
+def _engine_root(deliveries: Iterable[Delivery], engine: Engine) -> Path:
+    """The folder of the engine's package that all files are under."""
+    (root, *others) = {delivery.engine_root for delivery in deliveries}
+    return engine.root if others or root is None else root
+
+
+def _families(some: Iterable[Winner | PlannedFile]) -> list[Family]:
+    names = {family_of(one.problem).name for one in some}
+    return [family for family in families() if family.name in names]
+
+
+def _of(family: Family, winners: Sequence[Winner]) -> list[Winner]:
+    return [winner for winner in winners if winner.problem.family in family.problems]

@@ -1,1 +1,0 @@
-"""Predict a dense GEMM's times with a model of the device."""

@@ -1,1 +1,0 @@
-"""Predict a fused-MoE layer's times with a model of the device."""
