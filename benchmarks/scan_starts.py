@@ -4,7 +4,8 @@
         python benchmarks/scan_starts.py sglang==0.5.23 own|tuned
 
 `own`: the engine chooses by itself, at a first prompt of one chunk. `tuned`: its plugin reads DIR.
-Prints one JSON object. The sizes are those of Nemotron 3 Nano.
+Prints one JSON object, which has what each kernel was launched with at each size. Two of these at
+once are two ranks. The sizes are those of Nemotron 3 Nano.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tuner.problems.points import Point
 
 PROBLEM = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
 POINTS = ((1, 8192), (1, 1024), (1, 4096), (1, 32768), (8, 2048), (4, 8192))
+CHOSEN = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "BLOCK_SIZE", "BLOCK_SIZE_H")
 FOLDERS = {"sglang": "kernels/ops/mamba/triton_ops", "vllm": "model_executor/layers/mamba/ops"}
 
 
@@ -112,6 +114,21 @@ def scan_call(engine: str, combined: Any, point: Point) -> tuple[Any, Tensor, Ca
     return prompt, out, lambda: call(**tensors, **alike)
 
 
+def record_launches() -> dict[str, str]:
+    """What each kernel was last launched with: blocks, warps and stages. Filled by launches."""
+    found: dict[str, str] = {}
+    launch = triton.JITFunction.run
+
+    def run(kernel: Any, *args: object, **kwargs: Any) -> object:  # noqa: ANN401
+        blocks = "x".join(str(kwargs[name]) for name in CHOSEN if name in kwargs)
+        options = (kwargs.get(name) for name in ("num_warps", "num_stages"))
+        found[kernel.__name__] = " ".join(map(str, (blocks, *options)))
+        return launch(kernel, *args, **kwargs)
+
+    triton.JITFunction.run = run
+    return found
+
+
 def timed_s(work: Callable[[], object]) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -130,8 +147,10 @@ def median_us(work: Callable[[], object], times: int) -> float:
     return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events)
 
 
-def measure(engine: str, combined: object, point: Point) -> dict[str, float]:
-    """The first call at a size, a call and a CUDA graph of it, and the worst error."""
+def measure(
+    engine: str, combined: object, point: Point, launched: dict[str, str]
+) -> dict[str, Any]:
+    """The first call at a size, a call and a CUDA graph of it, the worst error, and the choices."""
     prompt, out, call = scan_call(engine, combined, point)
     first_s, eager_us = timed_s(call), median_us(call, 30)
     graph = torch.cuda.CUDAGraph()
@@ -142,7 +161,8 @@ def measure(engine: str, combined: object, point: Point) -> dict[str, float]:
     out.fill_(float("nan"))
     call()
     error = Reference(expected).worst_error(out)
-    return {"graph_us": graph_us, "eager_us": eager_us, "first_s": first_s, "error": error}
+    times = {"graph_us": graph_us, "eager_us": eager_us, "first_s": first_s}
+    return {**times, "error": error, "choices": dict(launched)}
 
 
 def main() -> None:
@@ -150,19 +170,16 @@ def main() -> None:
     engine, version = spec.split("==")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.zeros(1, device="cuda")
-    package_of_kernels = stand_in(engine, version)
+    package_of_kernels, launched = stand_in(engine, version), record_launches()
     if mode == "tuned":
         hook(engine)
     combined = importlib.import_module(f"{package_of_kernels}.ssd_combined")
     _, _, warm = scan_call(engine, combined, Point(1, ScanKernel.SCAN, PROBLEM.chunk_size))
     found = {"engine": spec, "mode": mode, "card": torch.cuda.get_device_name()}
-    found |= {
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "first_call_s": timed_s(warm),
-    }
+    found |= {"torch": torch.__version__, "triton": triton.__version__}
+    found["first_call_s"] = timed_s(warm)
     found["points"] = {
-        f"{n}x{tokens}": measure(engine, combined, Point(n, ScanKernel.SCAN, tokens))
+        f"{n}x{tokens}": measure(engine, combined, Point(n, ScanKernel.SCAN, tokens), launched)
         for n, tokens in POINTS
     }
     print(json.dumps(found))

@@ -49,7 +49,7 @@ LOADS = ",".join(
 )
 CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards of 35 to 160 GB
 _ON_TRITON = "--attention-backend triton"
-CASES = {"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16}  # layers
+LAYERS = {"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16, "nemotron-3-nano": 14}
 # What sglang's log says of the backends that it chose, or fell back to.
 _CHOSEN = re.compile(
     r"\b(?:prefill_|decode_)?(?:attention|moe_runner|fp8_gemm_runner|sampling)_backend='?\w+'?"
@@ -64,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="H100")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default=",".join(LAYERS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--loads", default=LOADS)
     parser.add_argument("--args", default="", help="further words for the servers")
@@ -99,7 +99,7 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     config, out = str(MODELS / f"{name}.json"), str(folder / "configs")
     device = ["--device", args.device]
     tuned = [shlex.split(words) for words in args.tune or ()] or [[config, "--all"]]
-    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(CASES[name])]
+    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(LAYERS[name])]
     prove += ["--out", out, f"--args={args.args}", "--loads", args.loads]
     prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
     lengths = ["--workload", str(folder / WORKLOAD)]

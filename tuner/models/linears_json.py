@@ -19,7 +19,7 @@ from tuner.models.fields import (
     torch_dtype,
 )
 from tuner.models.folder import read_with
-from tuner.models.layer_counts import layer_total
+from tuner.models.layer_counts import PATTERN, layer_total
 from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.quantization import read_layer_quantization
@@ -117,7 +117,7 @@ def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
 
 def sparse_places(fields: Json, architecture: str) -> list[int]:
     """The layers whose MLP has experts. Raises MalformedCheckpoint."""
-    pattern = fields.get("hybrid_override_pattern")  # Nemotron H
+    pattern = fields.get(PATTERN)
     if isinstance(pattern, str):
         return [at for at, kind in enumerate(pattern) if kind == "E"]
     kinds = fields.get("layers_block_type")
