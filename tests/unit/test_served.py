@@ -342,11 +342,14 @@ CONFIG = {
 
 def test_a_dummy_model_is_cut_and_runs_no_code_of_the_folder(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**CONFIG, "text_config": {"num_hidden_layers": 4, "n": [1] * 4}}))
+    pattern = {"hybrid_override_pattern": "ME*E", "other": "four"}
+    text_config = {"num_hidden_layers": 4, "n": [1] * 4, **pattern}
+    path.write_text(json.dumps({**CONFIG, "text_config": text_config}))
     write_dummy_model(path, 2, tmp_path / "made")
     made = json.loads((tmp_path / "made/config.json").read_text())
     assert made["num_hidden_layers"] == 2 and made["layer_types"] == ["a", "b"]
-    assert made["text_config"] == {"num_hidden_layers": 2, "n": [1, 1]}
+    cut = {"num_hidden_layers": 2, "n": [1, 1], "hybrid_override_pattern": "ME", "other": "four"}
+    assert made["text_config"] == cut
     assert made["quantization_config"] == CONFIG["quantization_config"]
     assert "auto_map" not in made
     words = json.loads((tmp_path / "made/tokenizer.json").read_text())["model"]["vocab"]

@@ -2,7 +2,8 @@
 
 The layer (`MambaMixer2.forward`) decides what the tensors are: all prompts of a batch are one row
 of tokens. Prompts are followed that begin here: no cached prefix, and no earlier chunk of a chunked
-prefill. (CUDA's convolution, which Falcon-H1 and Granite 4 run, gives x the other order.)
+prefill. Triton's convolution runs before it in all models, because the rows that it is given are no
+contiguous columns (`causal_conv1d_fn` of 0.5.12, 0.5.16 and 0.5.23), and x keeps their layout.
 """
 
 from __future__ import annotations
