@@ -100,6 +100,19 @@ def test_gains_are_of_pairs_and_above_1_for_less_time():
     assert (tpot.pair.gain, tpot.verdict) == (0.5, "slower")
 
 
+@pytest.mark.parametrize(
+    ("high", "low", "verdict"),
+    [
+        (0.997, 0.995, "same"),
+        (0.994, 0.99, "slower"),
+        (1.004, 1.001, "same"),
+        (1.01, 1.006, "faster"),
+    ],
+)
+def test_an_interval_that_is_shown_to_reach_one_tells_nothing(high, low, verdict):
+    assert gain("1x8192+5", "decode_tok_s", low, high).verdict == verdict
+
+
 def test_bench_report_finds_the_gains_of_a_proofs_rounds():
     before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
     after = [Speed(150.0 + n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
