@@ -14,8 +14,8 @@ import torch
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.chunk_scan.batch import ScanBatches, written
-from tuner.families.chunk_scan.engine import scan_engine
+from tuner.families.scans.batch import ScanBatches, written
+from tuner.families.scans.engine import scan_engine
 from tuner.families.chunk_scan.problem import ScanKernel, parse_chunk_scan
 from tuner.kernels.lift import load_lifted
 from tuner.kernels.values import launch_values

@@ -20,13 +20,13 @@ from tuner.engines.sglang.chunk_scan import status
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
-from tuner.families.chunk_scan.check import check_files, check_problems, claims
-from tuner.families.chunk_scan.engine import ScanKernels, racy, scan_engine
+from tuner.families.scans.check import check_files, check_problems, claims
+from tuner.families.scans.engine import ScanKernels, racy, scan_engine
 from tuner.families.chunk_scan.family import FAMILY
-from tuner.families.chunk_scan.files import find_scan_files, read_scan_file
+from tuner.families.scans.files import find_scan_files, read_scan_file
 from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel, parse_chunk_scan
-from tuner.families.chunk_scan.selection import PromptSelection, parse_prompts
-from tuner.families.chunk_scan.space import scan_space
+from tuner.families.scans.selection import PromptSelection, parse_prompts
+from tuner.families.scans.space import scan_space
 from tuner.measure.recording import write_trials
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point

@@ -15,9 +15,9 @@ from log_lines import parse_log
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
 from tuner.engines.vllm import plugin as vllm_plugin
-from tuner.families.chunk_scan.files import ScanEntry, ScanFile
+from tuner.families.scans.files import ScanEntry, ScanFile
 from tuner.families.chunk_scan.problem import ScanKernel, parse_chunk_scan
-from tuner.families.chunk_scan.serve import ScanChoices, ServerFacts, hook_kernel, hook_module
+from tuner.families.scans.serve import ScanChoices, ServerFacts, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
 

@@ -11,7 +11,7 @@ from tuner.families.chunk_scan.problem import (
     parse_chunk_scan,
     tokens_of,
 )
-from tuner.families.chunk_scan.selection import PROMPTS, read_selection
+from tuner.families.scans.selection import PROMPTS, read_selection
 from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
 from tuner.problems.options import Option, Word
 from tuner.problems.points import ChartPosition, Point

@@ -15,9 +15,9 @@ from typing import Any
 from tuner.devices.target import CUDA, Target
 from tuner.engines.sglang.chunk_scan.sources import LAUNCHERS, folder_of, lift_kernels
 from tuner.engines.sglang.package import SGLang
-from tuner.families.chunk_scan.engine import ScanEngine, ScanKernels
+from tuner.families.scans.engine import ScanEngine, ScanKernels
 from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
-from tuner.families.chunk_scan.sources import FILES
+from tuner.families.scans.sources import FILES
 from tuner.kernels.definitions import Definitions
 from tuner.kernels.stand_ins import TensorSpec, stand_in_torch, stand_in_triton
 from tuner.problems.points import Point

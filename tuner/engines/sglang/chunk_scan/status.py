@@ -13,7 +13,7 @@ from tuner.engines.sglang.chunk_scan.sources import lift_kernels
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.file_checks import FileCheck, check_scan_file
 from tuner.engines.sglang.presence import FilesStatus, facts_here, files_status
-from tuner.families.chunk_scan.files import (
+from tuner.families.scans.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
     ScanFile,

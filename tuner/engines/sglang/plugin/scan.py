@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tuner.engines.after_import import after_import
-from tuner.families.chunk_scan.serve import MODULES, ScanChoices, ServerFacts, hook_module
+from tuner.families.scans.serve import MODULES, ScanChoices, ServerFacts, hook_module
 
 # The packages of the kernels' modules, the newest first.
 PACKAGES = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")

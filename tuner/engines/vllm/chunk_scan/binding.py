@@ -14,9 +14,9 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.vllm.chunk_scan.sources import FOLDER, lift_kernels
 from tuner.engines.vllm.functions import EngineFunctions
 from tuner.engines.vllm.package import VLLM
-from tuner.families.chunk_scan.engine import ScanEngine, ScanKernels
+from tuner.families.scans.engine import ScanEngine, ScanKernels
 from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
-from tuner.families.chunk_scan.sources import FILES, LAUNCHERS
+from tuner.families.scans.sources import FILES, LAUNCHERS
 from tuner.kernels.definitions import Definitions
 from tuner.kernels.stand_ins import RecordedKernel, TensorSpec
 from tuner.problems.points import Point

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 
 from tuner.engines.after_import import after_import
-from tuner.families.chunk_scan.files import find_scan_files, scan_root
-from tuner.families.chunk_scan.serve import MODULES, ScanChoices, ServerFacts, hook_module
+from tuner.families.scans.files import find_scan_files, scan_root
+from tuner.families.scans.serve import MODULES, ScanChoices, ServerFacts, hook_module
 
 log = logging.getLogger("tuner.plugin")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tuner.devices.table import Device
-from tuner.families.chunk_scan.engine import BLOCKS, oversized, racy
+from tuner.families.scans.engine import BLOCKS, oversized, racy
 from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
 from tuner.problems.points import Config
 from tuner.tuning.space import Rule, Space

@@ -13,7 +13,7 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
 from tuner.export.files import PROVENANCE, provenance_row, sidecar_fields
-from tuner.families.chunk_scan.files import (
+from tuner.families.scans.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
     ScanEntry,

@@ -12,7 +12,7 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.chunk_scan.problem import NAME, ChunkScan, ScanKernel, tokens_of
-from tuner.families.chunk_scan.sources import Launchers
+from tuner.families.scans.sources import Launchers
 from tuner.kernels.binding import Argument, Binding, Pointer, argument_of, bind
 from tuner.kernels.definitions import Definitions
 from tuner.kernels.lift import Lifted

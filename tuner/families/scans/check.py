@@ -10,8 +10,8 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
-from tuner.families.chunk_scan.engine import BLOCKS, scan_engine
-from tuner.families.chunk_scan.files import read_scan_file
+from tuner.families.scans.engine import BLOCKS, scan_engine
+from tuner.families.scans.files import read_scan_file
 from tuner.families.chunk_scan.problem import NAME, ChunkScan, ScanKernel, tokens_of
 from tuner.problems.points import Candidate, Config, Point
 

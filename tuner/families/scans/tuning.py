@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from tuner.errors import BadInput
-from tuner.families.chunk_scan.choose import OwnChoice, ScanChooser
-from tuner.families.chunk_scan.engine import BLOCKS, ScanKernels, kernel_of, scan_engine
-from tuner.families.chunk_scan.files import file_name
+from tuner.families.scans.choose import OwnChoice, ScanChooser
+from tuner.families.scans.engine import BLOCKS, ScanKernels, kernel_of, scan_engine
+from tuner.families.scans.files import file_name
 from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
-from tuner.families.chunk_scan.selection import PromptSelection
-from tuner.families.chunk_scan.space import first_configs, scan_space
+from tuner.families.scans.selection import PromptSelection
+from tuner.families.scans.space import first_configs, scan_space
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Compiled, Entry, MeasureKind, Measurement
 from tuner.tuning.pointwise import GAIN, Policy

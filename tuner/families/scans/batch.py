@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tuner.families.chunk_scan.engine import ScanKernels, ScanLaunch, kernel_of
+from tuner.families.scans.engine import ScanKernels, ScanLaunch, kernel_of
 from tuner.families.chunk_scan.inputs import (
     Prompt,
     layout,

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from tuner.errors import MalformedConfigFile
-from tuner.families.chunk_scan.files import ScanFile, find_scan_files, read_scan_file
+from tuner.families.scans.files import ScanFile, find_scan_files, read_scan_file
 from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
 from tuner.problems.points import Config
 

@@ -17,8 +17,8 @@ import triton
 from torch import Tensor
 
 from tuner.engines.engine import find_engine
-from tuner.families.chunk_scan.batch import ScanBatches, written
-from tuner.families.chunk_scan.engine import ScanLaunch, kernel_of, scan_engine
+from tuner.families.scans.batch import ScanBatches, written
+from tuner.families.scans.engine import ScanLaunch, kernel_of, scan_engine
 from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
 from tuner.kernels.values import launch_values
 from tuner.measure.messages import measurement_fields, read_point
