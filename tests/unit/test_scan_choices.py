@@ -15,8 +15,9 @@ from log_lines import parse_log
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
 from tuner.engines.vllm import plugin as vllm_plugin
+from tuner.families.chunk_scan.problem import SsdKernel, parse_chunk_scan
+from tuner.families.chunk_scan.stages import SCAN
 from tuner.families.scans.files import ScanEntry, ScanFile
-from tuner.families.chunk_scan.problem import ScanKernel, parse_chunk_scan
 from tuner.families.scans.serve import ScanChoices, ServerFacts, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
@@ -27,11 +28,11 @@ FILE = ScanFile(
     PROBLEM,
     *("NVIDIA_H100_80GB_HBM3", "sglang", "0.5.16", "3.6.0", "kernels"),
     entries=(
-        ScanEntry(Point(1, ScanKernel.SCAN, 1024), Config(SHORT), Status.OK),
-        ScanEntry(Point(8, ScanKernel.SCAN, 2048), Config(LONG), Status.OK),
+        ScanEntry(Point(1, SsdKernel.SCAN, 1024), Config(SHORT), Status.OK),
+        ScanEntry(Point(8, SsdKernel.SCAN, 2048), Config(LONG), Status.OK),
     ),
 )
-FACTS = ServerFacts("sglang", "0.5.16", FILE.device, "3.6.0", lambda: "kernels")
+FACTS = ServerFacts("sglang", "0.5.16", FILE.device, "3.6.0", lambda family: "kernels")
 
 
 class Jitted:
@@ -79,7 +80,7 @@ def choices(tmp_path: Path) -> ScanChoices:
     path = FILE.path_under(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text(FILE.text())
-    return ScanChoices(tmp_path, lambda: FACTS)
+    return ScanChoices(SCAN, tmp_path, lambda: FACTS)
 
 
 def constants(kernel: Jitted) -> list[dict[str, object]]:
@@ -88,7 +89,7 @@ def constants(kernel: Jitted) -> list[dict[str, object]]:
 
 def test_constants_are_added_to_the_launches_of_a_kernel_without_an_autotuner(choices):
     kernel = Jitted()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     for tokens in (100, 1024, 3000, 8000, 32768):
         launch(kernel, tokens)
     assert constants(kernel) == [SHORT, SHORT, SHORT, LONG, LONG]
@@ -97,7 +98,7 @@ def test_constants_are_added_to_the_launches_of_a_kernel_without_an_autotuner(ch
 
 def test_an_autotuner_is_not_asked(choices):
     kernel = Autotuned()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     launch(kernel, 8192)
     assert constants(kernel.fn) == [LONG]
     assert kernel.chose == 0
@@ -105,7 +106,7 @@ def test_an_autotuner_is_not_asked(choices):
 
 def test_other_problems_and_kernels_are_left_alone_and_told_once(choices, caplog):
     kernel = Autotuned()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         for _ in range(3):
             launch(kernel, 8192, heads=32)
@@ -120,7 +121,7 @@ def test_other_problems_and_kernels_are_left_alone_and_told_once(choices, caplog
 def test_a_choice_that_cannot_be_launched_is_never_used_again(choices, caplog):
     kernel = Autotuned()
     kernel.fn.fails = True
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         launch(kernel, 8192)
         launch(kernel, 8192)
@@ -134,13 +135,13 @@ def test_a_choice_that_cannot_be_launched_is_never_used_again(choices, caplog):
         ({"device": "NVIDIA_L40S"}, "this is NVIDIA_L40S"),
         ({"triton": "3.8.0"}, "made for triton 3.6.0, this is 3.8.0"),
         ({"engine": "vllm"}, "made for engine sglang"),
-        ({"kernel_hash": lambda: "others"}, "whose kernels are not those of 0.5.16"),
+        ({"kernel_hash": lambda family: "others"}, "whose kernels are not those of 0.5.16"),
     ],
 )
 def test_files_for_something_else_are_refused(choices, caplog, change, said):
     choices.facts = lambda: replace(FACTS, **change)
     kernel = Jitted()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         launch(kernel, 8192)
     assert constants(kernel) == [{}]
@@ -168,11 +169,11 @@ def test_vllms_own_way_of_launching_asks_for_each_length(choices):
 
 
 def test_load_proof_reads_the_lines(choices, caplog):
-    FILE.path_under(choices.root).with_name("other.json").write_text(
+    FILE.path_under(choices.root).with_name("chunk_scan,other.json").write_text(
         replace(FILE, triton="3.8.0").text()
     )
     kernel = Autotuned()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         launch(kernel, 8192)
         launch(kernel, 8192, heads=32)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
-from tuner.families.scans.engine import BLOCKS, scan_engine
+from tuner.families.scans.engine import scan_engine
 from tuner.families.scans.files import read_scan_file
-from tuner.families.chunk_scan.problem import NAME, ChunkScan, ScanKernel, tokens_of
+from tuner.families.scans.scan import ScanProblem, stage_of, tokens_of
 from tuner.problems.points import Candidate, Config, Point
 
 FILE_OPTIONS: tuple[str, ...] = ()
-EXAMPLE_NAME = (
-    "chunk_scan,heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128,dtype=bfloat16,"
-    "state_dtype=float32,device_name=NVIDIA_L40S.json"
-)
-_NAME = re.compile(rf"{NAME},heads=\d+,\S+,device_name=[^,/\\]+\.json", re.ASCII)
 
 
 class ScanCheck(Check[CheckedEntry]):
@@ -30,9 +25,10 @@ class ScanCheck(Check[CheckedEntry]):
     by = "tokens"
 
     def cells(self, entry: CheckedEntry) -> tuple[object, ...]:
-        assert isinstance(entry.part, ScanKernel)  # the problem is a scan
         config, compiled = entry.config, entry.compiled
-        blocks = "x".join(str(config.get(name)) for name in BLOCKS[entry.part])
+        blocks = "x".join(
+            str(config.get(name)) for name in stage_of(entry.problem, entry.part).blocks
+        )
         launch = config.get("num_warps"), config.get("num_stages")
         shared = compiled.shared_bytes if compiled else None
         return (entry.part.value, entry.size, blocks, *launch, shared)
@@ -42,9 +38,14 @@ class ScanCheck(Check[CheckedEntry]):
         return {**where, "config": dict(entry.config)}
 
 
-def claims(name: str, engine: Engine) -> bool:
-    """Whether a name is that of a file of chunked scans."""
-    return _NAME.fullmatch(name) is not None
+def claims_of(family: str) -> Callable[[str, Engine], bool]:
+    """Whether a name is that of a file of a family, as its module `check` says."""
+    names = re.compile(rf"{family},\w+=\d+,\S+,device_name=[^,/\\]+\.json", re.ASCII)
+
+    def claims(name: str, engine: Engine) -> bool:
+        return names.fullmatch(name) is not None
+
+    return claims
 
 
 def check_files(
@@ -63,15 +64,15 @@ def check_files(
     return check_plans(ScanCheck, plans, device, engine)
 
 
-def check_problems(problems: Sequence[ChunkScan], device: Device, engine: Engine) -> ScanCheck:
+def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engine) -> ScanCheck:
     """Compile what the engine runs for the problems: its constants, or all among which it chooses.
 
     Raises UnsupportedKernel for a release without the kernels.
     """
-    kernels = scan_engine(engine).lift(device.target.backend)
     plans = []
     for problem in problems:
-        asked = []
+        kernels = scan_engine(engine, problem.family).lift(device.target.backend)
+        asked: list[tuple[Point, Config]] = []
         for part in problem.parts:
             about = problem, part, device.target
             own = kernels.constants(*about)
@@ -84,12 +85,12 @@ def check_problems(problems: Sequence[ChunkScan], device: Device, engine: Engine
 
 def _plan(
     name: str,
-    problem: ChunkScan,
+    problem: ScanProblem,
     asked: Sequence[tuple[Point, Config]],
     device: Device,
     engine: Engine,
-) -> CheckPlan[ChunkScan]:
-    kernels = scan_engine(engine).lift(device.target.backend)
+) -> CheckPlan[ScanProblem]:
+    kernels = scan_engine(engine, problem.family).lift(device.target.backend)
     entries = [
         EntryToCheck(point.part, tokens_of(point), config, Candidate(point, config))
         for point, config in asked

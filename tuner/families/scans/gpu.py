@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tuner.engines.engine import find_engine
 from tuner.families.scans.batch import ScanBatches, written
-from tuner.families.scans.engine import ScanLaunch, kernel_of, scan_engine
-from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
+from tuner.families.scans.engine import ScanLaunch, scan_engine
+from tuner.families.scans.scan import ScanProblem, scan_of
 from tuner.kernels.values import launch_values
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
@@ -32,26 +32,22 @@ from tuner.measure.timing import (
     run_chain,
     time_graph,
 )
-from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
 
-# The largest |difference| / (|expected| + rms) of a correct kernel. With the engines' own
-# configurations the whole chain errs by 0.023 to 0.037 in bfloat16, because products are rounded
-# (six prompts, sglang 0.5.16 and 0.5.23 and vLLM 0.33.0 on an H100).
-WORST_ERROR = {Dtype.BFLOAT16: 0.05, Dtype.FLOAT16: 0.01}
 _LEAST_US = 0.01  # of a difference of two times
 
 Fields = dict[str, Any]
 Loaded = list[tuple[BoundKernel, ScanLaunch]]
 
 
-class ChunkScanOnGpu:
+class ScanOnGpu:
     """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
 
-    def __init__(self, problem: ChunkScan, request: Fields) -> None:
+    def __init__(self, problem: ScanProblem, request: Fields) -> None:
         self._problem, self._target = problem, local_target()
-        self._kernels = scan_engine(find_engine(request["engine"])).lift(self._target.backend)
+        engine = find_engine(request["engine"])
+        self._kernels = scan_engine(engine, problem.family).lift(self._target.backend)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         most = torch.cuda.mem_get_info()[0] // 2
         about = problem, self._kernels, request["seed"], last_cache_bytes(), most
@@ -67,7 +63,7 @@ class ChunkScanOnGpu:
             loaded, error = self._checked(point, config)
         except triton.runtime.errors.OutOfResources as refusal:
             return measurement_fields(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
-        bound = WORST_ERROR[self._problem.dtype]
+        bound = scan_of(self._problem).worst_error[self._problem.dtype]
         if not error <= bound:
             detail = f"differs from the reference by {error:.3g}, bound {bound:.3g}"
             return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
@@ -81,11 +77,11 @@ class ChunkScanOnGpu:
         point = read_point(request)
         configs = [Config(fields) for fields in request["configs"]]
         copies = self._batches.at(point).copies
-        others = {part: self._beside(replace(point, part=part)) for part in ScanKernel}
+        others = {part: self._beside(replace(point, part=part)) for part in self._problem.parts}
 
         def captured(own: Loaded) -> Any:  # noqa: ANN401  # Captured
-            parts = {**others, kernel_of(point): own}
-            whole = [one for part in ScanKernel for one in parts[part]]
+            each = (own if part is point.part else others[part] for part in self._problem.parts)
+            whole = [one for some in each for one in some]
             return capture_chains([_chain(whole, copy) for copy in copies])
 
         graphs = [captured(self._load(point, config)) for config in configs]
@@ -100,7 +96,7 @@ class ChunkScanOnGpu:
     def _checked(self, point: Point, config: Config) -> tuple[Loaded, float]:
         """A point's kernels, and the worst error of what they write."""
         loaded, batch = self._load(point, config), self._batches.at(point)
-        names = written([launch for _, launch in loaded], point)
+        names = written(self._problem, [launch for _, launch in loaded], point)
         batch.clear(names)
         run_chain(_chain(loaded, batch.copies[0]))
         error = batch.error(names)
@@ -115,9 +111,9 @@ class ChunkScanOnGpu:
         """What runs for another part of the chain: the best so far, or what the engine has."""
         if point in self._best:
             return self._load(point, self._best[point][1])
-        part = kernel_of(point)
-        own = self._kernels.constants(self._problem, part, self._target)
-        return self._load(point, own or self._kernels.listed(self._problem, part, self._target)[-1])
+        about = self._problem, point.part, self._target
+        own = self._kernels.constants(*about)
+        return self._load(point, own or self._kernels.listed(*about)[-1])
 
     def _load(self, point: Point, config: Config) -> Loaded:
         launches = self._kernels.launches(self._problem, point, config, self._target)
@@ -129,7 +125,3 @@ class ChunkScanOnGpu:
 
 def _chain(loaded: Sequence[tuple[BoundKernel, ScanLaunch]], tensors: dict[str, Tensor]) -> Chain:
     return [(kernel, launch_values(launch.binding, tensors)) for kernel, launch in loaded]
-
-
-def open_session(problem: ChunkScan, request: Fields) -> ChunkScanOnGpu:
-    return ChunkScanOnGpu(problem, request)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from tuner.errors import BadInput
 from tuner.families.scans.choose import OwnChoice, ScanChooser
-from tuner.families.scans.engine import BLOCKS, ScanKernels, kernel_of, scan_engine
+from tuner.families.scans.engine import ScanKernels, scan_engine
 from tuner.families.scans.files import file_name
-from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
+from tuner.families.scans.scan import ScanKernel, ScanProblem, stage_of
 from tuner.families.scans.selection import PromptSelection
 from tuner.families.scans.space import first_configs, scan_space
 from tuner.problems.points import Candidate, Config, Part, Point
@@ -34,15 +34,14 @@ UNPREDICTED = (
 )
 
 
-def entry_cells(entry: Entry) -> tuple[object, ...]:
+def entry_cells(problem: ScanProblem, entry: Entry) -> tuple[object, ...]:
     """An entry's row: prompts, kernel, blocks, warps and stages."""
-    config = entry.config
-    blocks = "x".join(str(config[name]) for name in BLOCKS[kernel_of(entry.point)])
-    part = entry.point.part.value
-    return entry.point.size, part, blocks, config["num_warps"], config["num_stages"]
+    config, part = entry.config, entry.point.part
+    blocks = "x".join(str(config[name]) for name in stage_of(problem, part).blocks)
+    return entry.point.size, part.value, blocks, config["num_warps"], config["num_stages"]
 
 
-TABLE = EntryTable(("prompts", "kernel", "blocks", "warps", "stages"), entry_cells)
+_COLUMNS = ("prompts", "kernel", "blocks", "warps", "stages")
 
 
 class ListThenSearch:
@@ -69,13 +68,12 @@ class Unpredicted:
 
 def prepare(request: Request) -> Prepared:
     """The run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
-    problem, device, kind = request.problem, request.device, request.source.kind
-    assert isinstance(problem, ChunkScan)  # the registry chose this family
+    problem, device, kind = scan_problem(request), request.device, request.source.kind
     assert isinstance(request.selected, PromptSelection)
     refuse_moe_options(request, "a chunked scan")
     if kind is MeasureKind.PREDICT:
         raise BadInput(UNPREDICTED)
-    kernels = scan_engine(request.engine).lift(device.target.backend)
+    kernels = scan_engine(request.engine, problem.family).lift(device.target.backend)
     own = own_choices(kernels, request)
     begins = {choice.first for choice in own.values() if choice.constants is None}
     recording = recording_of(request)
@@ -84,11 +82,13 @@ def prepare(request: Request) -> Prepared:
         asked = {*recording.points} - begins or {*recording.points}
     requested, points = sorted(asked), sorted(asked | begins)
     spaces: dict[Part, Space] = {p: scan_space(problem, p, device) for p in problem.parts}
-    first = {part: _first(own[part], spaces[part], part) for part in problem.parts}
+    first: dict[Part, list[Config]] = {
+        part: _first(problem, own[part], spaces[part], part) for part in problem.parts
+    }
     further = FURTHER.get(request.effort, max(map(len, spaces.values())))
     tries: dict[str, int] = {}
     for point in requested:
-        most = len(first[kernel_of(point)]) + further
+        most = len(first[point.part]) + further
         tries[point.size] = tries.get(point.size, 0) + most
     return Prepared(
         request=request,
@@ -100,17 +100,24 @@ def prepare(request: Request) -> Prepared:
         predictor=Unpredicted(),
         tries=tries,
         file_names=dict.fromkeys(problem.parts, file_name(problem, device.name)),
-        table=TABLE,
+        table=EntryTable(_COLUMNS, partial(entry_cells, problem)),
         recording=recording,
         companions=kernels.companions(problem, device.target),
         compiles_ahead=True,
     )
 
 
-def own_choices(kernels: ScanKernels[Any], request: Request) -> dict[ScanKernel, OwnChoice]:
+def scan_problem(request: Request) -> ScanProblem:
+    """The problem of a request for a family of scans."""
+    problem = request.problem
+    assert all(isinstance(part, ScanKernel) for part in problem.parts)  # the registry chose it
+    return cast(ScanProblem, problem)
+
+
+def own_choices(kernels: ScanKernels[Any], request: Request) -> dict[Part, OwnChoice]:
     """How the engine comes to each kernel's configuration by itself."""
-    problem, found = request.problem, {}
-    assert isinstance(problem, ChunkScan)
+    problem = scan_problem(request)
+    found: dict[Part, OwnChoice] = {}
     for part in problem.parts:
         about = problem, part, request.device.target
         first = Point(1, part, problem.chunk_size)
@@ -118,15 +125,15 @@ def own_choices(kernels: ScanKernels[Any], request: Request) -> dict[ScanKernel,
     return found
 
 
-def _first(own: OwnChoice, space: Space, part: ScanKernel) -> list[Config]:
+def _first(problem: ScanProblem, own: OwnChoice, space: Space, part: Part) -> list[Config]:
     """What is tried first: the engine's list, or its constants and usual ones."""
     if own.constants is None:
         return [*own.listed]
-    return [own.constants, *first_configs(space, part)]
+    return [own.constants, *first_configs(problem, part, space)]
 
 
 def _plan(
-    own: Mapping[ScanKernel, OwnChoice],
+    own: Mapping[Part, OwnChoice],
     requested: Sequence[Point],
     kind: MeasureKind,
     known: Known,
@@ -136,23 +143,23 @@ def _plan(
     constants = {
         point: {"default": always}
         for point in requested
-        if (always := own[kernel_of(point)].constants) is not None
+        if (always := own[point.part].constants) is not None
     }
     return RunPlan(requested, constants, chooser, known.previous)
 
 
 def _strategy(
-    first: Mapping[ScanKernel, Sequence[Config]],
+    first: Mapping[Part, Sequence[Config]],
     spaces: Mapping[Part, Space],
     points: Sequence[Point],
     requested: Sequence[Point],
     further: int,
     seed: int,
 ) -> Strategy:
-    listed = [Candidate(at, config) for at in points for config in first[kernel_of(at)]]
+    listed = [Candidate(at, config) for at in points for config in first[at.part]]
     if not further:
         return FixedStrategy(listed)
-    seeds = {point: first[kernel_of(point)] for point in requested}
+    seeds = {point: first[point.part] for point in requested}
     most = max(map(len, seeds.values()))
     kernels = (most + further) * len(requested)
     budget = Budget(most + further, kernels=kernels, seeds=most, per_round=6, nearby=3)
