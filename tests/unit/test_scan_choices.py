@@ -17,12 +17,15 @@ from tuner.engines.after_import import after_import
 from tuner.engines.vllm import plugin as vllm_plugin
 from tuner.families.chunk_scan.problem import SsdKernel, parse_chunk_scan
 from tuner.families.chunk_scan.stages import SCAN
+from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
+from tuner.families.gated_delta.stages import SCAN as DELTA
 from tuner.families.scans.files import ScanEntry, ScanFile
 from tuner.families.scans.serve import ScanChoices, ServerFacts, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
 
 PROBLEM = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
+LAUNCH = {"num_warps": 1, "num_stages": 2}
 SHORT, LONG = ({"BLOCK_SIZE_M": m, "num_warps": 4, "num_stages": 1} for m in (32, 128))
 FILE = ScanFile(
     PROBLEM,
@@ -102,6 +105,50 @@ def test_an_autotuner_is_not_asked(choices):
     launch(kernel, 8192)
     assert constants(kernel.fn) == [LONG]
     assert kernel.chose == 0
+
+
+class Heuristics:
+    """`triton.Heuristics`, which adds arguments that follow from others."""
+
+    def __init__(self, fn: Jitted) -> None:
+        self.fn, self.values = fn, {}
+
+    def run(self, *args: object, **kwargs: object) -> None:
+        self.fn.run(*args, IS_VARLEN=True, **kwargs)
+
+    __getitem__ = Jitted.__getitem__
+
+
+def test_a_gated_delta_nets_kernels_are_answered_within_their_heuristics(tmp_path):
+    problem = parse_gated_delta("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
+    solve, norm = ({"BK": 64, **LAUNCH}, {"BT": 4, **LAUNCH})
+    rows = {DeltaKernel.SOLVE: solve, DeltaKernel.NORM: norm}
+    entries = [
+        ScanEntry(Point(1, part, 8192), Config(config), Status.OK) for part, config in rows.items()
+    ]
+    file = replace(FILE, problem=problem, entries=tuple(entries))
+    path = file.path_under(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text(file.text())
+    choices = ScanChoices(DELTA, tmp_path, lambda: FACTS)
+    module, kernel, lone = ModuleType("kernels"), Autotuned(), Jitted()
+    lone.arg_names = ["x", "y", "eps"]
+    module.chunk_gated_delta_rule_fwd_kkt_solve_kernel = Heuristics(kernel)
+    module.l2norm_fwd_kernel = lone
+    hook_module(module, choices)
+    sizes = {"BT": 64, "H": 32, "Hg": 16, "K": 128, "chunk_indices": tensor(128, 2)}
+    module.chunk_gated_delta_rule_fwd_kkt_solve_kernel[(1,)](k=tensor(1, 8192, 16, 128), **sizes)
+    assert kernel.chose == 0
+    (seen,) = kernel.fn.launched
+    assert seen["IS_VARLEN"]
+    assert seen.items() >= solve.items()
+    module.l2norm_fwd_kernel[(1,)](tensor(8192 * 16, 128), None, 1e-6, T=8192 * 16, D=128, BT=16)
+    assert lone.launched[0].items() >= norm.items()
+    assert len(choices._answers) == 2
+    module.chunk_gated_delta_rule_fwd_kkt_solve_kernel[(1,)](
+        k=tensor(1, 8192, 16, 128), **{**sizes, "H": 16}
+    )
+    assert kernel.chose == 1
 
 
 def test_other_problems_and_kernels_are_left_alone_and_told_once(choices, caplog):

@@ -22,7 +22,7 @@ from tuner.problems.points import Config, Point
 
 _BYTES, _WIDE = 2, 4  # of 16-bit numbers, and of float32
 _TILE = {"BK": (32, 64, 128), "BV": (32, 64, 128)}
-_FIRST_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (32, 32))
+_FIRST_TILES = ((64, 64), (128, 64), (64, 128), (128, 128))
 
 
 def wide(config: Config, target: Target) -> bool:
@@ -32,7 +32,16 @@ def wide(config: Config, target: Target) -> bool:
     return target.is_sm(90) and config["num_warps"] > 4
 
 
+def wide_or_broken(config: Config, target: Target) -> bool:
+    """Also whether its tiles are narrow for a whole warpgroup: with 8 of 42 such configurations,
+    Triton 3.6.0 wrote wrong results or read where nothing is (an H100).
+    """
+    narrow = 32 in (config["BK"], config["BV"])
+    return wide(config, target) or (target.is_sm(90) and narrow and config["num_warps"] == 4)
+
+
 _WIDE_SOURCE = "sglang and vLLM have no such configurations on sm_90"
+_BROKEN_SOURCE = f"{_WIDE_SOURCE}, or Triton 3.6.0 breaks them there"
 
 
 def _dtype(tensor: Any) -> str:  # noqa: ANN401
@@ -168,8 +177,8 @@ _STAGES: Stages = {
         ),
         warps=(2, 4, 8),
         first=_FIRST_TILES,
-        unsafe=wide,
-        unsafe_source=_WIDE_SOURCE,
+        unsafe=wide_or_broken,
+        unsafe_source=_BROKEN_SOURCE,
     ),
     DeltaKernel.STATES: Stage(
         file="chunk_delta_h.py",
@@ -190,7 +199,7 @@ _STAGES: Stages = {
             tokens * (_keys(p) + _values(p)) * _BYTES + _weights(p, tokens) + _states(p, chunks)
         ),
         warps=(2, 4, 8),
-        stages=(1, 2, 3),
+        stages=(1, 2, 3, 4),
         unsafe=wide,
         unsafe_source=_WIDE_SOURCE,
     ),
@@ -212,8 +221,8 @@ _STAGES: Stages = {
         ),
         warps=(2, 4, 8),
         first=_FIRST_TILES,
-        unsafe=wide,
-        unsafe_source=_WIDE_SOURCE,
+        unsafe=wide_or_broken,
+        unsafe_source=_BROKEN_SOURCE,
     ),
 }
 
@@ -264,7 +273,9 @@ def title(p: GatedDelta) -> str:
     return f"chunked scan, gated deltas of {sizes}"
 
 
-_WORST_ERROR = {Dtype.BFLOAT16: 0.1, Dtype.FLOAT16: 0.02}
+# With sglang 0.5.23's own configurations, states and new values err by up to 0.093 in bfloat16, and
+# the whole chain by up to 0.069 (six prompts of Qwen3-Next's sizes, an H100).
+_WORST_ERROR = {Dtype.BFLOAT16: 0.15, Dtype.FLOAT16: 0.03}
 SCAN = Scan(
     NAME,
     "gated delta nets'",

@@ -35,6 +35,7 @@ from tuner.measure.timing import (
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
 
+_CHECKS = 3  # of each candidate: a race of threads need not show at once
 _LEAST_US = 0.01  # of a difference of two times
 
 Fields = dict[str, Any]
@@ -60,15 +61,17 @@ class ScanOnGpu:
         """Check one candidate, then time it."""
         point, config = read_point(request), Config(request["config"])
         try:
-            loaded, error = self._checked(point, config)
+            loaded, names, error = self._checked(point, config)
         except triton.runtime.errors.OutOfResources as refusal:
             return measurement_fields(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
         bound = scan_of(self._problem).worst_error[self._problem.dtype]
         if not error <= bound:
             detail = f"differs from the reference by {error:.3g}, bound {bound:.3g}"
             return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
-        chains = [_chain(loaded, copy) for copy in self._batches.at(point).copies]
+        batch = self._batches.at(point)
+        chains = [_chain(loaded, copy) for copy in batch.copies]
         timed = time_graph(capture_chains(chains), request["best_us"])
+        batch.restore(names)  # states that a kernel reads and writes were other ones each time
         self._note(point, config, timed.median_us)
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
@@ -76,13 +79,13 @@ class ScanOnGpu:
         """Time several candidates of one point in turn, each within the chain."""
         point = read_point(request)
         configs = [Config(fields) for fields in request["configs"]]
-        copies = self._batches.at(point).copies
+        batch = self._batches.at(point)
         others = {part: self._beside(replace(point, part=part)) for part in self._problem.parts}
 
         def captured(own: Loaded) -> Any:  # noqa: ANN401  # Captured
             each = (own if part is point.part else others[part] for part in self._problem.parts)
             whole = [one for some in each for one in some]
-            return capture_chains([_chain(whole, copy) for copy in copies])
+            return capture_chains([_chain(whole, copy) for copy in batch.copies])
 
         graphs = [captured(self._load(point, config)) for config in configs]
         (rest,) = race([captured([])], request["rounds"])
@@ -91,17 +94,20 @@ class ScanOnGpu:
         for samples in race(graphs, request["rounds"]):
             own = [max(_LEAST_US, us - rest_us) for us in samples]
             found.append(Measurement(Status.OK, statistics.median(own), min(own), len(own)))
+        batch.restore({*batch.expected})
         return {"measurements": [measurement_fields(one) for one in found]}
 
-    def _checked(self, point: Point, config: Config) -> tuple[Loaded, float]:
-        """A point's kernels, and the worst error of what they write."""
+    def _checked(self, point: Point, config: Config) -> tuple[Loaded, set[str], float]:
+        """A point's kernels, what they write, and its worst error of several times."""
         loaded, batch = self._load(point, config), self._batches.at(point)
         names = written(self._problem, [launch for _, launch in loaded], point)
-        batch.clear(names)
-        run_chain(_chain(loaded, batch.copies[0]))
-        error = batch.error(names)
+        errors = []
+        for _ in range(_CHECKS):
+            batch.clear(names)
+            run_chain(_chain(loaded, batch.copies[0]))
+            errors.append(batch.error(names))
         batch.restore(names)  # for the kernels that read it
-        return loaded, error
+        return loaded, names, max(errors)
 
     def _note(self, point: Point, config: Config, us: float | None) -> None:
         if us is not None and us < self._best.get(point, (us + 1, config))[0]:

@@ -60,17 +60,18 @@ class ScanChoices:
     scan: Scan
     root: Path
     facts: Callable[[], ServerFacts]
-    _answers: dict[tuple[ScanKernel, Key, int], Config | None] = field(default_factory=dict)
+    _answers: dict[tuple[ScanKernel, Key, int], dict[str, int] | None] = field(default_factory=dict)
     _refused: set[tuple[ScanKernel, Config]] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
 
-    def config(self, part: ScanKernel, named: Mapping[str, Any]) -> Config | None:
+    def config(self, part: ScanKernel, named: Mapping[str, Any]) -> dict[str, int] | None:
         """The choice for a launch with these arguments; None: the engine decides. Never raises."""
         try:
             key, length = self.scan.stages[part].seen(named)
             asked = part, key, length
             if asked not in self._answers:
-                self._answers[asked] = self._find(*asked)
+                found = self._find(*asked)
+                self._answers[asked] = None if found is None else dict(found)
             return self._answers[asked]
         except Exception:
             self._say(f"{part.value}: left alone, because its launch is not understood")
@@ -120,8 +121,8 @@ def hook_module(module: ModuleType, choices: ScanChoices) -> None:
     """Hook the kernels that a module of an engine defines."""
     hooked = {}
     for part, stage in choices.scan.stages.items():
-        for call in stage.calls:
-            kernel = vars(module).get(call.kernel)
+        for name in {call.kernel for call in stage.calls}:
+            kernel = vars(module).get(name)
             if kernel is not None and _jitted(kernel).__module__ == module.__name__:
                 hook_kernel(kernel, part, choices)
                 hooked[id(kernel)] = part
@@ -143,7 +144,7 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
         try:
             return launch(*args, **{**kwargs, **config})
         except Exception as error:  # out of shared memory, or a compiler's refusal
-            choices.refuse(part, config, error)
+            choices.refuse(part, Config(config), error)
             return decide(*args, **kwargs)
 
     kernel.run = run
