@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tuner.families.gated_delta import inputs
 from tuner.families.gated_delta.models import resolve
 from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
 from tuner.families.scans.engine import scan_engine
+from tuner.families.scans.gpu import ScanOnGpu
 from tuner.families.scans.space import scan_space
 from tuner.models.serving import Serving
 from tuner.problems.points import Point
@@ -81,6 +83,13 @@ def test_what_the_engine_runs_is_read_from_its_launchers(engine):
             for launch in launches:
                 variant = launch.binding.variant()
                 assert {**variant.constants, **variant.options}.items() >= chosen.items()
+
+
+def test_a_backend_that_servers_may_run_instead_is_told_and_not_launched():
+    session = SimpleNamespace(_problem=NEXT)
+    answer = ScanOnGpu.measure(session, {"backend": "flashinfer"})
+    assert answer["status"] == "unsupported"
+    assert "no module for it" in answer["detail"]
 
 
 def test_a_release_without_the_kernels_says_so():

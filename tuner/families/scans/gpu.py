@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from tuner.backends.registry import no_module
 from tuner.engines.engine import find_engine
 from tuner.families.scans.batch import ScanBatches, written
 from tuner.families.scans.engine import ScanLaunch, scan_engine
@@ -32,7 +33,7 @@ from tuner.measure.timing import (
     run_chain,
     time_graph,
 )
-from tuner.problems.points import Config, Point
+from tuner.problems.points import TRITON, Config, Point
 from tuner.problems.results import Measurement, Status
 
 _CHECKS = 3  # of each candidate: a race of threads need not show at once
@@ -62,6 +63,9 @@ class ScanOnGpu:
 
     def measure(self, request: Fields) -> Fields:
         """Check one candidate, then time it."""
+        if (backend := request.get("backend", TRITON)) != TRITON:
+            why = no_module(backend, self._problem.family)
+            return measurement_fields(Measurement(Status.UNSUPPORTED, detail=why))
         point, config = read_point(request), Config(request["config"])
         try:
             loaded, names, error = self._checked(point, config)
