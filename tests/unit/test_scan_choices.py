@@ -20,7 +20,7 @@ from tuner.families.chunk_scan.stages import SCAN
 from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
 from tuner.families.gated_delta.stages import SCAN as DELTA
 from tuner.families.scans.files import ScanEntry, ScanFile
-from tuner.families.scans.serve import ScanChoices, ServerFacts, hook_kernel, hook_module
+from tuner.families.scans.serve import Arguments, ScanChoices, ServerFacts, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
 
@@ -97,6 +97,12 @@ def test_constants_are_added_to_the_launches_of_a_kernel_without_an_autotuner(ch
         launch(kernel, tokens)
     assert constants(kernel) == [SHORT, SHORT, SHORT, LONG, LONG]
     assert kernel.launched[0]["grid"] == (1, 2, 3)
+
+
+def test_arguments_are_found_by_name_in_any_place():
+    found = Arguments({"x": 0, "y": 1, "z": 2}, (1, None), {"warps": 4})
+    assert dict(found) == {"x": 1, "y": None, "warps": 4}
+    assert (found["y"], found["warps"], found.get("z"), len(found)) == (None, 4, None, 3)
 
 
 def test_an_autotuner_is_not_asked(choices):
