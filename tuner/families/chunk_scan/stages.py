@@ -10,7 +10,16 @@ from typing import Any
 
 from tuner.devices.target import Target
 from tuner.families.chunk_scan.problem import NAME, ChunkScan, SsdKernel, parse_chunk_scan
-from tuner.families.scans.scan import Call, Key, Scan, Stage, Stages, chunks_of, tokens_of
+from tuner.families.scans.scan import (
+    Call,
+    Key,
+    Scan,
+    Stage,
+    Stages,
+    chunks_of,
+    dtype_of,
+    tokens_of,
+)
 from tuner.kernels.stand_ins import SHORT_NAMES, Element, TensorSpec
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -43,30 +52,26 @@ def racy(config: Config, target: Target) -> bool:
     return target.is_sm(90) and overlaps and config["BLOCK_SIZE_M"] % 64 == 0
 
 
-def _dtype(tensor: Any) -> str:  # noqa: ANN401
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _seen_cumsum(named: Mapping[str, Any]) -> tuple[Key, int]:
-    exact = named["chunk_size"], named["nheads"], _dtype(named["dt_ptr"])
+    exact = named["chunk_size"], named["nheads"], dtype_of(named["dt_ptr"])
     return exact, named["dA_cumsum_ptr"].shape[-2]
 
 
 def _seen_passing(named: Mapping[str, Any]) -> tuple[Key, int]:
     heads = named["states_ptr"].shape[-2]
-    exact = named["chunk_size"], heads, named["dim"], _dtype(named["out_ptr"])
+    exact = named["chunk_size"], heads, named["dim"], dtype_of(named["out_ptr"])
     return exact, named["dA_cs_ptr"].shape[-2]
 
 
 def _seen_bmm(named: Mapping[str, Any]) -> tuple[Key, int]:
-    exact = named["chunk_size"], named["ngroups"], named["K"], _dtype(named["a_ptr"])
+    exact = named["chunk_size"], named["ngroups"], named["K"], dtype_of(named["a_ptr"])
     return exact, named["out_ptr"].shape[-4]
 
 
 def _seen_x(named: Mapping[str, Any]) -> tuple[Key, int]:
     x = named["x_ptr"]
     sizes = x.shape[-2], named["hdim"], named["nheads_ngroups_ratio"], named["dstate"]
-    return (named["chunk_size"], *sizes, _dtype(x)), named["dA_cumsum_ptr"].shape[-2]
+    return (named["chunk_size"], *sizes, dtype_of(x)), named["dA_cumsum_ptr"].shape[-2]
 
 
 def _shows_x(p: ChunkScan) -> Key:

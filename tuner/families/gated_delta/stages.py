@@ -15,7 +15,16 @@ from tuner.families.gated_delta.problem import (
     GatedDelta,
     parse_gated_delta,
 )
-from tuner.families.scans.scan import Call, Key, Scan, Stage, Stages, all_chunks, tokens_of
+from tuner.families.scans.scan import (
+    Call,
+    Key,
+    Scan,
+    Stage,
+    Stages,
+    all_chunks,
+    dtype_of,
+    tokens_of,
+)
 from tuner.kernels.stand_ins import SHORT_NAMES, TensorSpec
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -44,16 +53,12 @@ _WIDE_SOURCE = "sglang and vLLM have no such configurations on sm_90"
 _BROKEN_SOURCE = f"{_WIDE_SOURCE}, or Triton 3.6.0 breaks them there"
 
 
-def _dtype(tensor: Any) -> str:  # noqa: ANN401
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _seen_norm(named: Mapping[str, Any]) -> tuple[Key, int]:
-    return (named["D"], _dtype(named["x"])), named["T"]
+    return (named["D"], dtype_of(named["x"])), named["T"]
 
 
 def _seen_gates(named: Mapping[str, Any]) -> tuple[Key, int]:
-    return (named["H"], named["BT"], _dtype(named["s"])), _chunks(named)
+    return (named["H"], named["BT"], dtype_of(named["s"])), _chunks(named)
 
 
 def _seen_k(named: Mapping[str, Any]) -> tuple[Key, int]:
@@ -66,7 +71,7 @@ def _seen_kv(named: Mapping[str, Any]) -> tuple[Key, int]:
 
 def _seen_states(named: Mapping[str, Any]) -> tuple[Key, int]:
     gates = named["g"] is not None and named.get("gk") is None
-    pool = _dtype(named["initial_state"])
+    pool = dtype_of(named["initial_state"])
     return (*_sizes(named), named["V"], gates, pool), named["h"].shape[-4]
 
 
@@ -75,7 +80,7 @@ def _seen_out(named: Mapping[str, Any]) -> tuple[Key, int]:
 
 
 def _sizes(named: Mapping[str, Any]) -> Key:
-    return (named["BT"], named["Hg"], named["H"], named["K"], _dtype(named["k"]))
+    return (named["BT"], named["Hg"], named["H"], named["K"], dtype_of(named["k"]))
 
 
 def _chunks(named: Mapping[str, Any]) -> int:

@@ -128,6 +128,11 @@ def stage_of(problem: Problem, part: Part) -> Stage:
     return scan_of(problem).stages[part]
 
 
+def dtype_of(tensor: Any) -> str:  # noqa: ANN401
+    """The type of a tensor in a server: "bfloat16"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def chunks_of(problem: ScanProblem, tokens: int) -> int:
     """The number of chunks that a number of tokens is cut into."""
     return -(-tokens // problem.chunk_size)
