@@ -130,7 +130,7 @@ def stage_of(problem: Problem, part: Part) -> Stage:
 
 
 def dtype_of(tensor: Any) -> str:  # noqa: ANN401
-    """The type of a launch's tensor."""
+    """The type of a tensor in a server: "bfloat16"."""
     return _name_of(tensor.dtype)
 
 
