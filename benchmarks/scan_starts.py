@@ -9,6 +9,7 @@ two ranks. PROBLEM is a chunk_scan of any engine or a gated_delta of sglang; wit
 of Nemotron 3 Nano.
 """
 
+# ruff: noqa: ANN401
 from __future__ import annotations
 
 import importlib
@@ -33,7 +34,6 @@ from tuner.problems.points import Point
 
 NANO = "chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128"
 POINTS = ((1, 8192), (1, 1024), (1, 4096), (1, 32768), (8, 2048), (4, 8192))
-OPTIONS = ("num_warps", "num_stages")
 # The folder of the kernels, and the module that runs them all.
 MODULES = {
     ("sglang", "chunk_scan"): ("kernels/ops/mamba/triton_ops", "ssd_combined"),
@@ -106,10 +106,7 @@ def hook(engine: str) -> None:
 
 
 def delta_call(
-    combined: Any,  # noqa: ANN401
-    problem: Any,  # noqa: ANN401
-    given: dict[str, Tensor],
-    about: dict[str, Tensor],
+    combined: Any, problem: Any, given: dict[str, Tensor], about: dict[str, Tensor]
 ) -> Callable[[], Tensor]:
     """The call of a gated delta net's layer, whose states begin as zeros. Returns the output."""
     shape = len(about["slots"]), problem.value_heads, problem.value_dim, problem.key_dim
@@ -120,10 +117,7 @@ def delta_call(
 
 
 def scan_call(
-    engine: str,
-    combined: Any,  # noqa: ANN401
-    problem: Any,  # noqa: ANN401
-    point: Point,
+    engine: str, combined: Any, problem: Any, point: Point
 ) -> tuple[Any, Callable[[], Tensor]]:
     """A prompt, and the call that a layer makes, which returns its output."""
     inputs = scan_named(problem.family).inputs
@@ -149,17 +143,14 @@ def scan_call(
     return prompt, lambda: (call(**tensors, **alike), out)[1]
 
 
-def record_launches() -> dict[str, list[object]]:
-    """What each kernel was last launched with: blocks, warps and stages. Launches fill it."""
-    found: dict[str, list[object]] = {}
+def record_launches() -> dict[str, dict[str, object]]:
+    """The constants that each kernel was last launched with. Launches fill it."""
+    found: dict[str, dict[str, object]] = {}
     launch = triton.JITFunction.run
 
-    def run(kernel: Any, *args: object, **given: Any) -> object:  # noqa: ANN401
-        names = [
-            *(name for name in sorted(given) if name.startswith(("BLOCK_SIZE", "BV"))),
-            *OPTIONS,
-        ]
-        found[kernel.__name__] = [given.get(name) for name in names]
+    def run(kernel: Any, *args: object, **given: Any) -> object:
+        kept = ((n, v) for n, v in given.items() if n.startswith(("BLOCK_SIZE", "BV", "num_")))
+        found[kernel.__name__] = dict(kept)
         return launch(kernel, *args, **given)
 
     triton.JITFunction.run = run
@@ -214,10 +205,8 @@ def main() -> None:
     part = problem.parts[0]
     _, warm = scan_call(engine, combined, problem, Point(1, part, problem.chunk_size))
     found = {"engine": spec, "problem": problem.spec(), "mode": mode}
-    found["card"] = torch.cuda.get_device_name()
-    found |= {"torch": torch.__version__, "triton": triton.__version__}
-    found["first_call_s"] = timed_s(warm)
-    found["points"] = {}
+    found |= {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found |= {"triton": triton.__version__, "first_call_s": timed_s(warm), "points": {}}
     for n, tokens in POINTS:
         measured = measure(engine, combined, problem, Point(n, part, tokens))
         found["points"][f"{n}x{tokens}"] = {**measured, "choices": dict(launched)}
