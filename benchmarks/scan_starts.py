@@ -1,12 +1,15 @@
 """One start of an engine's own code for the chunked scan, beside stand-ins for the rest of it.
 
     TUNER_ENGINE_PATH=ENGINES TUNER_SCAN_CONFIG_DIR=DIR TRITON_CACHE_DIR=NEW \
-        python benchmarks/scan_starts.py sglang==0.5.23 own|tuned
+        python benchmarks/scan_starts.py sglang==0.5.23 own|tuned [PROBLEM]
 
 `own`: the engine chooses by itself, at a first prompt of one chunk. `tuned`: its plugin reads DIR.
-Prints one JSON object. The sizes are those of Nemotron 3 Nano.
+Prints one JSON object, with what each kernel was launched with at each size. Two starts at once are
+two ranks. PROBLEM is a chunk_scan of any engine or a gated_delta of sglang; without one, it is that
+of Nemotron 3 Nano.
 """
 
+# ruff: noqa: ANN401
 from __future__ import annotations
 
 import importlib
@@ -25,14 +28,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tuner.families.chunk_scan.inputs import layout, make_prompt, reference, views
-from tuner.families.chunk_scan.problem import ScanKernel, parse_chunk_scan
+from tuner.families.scans.scan import ScanProblem, scan_named
 from tuner.measure.timing import Reference
 from tuner.problems.points import Point
 
-PROBLEM = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
+NANO = "chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128"
 POINTS = ((1, 8192), (1, 1024), (1, 4096), (1, 32768), (8, 2048), (4, 8192))
-FOLDERS = {"sglang": "kernels/ops/mamba/triton_ops", "vllm": "model_executor/layers/mamba/ops"}
+# The folder of the kernels, and the module that runs them all.
+MODULES = {
+    ("sglang", "chunk_scan"): ("kernels/ops/mamba/triton_ops", "ssd_combined"),
+    ("sglang", "gated_delta"): ("kernels/ops/attention/fla", "chunk"),
+    ("vllm", "chunk_scan"): ("model_executor/layers/mamba/ops", "ssd_combined"),
+}
 
 
 @triton.jit
@@ -58,27 +65,35 @@ def package(name: str, path: Path | None = None, **names: object) -> None:
         setattr(sys.modules[parent], own, module)
 
 
-def stand_in(engine: str, version: str) -> str:
-    """Put an engine's packages there without running their code. Returns that of the kernels."""
+def stand_in(engine: str, version: str, family: str) -> str:
+    """Put an engine's packages there without running their code. Returns the kernels' module."""
+    parts, last = MODULES[engine, family]
     root = Path(os.environ["TUNER_ENGINE_PATH"], f"{engine}-{version}", engine)
     package("einops", rearrange=rearrange)
     package(engine, root, __version__=version)
     name, folder = engine, root
-    for part in FOLDERS[engine].split("/"):
+    for part in parts.split("/"):
         name, folder = f"{name}.{part}", folder / part
         package(name, folder)
+    module = f"{name}.{last}"
+    if family == "gated_delta":
+        for part in ("sglang.srt", "sglang.srt.utils"):
+            package(part, root)
+        release = tuple(int(n) for n in torch.__version__.split(".")[:2])
+        package("sglang.srt.utils.common", torch_release=release)
+        return module
     package(f"{name}.mamba_ssm", softplus=softplus)
     if engine == "sglang":
         for part in ("attention", "attention.fla"):
             package(f"sglang.kernels.ops.{part}", root)
         package("sglang.kernels.ops.attention.fla.utils", autotune_cache_kwargs={})
-        return name
+        return module
     major, minor = torch.cuda.get_device_capability()
     platform = {"is_cuda": lambda: True, "is_cpu": lambda: False, "is_rocm": lambda: False}
     platform["is_device_capability"] = (major * 10 + minor).__eq__
     package("vllm.triton_utils", tl=tl, triton=triton)
     package("vllm.platforms", current_platform=SimpleNamespace(**platform))
-    return name
+    return module
 
 
 def hook(engine: str) -> None:
@@ -90,26 +105,56 @@ def hook(engine: str) -> None:
         plugin.hook_scan(Path(os.environ["TUNER_SCAN_CONFIG_DIR"]))
 
 
-def scan_call(engine: str, combined: Any, point: Point) -> tuple[Any, Tensor, Callable[[], Any]]:  # noqa: ANN401
-    """A prompt, its output, and the call that a layer makes."""
-    prompt = make_prompt(PROBLEM, point, device="cuda", seed=7)
-    given, about = views(PROBLEM, prompt), layout(PROBLEM, point, "cuda")
-    out = torch.empty_like(given["x"], memory_format=torch.contiguous_format)
-    tensors = {**given, "A": prompt.A, "D": prompt.D, "dt_bias": prompt.dt_bias, "out": out}
-    alike = {"chunk_size": PROBLEM.chunk_size, "cu_seqlens": about["sequence_ends"]}
+def delta_call(
+    combined: Any, problem: Any, given: dict[str, Tensor], about: dict[str, Tensor]
+) -> Callable[[], Tensor]:
+    """The call of a gated delta net's layer, whose states begin as zeros. Returns the output."""
+    shape = len(about["slots"]), problem.value_heads, problem.value_dim, problem.key_dim
+    pool, batched = torch.zeros(shape, device="cuda"), {n: t[None] for n, t in given.items()}
+    batched |= {"initial_state": pool, "initial_state_indices": about["slots"]}
+    more = {"cu_seqlens": about["sequence_ends"], "use_qk_l2norm_in_kernel": True}
+    return lambda: combined.chunk_gated_delta_rule(**batched, **more)[0][0]
+
+
+def scan_call(
+    engine: str, combined: Any, problem: Any, point: Point
+) -> tuple[Any, Callable[[], Tensor]]:
+    """A prompt, and the call that a layer makes, which returns its output."""
+    inputs = scan_named(problem.family).inputs
+    prompt = inputs.make_prompt(problem, point, device="cuda", seed=7)
+    given, about = inputs.views(problem, prompt), inputs.layout(problem, point, "cuda")
+    if problem.family == "gated_delta":
+        return prompt, delta_call(combined, problem, given, about)
+    out = torch.full_like(given["x"], torch.nan, memory_format=torch.contiguous_format)
+    tensors = {**given, "out": out}
+    alike = {"chunk_size": problem.chunk_size, "cu_seqlens": about["sequence_ends"]}
     alike |= {"dt_softplus": True, "state_dtype": torch.float32}
     if engine == "sglang":
         batched = {n: t if t.dim() == 1 else t[None] for n, t in tensors.items()}
         batched["seq_idx"] = about["token_sequence"][None]
         wanted = {"return_varlen_states": True, "return_intermediate_states": True}
         call = combined.mamba_chunk_scan_combined
-        return prompt, out, lambda: call(**batched, **alike, **wanted)
-    shape = (point.batch_size, PROBLEM.heads, PROBLEM.head_dim, PROBLEM.state_size)
+        return prompt, lambda: (call(**batched, **alike, **wanted), out)[1]
+    shape = (point.batch_size, problem.heads, problem.head_dim, problem.state_size)
     tensors |= {"final_states_out": torch.empty(shape, device="cuda")}
     tensors |= {"final_state_indices": about["final_slots"], "seq_idx": about["chunk_sequence"]}
     tensors |= {"cu_chunk_seqlens": about["chunk_ends"], "last_chunk_indices": about["last_chunks"]}
     call = combined.mamba_chunk_scan_combined_varlen
-    return prompt, out, lambda: call(**tensors, **alike)
+    return prompt, lambda: (call(**tensors, **alike), out)[1]
+
+
+def record_launches() -> dict[str, dict[str, object]]:
+    """The constants that each kernel was last launched with. Launches fill it."""
+    found: dict[str, dict[str, object]] = {}
+    launch = triton.JITFunction.run
+
+    def run(kernel: Any, *args: object, **given: Any) -> object:
+        kept = ((n, v) for n, v in given.items() if n.startswith(("BLOCK_SIZE", "BV", "num_")))
+        found[kernel.__name__] = dict(kept)
+        return launch(kernel, *args, **given)
+
+    triton.JITFunction.run = run
+    return found
 
 
 def timed_s(work: Callable[[], object]) -> float:
@@ -130,41 +175,41 @@ def median_us(work: Callable[[], object], times: int) -> float:
     return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events)
 
 
-def measure(engine: str, combined: object, point: Point) -> dict[str, float]:
+def measure(engine: str, combined: object, problem: ScanProblem, point: Point) -> dict[str, Any]:
     """The first call at a size, a call and a CUDA graph of it, and the worst error."""
-    prompt, out, call = scan_call(engine, combined, point)
+    prompt, call = scan_call(engine, combined, problem, point)
     first_s, eager_us = timed_s(call), median_us(call, 30)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
     graph_us = median_us(graph.replay, 100)
-    expected = reference(PROBLEM, point, prompt, passes_before=engine == "sglang")["out"]
-    out.fill_(float("nan"))
-    call()
-    error = Reference(expected).worst_error(out)
+    differs = {"passes_before": engine == "sglang"} if problem.family == "chunk_scan" else {}
+    inputs = scan_named(problem.family).inputs
+    expected = inputs.reference(problem, point, prompt, **differs)["out"]
+    prompt, call = scan_call(engine, combined, problem, point)  # from states of zeros
+    error = Reference(expected).worst_error(call())
     return {"graph_us": graph_us, "eager_us": eager_us, "first_s": first_s, "error": error}
 
 
 def main() -> None:
-    spec, mode = sys.argv[1:]
+    spec, mode, *named = sys.argv[1:]
     engine, version = spec.split("==")
+    text = named[0] if named else NANO
+    problem = scan_named(text.partition(":")[0]).parse(text)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.zeros(1, device="cuda")
-    package_of_kernels = stand_in(engine, version)
+    launched, kernels = record_launches(), stand_in(engine, version, problem.family)
     if mode == "tuned":
         hook(engine)
-    combined = importlib.import_module(f"{package_of_kernels}.ssd_combined")
-    _, _, warm = scan_call(engine, combined, Point(1, ScanKernel.SCAN, PROBLEM.chunk_size))
-    found = {"engine": spec, "mode": mode, "card": torch.cuda.get_device_name()}
-    found |= {
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "first_call_s": timed_s(warm),
-    }
-    found["points"] = {
-        f"{n}x{tokens}": measure(engine, combined, Point(n, ScanKernel.SCAN, tokens))
-        for n, tokens in POINTS
-    }
+    combined = importlib.import_module(kernels)
+    part = problem.parts[0]
+    _, warm = scan_call(engine, combined, problem, Point(1, part, problem.chunk_size))
+    found = {"engine": spec, "problem": problem.spec(), "mode": mode}
+    found |= {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found |= {"triton": triton.__version__, "first_call_s": timed_s(warm), "points": {}}
+    for n, tokens in POINTS:
+        measured = measure(engine, combined, problem, Point(n, part, tokens))
+        found["points"][f"{n}x{tokens}"] = {**measured, "choices": dict(launched)}
     print(json.dumps(found))
 
 

@@ -48,8 +48,7 @@ LOADS = ",".join(
     if sequences * prompt <= 16 * 32768  # what the KV cache of two servers holds
 )
 CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards of 35 to 160 GB
-_ON_TRITON = "--attention-backend triton"
-CASES = {"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16}  # layers
+LAYERS = {"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16, "nemotron-3-nano": 14}
 # What sglang's log says of the backends that it chose, or fell back to.
 _CHOSEN = re.compile(
     r"\b(?:prefill_|decode_)?(?:attention|moe_runner|fp8_gemm_runner|sampling)_backend='?\w+'?"
@@ -64,7 +63,7 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="H100")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default=",".join(LAYERS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--loads", default=LOADS)
     parser.add_argument("--args", default="", help="further words for the servers")
@@ -91,7 +90,9 @@ def main() -> None:
         if (folder / "proof/report.json").is_file():
             reports[name] = json.loads((folder / "proof/report.json").read_text())
             (args.out / "served.json").write_text(json.dumps(reports, indent=1) + "\n")
-    print(summary(reports))
+    verdicts = [gain["verdict"] for report in reports.values() for gain in report["gains"]]
+    faster, slower = (verdicts.count(word) for word in ("faster", "slower"))
+    print(f"{len(verdicts)} cells, {faster} faster, {slower} slower")
 
 
 def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str]]:
@@ -99,7 +100,7 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     config, out = str(MODELS / f"{name}.json"), str(folder / "configs")
     device = ["--device", args.device]
     tuned = [shlex.split(words) for words in args.tune or ()] or [[config, "--all"]]
-    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(CASES[name])]
+    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(LAYERS[name])]
     prove += ["--out", out, f"--args={args.args}", "--loads", args.loads]
     prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
     lengths = ["--workload", str(folder / WORKLOAD)]
@@ -146,13 +147,6 @@ def tuner(words: Sequence[str], folder: Path, database: str | None) -> None:
 def chosen(log: str) -> list[str]:
     """What a server's log says of backends, each once."""
     return list(dict.fromkeys(found.group().strip()[:200] for found in _CHOSEN.finditer(log)))
-
-
-def summary(reports: dict[str, Any]) -> str:
-    """How many cells are faster and slower."""
-    verdicts = [gain["verdict"] for report in reports.values() for gain in report["gains"]]
-    faster, slower = (verdicts.count(word) for word in ("faster", "slower"))
-    return f"{len(verdicts)} cells, {faster} faster, {slower} slower"
 
 
 if __name__ == "__main__":

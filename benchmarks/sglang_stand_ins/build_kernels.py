@@ -34,6 +34,7 @@ KERNELS: list[tuple[str, str, tuple[object, ...]]] = [
     ("rope", "_jit_fused_rope_module", (False, 64, BF16)),
     ("fused_qknorm_rope", "_jit_fused_qknorm_rope_module", (128, True, False)),
     ("kvcache", "_jit_kvcache_module", (1024,)),
+    ("kvcache", "_jit_kvcache_module", (512,)),
     ("clamp_position", "_jit_clamp_position_module", (torch.int64,)),
     ("clamp_position", "_jit_clamp_position_module", (torch.int32,)),
     ("concat_mla", "_jit_concat_mla_k_module", ()),

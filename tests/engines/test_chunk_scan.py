@@ -9,24 +9,25 @@ from pathlib import Path
 
 import pytest
 from cases import L40S
-from interpret_chunk_scan import CASES
+from interpret_scans import CASES
 from interpreter import interpreted
 from tiers import only
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang import presence
-from tuner.engines.sglang.chunk_scan import status
+from tuner.engines.sglang import scan_status as status
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.chunk_scan.check import check_files, check_problems, claims
-from tuner.families.chunk_scan.engine import ScanKernels, racy, scan_engine
 from tuner.families.chunk_scan.family import FAMILY
-from tuner.families.chunk_scan.files import find_scan_files, read_scan_file
-from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel, parse_chunk_scan
-from tuner.families.chunk_scan.selection import PromptSelection, parse_prompts
-from tuner.families.chunk_scan.space import scan_space
+from tuner.families.chunk_scan.problem import ChunkScan, SsdKernel, parse_chunk_scan
+from tuner.families.chunk_scan.stages import racy
+from tuner.families.scans.engine import ScanKernels, scan_engine
+from tuner.families.scans.files import find_scan_files, read_scan_file
+from tuner.families.scans.selection import PromptSelection, parse_prompts
+from tuner.families.scans.space import scan_space
 from tuner.measure.recording import write_trials
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
@@ -45,7 +46,7 @@ LONG = (1, 8192)
 
 
 def kernels_of(engine: str) -> ScanKernels:
-    return scan_engine(find_engine(engine)).lift()
+    return scan_engine(find_engine(engine), "chunk_scan").lift()
 
 
 # Kernels
@@ -53,10 +54,10 @@ def kernels_of(engine: str) -> ScanKernels:
 
 @pytest.mark.parametrize("engine", only([CONSTANTS, VLLM], ENGINES))
 def test_the_kernels_scan_as_the_reference_does(engine, tmp_path):
-    errors = interpreted("interpret_chunk_scan.py", engine, tmp_path)
-    assert errors.keys() == CASES.keys()
+    errors = interpreted("interpret_scans.py", engine, "chunk_scan", tmp_path)
+    assert errors.keys() == CASES["chunk_scan"].keys()
     for case, found in errors.items():
-        assert found.keys() == {*(part.value for part in ScanKernel), "chain"}
+        assert found.keys() == {*(part.value for part in SsdKernel), "chain"}
         assert max(found.values()) < 1e-3, case  # the rounding of float16
 
 
@@ -65,7 +66,7 @@ def test_each_kernel_is_launched_with_its_configuration(engine):
     kernels = kernels_of(engine)
     tile = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
     config = Config({**tile, "num_warps": 2, "num_stages": 4})
-    point = Point(1, ScanKernel.SCAN, 8192)
+    point = Point(1, SsdKernel.SCAN, 8192)
     (launch,) = kernels.launches(NANO, point, config, H100.target)
     assert launch.grid == (2 * 2, 64, 64)  # tiles of a chunk, chunks, heads
     variant = launch.binding.variant()
@@ -82,7 +83,7 @@ def test_each_kernel_is_launched_with_its_configuration(engine):
 
 
 def test_sglangs_two_kernels_of_states_share_a_configuration():
-    config = kernels_of(CONSTANTS).constants(NANO, ScanKernel.STATE, H100.target)
+    config = kernels_of(CONSTANTS).constants(NANO, SsdKernel.STATE, H100.target)
     assert config == Config(
         {
             **dict.fromkeys(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"), 16),
@@ -90,7 +91,7 @@ def test_sglangs_two_kernels_of_states_share_a_configuration():
             "num_stages": 3,
         }
     )
-    point = Point(8, ScanKernel.STATE, 2048)
+    point = Point(8, SsdKernel.STATE, 2048)
     launches = kernels_of(CONSTANTS).launches(NANO, point, config, H100.target)
     assert [launch.grid for launch in launches] == [(32, 128, 64), (32, 8, 64)]
 
@@ -98,20 +99,20 @@ def test_sglangs_two_kernels_of_states_share_a_configuration():
 @pytest.mark.parametrize("engine", [CHOOSING, VLLM])
 def test_an_engines_own_list_is_read_without_what_races(engine):
     kernels = kernels_of(engine)
-    assert kernels.constants(NANO, ScanKernel.SCAN, H100.target) is None
-    everywhere = kernels.listed(NANO, ScanKernel.SCAN, L40S.target)
-    on_sm90 = kernels.listed(NANO, ScanKernel.SCAN, H100.target)
+    assert kernels.constants(NANO, SsdKernel.SCAN, H100.target) is None
+    everywhere = kernels.listed(NANO, SsdKernel.SCAN, L40S.target)
+    on_sm90 = kernels.listed(NANO, SsdKernel.SCAN, H100.target)
     assert len(everywhere) == 18  # of 23: five have a tile that is wider than a head
     assert [one for one in everywhere if not racy(one, H100.target)] == on_sm90
     assert len(on_sm90) == 12
-    for part in ScanKernel:
+    for part in SsdKernel:
         space = scan_space(NANO, part, H100)
         assert all(map(space.legal, kernels.listed(NANO, part, H100.target))), part
 
 
 def test_a_release_without_the_kernels_says_so():
     with pytest.raises(UnsupportedKernel, match=r"sglang 0\.4\.4 has no kernels for Mamba-2"):
-        scan_engine(find_engine("sglang==0.4.4")).lift()
+        scan_engine(find_engine("sglang==0.4.4"), "chunk_scan").lift()
 
 
 # Prompts
@@ -122,7 +123,7 @@ def test_prompts_are_written_as_sequences_times_tokens():
     selection = FAMILY.read_selection(NANO, {"prompts": read})
     assert selection == PromptSelection(((1, 8192), (8, 2048)))
     assert FAMILY.read_selection(NANO, selection.as_json()) == selection
-    assert len(selection.points(NANO)) == 2 * len(ScanKernel)
+    assert len(selection.points(NANO)) == 2 * len(SsdKernel)
     assert not FAMILY.read_selection(NANO, {"prompts": "usual"}).given
     for text in ("8192", "1x", "0x5", "1x8192,", "1x99999999"):
         with pytest.raises(BadInput, match="prompts are sequences x tokens"):
@@ -167,7 +168,7 @@ def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NA
 def test_a_run_chooses_for_each_kernel_and_length(engine, tmp_path):
     report = replayed(engine, tmp_path, ((1, 1024), LONG))
     assert {entry.point for entry in report.entries} == {
-        Point(1, part, tokens) for part in ScanKernel for tokens in (1024, 8192)
+        Point(1, part, tokens) for part in SsdKernel for tokens in (1024, 8192)
     }
     kernels = kernels_of(engine)
     for entry in report.entries:
@@ -211,8 +212,8 @@ def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
     assert read.kernel_hash == kernels_of(engine).hash
     chosen = {entry.point: entry.config for entry in report.entries}
     for tokens, nearest in ((1, 1024), (1024, 1024), (2500, 1024), (3000, 8192), (65536, 8192)):
-        entry = read.pick(ScanKernel.SCAN, tokens)
-        assert entry.config == chosen[Point(1, ScanKernel.SCAN, nearest)]
+        entry = read.pick(SsdKernel.SCAN, tokens)
+        assert entry.config == chosen[Point(1, SsdKernel.SCAN, nearest)]
     assert len(list(file.rows())) == len(chosen)
     assert delivery.obstacle(into_engine=True)
 
@@ -261,7 +262,7 @@ def test_what_an_engine_runs_and_what_a_file_says_compiles(tmp_path):
     small = replace(NANO, heads=4, groups=2)
     check = check_problems([small], L40S, find_engine(CONSTANTS))
     assert check.fits
-    assert [entry.part for entry in check.entries] == list(ScanKernel)
+    assert [entry.part for entry in check.entries] == list(SsdKernel)
     assert "chunk_state_varlen" not in check.as_text()
     report = replayed(CONSTANTS, tmp_path, problem=small)
     winners = [replace(one, problem=small) for one in winners_of(report)]

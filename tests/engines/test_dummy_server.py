@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from served_cases import STAND_INS
 
+from tuner.engines.dummy_weights import fill_weight
 from tuner.engines.locate import find_packages
 
 # Engines start the processes that load a model with `spawn`, which imports the main module again.
@@ -35,6 +37,12 @@ LOADERS = {
         "vllm.model_executor.model_loader.dummy_loader",
     ),
 }
+
+
+def test_states_of_mamba_layers_decay():
+    rates = torch.zeros(64)
+    assert fill_weight(rates, "model.layers.0.mixer.A")
+    assert -16 <= rates.min() < rates.max() <= -1
 
 
 @pytest.mark.parametrize("engine", LOADERS)

@@ -72,14 +72,26 @@ EXAMPLES = {
         ],
         "head_dim",
     ),
+    "gated_delta": (
+        [
+            "gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128,dtype=bfloat16,"
+            "state_dtype=float32"
+        ],
+        "key_dim",
+    ),
     "toy": (["toy_scale:columns=1024"], "columns"),
 }
 QUANTISED = "deepseek-r1"  # a preset that has problems of most families
 # By the name of a family: another model, where the preset has none, and an engine that runs it.
 _NANO = str(HERE.parent / "data" / "mamba" / "nemotron-3-nano")
-MODELS = {"state_update": (_NANO, "vllm"), "chunk_scan": (_NANO, "sglang")}
+_QWEN = str(HERE.parent / "data" / "models" / "qwen3.5-35b-a3b")
+MODELS = {
+    "state_update": (_NANO, "vllm"),
+    "chunk_scan": (_NANO, "sglang"),
+    "gated_delta": (_QWEN, "sglang"),
+}
 # Releases older than an engine's kernels of a family.
-TOO_OLD = {("sglang==0.4.4", "chunk_scan")}
+TOO_OLD = {("sglang==0.4.4", "chunk_scan"), ("sglang==0.4.4", "gated_delta")}
 ENGINES = [
     "sglang==0.5.16",
     "sglang==0.4.4",

@@ -87,9 +87,27 @@ MOE_FILE = {"triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json": {"ok": 1}}
 def test_a_gemm_file_that_a_bundle_never_had_is_a_note():
     proof = parse_log([LOADED, SGLANG], Deployed(MOE_FILE))
     assert proof.ok, proof.problems()
-    assert proof.notes() == [f"{KEY}: no tuned file; the engine's default runs"]
+    assert proof.notes() == [f"{KEY}: no tuned file; the engine's own runs"]
     assert f"note            {KEY}: no tuned file" in render_proof(proof)
     assert proof.as_dict()["notes"] == proof.notes()
+
+
+MOE_MISSING = (
+    "Config file not found at {folder}/triton_3_6_0/E=8,N=32,device_name=NVIDIA_H200.json. "
+    "Fallback to triton version 3.2.0 and use MoE kernel config from "
+    "{folder}/triton_3_2_0/E=8,N=32,device_name=NVIDIA_H200.json. Performance might be sub-optimal!"
+).format(folder="/opt/sglang/configs")
+
+
+def test_a_moe_file_is_missing_only_if_such_files_were_made(said, tmp_path):
+    path = place(tmp_path, FP8)
+    lines = [*said(tmp_path, FP8), MOE_MISSING]
+    key = "E=8,N=32,device_name=NVIDIA_H200"
+    proof = parse_log(lines, Deployed({str(path): {"ok": 1}}))
+    assert proof.ok, proof.problems()
+    assert proof.notes() == [f"{key}: no tuned file; the engine's own runs"]
+    proof = parse_log([*lines, LOADED], Deployed({str(path): {"ok": 1}, **MOE_FILE}))
+    assert proof.problems() == [f"{key}: fallback"]
 
 
 def test_a_gemm_file_that_a_bundle_has_must_be_loaded():

@@ -12,6 +12,8 @@ from tuner.errors import (
     UnknownModel,
     UnsupportedFamily,
 )
+from tuner.families.chunk_scan.models import resolve as resolve_scan
+from tuner.families.chunk_scan.problem import ChunkScan
 from tuner.families.state_update.models import reads, resolve, resolve_config
 from tuner.families.state_update.predict import state_space
 from tuner.families.state_update.problem import StateUpdate, parse_state_update, same_states
@@ -48,6 +50,26 @@ def test_each_class_names_its_sizes(name, sizes, cache):
     assert (found.heads, found.head_dim, found.state_size, found.groups) == sizes
     assert found.cache_dtype == cache
     assert resolve_config((MODELS / name / "config.json").read_bytes(), name, served()).problems
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes"),
+    [
+        ("nemotron-3-nano-30b-a3b", (64, 64, 8, 128, 128)),
+        ("granite-4.0-h-small", (128, 64, 1, 128, 256)),
+        ("falcon-h1-34b-base", (32, 128, 2, 256, 128)),
+    ],
+)
+def test_presets_have_their_layers(preset, sizes):
+    (update,) = resolve(preset, served()).problems
+    (scan,) = resolve_scan(preset, served()).problems
+    assert isinstance(update, StateUpdate)
+    assert isinstance(scan, ChunkScan)
+    found = scan.heads, scan.head_dim, scan.groups, scan.state_size, scan.chunk_size
+    assert found == sizes
+    assert (update.heads, update.head_dim, update.groups, update.state_size) == sizes[:4]
+    with pytest.raises(BadProblem, match="no Mamba-2 layers are known of qwen3-8b"):
+        resolve_scan("qwen3-8b", served())
 
 
 def test_ranks_share_heads_and_groups():

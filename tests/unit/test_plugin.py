@@ -54,16 +54,19 @@ def registry(monkeypatch):
     return noted
 
 
-def test_files_of_scans_wait_for_the_modules_of_kernels(registry, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("family", "modules"), [("chunk_scan", 4), ("gated_delta", 6)])
+def test_files_of_scans_wait_for_the_modules_of_kernels(
+    registry, monkeypatch, tmp_path, family, modules
+):
     before = list(sys.meta_path)
     monkeypatch.setattr(sys, "meta_path", list(before))
     monkeypatch.setenv("TUNER_SCAN_CONFIG_DIR", str(tmp_path))
     tuner.engines.sglang.plugin.register()
     assert sys.meta_path == before
     (tmp_path / "chunk_scan" / "triton_3_6_0").mkdir(parents=True)
-    (tmp_path / "chunk_scan" / "triton_3_6_0" / "file.json").touch()
+    (tmp_path / "chunk_scan" / "triton_3_6_0" / f"{family},file.json").touch()
     tuner.engines.sglang.plugin.register()
-    assert len(sys.meta_path) == len(before) + 8  # four modules in either of two packages
+    assert len(sys.meta_path) == len(before) + 2 * modules  # in either of two packages
     assert registry == []
 
 

@@ -403,6 +403,21 @@ def test_variables_that_work(name, value):
     assert errors(check_nodes([node])) == ["ports-down", "nic-wrong-switch"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("VLLM_PLUGINS", "lora_filesystem_resolver", True),
+        ("VLLM_PLUGINS", "", True),  # a list that names none
+        ("VLLM_PLUGINS", "other, tuner_kernels", False),
+        ("SGLANG_PLUGINS", "other", True),
+        ("SGLANG_PLUGINS", "", False),
+    ],
+)
+def test_plugins_that_are_left_out(name, value, found):
+    node = replace(read_capture("a", L40S), environment={name: value})
+    assert ("plugin-left-out" in checks(check_nodes([node]))) is found
+
+
 def test_dual_stack_host_must_say_which_address_it_announces():
     both = (Address("10.0.0.1", 24, "global"), Address("2001:db8::1", 64, "global"))
     node = Node("a", interfaces=(Interface("eth0", True, both),), default_interface="eth0")

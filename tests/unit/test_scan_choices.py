@@ -15,23 +15,27 @@ from log_lines import parse_log
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
 from tuner.engines.vllm import plugin as vllm_plugin
-from tuner.families.chunk_scan.files import ScanEntry, ScanFile
-from tuner.families.chunk_scan.problem import ScanKernel, parse_chunk_scan
-from tuner.families.chunk_scan.serve import ScanChoices, ServerFacts, hook_kernel, hook_module
+from tuner.families.chunk_scan.problem import SsdKernel, parse_chunk_scan
+from tuner.families.chunk_scan.stages import SCAN
+from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
+from tuner.families.gated_delta.stages import SCAN as DELTA
+from tuner.families.scans.files import ScanEntry, ScanFile
+from tuner.families.scans.serve import Arguments, ScanChoices, ServerFacts, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
 
 PROBLEM = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
+LAUNCH = {"num_warps": 1, "num_stages": 2}
 SHORT, LONG = ({"BLOCK_SIZE_M": m, "num_warps": 4, "num_stages": 1} for m in (32, 128))
 FILE = ScanFile(
     PROBLEM,
     *("NVIDIA_H100_80GB_HBM3", "sglang", "0.5.16", "3.6.0", "kernels"),
     entries=(
-        ScanEntry(Point(1, ScanKernel.SCAN, 1024), Config(SHORT), Status.OK),
-        ScanEntry(Point(8, ScanKernel.SCAN, 2048), Config(LONG), Status.OK),
+        ScanEntry(Point(1, SsdKernel.SCAN, 1024), Config(SHORT), Status.OK),
+        ScanEntry(Point(8, SsdKernel.SCAN, 2048), Config(LONG), Status.OK),
     ),
 )
-FACTS = ServerFacts("sglang", "0.5.16", FILE.device, "3.6.0", lambda: "kernels")
+FACTS = ServerFacts("sglang", "0.5.16", FILE.device, "3.6.0", lambda family: "kernels")
 
 
 class Jitted:
@@ -79,7 +83,7 @@ def choices(tmp_path: Path) -> ScanChoices:
     path = FILE.path_under(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text(FILE.text())
-    return ScanChoices(tmp_path, lambda: FACTS)
+    return ScanChoices(SCAN, tmp_path, lambda: FACTS)
 
 
 def constants(kernel: Jitted) -> list[dict[str, object]]:
@@ -88,24 +92,74 @@ def constants(kernel: Jitted) -> list[dict[str, object]]:
 
 def test_constants_are_added_to_the_launches_of_a_kernel_without_an_autotuner(choices):
     kernel = Jitted()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     for tokens in (100, 1024, 3000, 8000, 32768):
         launch(kernel, tokens)
     assert constants(kernel) == [SHORT, SHORT, SHORT, LONG, LONG]
     assert kernel.launched[0]["grid"] == (1, 2, 3)
 
 
+def test_arguments_are_found_by_name_in_any_place():
+    found = Arguments({"x": 0, "y": 1, "z": 2}, (1, None), {"warps": 4})
+    assert dict(found) == {"x": 1, "y": None, "warps": 4}
+    assert (found["y"], found["warps"], found.get("z"), len(found)) == (None, 4, None, 3)
+
+
 def test_an_autotuner_is_not_asked(choices):
     kernel = Autotuned()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     launch(kernel, 8192)
     assert constants(kernel.fn) == [LONG]
     assert kernel.chose == 0
 
 
+class Heuristics:
+    """`triton.Heuristics`, which adds arguments that follow from others."""
+
+    def __init__(self, fn: Jitted) -> None:
+        self.fn, self.values = fn, {}
+
+    def run(self, *args: object, **kwargs: object) -> None:
+        self.fn.run(*args, IS_VARLEN=True, **kwargs)
+
+    __getitem__ = Jitted.__getitem__
+
+
+def test_a_gated_delta_nets_kernels_are_answered_within_their_heuristics(tmp_path):
+    problem = parse_gated_delta("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
+    solve, norm = ({"BK": 64, **LAUNCH}, {"BT": 4, **LAUNCH})
+    rows = {DeltaKernel.SOLVE: solve, DeltaKernel.NORM: norm}
+    entries = [
+        ScanEntry(Point(1, part, 8192), Config(config), Status.OK) for part, config in rows.items()
+    ]
+    file = replace(FILE, problem=problem, entries=tuple(entries))
+    path = file.path_under(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text(file.text())
+    choices = ScanChoices(DELTA, tmp_path, lambda: FACTS)
+    module, kernel, lone = ModuleType("kernels"), Autotuned(), Jitted()
+    lone.arg_names = ["x", "y", "eps"]
+    module.chunk_gated_delta_rule_fwd_kkt_solve_kernel = Heuristics(kernel)
+    module.l2norm_fwd_kernel = lone
+    hook_module(module, choices)
+    sizes = {"BT": 64, "H": 32, "Hg": 16, "K": 128, "chunk_indices": tensor(128, 2)}
+    module.chunk_gated_delta_rule_fwd_kkt_solve_kernel[(1,)](k=tensor(1, 8192, 16, 128), **sizes)
+    assert kernel.chose == 0
+    (seen,) = kernel.fn.launched
+    assert seen["IS_VARLEN"]
+    assert seen.items() >= solve.items()
+    module.l2norm_fwd_kernel[(1,)](tensor(8192 * 16, 128), None, 1e-6, T=8192 * 16, D=128, BT=16)
+    assert lone.launched[0].items() >= norm.items()
+    assert len(choices._answers) == 2
+    module.chunk_gated_delta_rule_fwd_kkt_solve_kernel[(1,)](
+        k=tensor(1, 8192, 16, 128), **{**sizes, "H": 16}
+    )
+    assert kernel.chose == 1
+
+
 def test_other_problems_and_kernels_are_left_alone_and_told_once(choices, caplog):
     kernel = Autotuned()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         for _ in range(3):
             launch(kernel, 8192, heads=32)
@@ -120,7 +174,7 @@ def test_other_problems_and_kernels_are_left_alone_and_told_once(choices, caplog
 def test_a_choice_that_cannot_be_launched_is_never_used_again(choices, caplog):
     kernel = Autotuned()
     kernel.fn.fails = True
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         launch(kernel, 8192)
         launch(kernel, 8192)
@@ -134,13 +188,13 @@ def test_a_choice_that_cannot_be_launched_is_never_used_again(choices, caplog):
         ({"device": "NVIDIA_L40S"}, "this is NVIDIA_L40S"),
         ({"triton": "3.8.0"}, "made for triton 3.6.0, this is 3.8.0"),
         ({"engine": "vllm"}, "made for engine sglang"),
-        ({"kernel_hash": lambda: "others"}, "whose kernels are not those of 0.5.16"),
+        ({"kernel_hash": lambda family: "others"}, "whose kernels are not those of 0.5.16"),
     ],
 )
 def test_files_for_something_else_are_refused(choices, caplog, change, said):
     choices.facts = lambda: replace(FACTS, **change)
     kernel = Jitted()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         launch(kernel, 8192)
     assert constants(kernel) == [{}]
@@ -168,11 +222,11 @@ def test_vllms_own_way_of_launching_asks_for_each_length(choices):
 
 
 def test_load_proof_reads_the_lines(choices, caplog):
-    FILE.path_under(choices.root).with_name("other.json").write_text(
+    FILE.path_under(choices.root).with_name("chunk_scan,other.json").write_text(
         replace(FILE, triton="3.8.0").text()
     )
     kernel = Autotuned()
-    hook_kernel(kernel, ScanKernel.SCAN, choices)
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
         launch(kernel, 8192)
         launch(kernel, 8192, heads=32)

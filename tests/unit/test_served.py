@@ -100,6 +100,19 @@ def test_gains_are_of_pairs_and_above_1_for_less_time():
     assert (tpot.pair.gain, tpot.verdict) == (0.5, "slower")
 
 
+@pytest.mark.parametrize(
+    ("high", "low", "verdict"),
+    [
+        (0.997, 0.995, "same"),
+        (0.994, 0.99, "slower"),
+        (1.004, 1.001, "same"),
+        (1.01, 1.006, "faster"),
+    ],
+)
+def test_an_interval_that_is_shown_to_reach_one_tells_nothing(high, low, verdict):
+    assert gain("1x8192+5", "decode_tok_s", low, high).verdict == verdict
+
+
 def test_bench_report_finds_the_gains_of_a_proofs_rounds():
     before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
     after = [Speed(150.0 + n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
@@ -342,11 +355,14 @@ CONFIG = {
 
 def test_a_dummy_model_is_cut_and_runs_no_code_of_the_folder(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**CONFIG, "text_config": {"num_hidden_layers": 4, "n": [1] * 4}}))
+    pattern = {"hybrid_override_pattern": "ME*E", "other": "four"}
+    text_config = {"num_hidden_layers": 4, "n": [1] * 4, **pattern}
+    path.write_text(json.dumps({**CONFIG, "text_config": text_config}))
     write_dummy_model(path, 2, tmp_path / "made")
     made = json.loads((tmp_path / "made/config.json").read_text())
     assert made["num_hidden_layers"] == 2 and made["layer_types"] == ["a", "b"]
-    assert made["text_config"] == {"num_hidden_layers": 2, "n": [1, 1]}
+    cut = {"num_hidden_layers": 2, "n": [1, 1], "hybrid_override_pattern": "ME", "other": "four"}
+    assert made["text_config"] == cut
     assert made["quantization_config"] == CONFIG["quantization_config"]
     assert "auto_map" not in made
     words = json.loads((tmp_path / "made/tokenizer.json").read_text())["model"]["vocab"]

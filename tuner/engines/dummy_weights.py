@@ -13,6 +13,7 @@ import torch
 
 STD = 0.02  # of a trained model's weights, as transformers' initializer_range too
 _SPREAD = 4.0  # the largest quantised value is so many standard deviations away
+_FASTEST = 16.0  # Mamba-2 initialises its rates of decay from -1 to -16
 _INT8, _FP8 = 127.0, 448.0  # the largest values
 _SCALES_ALONE = "e8m0"  # a type of scales, which holds exponents
 
@@ -45,6 +46,8 @@ def fill_weight(tensor: torch.Tensor, name: str) -> bool:
         _draw(data, torch.finfo(data.dtype).max, generator)
     elif name.endswith("bias"):
         data.zero_()
+    elif name.rpartition(".")[2] == "A":  # of Mamba-2: with rates above 0, states would grow
+        data.uniform_(-_FASTEST, -1.0, generator=generator)
     elif data.dim() == 1 and name.endswith("weight"):  # a norm's
         data.fill_(1.0)
     else:

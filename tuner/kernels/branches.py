@@ -18,6 +18,11 @@ from tuner.devices.target import CUDA, HIP
 _PLATFORMS = (CUDA, HIP, "cpu", "npu", "xpu", "musa")
 
 
+# Constants of modules that ask the card, with the probe that says the same of all cards for which
+# kernels with them are lifted: NVIDIA's have TF32 from Ampere on.
+_CONSTANTS = {"is_tf32_supported": "is_cuda"}
+
+
 class _Unknown(Enum):
     UNKNOWN = "unknown"
 
@@ -96,6 +101,8 @@ class Evaluator:
     def _answer(self, node: ast.expr) -> object:
         """The answer to a question about the place; UNKNOWN for any other expression."""
         if isinstance(node, ast.Name):
+            if node.id in _CONSTANTS:
+                return self._probes.get(_CONSTANTS[node.id], UNKNOWN)
             return True if _asks_for_triton(node.id) else UNKNOWN
         if not isinstance(node, ast.Call):
             return UNKNOWN

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NoReturn, overload
 
@@ -79,14 +80,31 @@ class TensorSpec:
         """The same tensor: what tensors hold is no part of a launch."""
         return self
 
-    def new_empty(self, size: Sequence[int], *, dtype: str = "", **where: object) -> TensorSpec:
-        return _empty(size, dtype=dtype or self.dtype)
+    def new_empty(self, *size: int | Sequence[int], dtype: str = "", **where: object) -> TensorSpec:
+        return _empty(*size, dtype=dtype or self.dtype)
+
+    def element_size(self) -> int:
+        """Bytes of one number. The types' names say their bits: bf16, i64, fp8e4nv."""
+        bits = re.search(r"\d+", self.dtype)
+        assert bits is not None
+        return int(bits[0]) // 8
+
+    def view(self, *size: int | Sequence[int]) -> TensorSpec:
+        """The numbers in another shape, one length of which may be -1."""
+        shape = [*_lengths(size)]
+        known = -math.prod(shape) if -1 in shape else 0
+        shape = [self.numel() // known if n == -1 else n for n in shape]
+        return replace(self.contiguous(), shape=tuple(shape))
 
     def to(self, dtype: str) -> TensorSpec:
         """The same tensor, as torch gives it for its own type; other types are refused."""
         if dtype != self.dtype:
             raise UnsupportedKernel(f"it converts a tensor of {self.dtype} to {dtype}")
         return self
+
+
+# Triton's names of types of torch.
+SHORT_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Element(str):
@@ -191,7 +209,8 @@ class RecordedKernel:
     """A jitted function that records its launches.
 
     `heuristics` are those of `triton.heuristics`: parameters that follow from the arguments.
-    `chosen` is added to each launch, as an autotuner adds its choice; it may change in between.
+    `chosen` is added to each launch, as an autotuner adds its choice, and before the launcher's own
+    constants, as a plugin puts it there; it may change in between.
     """
 
     def __init__(
@@ -202,7 +221,9 @@ class RecordedKernel:
         chosen: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._name = function.__name__
-        self._parameters = tuple(inspect.signature(function).parameters)
+        signature = inspect.signature(function).parameters
+        self._parameters = tuple(signature)
+        self._defaults = {name: p.default for name, p in signature.items()}
         self._record = record
         self._heuristics = heuristics
         self._chosen = chosen
@@ -211,7 +232,7 @@ class RecordedKernel:
         self, grid: tuple[int, ...] | Callable[[Mapping[str, Any]], tuple[int, ...]]
     ) -> Callable[..., None]:
         def launch(*args: object, **kwargs: object) -> None:
-            kwargs = {**self._chosen, **kwargs}
+            kwargs = {**kwargs, **self._chosen}
             arguments = dict(zip(self._parameters, args, strict=False))
             arguments |= {k: v for k, v in kwargs.items() if k in self._parameters}
             options = {
@@ -220,7 +241,8 @@ class RecordedKernel:
                 if k not in self._parameters and isinstance(v, int)  # all of CUDA's are
             }
             arguments |= {name: follow(arguments) for name, follow in self._heuristics.items()}
-            blocks = grid({**arguments, **options}) if callable(grid) else grid
+            every = {**self._defaults, **arguments, **options}
+            blocks = grid(every) if callable(grid) else grid
             self._record(KernelLaunch(self._name, arguments, tuple(blocks), options))
 
         return launch
@@ -285,6 +307,8 @@ def stand_in_torch(target: Target) -> Namespace:
             "Tensor": TensorSpec,
             "empty": _empty,
             "zeros": _empty,
+            "empty_like": _empty_like,
+            "zeros_like": _empty_like,
             **{name: Element(short) for name, short in dtypes.items()},
         },
     )
@@ -292,8 +316,17 @@ def stand_in_torch(target: Target) -> Namespace:
 
 def _empty(*size: int | Sequence[int], dtype: str, **where: object) -> TensorSpec:
     """`torch.empty`, of a shape or of its numbers."""
-    shape = [n for part in size for n in ((part,) if isinstance(part, int) else part)]
-    return TensorSpec("", tuple(shape), dtype)
+    return TensorSpec("", tuple(_lengths(size)), dtype)
+
+
+def _empty_like(tensor: TensorSpec, dtype: str = "", **where: object) -> TensorSpec:
+    return TensorSpec("", tensor.shape, dtype or tensor.dtype)
+
+
+def _lengths(size: Sequence[int | Sequence[int]]) -> Iterator[int]:
+    """A shape that was given as one, or as its numbers."""
+    for part in size:
+        yield from (part,) if isinstance(part, int) else part
 
 
 def platform_answers(target: Target) -> dict[str, Any]:

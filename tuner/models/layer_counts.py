@@ -9,6 +9,7 @@ from tuner.errors import MalformedCheckpoint
 from tuner.models.fields import Json, size
 
 LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
+PATTERN = "hybrid_override_pattern"  # Nemotron H: a letter for each layer
 _FULL = ("full_attention", "attention")
 _SLIDING = "sliding_attention"
 _MAX_LAYERS = 10_000
@@ -34,7 +35,7 @@ def place_layers(fields: Json, full_every: int) -> tuple[Places, Places]:
     pattern = fields.get("hybrid_layer_pattern")  # MiMo V2: 1 for a layer with a window
     if isinstance(pattern, list):
         return _at(pattern, (0,)), _at(pattern, (1,))
-    pattern = fields.get("hybrid_override_pattern")  # Nemotron H: * for attention
+    pattern = fields.get(PATTERN)
     if isinstance(pattern, str):
         return _at(pattern, ("*",)), []
     listed = fields.get("full_attn_idxs")  # LFM2

@@ -19,7 +19,7 @@ from tuner.models.fields import (
     torch_dtype,
 )
 from tuner.models.folder import read_with
-from tuner.models.layer_counts import layer_total
+from tuner.models.layer_counts import PATTERN, layer_total
 from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.quantization import read_layer_quantization
@@ -85,8 +85,8 @@ def _sizes(config: Json, fields: Json, architecture: str) -> LinearSizes:
         # dsa_indexer.py from 0.5.16 on: with an interleaved rope, wk is merged with weights_proj,
         # which is not quantised.
         index_wk_quantised=not fields.get("indexer_rope_interleave"),
-        delta=_delta(fields),
-        delta_at=_delta_places(fields, total, attention),
+        delta=delta_net(fields),
+        delta_at=delta_places(fields, total, attention),
         intermediate=_required(fields, _DENSE) if dense else 0,
         dense_at=dense,
         shared_intermediate=shared_width,
@@ -117,7 +117,7 @@ def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
 
 def sparse_places(fields: Json, architecture: str) -> list[int]:
     """The layers whose MLP has experts. Raises MalformedCheckpoint."""
-    pattern = fields.get("hybrid_override_pattern")  # Nemotron H
+    pattern = fields.get(PATTERN)
     if isinstance(pattern, str):
         return [at for at, kind in enumerate(pattern) if kind == "E"]
     kinds = fields.get("layers_block_type")
@@ -128,7 +128,8 @@ def sparse_places(fields: Json, architecture: str) -> list[int]:
     return [at for at in range(total) if at not in dense]
 
 
-def _delta(fields: Json) -> LinearAttention | None:
+def delta_net(fields: Json) -> LinearAttention | None:
+    """The heads of gated delta nets; None without such layers. Raises MalformedCheckpoint."""
     heads = size(fields, ("linear_num_key_heads",))
     if not heads:
         return None
@@ -140,7 +141,8 @@ def _delta(fields: Json) -> LinearAttention | None:
     )
 
 
-def _delta_places(fields: Json, total: int, attention: AttentionShape) -> Sequence[int]:
+def delta_places(fields: Json, total: int, attention: AttentionShape) -> Sequence[int]:
+    """The layers that are gated delta nets."""
     types = fields.get("layer_types")
     if isinstance(types, list):
         return [at for at, kind in enumerate(types) if kind == "linear_attention"]

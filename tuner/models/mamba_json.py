@@ -20,6 +20,7 @@ from tuner.models.fields import (
     torch_dtype,
 )
 from tuner.models.folder import read_with
+from tuner.models.layer_counts import PATTERN
 from tuner.problems.dtypes import Dtype
 
 
@@ -33,9 +34,9 @@ class MambaShape:
     head_dim: int
     state_size: int
     groups: int
-    dtype: Dtype  # of activations
-    cache_dtype: str | None  # of states, where config.json names it
     layers: int  # how many there are; 0: unknown
+    dtype: Dtype = Dtype.BFLOAT16  # of activations
+    cache_dtype: str | None = None  # of states, where config.json names it
     chunk_size: int = 256  # tokens, of a prompt's scan
     # Of states, as sglang's own field of config.json says it.
     sglang_state_dtype: str | None = None
@@ -82,7 +83,6 @@ _NAMES = {
     "Mamba2ForCausalLM": _Names("num_heads", "head_dim", "state_size", "n_groups"),
 }
 _LISTS = ("layer_types", "layers_block_type")  # a word for each layer
-_PATTERN = "hybrid_override_pattern"  # a letter for each layer; M is a Mamba-2 layer
 
 
 def read_mamba(path: Path) -> MambaShape:
@@ -134,7 +134,7 @@ def _count(fields: Mapping[str, object]) -> int | None:
         listed = fields.get(name)
         if isinstance(listed, list):
             return sum(kind in ("mamba", "hybrid") for kind in listed)
-    pattern = fields.get(_PATTERN)
+    pattern = fields.get(PATTERN)  # M is a Mamba-2 layer
     return pattern.count("M") if isinstance(pattern, str) else None
 
 

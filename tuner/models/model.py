@@ -7,6 +7,7 @@ from typing import Any
 
 from tuner.models.attention import AttentionShape
 from tuner.models.linears import LinearShape
+from tuner.models.mamba_json import MambaShape
 from tuner.problems.dtypes import Dtype
 
 
@@ -32,9 +33,10 @@ class Model:
     source: str = ""
     attention: AttentionShape | None = None  # None: not known
     linears: LinearShape | None = None  # None: not known
+    mamba: MambaShape | None = None  # None: it has no Mamba-2 layers, or they are not known
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner models --json`. Linear layers are left out: they are many."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
-        del shown["linears"], shown["doubt"]
+        del shown["linears"], shown["doubt"], shown["mamba"]
         return shown | {"attention": asdict(self.attention) if self.attention else None}

@@ -16,6 +16,7 @@ from tuner.models.fields import architecture_of, is_path, parse
 from tuner.models.folder import read_with
 from tuner.models.linear_parts import STYLES, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
+from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization, unquantised
 from tuner.problems.dtypes import Dtype
@@ -140,13 +141,14 @@ def _key(text: str) -> str:
 def _model(row: dict[str, Any]) -> Model:
     dtype, block = row.get("dtype"), row.get("block_shape")
     shape = _attention(row["attention"], row["source"]) if "attention" in row else None
-    linears = row.get("linears")
+    linears, mamba = row.get("linears"), row.get("mamba")
     converted: dict[str, Any] = {
         "aliases": tuple(row.get("aliases", ())),
         "dtype": Dtype(dtype) if dtype else None,
         "block_shape": (block[0], block[1]) if block else None,
         "attention": shape,
         "linears": None,
+        "mamba": MambaShape(row["name"], row["architecture"], **mamba) if mamba else None,
     }
     model = Model(**{**row, **converted})
     if linears is None or shape is None:

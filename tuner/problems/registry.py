@@ -25,6 +25,7 @@ _PACKAGES = [
     "tuner.families.dense_gemm",
     "tuner.families.state_update",
     "tuner.families.chunk_scan",
+    "tuner.families.gated_delta",
 ]
 
 

@@ -145,6 +145,7 @@ class LoadOutcome(str, Enum):
 
 # A refused file is no problem by itself, because another file may serve.
 _GOOD = (LoadOutcome.LOADED, LoadOutcome.REFUSED)
+_WITHOUT = (LoadOutcome.FALLBACK, LoadOutcome.REUSED, LoadOutcome.DEFAULT)  # what the engine has
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class LoadProof:
     def notes(self) -> list[str]:
         """One line for each kernel that runs without a tuned file, and was not to have one."""
         found = [
-            f"{load.key}: no tuned file; the engine's default runs"
+            f"{load.key}: no tuned file; the engine's own runs"
             for load in self.loads
             if self._spare(load)
         ]
@@ -249,16 +250,20 @@ class LoadProof:
         return bool(used) and not any(load.key.startswith("decode") for load in used)
 
     def _spare(self, load: FileLoad) -> bool:
-        """Whether a dense GEMM's file is missing that was never made.
+        """Whether a file is missing that was never made: of a dense GEMM, or of MoE layers where
+        none of these was made.
 
         A bundle or folder says which files were. Without one, only an engine is known for which no
-        such file can be made.
+        dense GEMM's file can be made.
         """
-        if load.outcome is not LoadOutcome.DEFAULT or load.family not in DENSE_GEMMS:
+        if load.outcome not in _WITHOUT or load.family in PLUGINS:
             return False
+        made = _tuned_keys(self.deployed)
+        if load.family not in DENSE_GEMMS:
+            return bool(made) and not any(key.startswith("E=") for key in made)
         if not self.deployed.known:
             return any("/vllm/" in path.replace("\\", "/") for path in load.wanted)
-        return load.key not in _tuned_keys(self.deployed)
+        return load.key not in made
 
     def as_dict(self) -> dict[str, Any]:
         """Values for JSON."""

@@ -63,6 +63,7 @@ _OPTIONAL = (
 VARIABLES = (
     *("NCCL_", "GLOO_", "TP_SOCKET_", "UCX_"),
     *("SGLANG_HOST_IP", "HOST_IP", "VLLM_HOST_IP", "SGLANG_MOE_"),
+    *("SGLANG_PLUGINS", "VLLM_PLUGINS"),
 )
 _SYSFS_GLOBS = (
     "*/ports/*/state",

@@ -147,6 +147,11 @@ HOST_VARIABLES = {
 # The variables with the management interface: of NCCL, of Gloo and of PyTorch's TensorPipe.
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _ON_HEAD = ("rendezvous", "ray")
+# What names the plugins that an engine loads, all where it is not set, and this program's plugin.
+PLUGINS = {
+    "sglang": ("SGLANG_PLUGINS", "tuner_attention"),
+    "vllm": ("VLLM_PLUGINS", "tuner_kernels"),
+}
 
 
 def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
@@ -168,6 +173,7 @@ def check_network(node: Node, links: NodeLinks, expected: Expected | None) -> It
     yield from _named_devices(node, environment)
     yield from _gid_index(node, links, environment)
     yield from _announced(node, links, expected, environment)
+    yield from _plugins(node, environment)
     if expected:
         yield from _ports(node, expected)
 
@@ -195,6 +201,20 @@ def _named_interfaces(
                 + did_you_mean(wanted, names),
                 f"set {variable} to {known}",
                 (f"interfaces: {' '.join(names)}",),
+            )
+
+
+def _plugins(node: Node, environment: dict[str, str]) -> Iterator[Finding]:
+    for engine, (variable, plugin) in PLUGINS.items():
+        value = environment.get(variable)
+        # sglang takes an empty list as none, vLLM as one that leaves out all.
+        if value is None or (engine == "sglang" and not value.strip(", ")):
+            continue
+        if plugin not in (name.strip() for name in value.split(",")):
+            yield node.info(
+                "plugin-left-out",
+                f"{variable} leaves out {plugin}: servers use no tuned files that need a plugin",
+                f"add {plugin} to {variable}, or unset it",
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tuner.errors import MalformedCheckpoint
 from tuner.models.fields import language_fields, parse
 from tuner.models.folder import read_with
-from tuner.models.layer_counts import LAYERS, layer_total
+from tuner.models.layer_counts import LAYERS, PATTERN, layer_total
 
 _REMOTE_CODE = "auto_map"  # names Python files of the model's folder
 _QUANTISATION = "quantization_config"  # its lists are of names, not one for each layer
@@ -46,7 +46,7 @@ def _cut(fields: dict[str, Any], total: int, layers: int) -> dict[str, Any]:
     for name, value in fields.items():
         if isinstance(value, dict) and name != _QUANTISATION:
             found[name] = _cut(value, total, layers)
-        elif isinstance(value, list) and len(value) == total:
+        elif (isinstance(value, list) and len(value) == total) or name == PATTERN:
             found[name] = value[:layers]
         elif name in LAYERS and value == total:
             found[name] = layers

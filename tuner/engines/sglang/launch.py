@@ -16,8 +16,8 @@ from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER
 from tuner.engines.sglang.plugin.gemm_files import CONFIG_DIR_VARIABLE as GEMM_VARIABLE
 from tuner.engines.sglang.plugin.gemm_files import FOLDER as GEMM_FOLDER
 from tuner.errors import BadProblem, did_you_mean
-from tuner.families.chunk_scan.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
-from tuner.families.chunk_scan.files import FOLDER as SCAN_FOLDER
+from tuner.families.scans.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
+from tuner.families.scans.files import FOLDER as SCAN_FOLDER
 from tuner.problems.dtypes import Dtype
 
 # Older releases are asked on disk: `fused_moe/files.py` looks for the variable's name.

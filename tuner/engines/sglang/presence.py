@@ -17,7 +17,7 @@ from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.plugin.kernels import GROUP, NAME
 from tuner.errors import BadInput, CompilerUnavailable
-from tuner.families.chunk_scan.files import ScanFile
+from tuner.families.scans.files import ScanFile
 from tuner.render import table
 
 

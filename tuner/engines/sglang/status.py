@@ -9,13 +9,13 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.sglang.attention.status import AttentionStatus, attention_status
-from tuner.engines.sglang.chunk_scan.status import scan_status
 from tuner.engines.sglang.dense_gemm.delivery import gemm_status
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.file_checks import FileCheck
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.presence import FilesStatus, no_plugins
-from tuner.families.chunk_scan.files import ScanFile
+from tuner.engines.sglang.scan_status import scan_status
+from tuner.families.scans.files import ScanFile, family_of_file
 from tuner.render import folded
 
 
@@ -41,7 +41,8 @@ class ServerStatus:
         environment = {**attention["environment"], **gemm.environment, **self.scan.environment}
         files = [{**file, "family": "attention"} for file in attention["files"]]
         files += [{**file, "family": "dense_gemm"} for file in gemm.files_json()]
-        files += [{**file, "family": "chunk_scan"} for file in self.scan.files_json()]
+        for check, file in zip(self.scan.checks, self.scan.files_json(), strict=True):
+            files.append({**file, "family": family_of_file(check.path)})
         return {
             **attention,
             "files": files,

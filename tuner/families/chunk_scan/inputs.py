@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from tuner.families.chunk_scan.problem import ChunkScan, tokens_of
+from tuner.families.chunk_scan.problem import ChunkScan
+from tuner.families.scans.scan import chunks_of, tokens_of
 from tuner.problems.points import Point
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,7 +54,7 @@ def make_prompt(problem: ChunkScan, point: Point, *, device: str, seed: int) -> 
 
 
 def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
-    """x (T, h, p), B and C (T, g, n), dt (T, h): views of the rows."""
+    """x (T, h, p), B and C (T, g, n), dt (T, h), which are views of the rows, and the weights."""
     inner, shared = problem.heads * problem.head_dim, problem.groups * problem.state_size
     x, B, C = prompt.rows.split([inner, shared, shared], dim=1)
     grouped = (problem.groups, problem.state_size)
@@ -62,6 +63,7 @@ def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
         "B": B.unflatten(1, grouped),
         "C": C.unflatten(1, grouped),
         "dt": prompt.projected[:, -problem.heads :],
+        **{"A": prompt.A, "D": prompt.D, "dt_bias": prompt.dt_bias},
     }
 
 
@@ -70,7 +72,7 @@ def layout(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
     chunk_sequence (c), chunk_ends (c + 1), last_chunks and final_slots (sequences).
     """
     sequences, tokens = point.batch_size, point.new_tokens
-    each = problem.chunks(tokens)
+    each = chunks_of(problem, tokens)
     numbers = torch.arange(sequences, device=device, dtype=torch.int32)
     ends = torch.arange(sequences * each + 1, device=device, dtype=torch.int32) * problem.chunk_size
     return {
@@ -85,7 +87,7 @@ def layout(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
 
 def outputs(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
     """Empty tensors for all that the kernels of the chain write; see `ScanLaunch`."""
-    tokens, c = tokens_of(point), problem.chunks(tokens_of(point))
+    tokens, c = tokens_of(point), chunks_of(problem, tokens_of(point))
     h, p, n, s = problem.heads, problem.head_dim, problem.state_size, problem.chunk_size
     kept = TYPES[problem.state_dtype]
     shapes = {
@@ -114,7 +116,7 @@ def reference(
     """
     h, s, g = problem.heads, problem.chunk_size, problem.groups
     tokens = tokens_of(point)
-    c = problem.chunks(tokens)
+    c = chunks_of(problem, tokens)
     given = views(problem, prompt)
     dt = softplus(given["dt"].float() + prompt.dt_bias.float())
     dt = pad(dt, (0, 0, 0, c * s - tokens)).view(c, s, h).permute(2, 0, 1)
@@ -136,9 +138,9 @@ def reference(
         found["CB"][at] = torch.einsum("csgn,ctgn->cgst", C, B)
         states = torch.einsum("csgrp,csgn->cgrpn", x * weight[at][..., None], B)
         found["states"][at] = states.flatten(1, 2)
-    after = _pass(found["states"], decay, problem.chunks(point.new_tokens))
+    after = _pass(found["states"], decay, chunks_of(problem, point.new_tokens))
     before = torch.cat([torch.zeros_like(after[:1]), after[:-1]])
-    begins = torch.arange(0, c, problem.chunks(point.new_tokens), device=dt.device)
+    begins = torch.arange(0, c, chunks_of(problem, point.new_tokens), device=dt.device)
     entering = before.clone()
     entering[begins] = 0
     rising, steps = _grouped(cumsum, g), _grouped(dt, g)

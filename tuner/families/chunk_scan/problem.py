@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tuner.errors import BadProblem
+from tuner.families.scans.scan import ScanKernel
 from tuner.problems.dtypes import Dtype, check_state_dtype, parse_dtype
-from tuner.problems.points import Part, Point, parse_whole, read_fields
+from tuner.problems.points import parse_whole, read_fields
 
 NAME = "chunk_scan"
 _DTYPES = (Dtype.BFLOAT16, Dtype.FLOAT16)
 _MOST = {"heads": 4096, "head_dim": 1024, "groups": 4096, "state_size": 1024, "chunk_size": 1024}
 
 
-class ScanKernel(Part):
+class SsdKernel(ScanKernel):
     """The kernels of the chain, in the order in which they run."""
 
     CUMSUM = "chunk_cumsum"
@@ -33,16 +34,6 @@ class ScanKernel(Part):
     PASSING = "state_passing"
     BMM = "chunk_bmm"
     SCAN = "chunk_scan"
-
-    def size_of(self, point: Point) -> str:
-        return f"{point.batch_size}x{point.new_tokens}"
-
-    def point_json(self, point: Point) -> dict[str, str | int]:
-        return {
-            "part": self.value,
-            "batch_size": point.batch_size,
-            "new_tokens": point.new_tokens,
-        }
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ class ChunkScan:
     state_dtype: str = "float32"  # of the states, one of STATE_DTYPES
 
     family: ClassVar[str] = NAME
-    parts: ClassVar[tuple[ScanKernel, ...]] = tuple(ScanKernel)
+    parts: ClassVar[tuple[SsdKernel, ...]] = tuple(SsdKernel)
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -72,10 +63,6 @@ class ChunkScan:
             wanted = " or ".join(dtype.value for dtype in _DTYPES)
             raise BadProblem(f"dtype must be {wanted}, not {self.dtype.value}")
         check_state_dtype(self.state_dtype)
-
-    def chunks(self, tokens: int) -> int:
-        """The number of chunks that a number of tokens is cut into."""
-        return -(-tokens // self.chunk_size)
 
     def spec(self) -> str:
         """The canonical text of this problem; `parse_problem` reads it back."""
@@ -96,8 +83,3 @@ def parse_chunk_scan(text: str) -> ChunkScan:
         dtype=parse_dtype(fields.get("dtype", Dtype.BFLOAT16.value)),
         state_dtype=fields.get("state_dtype", "float32"),
     )
-
-
-def tokens_of(point: Point) -> int:
-    """The tokens of a point's sequences together: all that a launch knows of its length."""
-    return point.batch_size * point.new_tokens

@@ -1,6 +1,6 @@
 """Find the state update of one rank of a model that a user names.
 
-A name is a folder or file with a config.json. No preset has Mamba-2 layers yet.
+A name is a preset, or a folder or file with a config.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def reads(text: str, engine: str = "") -> bool:
 
 
 def resolve(text: str, serving: Serving) -> Resolved:
-    """The problem of a folder or file with a config.json.
+    """The problem of a preset, or of a folder or file with a config.json.
 
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
@@ -38,12 +38,13 @@ def resolve(text: str, serving: Serving) -> Resolved:
             api="its problem",
         )
     found = preset_or_file(text, read_mamba)
-    if isinstance(found, Model):
+    shape = found.mamba if isinstance(found, Model) else found
+    if shape is None:
         raise BadProblem(
             f"no Mamba-2 layers are known of {found.name}: give the folder of its config.json, or "
             f"the problem itself, {NAME}:heads=.."
         )
-    return resolve_model(found, serving)
+    return resolve_model(shape, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.engines.sglang.chunk_scan.binding import SGLangChunkScan
 from tuner.engines.sglang.package import SGLang
-from tuner.families.chunk_scan.export import ScanDelivery
+from tuner.families.scans.export import ScanDelivery
 from tuner.models.mamba_json import MambaShape
 from tuner.problems.dtypes import Dtype, check_state_dtype
 

@@ -2,7 +2,8 @@
 
 The layer (`MambaMixer2.forward`) decides what the tensors are: all prompts of a batch are one row
 of tokens. Prompts are followed that begin here: no cached prefix, and no earlier chunk of a chunked
-prefill. (CUDA's convolution, which Falcon-H1 and Granite 4 run, gives x the other order.)
+prefill. Triton's convolution runs before it in all models, because the rows that it is given are no
+contiguous columns (`causal_conv1d_fn` of 0.5.12, 0.5.16 and 0.5.23), and x keeps their layout.
 """
 
 from __future__ import annotations
@@ -12,43 +13,34 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tuner.devices.target import CUDA, Target
-from tuner.engines.sglang.chunk_scan.sources import LAUNCHERS, folder_of, lift_kernels
+from tuner.devices.target import CUDA
 from tuner.engines.sglang.package import SGLang
-from tuner.families.chunk_scan.engine import ScanEngine, ScanKernels
-from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
-from tuner.families.chunk_scan.sources import FILES
-from tuner.kernels.definitions import Definitions
-from tuner.kernels.stand_ins import TensorSpec, stand_in_torch, stand_in_triton
+from tuner.engines.sglang.scan_kernels import SGLangScanKernels
+from tuner.families.chunk_scan.problem import NAME
+from tuner.families.scans.engine import ScanEngine
+from tuner.families.scans.scan import Call, ScanProblem
+from tuner.kernels.stand_ins import TensorSpec
 from tuner.problems.points import Point
 
 _UNBATCHED = ("A", "D", "dt_bias", "cu_seqlens")
-_VARLEN = "chunk_state_varlen"  # the launcher for the states at the ends of sequences
 
 
 @dataclass(frozen=True)
-class SGLangScanKernels(ScanKernels[SGLang]):
+class SGLangSsdKernels(SGLangScanKernels):
     """The kernels of one version of sglang."""
 
-    passes_before = True
+    def _known(self) -> Mapping[str, object]:
+        return {"TRITON_22": True}
 
-    def _arguments(self, problem: ChunkScan, point: Point, launcher: str) -> Mapping[str, Any]:
-        found = dict(self.operands(problem, point, launcher))
+    def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
+        found = dict(super()._arguments(problem, point, call))
         found["cu_seqlens"] = TensorSpec("sequence_ends", (point.batch_size + 1,), "i32")
         found["seq_idx"] = TensorSpec("token_sequence", found["out"].shape[:1], "i32")
         others = {"is_cont_batched": True, "chunk_indices": None, "chunk_offsets": None}
-        if launcher == _VARLEN:
+        if call.launcher == "chunk_state_varlen":
             return {**found, **others, "chunk_states": found["passed"]}
         batched = {name: _batched(name, value) for name, value in found.items()}
         return {**batched, **others}
-
-    def _open(self, part: ScanKernel, target: Target) -> Definitions:
-        triton = stand_in_triton(self._launches.append)
-        torch = stand_in_torch(target)
-        known = {"torch": torch, "triton": triton, "tl": triton.language, "TRITON_22": True}
-        source = folder_of(self.engine) / FILES[part]
-        own = self.engine.root, self.lifted.origin
-        return Definitions(source, *own, known, self._launches.append, self._chosen)
 
 
 def _batched(name: str, value: object) -> object:
@@ -65,5 +57,5 @@ class SGLangChunkScan(ScanEngine):
 
     engine: SGLang
 
-    def lift(self, backend: str = CUDA) -> SGLangScanKernels:
-        return SGLangScanKernels(self.engine, lift_kernels(self.engine, backend), LAUNCHERS)
+    def lift(self, backend: str = CUDA) -> SGLangSsdKernels:
+        return SGLangSsdKernels.of(self.engine, NAME, backend, differs={"passes_before": True})

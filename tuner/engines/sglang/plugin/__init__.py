@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tuner.engines.sglang.plugin.files import attention_root, find_attention_files
 from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, gemm_root
-from tuner.families.chunk_scan.files import find_scan_files, scan_root
+from tuner.families.scans.files import find_scan_files, scan_root
 
 log = logging.getLogger("tuner.plugin")
 

@@ -11,8 +11,8 @@ from tuner.engines.sglang.plugin.files import AttentionFile, read_attention_file
 from tuner.engines.sglang.plugin.gemm_files import GemmFile, read_gemm_file
 from tuner.errors import MalformedConfigFile, TunerError
 from tuner.families.attention.problem import Attention
-from tuner.families.chunk_scan.files import ScanFile, read_scan_file
 from tuner.families.dense_gemm.problem import DenseGemm
+from tuner.families.scans.files import ScanFile, read_scan_file
 
 __all__ = ["FileCheck", "RuntimeFacts", "ServerFile", "check_file", "check_gemm_file", "title"]
 

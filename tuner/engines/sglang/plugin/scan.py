@@ -1,22 +1,20 @@
-"""Hooks sglang's kernels of the Mamba-2 scan in this process."""
+"""Hooks sglang's kernels of chunked scans in this process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tuner.engines.after_import import after_import
-from tuner.families.chunk_scan.serve import MODULES, ScanChoices, ServerFacts, hook_module
-
-# The packages of the kernels' modules, the newest first.
-PACKAGES = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")
+from tuner.engines.sglang.package import SGLang
+from tuner.engines.sglang.scan_sources import FOLDERS, lift_scan
+from tuner.families.scans.scan import scan_named
+from tuner.families.scans.serve import ServerFacts, hook_packages
 
 
 def hook_scan(root: Path) -> None:
     """Give the files under a root to the kernels, when their modules are imported."""
-    choices = ScanChoices(root, _facts)
-    for package in PACKAGES:
-        for module in MODULES:
-            after_import(f"{package}.{module}", lambda found: hook_module(found, choices))
+    for family, folders in FOLDERS.items():
+        packages = [f"sglang.{folder.replace('/', '.')}" for folder in folders]
+        hook_packages(scan_named(family), packages, root, _facts)
 
 
 def _facts() -> ServerFacts:
@@ -24,12 +22,8 @@ def _facts() -> ServerFacts:
     import torch  # noqa: PLC0415
     import triton  # noqa: PLC0415
 
-    def kernel_hash() -> str:
-        from tuner.engines.sglang.chunk_scan.sources import lift_kernels  # noqa: PLC0415
-        from tuner.engines.sglang.package import SGLang  # noqa: PLC0415
-
-        here = SGLang(sglang.__version__, Path(sglang.__path__[0]))
-        return lift_kernels(here).hash
+    def kernel_hash(family: str) -> str:
+        return lift_scan(SGLang(sglang.__version__, Path(sglang.__path__[0])), family).hash
 
     device = torch.cuda.get_device_name().replace(" ", "_")
     return ServerFacts("sglang", sglang.__version__, device, triton.__version__, kernel_hash)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.engines.vllm.chunk_scan.binding import VLLMChunkScan
 from tuner.engines.vllm.package import VLLM
 from tuner.engines.vllm.state_update import cache_dtype as state_dtype
-from tuner.families.chunk_scan.export import ScanDelivery
+from tuner.families.scans.export import ScanDelivery
 
 __all__ = ["open_delivery", "open_family", "state_dtype"]
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tuner.devices.target import CUDA, Target
-from tuner.engines.vllm.chunk_scan.sources import FOLDER, lift_kernels
+from tuner.engines.vllm.chunk_scan.sources import FOLDER, STAGES, lift_kernels
 from tuner.engines.vllm.functions import EngineFunctions
 from tuner.engines.vllm.package import VLLM
-from tuner.families.chunk_scan.engine import ScanEngine, ScanKernels
-from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
-from tuner.families.chunk_scan.sources import FILES, LAUNCHERS
+from tuner.families.chunk_scan.problem import ChunkScan
+from tuner.families.chunk_scan.stages import SCAN
+from tuner.families.scans.engine import ScanEngine, ScanKernels
+from tuner.families.scans.scan import Call, ScanProblem
 from tuner.kernels.definitions import Definitions
 from tuner.kernels.stand_ins import RecordedKernel, TensorSpec
 from tuner.problems.points import Point
@@ -31,10 +33,9 @@ def _launch_autotuned(kernel: RecordedKernel, grid: Any, **arguments: object) ->
 class VLLMScanKernels(ScanKernels[VLLM]):
     """The kernels of one version of vLLM."""
 
-    passes_before = False
-
-    def _arguments(self, problem: ChunkScan, point: Point, launcher: str) -> Mapping[str, Any]:
-        found = self.operands(problem, point, launcher)
+    def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
+        assert isinstance(problem, ChunkScan)
+        found = super()._arguments(problem, point, call)
         sequences, chunks = point.batch_size, found["CB"].shape[0]
         return {
             **found,
@@ -49,11 +50,11 @@ class VLLMScanKernels(ScanKernels[VLLM]):
             "final_state_indices": TensorSpec("final_slots", (sequences,), "i32"),
         }
 
-    def _open(self, part: ScanKernel, target: Target) -> Definitions:
+    def _open(self, source: Path, target: Target) -> Definitions:
         known = {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
         return EngineFunctions(
             self.engine,
-            f"{FOLDER}/{FILES[part]}",
+            str(source.relative_to(self.engine.root)),
             target,
             known=known,
             chosen=self._chosen,
@@ -68,4 +69,6 @@ class VLLMChunkScan(ScanEngine):
     engine: VLLM
 
     def lift(self, backend: str = CUDA) -> VLLMScanKernels:
-        return VLLMScanKernels(self.engine, lift_kernels(self.engine, backend), LAUNCHERS)
+        lifted, folder = lift_kernels(self.engine, backend), self.engine.root / FOLDER
+        differs = {"passes_before": False}
+        return VLLMScanKernels(self.engine, SCAN, STAGES, folder, lifted, differs)

@@ -11,9 +11,9 @@ import logging
 import os
 from pathlib import Path
 
-from tuner.engines.after_import import after_import
-from tuner.families.chunk_scan.files import find_scan_files, scan_root
-from tuner.families.chunk_scan.serve import MODULES, ScanChoices, ServerFacts, hook_module
+from tuner.families.scans.files import find_scan_files, scan_root
+from tuner.families.scans.scan import scan_named
+from tuner.families.scans.serve import ServerFacts, hook_packages
 
 log = logging.getLogger("tuner.plugin")
 
@@ -39,9 +39,7 @@ def _register() -> None:
         if os.environ.get(variable, "0") not in ("", "0"):
             log.info("tuner scan: nothing is applied, because %s is set", variable)
             return
-    choices = ScanChoices(named[1], _facts)
-    for module in MODULES:
-        after_import(f"{PACKAGE}.{module}", lambda found: hook_module(found, choices))
+    hook_packages(scan_named("chunk_scan"), [PACKAGE], named[1], _facts)
 
 
 def _facts() -> ServerFacts:
@@ -49,7 +47,7 @@ def _facts() -> ServerFacts:
     import triton  # noqa: PLC0415
     import vllm  # noqa: PLC0415
 
-    def kernel_hash() -> str:
+    def kernel_hash(family: str) -> str:
         from tuner.engines.vllm.chunk_scan.sources import lift_kernels  # noqa: PLC0415
         from tuner.engines.vllm.package import VLLM  # noqa: PLC0415
 

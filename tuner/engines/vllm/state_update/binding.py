@@ -21,7 +21,7 @@ from tuner.families.state_update.engine import StateKernels, StateLaunch
 from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.lift import Lifted, lift
-from tuner.kernels.stand_ins import KernelLaunch, TensorSpec
+from tuner.kernels.stand_ins import SHORT_NAMES, KernelLaunch, TensorSpec
 from tuner.problems.points import Config, triton_defaults
 
 SOURCE = "model_executor/layers/mamba/ops/mamba_ssm.py"
@@ -29,7 +29,6 @@ KERNEL = "_selective_scan_update_kernel"
 ENTRY = ("BLOCK_SIZE_M", "num_warps")  # all that the launcher takes of a configuration
 _LAUNCHER = "selective_state_update"
 _CHOICE = "try_get_optimal_ssm_config"  # what the launcher asks for a configuration
-_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def operands(problem: StateUpdate, batch_size: int) -> dict[str, TensorSpec]:
     """
     n, heads, width = batch_size, problem.heads, problem.head_dim
     states, groups = problem.state_size, problem.groups
-    dtype = _SHORT[problem.dtype.value]
+    dtype = SHORT_NAMES[problem.dtype.value]
     # gate, x, B, C and dt of a sequence are one row of the projection.
     row = 2 * heads * width + 2 * groups * states + heads
     # Where there is one sequence, torch gives that dimension the stride of a contiguous tensor.
@@ -101,7 +100,9 @@ def operands(problem: StateUpdate, batch_size: int) -> dict[str, TensorSpec]:
     grouped = (n, groups, states)
     indices = TensorSpec("indices", (n, 1), "i32", (1, 1))
     return {
-        "state": TensorSpec("state", (n + 1, heads, width, states), _SHORT[problem.cache_dtype]),
+        "state": TensorSpec(
+            "state", (n + 1, heads, width, states), SHORT_NAMES[problem.cache_dtype]
+        ),
         "x": TensorSpec("x", (n, heads, width), dtype, (of_x, width, 1)),
         "dt": TensorSpec("dt", (n, heads, width), dtype, (row, 1, 0)),
         "A": TensorSpec("A", (heads, width, states), "fp32", (1, 0, 0)),

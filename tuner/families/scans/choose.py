@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.families.chunk_scan.problem import ScanKernel
-from tuner.problems.points import Config, Point
+from tuner.problems.points import Config, Part, Point
 from tuner.problems.results import Entry, Trial
 from tuner.tuning.pointwise import Baselines, PointwiseChooser, Policy
 
@@ -41,7 +40,7 @@ class OwnChoice:
 class ScanChooser:
     """`choose` and `finalists` for one run: a `PointwiseChooser` for each kernel."""
 
-    own: Mapping[ScanKernel, OwnChoice]
+    own: Mapping[Part, OwnChoice]
     policy: Policy
     requested: Sequence[Point]
     previous: Mapping[Point, Config]
@@ -58,7 +57,7 @@ class ScanChooser:
             found += self._of(part, trials).finalists(trials, here)
         return found
 
-    def _of(self, part: ScanKernel, trials: Sequence[Trial]) -> PointwiseChooser:
+    def _of(self, part: Part, trials: Sequence[Trial]) -> PointwiseChooser:
         points = [point for point in self.requested if point.part is part]
         own = self.own[part].config(trials)
         runs = Baselines({point: {"default": own} for point in points}, frozenset())

@@ -1,4 +1,4 @@
-"""Give choices to a server's launches of the kernels of a chunked scan.
+"""Give choices to a server's launches of the kernels of chunked scans.
 
 A kernel that an engine tunes itself is launched by `Autotuner.run` of Triton, and another one by
 `JITFunction.run`. The kernel's `run` is replaced on the object: where a file has a choice for a
@@ -10,33 +10,22 @@ library, because it runs inside servers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tuner.engines.after_import import after_import
 from tuner.errors import MalformedConfigFile
-from tuner.families.chunk_scan.files import ScanFile, find_scan_files, read_scan_file
-from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel
+from tuner.families.scans.files import ScanFile, find_scan_files, read_scan_file
+from tuner.families.scans.scan import Key, Scan, ScanKernel
 from tuner.problems.points import Config
 
 log = logging.getLogger("tuner.plugin")
 
-# sglang's and vLLM's kernels have one origin, and kept its names.
-KERNELS = {
-    "_chunk_cumsum_fwd_kernel": ScanKernel.CUMSUM,
-    "_chunk_state_fwd_kernel": ScanKernel.STATE,
-    "_chunk_state_varlen_kernel": ScanKernel.STATE,
-    "_state_passing_fwd_kernel": ScanKernel.PASSING,
-    "_bmm_chunk_fwd_kernel": ScanKernel.BMM,
-    "_chunk_scan_fwd_kernel": ScanKernel.SCAN,
-}
-MODULES = ("ssd_chunk_state", "ssd_state_passing", "ssd_bmm", "ssd_chunk_scan")
 _VLLM_LAUNCH = "launch_autotuned"  # keeps an autotuner's first choice, and calls no `run` again
-
-Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class ServerFacts:
     engine_version: str
     device: str | None  # as engines write it, e.g. NVIDIA_H200
     triton: str | None
-    kernel_hash: Callable[[], str]  # of this engine's kernels; may raise TunerError
+    kernel_hash: Callable[[str], str]  # of this engine's kernels of a family; may raise TunerError
 
     def refusal(self, file: ScanFile) -> str:
         """Why a server may not use a file; empty if it may."""
@@ -56,7 +45,7 @@ class ServerFacts:
             made = getattr(file, name)
             if known not in (None, made):
                 return f"made for {name} {made}, this is {known}"
-        if self.kernel_hash() != file.kernel_hash:
+        if self.kernel_hash(file.problem.family) != file.kernel_hash:
             version = f"{file.engine} {file.engine_version}"
             return f"made for {version}, whose kernels are not those of {self.engine_version}"
         return ""
@@ -64,23 +53,26 @@ class ServerFacts:
 
 @dataclass
 class ScanChoices:
-    """The choices of the files under a root, for this process. Files are read at the first launch:
-    by then the GPU is chosen.
+    """The choices of the files under a root, for this process and one family. Files are read at the
+    first launch: by then the GPU is chosen.
     """
 
+    scan: Scan
     root: Path
     facts: Callable[[], ServerFacts]
-    _answers: dict[Key, Config | None] = field(default_factory=dict)
+    _answers: dict[tuple[str, Key, int], dict[str, int] | None] = field(default_factory=dict)
     _refused: set[tuple[ScanKernel, Config]] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
 
-    def config(self, part: ScanKernel, named: Mapping[str, Any]) -> Config | None:
+    def config(self, part: ScanKernel, named: Mapping[str, Any]) -> dict[str, int] | None:
         """The choice for a launch with these arguments; None: the engine decides. Never raises."""
         try:
-            key = _seen(part, named)
-            if key not in self._answers:
-                self._answers[key] = self._find(part, key)
-            return self._answers[key]
+            key, length = self.scan.stages[part].seen(named)
+            asked = part.value, key, length  # an enum's own hash is slow
+            if asked not in self._answers:
+                found = self._find(part, key, length)
+                self._answers[asked] = None if found is None else dict(found)
+            return self._answers[asked]
         except Exception:
             self._say(f"{part.value}: left alone, because its launch is not understood")
             log.debug("tuner scan", exc_info=True)
@@ -93,21 +85,22 @@ class ScanChoices:
         text = " ".join(str(error).split())[:300]
         self._say(f"{part.value}: {config.key} cannot be launched here, and is left out: {text}")
 
-    def _find(self, part: ScanKernel, key: Key) -> Config | None:
+    def _find(self, part: ScanKernel, key: Key, length: int) -> Config | None:
+        stage = self.scan.stages[part]
         for file in self._files:
-            *exact, tokens = key
-            if _wanted(part, file.problem) != tuple(exact):
+            if stage.shows(file.problem) != key:
                 continue
-            entry = file.pick(part, int(str(tokens)))
+            tokens = stage.tokens or (lambda problem, chunks: chunks * problem.chunk_size)
+            entry = file.pick(part, tokens(file.problem, length))
             if entry is not None and (part, entry.config) not in self._refused:
                 return entry.config
-        self._say(f"{part.value}: no choice for {key[:-1]}, so the engine decides")
+        self._say(f"{part.value}: no choice for {(part.value, *key)}, so the engine decides")
         return None
 
     @cached_property
     def _files(self) -> list[ScanFile]:
         facts, found = self.facts(), []
-        for path in find_scan_files(self.root):
+        for path in find_scan_files(self.root, self.scan.name):
             try:
                 file = read_scan_file(path)
             except MalformedConfigFile as error:
@@ -127,36 +120,70 @@ class ScanChoices:
 def hook_module(module: ModuleType, choices: ScanChoices) -> None:
     """Hook the kernels that a module of an engine defines."""
     hooked = {}
-    for name, part in KERNELS.items():
-        kernel = vars(module).get(name)
-        if kernel is not None and _jitted(kernel).__module__ == module.__name__:
-            hook_kernel(kernel, part, choices)
-            hooked[id(kernel)] = part
+    for part, stage in choices.scan.stages.items():
+        for name in {call.kernel for call in stage.calls}:
+            kernel = vars(module).get(name)
+            if kernel is not None and _jitted(kernel).__module__ == module.__name__:
+                hook_kernel(kernel, part, choices)
+                hooked[id(kernel)] = part
     if hooked and (launch := vars(module).get(_VLLM_LAUNCH)):
         vars(module)[_VLLM_LAUNCH] = _around_launch(launch, hooked, choices)
 
 
+class Arguments(Mapping[str, Any]):
+    """The arguments of a launch by name. To make a dictionary of all at each launch costs a server
+    3 % of the time to the first token where it waits for the host.
+    """
+
+    __slots__ = ("_args", "_kwargs", "_places")
+
+    def __init__(
+        self, places: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._places, self._args, self._kwargs = places, args, kwargs
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401
+        named = self._kwargs
+        if name in named:
+            return named[name]
+        place = self._places[name]
+        if place >= len(self._args):
+            raise KeyError(name)
+        return self._args[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict(zip(self._places, self._args, strict=False)), **self._kwargs})
+
+    def __len__(self) -> int:
+        return len(self._args) + len(self._kwargs)
+
+
 def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  # noqa: ANN401
-    """Replace `run` of an `Autotuner` or a `JITFunction`."""
+    """Replace `run` of an `Autotuner` or a `JITFunction`, which heuristics may be around."""
     jitted = _jitted(kernel)
-    decide, launch, names = kernel.run, jitted.run, jitted.arg_names
+    while not hasattr(kernel, "configs") and kernel is not jitted:
+        kernel = kernel.fn
+    decide, launch = kernel.run, jitted.run
+    places = {name: place for place, name in enumerate(jitted.arg_names)}
 
     def run(*args: object, **kwargs: object) -> object:
-        config = choices.config(part, {**dict(zip(names, args, strict=False)), **kwargs})
+        config = choices.config(part, Arguments(places, args, kwargs))
         if config is None:
             return decide(*args, **kwargs)
         try:
             return launch(*args, **{**kwargs, **config})
         except Exception as error:  # out of shared memory, or a compiler's refusal
-            choices.refuse(part, config, error)
+            choices.refuse(part, Config(config), error)
             return decide(*args, **kwargs)
 
     kernel.run = run
 
 
 def _jitted(kernel: Any) -> Any:  # noqa: ANN401
-    """The `JITFunction` of an `Autotuner`, or the kernel itself."""
-    return kernel.fn if hasattr(kernel, "configs") else kernel
+    """The `JITFunction` within an `Autotuner` or `Heuristics`, or the kernel itself."""
+    while hasattr(kernel, "configs") or hasattr(kernel, "values"):
+        kernel = kernel.fn
+    return kernel
 
 
 def _around_launch(
@@ -172,38 +199,16 @@ def _around_launch(
     return launch
 
 
-def _seen(part: ScanKernel, named: Mapping[str, Any]) -> Key:
-    """What a launch shows of its problem, and its tokens, as whole chunks."""
-    size = named["chunk_size"]
-    match part:
-        case ScanKernel.CUMSUM:
-            exact: Key = (named["nheads"], _dtype(named["dt_ptr"]))
-            chunks = named["dA_cumsum_ptr"].shape[-2]
-        case ScanKernel.PASSING:
-            states = named["states_ptr"]
-            exact = (states.shape[-2], named["dim"], _dtype(named["out_ptr"]))
-            chunks = named["dA_cs_ptr"].shape[-2]
-        case ScanKernel.BMM:
-            exact = (named["ngroups"], named["K"], _dtype(named["a_ptr"]))
-            chunks = named["out_ptr"].shape[-4]
-        case _:
-            x = named["x_ptr"]
-            sizes = x.shape[-2], named["hdim"], named["nheads_ngroups_ratio"], named["dstate"]
-            exact = (*sizes, _dtype(x))
-            chunks = named["dA_cumsum_ptr"].shape[-2]
-    return (part.value, size, *exact, chunks * size)
-
-
-def _wanted(part: ScanKernel, problem: ChunkScan) -> Key:
-    """What a launch for a problem shows, without its tokens."""
-    p, dtype = problem, problem.dtype.value
-    exact: Key = {
-        ScanKernel.CUMSUM: (p.heads, dtype),
-        ScanKernel.PASSING: (p.heads, p.head_dim * p.state_size, p.state_dtype),
-        ScanKernel.BMM: (p.groups, p.state_size, dtype),
-    }.get(part, (p.heads, p.head_dim, p.heads // p.groups, p.state_size, dtype))
-    return (part.value, p.chunk_size, *exact)
-
-
-def _dtype(tensor: Any) -> str:  # noqa: ANN401
-    return str(tensor.dtype).removeprefix("torch.")
+def hook_packages(
+    scan: Scan, packages: Sequence[str], root: Path, facts: Callable[[], ServerFacts]
+) -> None:
+    """Give a family's files under a root to the kernels, once modules of the packages that may
+    have them are imported.
+    """
+    if not find_scan_files(root, scan.name):
+        return
+    choices = ScanChoices(scan, root, facts)
+    for file in dict.fromkeys(stage.file for stage in scan.stages.values()):
+        for package in packages:
+            name = f"{package}.{file.removesuffix('.py')}"
+            after_import(name, lambda module: hook_module(module, choices))

@@ -15,19 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.chunk_scan.problem import (
-    NAME,
-    ChunkScan,
-    ScanKernel,
-    parse_chunk_scan,
-    tokens_of,
-)
+from tuner.families.scans.scan import ScanKernel, ScanProblem, scan_named, scan_of, tokens_of
 from tuner.limited_file import read_limited
 from tuner.problems.points import Config, Point, version_folder
 from tuner.problems.results import Status
 
 FORMAT = 1
-FOLDER = NAME
+FOLDER = "chunk_scan"  # of all families of scans
 CONFIG_DIR_VARIABLE = "TUNER_SCAN_CONFIG_DIR"
 STATUSES = (Status.OK, Status.INCUMBENT)  # measured, or the engine's own, which stays
 _TEXTS = ("device", "engine", "engine_version", "triton", "kernel_hash")
@@ -48,7 +42,7 @@ class ScanEntry:
 class ScanFile:
     """The choices for one problem on one kind of GPU, and the software that they are for."""
 
-    problem: ChunkScan
+    problem: ScanProblem
     device: str  # e.g. NVIDIA_H200
     engine: str
     engine_version: str
@@ -58,9 +52,7 @@ class ScanFile:
 
     @property
     def title(self) -> str:
-        p = self.problem
-        sizes = f"{p.heads}x{p.head_dim} heads, {p.groups} groups, state {p.state_size}"
-        return f"chunked scan, {sizes}, chunks of {p.chunk_size}"
+        return scan_of(self.problem).title(self.problem)
 
     @property
     def predicted(self) -> bool:
@@ -98,7 +90,7 @@ class ScanFile:
         return min(here, key=distance, default=None)
 
 
-def file_name(problem: ChunkScan, device_name: str) -> str:
+def file_name(problem: ScanProblem, device_name: str) -> str:
     return f"{problem.spec().replace(':', ',', 1)},device_name={device_name}.json"
 
 
@@ -108,9 +100,16 @@ def scan_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
     return (CONFIG_DIR_VARIABLE, Path(named)) if named else None
 
 
-def find_scan_files(root: Path) -> list[Path]:
-    """The sorted paths of all files under a root, for any Triton version. None is opened."""
-    return sorted((root / FOLDER).glob("triton_*/*.json"))
+def find_scan_files(root: Path, family: str = "") -> list[Path]:
+    """The sorted paths of all files under a root, or of a family's, for any Triton version. None is
+    opened.
+    """
+    return sorted((root / FOLDER).glob(f"triton_*/{family and f'{family},'}*.json"))
+
+
+def family_of_file(path: Path) -> str:
+    """The family that the name of a file says."""
+    return path.name.partition(",")[0]
 
 
 def read_scan_file(path: Path) -> ScanFile:
@@ -126,20 +125,21 @@ def _file(fields: object) -> ScanFile:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise MalformedConfigFile(f"it is no object of format {FORMAT}")
     texts = {name: _text(fields, name) for name in ("problem", *_TEXTS)}
-    problem = parse_chunk_scan(texts.pop("problem"))
+    text = texts.pop("problem")
+    problem: ScanProblem = scan_named(text.partition(":")[0]).parse(text)
     rows = fields.get("entries")
     if not isinstance(rows, list) or not rows:
         raise MalformedConfigFile("it holds no entries")
-    entries = tuple(_entry(number, row) for number, row in enumerate(rows))
+    entries = tuple(_entry(problem, number, row) for number, row in enumerate(rows))
     if len({entry.point for entry in entries}) < len(entries):
         raise MalformedConfigFile("two entries are for the same kernel and prompts")
     return ScanFile(problem, **texts, entries=entries)
 
 
-def _entry(number: int, row: object) -> ScanEntry:
+def _entry(problem: ScanProblem, number: int, row: object) -> ScanEntry:
     if not isinstance(row, dict) or not isinstance(config := row.get("config"), dict):
         raise MalformedConfigFile(f"entry {number} must be an object with a config")
-    parts = {part.value: part for part in ScanKernel}
+    parts = {part.value: part for part in problem.parts}
     statuses = {status.value: status for status in STATUSES}
     for name, known in (("part", parts), ("status", statuses)):
         if row.get(name) not in known:

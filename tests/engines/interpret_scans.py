@@ -1,7 +1,7 @@
 """Runs an engine's chunked scan on the CPU and writes each case's errors as JSON.
 
 This is a separate program, because Triton decides on import whether to interpret:
-TRITON_INTERPRET=1 python interpret_chunk_scan.py sglang==0.5.16 CACHE_FOLDER
+TRITON_INTERPRET=1 python interpret_scans.py sglang==0.5.16 chunk_scan CACHE_FOLDER
 """
 
 from __future__ import annotations
@@ -11,59 +11,65 @@ import sys
 from pathlib import Path
 
 import torch
+import triton
+import triton.language as tl
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.chunk_scan.batch import ScanBatches, written
-from tuner.families.chunk_scan.engine import scan_engine
-from tuner.families.chunk_scan.problem import ScanKernel, parse_chunk_scan
+from tuner.families.scans.batch import ScanBatches, written
+from tuner.families.scans.engine import scan_engine
+from tuner.families.scans.scan import scan_named
 from tuner.kernels.lift import load_lifted
 from tuner.kernels.values import launch_values
 from tuner.problems.points import Config, Point
 
-# name -> (problem, sequences, tokens of each)
+# family -> name -> (problem, sequences, tokens of each)
 # The interpreter multiplies no bfloat16.
+_SSD = "heads=4,head_dim=16,groups=2,state_size=16,chunk_size=16,dtype=float16"
+_DELTA = "key_heads=1,value_heads=2,key_dim=64,value_dim=32,dtype=float16"
 CASES = {
-    "a last chunk that is not whole": (
-        "heads=4,head_dim=16,groups=2,state_size=16,chunk_size=16,dtype=float16",
-        1,
-        40,
-    ),
-    "two sequences": (
-        "heads=4,head_dim=16,groups=2,state_size=16,chunk_size=16,dtype=float16",
-        2,
-        32,
-    ),
-    "masked": (
-        "heads=3,head_dim=24,groups=1,state_size=16,chunk_size=32,dtype=float16,state_dtype=float16",
-        1,
-        64,
-    ),
-}
-TILE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 16}
-CONFIGS = {
-    ScanKernel.CUMSUM: {"BLOCK_SIZE_H": 2},
-    ScanKernel.PASSING: {"BLOCK_SIZE": 64},
+    "chunk_scan": {
+        "a last chunk that is not whole": (_SSD, 1, 40),
+        "two sequences": (_SSD, 2, 32),
+        "masked": (
+            "heads=3,head_dim=24,groups=1,state_size=16,chunk_size=32,dtype=float16,state_dtype=float16",
+            1,
+            64,
+        ),
+    },
+    "gated_delta": {
+        "a last chunk that is not whole": (_DELTA, 1, 150),
+        "two sequences": (_DELTA, 2, 64),
+        "wide keys": (
+            "key_heads=2,value_heads=2,key_dim=128,value_dim=64,dtype=float16,state_dtype=float16",
+            1,
+            64,
+        ),
+    },
 }
 TARGET = cuda_target(9, 0)
 
 
-def run(kernels, module, name: str) -> dict[str, float]:
-    text, sequences, tokens = CASES[name]
-    problem = parse_chunk_scan(f"chunk_scan:{text}")
+@triton.jit
+def exp(x):
+    return tl.exp(x)
+
+
+def run(kernels, module, family: str, name: str) -> dict[str, float]:
+    text, sequences, tokens = CASES[family][name]
+    problem = scan_named(family).parse(f"{family}:{text}")
     batches = ScanBatches(problem, kernels, seed=1, l2_bytes=1, device="cpu")
-    batch = batches.at(Point(sequences, ScanKernel.SCAN, tokens))
+    batch = batches.at(Point(sequences, problem.parts[0], tokens))
     errors = {}
-    chain: dict[str, float] = {}
     for separate in (True, False):  # with the reference's tensors, then with those of the chain
         if not separate:
             batch.clear({name for name in batch.expected if name in batch.copies[0]})
-        order = list(ScanKernel)
-        for part in order:
+        for part, stage in kernels.stages.items():
             point = Point(sequences, part, tokens)
-            config = Config({**CONFIGS.get(part, TILE), "num_warps": 4, "num_stages": 1})
+            least = {name: values[0] for name, values in stage.blocks.items()}
+            config = Config({**least, "num_warps": 4, "num_stages": 1})
             launches = kernels.launches(problem, point, config, TARGET)
-            names = written(launches, point)
+            names = written(problem, launches, point)
             if separate:
                 batch.clear(names)
             for launch in launches:
@@ -73,9 +79,7 @@ def run(kernels, module, name: str) -> dict[str, float]:
             if separate:
                 errors[part.value] = batch.error(names)
                 batch.restore(names)
-            elif part is ScanKernel.SCAN:
-                chain["chain"] = batch.error({"out"})
-    return {**errors, **chain}
+    return {**errors, "chain": batch.error({"out"})}
 
 
 def check_strides(binding, tensors: dict[str, torch.Tensor]) -> None:
@@ -89,10 +93,11 @@ def check_strides(binding, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def main() -> None:
-    engine, folder = sys.argv[1:]
-    kernels = scan_engine(find_engine(engine)).lift()
+    engine, family, folder = sys.argv[1:]
+    kernels = scan_engine(find_engine(engine), family).lift()
     module = load_lifted(kernels.lifted.write(Path(folder)))
-    json.dump({name: run(kernels, module, name) for name in CASES}, sys.stdout)
+    vars(module)["exp"] = exp  # the interpreter does not know Triton's functions by other names
+    json.dump({name: run(kernels, module, family, name) for name in CASES[family]}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tuner.errors import BadInput
-from tuner.families.chunk_scan.problem import ChunkScan
+from tuner.families.scans.scan import ScanProblem, chunks_of
 from tuner.problems.options import Field, Record, Whole, WordOrRecords
 from tuner.problems.points import Point, Problem
 
@@ -29,7 +29,6 @@ class PromptSelection:
         return bool(self.prompts)
 
     def points(self, problem: Problem) -> frozenset[Point]:
-        assert isinstance(problem, ChunkScan)  # the registry pairs problems with selections
         return frozenset(
             Point(sequences, part, tokens)
             for sequences, tokens in self.prompts or USUAL_PROMPTS
@@ -46,13 +45,13 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> PromptSelecti
     asked = values.get("prompts") or USUAL
     if isinstance(asked, str):
         return PromptSelection()
-    assert isinstance(problem, ChunkScan)
+    scan = cast(ScanProblem, problem)  # the registry pairs problems with selections
     found = sorted({(row["sequences"], row["tokens"]) for row in asked})
     for sequences, tokens in found:
-        if sequences > 1 and tokens % problem.chunk_size:
-            near = problem.chunks(tokens) * problem.chunk_size
+        if sequences > 1 and tokens % scan.chunk_size:
+            near = chunks_of(scan, tokens) * scan.chunk_size
             raise BadInput(
-                f"several sequences are tuned with whole chunks of {problem.chunk_size} tokens: "
+                f"several sequences are tuned with whole chunks of {scan.chunk_size} tokens: "
                 f"write {sequences}x{near} for {sequences}x{tokens}"
             )
     return PromptSelection(tuple(found))

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
 from tuner.export.files import PROVENANCE, provenance_row, sidecar_fields
-from tuner.families.chunk_scan.files import (
+from tuner.families.scans.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
     ScanEntry,
@@ -21,7 +21,7 @@ from tuner.families.chunk_scan.files import (
     file_name,
     read_scan_file,
 )
-from tuner.families.chunk_scan.problem import ChunkScan
+from tuner.families.scans.scan import ScanKernel, ScanProblem
 from tuner.problems.points import Point, Problem
 from tuner.problems.results import Status, Winner
 
@@ -40,7 +40,7 @@ class ScanFileExport:
     provenance: Mapping[str, Any]  # the sidecar's JSON
 
     @property
-    def problem(self) -> ChunkScan:
+    def problem(self) -> ScanProblem:
         return self.file.problem
 
     @property
@@ -134,6 +134,6 @@ def _plan(winners: list[Winner], root: Path) -> ScanFileExport:
     return ScanFileExport(path, file, provenance)
 
 
-def _scan(problem: Problem) -> ChunkScan:
-    assert isinstance(problem, ChunkScan)  # the only family that these files are for
-    return problem
+def _scan(problem: Problem) -> ScanProblem:
+    assert all(isinstance(part, ScanKernel) for part in problem.parts)
+    return cast(ScanProblem, problem)  # these files are for no other families

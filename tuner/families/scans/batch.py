@@ -9,28 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tuner.families.chunk_scan.engine import ScanKernels, ScanLaunch, kernel_of
-from tuner.families.chunk_scan.inputs import (
-    Prompt,
-    layout,
-    make_prompt,
-    outputs,
-    reference,
-    views,
-)
-from tuner.families.chunk_scan.problem import ChunkScan, ScanKernel, tokens_of
+from tuner.families.scans.engine import ScanKernels, ScanLaunch
+from tuner.families.scans.scan import ScanProblem, scan_of, stage_of
 from tuner.kernels.binding import Pointer
 from tuner.measure.timing import LAUNCHES, Reference
 from tuner.problems.points import Point
 
-# What each kernel writes, of the tensors of `ScanLaunch`.
-WRITES = {
-    ScanKernel.CUMSUM: ("dt_out", "dA_cumsum"),
-    ScanKernel.STATE: ("states", "final"),
-    ScanKernel.PASSING: ("passed", "final", "last"),
-    ScanKernel.BMM: ("CB",),
-    ScanKernel.SCAN: ("out",),
-}
 _LEAST_SCALE = 1e-3  # of the errors of a tensor
 _CACHES = 2  # the copies of a chain's tensors together are so many times as large as L2
 
@@ -43,7 +27,7 @@ class ScanBatch:
     and checked with the same inputs whatever runs before it.
     """
 
-    problem: ChunkScan
+    problem: ScanProblem
     point: Point
     expected: dict[str, Tensor]
     copies: list[dict[str, Tensor]]
@@ -58,9 +42,10 @@ class ScanBatch:
         return {name: Reference(tensor, _LEAST_SCALE) for name, tensor in self.expected.items()}
 
     def clear(self, names: set[str]) -> None:
-        """Fill tensors of the first copy with NaN."""
+        """Fill tensors of the first copy with NaN, or with zeros if they begin as zeros."""
+        zeros = scan_of(self.problem).zeros
         for name in names:
-            self.copies[0][name].fill_(float("nan"))
+            self.copies[0][name].fill_(0.0 if name in zeros else float("nan"))
 
     def restore(self, names: set[str]) -> None:
         """Give tensors of the first copy the reference's values."""
@@ -75,7 +60,7 @@ class ScanBatches:
 
     def __init__(
         self,
-        problem: ChunkScan,
+        problem: ScanProblem,
         kernels: ScanKernels[Any],
         seed: int,
         l2_bytes: int,
@@ -83,6 +68,7 @@ class ScanBatches:
         device: str = "cuda",
     ) -> None:
         self._problem, self._kernels = problem, kernels
+        self._inputs = scan_of(problem).inputs
         self._seed, self._l2_bytes, self._most_bytes = seed, l2_bytes, most_bytes
         self._device = device
         self._kept: dict[tuple[int, int], ScanBatch] = {}
@@ -107,20 +93,19 @@ class ScanBatches:
         return sum(self._bytes(point) * (self._copies(point) + 3) for point in points)
 
     def _bytes(self, point: Point) -> int:
-        made = outputs(self._problem, point, "meta").values()
-        inner = self._problem.heads * self._problem.head_dim
-        rows = tokens_of(point) * 4 * inner * 2  # about twice gate and x, in 16 bits
-        return rows + sum(int(t.numel() * t.element_size()) for t in made)
+        made = self._inputs.outputs(self._problem, point, "meta")
+        # What a layer is given is about as large as four outputs.
+        counted = [*made.values(), *4 * [made["out"]]]
+        return sum(int(tensor.numel() * tensor.element_size()) for tensor in counted)
 
     def _copies(self, point: Point) -> int:
         return min(LAUNCHES, ceil(_CACHES * self._l2_bytes / self._bytes(point)))
 
     def _make(self, point: Point) -> ScanBatch:
         problem, device = self._problem, self._device
-        prompt = make_prompt(problem, point, device=device, seed=self._seed)
-        before = self._kernels.passes_before
-        expected = reference(problem, point, prompt, passes_before=before)
-        fixed = layout(problem, point, device)
+        prompt = self._inputs.make_prompt(problem, point, device=device, seed=self._seed)
+        expected = self._inputs.reference(problem, point, prompt, **self._kernels.differs)
+        fixed = self._inputs.layout(problem, point, device)
         copies = []
         for at in range(self._copies(point)):
             copies.append(self._copy(prompt if at == 0 else prompt.clone(), point, expected, fixed))
@@ -128,19 +113,18 @@ class ScanBatches:
 
     def _copy(
         self,
-        prompt: Prompt,
+        prompt: Any,  # noqa: ANN401  # of the family
         point: Point,
         expected: dict[str, Tensor],
         fixed: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        made = outputs(self._problem, point, self._device)
+        made = self._inputs.outputs(self._problem, point, self._device)
         for name, tensor in made.items():
             tensor.copy_(expected[name])
-        weights = {"A": prompt.A, "D": prompt.D, "dt_bias": prompt.dt_bias}
-        return {**views(self._problem, prompt), **weights, **fixed, **made}
+        return {**self._inputs.views(self._problem, prompt), **fixed, **made}
 
 
-def written(launches: list[ScanLaunch], point: Point) -> set[str]:
+def written(problem: ScanProblem, launches: list[ScanLaunch], point: Point) -> set[str]:
     """What a point's kernels write."""
     pointers = [
         argument.operand or name
@@ -148,4 +132,4 @@ def written(launches: list[ScanLaunch], point: Point) -> set[str]:
         for name, argument in launch.binding.arguments.items()
         if isinstance(argument, Pointer)
     ]
-    return set(WRITES[kernel_of(point)]) & {*pointers}
+    return set(stage_of(problem, point.part).writes) & {*pointers}

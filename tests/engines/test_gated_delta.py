@@ -1,0 +1,117 @@
+"""The scan of gated delta nets in sglang, beyond what test_chunk_scan.py has of any scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from interpret_scans import CASES
+from interpreter import interpreted
+from tiers import only
+
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, UnsupportedKernel
+from tuner.families.gated_delta import inputs
+from tuner.families.gated_delta.models import resolve
+from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
+from tuner.families.scans.engine import scan_engine
+from tuner.families.scans.gpu import ScanOnGpu
+from tuner.families.scans.space import scan_space
+from tuner.models.serving import Serving
+from tuner.problems.points import Point
+
+H100 = find_device("H100")
+NEXT = parse_gated_delta("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
+ENGINES = ["sglang==0.5.12", "sglang==0.5.16", "sglang==0.5.23"]
+MODELS = Path(__file__).parents[1] / "data" / "models"
+
+
+@pytest.mark.parametrize("engine", only(["sglang==0.5.23"], ENGINES))
+def test_the_kernels_scan_as_the_reference_does(engine, tmp_path):
+    errors = interpreted("interpret_scans.py", engine, "gated_delta", tmp_path)
+    assert errors.keys() == CASES["gated_delta"].keys()
+    for case, found in errors.items():
+        assert found.keys() == {*(part.value for part in DeltaKernel), "chain"}
+        assert max(found.values()) < 4e-3, case  # the rounding of float16
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 150), (3, 128)])
+def test_the_reference_is_the_recurrence(sequences, tokens):
+    problem = parse_gated_delta("gated_delta:key_heads=2,value_heads=4,key_dim=16,value_dim=8")
+    point = Point(sequences, DeltaKernel.OUT, tokens)
+    prompt = inputs.make_prompt(problem, point, device="cpu", seed=3)
+    found = inputs.reference(problem, point, prompt)
+    q, k = (x.double().repeat_interleave(2, 1) for x in (found["q_normal"], found["k_normal"]))
+    assert torch.allclose(k.norm(dim=-1), torch.ones(1, dtype=torch.double))
+    for sequence in range(sequences):
+        state = torch.zeros(4, 8, 16, dtype=torch.double)
+        for at in range(sequence * tokens, (sequence + 1) * tokens):
+            state = state * prompt.g[at].double().exp()[:, None, None]
+            new = prompt.v[at].double() - torch.einsum("hvk,hk->hv", state, k[at])
+            state = state + (new * prompt.beta[at][:, None])[:, :, None] * k[at][:, None]
+            out = torch.einsum("hvk,hk->hv", state, q[at]) / 4.0
+            assert torch.allclose(found["out"][at].double(), out, atol=1e-5)
+        assert torch.allclose(found["pool"][sequence].double(), state, atol=1e-5)
+    made = inputs.outputs(problem, point, "meta")
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        name: tensor.shape for name, tensor in made.items()
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_the_engine_runs_is_read_from_its_launchers(engine):
+    kernels = scan_engine(find_engine(engine), "gated_delta").lift()
+    own = {part: kernels.constants(NEXT, part, H100.target) for part in DeltaKernel}
+    assert {part: config and config.key for part, config in own.items()} == {
+        DeltaKernel.NORM: "BT=16,num_stages=3,num_warps=8",
+        DeltaKernel.GATES: "num_stages=3,num_warps=8",
+        DeltaKernel.SOLVE: None,
+        DeltaKernel.WEIGHTS: "BK=64,BV=64,num_stages=3,num_warps=4",
+        DeltaKernel.STATES: "BV=32,num_stages=2,num_warps=4",
+        DeltaKernel.OUT: "BK=128,BV=64,num_stages=2,num_warps=4",
+    }
+    assert len(kernels.listed(NEXT, DeltaKernel.SOLVE, H100.target)) == 6
+    for part, config in own.items():
+        space = scan_space(NEXT, part, H100)
+        assert all(map(space.legal, kernels.listed(NEXT, part, H100.target)))
+        for chosen in {*space.configs()[::9]} - {config}:  # before the launcher's own constants
+            launches = kernels.launches(NEXT, Point(8, part, 2048), chosen, H100.target)
+            assert len(launches) == (2 if part is DeltaKernel.NORM else 1)
+            for launch in launches:
+                variant = launch.binding.variant()
+                assert {**variant.constants, **variant.options}.items() >= chosen.items()
+
+
+def test_a_backend_that_servers_may_run_instead_is_told_and_not_launched():
+    session = SimpleNamespace(_problem=NEXT)
+    answer = ScanOnGpu.measure(session, {"backend": "flashinfer"})
+    assert answer["status"] == "unsupported"
+    assert "no module for it" in answer["detail"]
+
+
+def test_a_release_without_the_kernels_says_so():
+    with pytest.raises(UnsupportedKernel, match=r"sglang 0\.5\.2 has no kernels for gated delta"):
+        scan_engine(find_engine("sglang==0.5.2"), "gated_delta").lift()
+
+
+def test_a_models_config_gives_the_heads_of_a_rank(tmp_path):
+    folder = str(MODELS / "qwen3.5-35b-a3b")
+    found = resolve(folder, Serving(tp=2))
+    assert [problem.spec() for problem in found.problems] == [
+        "gated_delta:key_heads=8,value_heads=16,key_dim=128,value_dim=128,dtype=bfloat16,"
+        "state_dtype=float32"
+    ]
+    assert found.notes == ("30 gated delta nets of 16 key and 32 value heads",)
+    kept = resolve(folder, Serving(options={"mamba_state_dtype": "bfloat16"}))
+    assert kept.problems[0].state_dtype == "bfloat16"
+    with pytest.raises(IndivisibleShape, match="nearest that works is tp=2"):
+        resolve(folder, Serving(tp=3))
+    with pytest.raises(MalformedCheckpoint, match="has no gated delta nets"):
+        resolve(str(MODELS / "deepseek-r1"), Serving())
+    with pytest.raises(BadProblem, match="give the folder of its config.json"):
+        resolve("qwen3-next", Serving())
+    with pytest.raises(BadProblem, match="do not divide"):
+        parse_gated_delta("gated_delta:key_heads=3,value_heads=32,key_dim=128,value_dim=128")

@@ -1,0 +1,155 @@
+"""Inputs of a gated delta net's scan, its float32 reference, and the tensors between kernels.
+
+All functions take `device` "cpu" or "cuda". T tokens lie in c chunks of s tokens; there are h value
+heads of v numbers and g key heads of n. Only the last chunk of a sequence may have fewer tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, softplus
+
+from tuner.families.gated_delta.problem import GatedDelta
+from tuner.families.scans.scan import all_chunks, chunks_of, tokens_of
+from tuner.problems.points import Point
+
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LARGEST_A = 16.0  # Qwen3-Next initialises A from 0 to 16
+_EPSILON = 1e-6  # of the lengths of q and k
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the chain is given."""
+
+    q: Tensor  # (T, g, n)
+    k: Tensor  # (T, g, n)
+    v: Tensor  # (T, h, v)
+    g: Tensor  # (T, h) float32, negative: the logarithm of a gate
+    beta: Tensor  # (T, h) float32, from 0 to 1
+
+    def clone(self) -> Prompt:
+        """The same values elsewhere in memory."""
+        return replace(self, **{name: value.clone() for name, value in vars(self).items()})
+
+
+def make_prompt(problem: GatedDelta, point: Point, *, device: str, seed: int) -> Prompt:
+    generator = torch.Generator(device).manual_seed(seed)
+    tokens, heads, dtype = tokens_of(point), problem.value_heads, TYPES[problem.dtype.value]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(shape, device=device).normal_(generator=generator)
+
+    keys = problem.key_heads, problem.key_dim
+    rate = _LARGEST_A * torch.rand(heads, device=device, generator=generator)
+    return Prompt(
+        q=normal(tokens, *keys).to(dtype),
+        k=normal(tokens, *keys).to(dtype),
+        v=normal(tokens, heads, problem.value_dim).to(dtype),
+        g=-rate * softplus(normal(tokens, heads) - 4.0),  # the usual time steps: 0.001 to 0.1
+        beta=normal(tokens, heads).sigmoid(),
+    )
+
+
+def views(problem: GatedDelta, prompt: Prompt) -> dict[str, Tensor]:
+    """The prompt's tensors by their names."""
+    return dict(vars(prompt))
+
+
+def layout(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
+    """Which tokens and chunks are whose, int32: sequence_ends and chunk_offsets (sequences + 1),
+    chunk_indices (c, 2), slots (sequences).
+    """
+    each = chunks_of(problem, point.new_tokens)
+    numbers = torch.arange(point.batch_size + 1, device=device, dtype=torch.int32)
+    chunks = torch.arange(all_chunks(problem, point), device=device, dtype=torch.int32)
+    return {
+        "sequence_ends": numbers * point.new_tokens,
+        "chunk_offsets": numbers * each,
+        "chunk_indices": torch.stack([chunks // each, chunks % each], 1).contiguous(),
+        "slots": numbers[:-1].clone(),
+    }
+
+
+def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
+    """Empty tensors for all that the kernels of the chain write; see `stages.operands`."""
+    tokens, c = tokens_of(point), all_chunks(problem, point)
+    heads, n, v = problem.value_heads, problem.key_dim, problem.value_dim
+    dtype = TYPES[problem.dtype.value]
+    shapes = {
+        "q_normal": (tokens, problem.key_heads, n),
+        "k_normal": (tokens, problem.key_heads, n),
+        "T": (tokens, heads, problem.chunk_size),
+        "w": (tokens, heads, n),
+        "u": (tokens, heads, v),
+        "h": (c, heads, v, n),
+        "v_new": (tokens, heads, v),
+        "out": (tokens, heads, v),
+    }
+    found = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+    pool = point.batch_size, heads, v, n
+    found["pool"] = torch.empty(pool, dtype=TYPES[problem.state_dtype], device=device)
+    found["g_sum"] = torch.empty((tokens, heads), device=device)
+    return found
+
+
+def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Tensor]:
+    """What each tensor of `outputs` should hold, float32: the states before each chunk in `h`, and
+    those at the ends of the sequences in `pool`.
+    """
+    sequences, size = point.batch_size, problem.chunk_size
+    each = chunks_of(problem, point.new_tokens)
+    heads, v, n = problem.value_heads, problem.value_dim, problem.key_dim
+    tokens, device = tokens_of(point), prompt.v.device
+
+    def cut(rows: Tensor, width: int) -> Tensor:
+        """(T, heads * width) as (sequences, c, heads, s, width), with zeros behind the last."""
+        flat = pad(rows.flatten(1), (0, 0, 0, sequences * each * size - tokens))
+        return flat.view(sequences, each, size, -1, width).transpose(2, 3)
+
+    unit = {name: _unit(getattr(prompt, name).float()) for name in ("q", "k")}
+    q, k = (cut(unit[name], n) for name in ("q", "k"))
+    values, beta = cut(prompt.v, v), cut(prompt.beta, 1)
+    gates = cut(prompt.g, 1).cumsum(3)
+    widths = {"T": size, "w": n, "u": v, "v_new": v, "out": v}
+    made = {
+        name: torch.empty((sequences, each, heads, size, width), device=device)
+        for name, width in widths.items()
+    }
+    before = torch.empty((sequences, each, heads, v, n), device=device)
+    state = torch.zeros((sequences, heads, v, n), device=device)
+    one = torch.eye(size, device=device)
+    for c in range(each):
+        repeated = heads // problem.key_heads
+        qc, kc = (tensor[:, c].repeat_interleave(repeated, 1) for tensor in (q, k))
+        s, b = gates[:, c], beta[:, c]
+        apart = (s - s.mT).clamp(max=0.0).exp()  # of pairs that are not above the diagonal
+        below = (kc @ kc.mT * apart * b).tril(-1)
+        inverse = torch.linalg.solve_triangular(
+            one + below, one.expand_as(below), upper=False, unitriangular=True
+        )
+        w, u = inverse @ (kc * b * s.exp()), inverse @ (values[:, c].float() * b)
+        new = u - w @ state.mT
+        out = qc * s.exp() @ state.mT + (qc @ kc.mT * apart).tril() @ new
+        found = {"T": inverse, "w": w, "u": u, "v_new": new, "out": out * n**-0.5}
+        for name, tensor in found.items():
+            made[name][:, c] = tensor
+        before[:, c] = state
+        last = s[:, :, -1:]
+        state = state * last.exp() + new.mT @ (kc * (last - s).exp())
+    joined = {name: _join(tensor)[:tokens] for name, tensor in made.items()}
+    sums = _join(gates)[:tokens, :, 0]
+    normal = {f"{name}_normal": tensor for name, tensor in unit.items()}
+    return {**normal, **joined, "g_sum": sums, "h": before.flatten(0, 1), "pool": state}
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows * (rows.square().sum(-1, keepdim=True) + _EPSILON).rsqrt()
+
+
+def _join(parts: Tensor) -> Tensor:
+    """(sequences, c, heads, s, width) as (tokens, heads, width)."""
+    return parts.transpose(2, 3).flatten(0, 2)

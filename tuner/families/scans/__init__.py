@@ -1,0 +1,1 @@
+"""What families of chunked scans share: chains of kernels that engines tune themselves."""

@@ -1,0 +1,99 @@
+"""Check whether what an engine runs, or what files say, compiles and fits on a device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.devices.table import Device
+from tuner.engines.engine import Engine
+from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
+from tuner.families.scans.engine import scan_engine
+from tuner.families.scans.files import read_scan_file
+from tuner.families.scans.scan import ScanProblem, stage_of, tokens_of
+from tuner.problems.points import Candidate, Config, Point
+
+FILE_OPTIONS: tuple[str, ...] = ()
+
+
+class ScanCheck(Check[CheckedEntry]):
+    """The results for every entry. Its size is a number of tokens."""
+
+    columns = ("kernel", "tokens", "blocks", "warps", "stages", "shared")
+    by = "tokens"
+
+    def cells(self, entry: CheckedEntry) -> tuple[object, ...]:
+        config, compiled = entry.config, entry.compiled
+        blocks = "x".join(
+            str(config.get(name)) for name in stage_of(entry.problem, entry.part).blocks
+        )
+        launch = config.get("num_warps"), config.get("num_stages")
+        shared = compiled.shared_bytes if compiled else None
+        return (entry.part.value, entry.size, blocks, *launch, shared)
+
+    def fields(self, entry: CheckedEntry) -> dict[str, Any]:
+        where = {"file": entry.file, "part": entry.part.value, "tokens": entry.size}
+        return {**where, "config": dict(entry.config)}
+
+
+def claims_of(family: str) -> Callable[[str, Engine], bool]:
+    """Whether a name is that of a file of a family, as its module `check` says."""
+    names = re.compile(rf"{family},\w+=\d+,\S+,device_name=[^,/\\]+\.json", re.ASCII)
+
+    def claims(name: str, engine: Engine) -> bool:
+        return names.fullmatch(name) is not None
+
+    return claims
+
+
+def check_files(
+    files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
+) -> ScanCheck:
+    """Compile every entry of the files for the device.
+
+    Raises MalformedConfigFile for a malformed file, and UnsupportedKernel for an entry that the
+    engine's kernel does not take, or a release without the kernels.
+    """
+    plans = []
+    for path in files:
+        file = read_scan_file(path)
+        asked = [(entry.point, entry.config) for entry in file.entries]
+        plans.append(_plan(str(path), file.problem, asked, device, engine))
+    return check_plans(ScanCheck, plans, device, engine)
+
+
+def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engine) -> ScanCheck:
+    """Compile what the engine runs for the problems: its constants, or all among which it chooses.
+
+    Raises UnsupportedKernel for a release without the kernels.
+    """
+    plans = []
+    for problem in problems:
+        kernels = scan_engine(engine, problem.family).lift(device.target.backend)
+        asked: list[tuple[Point, Config]] = []
+        for part in problem.parts:
+            about = problem, part, device.target
+            own = kernels.constants(*about)
+            point = Point(1, part, problem.chunk_size)
+            asked += [(point, one) for one in ([own] if own else kernels.listed(*about))]
+        name = f"{problem.spec()}: what {engine.name} {engine.version} has"
+        plans.append(_plan(name, problem, asked, device, engine))
+    return check_plans(ScanCheck, plans, device, engine)
+
+
+def _plan(
+    name: str,
+    problem: ScanProblem,
+    asked: Sequence[tuple[Point, Config]],
+    device: Device,
+    engine: Engine,
+) -> CheckPlan[ScanProblem]:
+    kernels = scan_engine(engine, problem.family).lift(device.target.backend)
+    entries = [
+        EntryToCheck(point.part, tokens_of(point), config, Candidate(point, config))
+        for point, config in asked
+    ]
+    about = problem, device.target
+    return CheckPlan(name, problem, kernels.binder(*about), entries, kernels.companions(*about))

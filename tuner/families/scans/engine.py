@@ -1,0 +1,223 @@
+"""What an engine whose chunked scans can be tuned has to give, and what it inherits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tuner.compile.candidates import Binder, Companions
+from tuner.devices.target import CUDA, Target
+from tuner.engines.engine import Engine, engine_module
+from tuner.errors import UnsupportedKernel, did_you_mean
+from tuner.families.scans.scan import (
+    Call,
+    Scan,
+    ScanKernel,
+    ScanProblem,
+    Stage,
+    Stages,
+    stage_of,
+)
+from tuner.kernels.binding import Argument, Binding, Pointer, argument_of, bind
+from tuner.kernels.definitions import Definitions
+from tuner.kernels.lift import Lifted
+from tuner.kernels.stand_ins import KernelLaunch
+from tuner.problems.points import (
+    TRITON_DEFAULTS,
+    Candidate,
+    Config,
+    Part,
+    Point,
+    triton_defaults,
+)
+
+
+@dataclass(frozen=True)
+class ScanLaunch:
+    """A kernel of the chain, with the grid that the engine launches it with.
+
+    Its pointers are the tensors of the family's operands and outputs, by their names.
+    """
+
+    binding: Binding
+    grid: tuple[int, ...]
+
+
+E = TypeVar("E", bound=Engine)
+
+
+@dataclass(frozen=True)
+class ScanKernels(ABC, Generic[E]):
+    """The kernels of one engine version, launched as its own launchers do.
+
+    All methods may raise UnsupportedKernel.
+    """
+
+    engine: E
+    scan: Scan
+    stages: Stages  # those of the chain, with the calls that this engine has
+    folder: Path  # of the kernels' files
+    lifted: Lifted
+    # What of the reference depends on the engine: further arguments of `inputs.reference`.
+    differs: Mapping[str, Any] = field(default_factory=dict)
+    _chosen: dict[str, int] = field(default_factory=dict)
+    _given: dict[str, Any] = field(default_factory=dict)  # the arguments of the launcher that runs
+    _opened: dict[tuple[str, Target], Definitions] = field(default_factory=dict)
+    _launches: list[KernelLaunch] = field(default_factory=list)
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the lifted source."""
+        return self.lifted.hash
+
+    def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
+        """The arguments of a launcher. It takes those that are among its parameters."""
+        return self.scan.operands(problem, point, call)
+
+    @abstractmethod
+    def _open(self, source: Path, target: Target) -> Definitions:
+        """The functions of a file. They record in `_launches`, and launch with `_chosen`."""
+
+    def launches(
+        self, problem: ScanProblem, point: Point, config: Config, target: Target
+    ) -> list[ScanLaunch]:
+        """What the engine launches at a point with a configuration, in turn."""
+        self._check(point.part, config)
+        return [
+            self._bound(call, self._launched(problem, point, call, config, target), target)
+            for call in self._stage(point.part).calls
+        ]
+
+    def listed(self, problem: ScanProblem, part: Part, target: Target) -> Sequence[Config]:
+        """The configurations among which the engine chooses; empty where it runs constants.
+
+        Tiles that are wider than what they cover are left out, and what Triton miscompiles.
+        """
+        whole = self._list(part, target)
+        unsafe = self._stage(part).unsafe
+        sound = [one for one in whole if not unsafe(one, target)]
+        fitting = [one for one in sound if not oversized(problem, part, one)]
+        return fitting or whole[:1]
+
+    def constants(self, problem: ScanProblem, part: Part, target: Target) -> Config | None:
+        """What the engine always runs; None where it chooses."""
+        if listed := self._list(part, target):
+            return listed[0] if len(listed) == 1 else None
+        call = self._stage(part).calls[0]
+        point = Point(1, part, problem.chunk_size)
+        launch = self._launched(problem, point, call, {}, target)
+        defaults = {p.name: p.default for p in self.lifted.parameters(call.kernel)}
+        values = {n: {**defaults, **launch.arguments}.get(n) for n in self._stage(part).blocks}
+        if not all(isinstance(value, int) for value in values.values()):
+            raise UnsupportedKernel(f"{self.lifted.origin}: {part.value} has no constants")
+        found = {name: int(str(value)) for name, value in values.items()}
+        return Config({**TRITON_DEFAULTS, **found, **launch.options})
+
+    def _list(self, part: Part, target: Target) -> list[Config]:
+        """The list of an autotuner; empty without one."""
+        stage = self._stage(part)
+        found = self._definitions(stage.file, target).autotuned(stage.calls[0].kernel)
+        return [Config({**TRITON_DEFAULTS, **config}) for config in found]
+
+    def binder(self, problem: ScanProblem, target: Target) -> Binder:
+        """The main kernel of a candidate, for the compiler."""
+        return lambda candidate: self._bindings(problem, candidate, target)[0]
+
+    def companions(self, problem: ScanProblem, target: Target) -> Companions:
+        """The further kernels of a candidate."""
+        return lambda candidate: self._bindings(problem, candidate, target)[1:]
+
+    def _bindings(
+        self, problem: ScanProblem, candidate: Candidate, target: Target
+    ) -> list[tuple[Lifted, Binding]]:
+        found = self.launches(problem, candidate.point, candidate.config, target)
+        return [(self.lifted, launch.binding) for launch in found]
+
+    def _stage(self, part: Part) -> Stage:
+        assert isinstance(part, ScanKernel)  # the problem is a scan
+        return self.stages[part]
+
+    def _definitions(self, file: str, target: Target) -> Definitions:
+        if (file, target) not in self._opened:
+            self._opened[file, target] = self._open(self.folder / file, target)
+        return self._opened[file, target]
+
+    def _launched(
+        self,
+        problem: ScanProblem,
+        point: Point,
+        call: Call,
+        config: Mapping[str, int],
+        target: Target,
+    ) -> KernelLaunch:
+        """A call's launch of its kernel. A launcher may launch others of the chain too."""
+        for held, now in ((self._chosen, config), (self._given, {})):
+            held.clear()
+            held.update(now)
+        self._given.update(self._arguments(problem, point, call))
+        self._launches.clear()
+        self._definitions(self._stage(point.part).file, target).call(call.launcher, self._given)
+        known = {one.kernel for stage in self.stages.values() for one in stage.calls}
+        found = [launch for launch in self._launches if launch.kernel == call.kernel]
+        if len(found) != 1 or not {launch.kernel for launch in self._launches} <= known:
+            origin, part = self.lifted.origin, point.part.value
+            raise UnsupportedKernel(f"{origin}: {part} does not launch {call.kernel}")
+        return found[0]
+
+    def _bound(self, call: Call, launch: KernelLaunch, target: Target) -> ScanLaunch:
+        parameters = self.lifted.parameters(launch.kernel)
+        constexpr = {parameter.name for parameter in parameters if parameter.constexpr}
+        known: dict[str, Argument] = {}
+        for name, value in launch.arguments.items():
+            argument = argument_of(name, value, constant=name in constexpr)
+            if isinstance(argument, Pointer) and not argument.operand:
+                if name not in call.made:
+                    raise UnsupportedKernel(
+                        f"{self.lifted.origin}: {launch.kernel} writes an unknown tensor {name}"
+                    )
+                argument = replace(argument, operand=call.made[name])
+            known[name] = argument
+        options = {**triton_defaults(target.backend), **launch.options}
+        binding = bind(self.lifted.origin, launch.kernel, parameters, known, options)
+        return ScanLaunch(binding, launch.grid)
+
+    def _check(self, part: Part, config: Config) -> None:
+        names = (*self._stage(part).blocks, *TRITON_DEFAULTS)
+        for key in config:
+            if key not in names:
+                near = did_you_mean(key, names)
+                raise UnsupportedKernel(f"{part.value} takes no config key {key!r}{near}")
+        if missing := [name for name in names if name not in config]:
+            raise UnsupportedKernel(f"{part.value} needs {', '.join(missing)}")
+
+
+def oversized(problem: ScanProblem, part: Part, config: Config) -> bool:
+    """Whether a tile is wider than what it covers, which the kernel would mask."""
+    stage = stage_of(problem, part)
+    lengths = zip(stage.blocks, stage.covers(problem), strict=True)
+    return any(config[name] > padded(length) for name, length in lengths)
+
+
+def padded(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class ScanEngine(ABC):
+    """The chunked scans of one family in one engine version on disk."""
+
+    engine: Engine
+
+    @abstractmethod
+    def lift(self, backend: str = CUDA) -> ScanKernels[Any]:
+        """The kernels for a backend, "cuda" or "hip". Raises UnsupportedKernel."""
+
+
+def scan_engine(engine: Engine, family: str) -> ScanEngine:
+    """A family's scan in an engine. Raises UnsupportedFamily if it cannot be tuned."""
+    found: ScanEngine = engine_module(engine.name, family).open_family(engine)
+    return found

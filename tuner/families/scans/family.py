@@ -1,0 +1,58 @@
+"""What the registry entries of chunked scans share; importing it loads no heavy module."""
+
+from __future__ import annotations
+
+from tuner.devices.roofline import roofline_us
+from tuner.devices.table import Device
+from tuner.families.scans.scan import ScanProblem, all_chunks, stage_of, tokens_of
+from tuner.families.scans.selection import PROMPTS
+from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
+from tuner.problems.options import Option, Word
+from tuner.problems.points import ChartPosition, Point
+
+SHAPING = (
+    Option(
+        "mamba_state_dtype",
+        "--mamba-state-dtype",
+        Word(STATE_DTYPES, check_state_dtype),
+        "Chunked scans: type of the states in servers; default: as the engine does.",
+        description="Type of the states of chunked scans; default: as the engine does.",
+    ),
+)
+SELECTING = (
+    Option(
+        "prompts",
+        "--prompts",
+        PROMPTS,
+        "Chunked scans: sequences x tokens of prefill, e.g. 1x8192,8x2048; default: 1x1024, "
+        "1x8192, 1x32768 and 8x2048.",
+        description="Chunked scans only: sequences x tokens of prefill; default: the usual.",
+    ),
+)
+
+
+def place(problem: ScanProblem, point: Point) -> ChartPosition:
+    """Where a point is drawn: the kernels of a batch are one after the other, by tokens."""
+    sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
+    return ChartPosition(f"chunked scan, {sequences}", point.new_tokens, "tokens of each sequence")
+
+
+def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
+    """Microseconds of one launch at least; see `roofline_us`.
+
+    What a kernel reads was written by the one before, or by the layer's convolution.
+    """
+    size = tokens_of(point), all_chunks(problem, point)
+    return roofline_us(
+        device,
+        problem.dtype,
+        operations=stage_of(problem, point.part).operations(problem, *size),
+        cold_bytes=0.0,
+        warm_bytes=float(held_bytes(problem, point)),
+    )
+
+
+def held_bytes(problem: ScanProblem, point: Point) -> int:
+    """Bytes that a kernel reads and writes: one launch needs them of the card's memory."""
+    size = tokens_of(point), all_chunks(problem, point)
+    return stage_of(problem, point.part).moved_bytes(problem, *size)

@@ -1,0 +1,154 @@
+"""A chunked scan as data: what a family of such problems says of its chain of kernels.
+
+Servers read it too, so this module and the families' modules `stages` are light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+from tuner.devices.target import Target
+from tuner.errors import BadProblem, did_you_mean
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Part, Point, Problem
+
+# The families of chunked scans. The name of each is that of its problems and of its package.
+NAMES = ("chunk_scan", "gated_delta")
+Key = tuple[object, ...]
+
+
+class ScanKernel(Part):
+    """The base of the kernels of a chain, which families list in the order of launch."""
+
+    def size_of(self, point: Point) -> str:
+        return f"{point.batch_size}x{point.new_tokens}"
+
+    def point_json(self, point: Point) -> dict[str, str | int]:
+        return {
+            "part": self.value,
+            "batch_size": point.batch_size,
+            "new_tokens": point.new_tokens,
+        }
+
+
+class ScanProblem(Protocol):
+    """What the problems of all such families have."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def parts(self) -> tuple[ScanKernel, ...]: ...
+    @property
+    def chunk_size(self) -> int: ...
+    @property
+    def dtype(self) -> Dtype: ...
+
+    def spec(self) -> str:
+        """See `Problem`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of an engine, and the kernel that it launches."""
+
+    launcher: str
+    kernel: str
+    # The tensors that it allocates, by the kernel's parameters.
+    made: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A kernel of a chain, or several that share a configuration."""
+
+    file: str
+    calls: tuple[Call, ...]  # the main one first
+    writes: tuple[str, ...]
+    blocks: Mapping[str, tuple[int, ...]]  # the constants of a configuration, and values to try
+    covers: Callable[[Any], tuple[int, ...]]  # of a problem: the lengths that they cover in steps
+    # Of a launch's arguments: what they show of its problem, and how long it is.
+    seen: Callable[[Mapping[str, Any]], tuple[Key, int]]
+    shows: Callable[[Any], Key]  # the same of a problem
+    operations: Callable[[Any, int, int], float]  # of a problem, tokens and chunks
+    moved_bytes: Callable[[Any, int, int], int]
+    warps: tuple[int, ...] = (1, 2, 4, 8)
+    stages: tuple[int, ...] = (1, 2, 3, 4, 5)
+    # Tiles that are tried first where an engine has no list, by `blocks`; none: the whole space.
+    first: tuple[tuple[int, ...], ...] = ()
+    # What must not be launched on a target, and who says so.
+    unsafe: Callable[[Config, Target], bool] = lambda config, target: False
+    unsafe_source: str = ""
+    # The tokens of a launch of a length, of several sequences together; None: chunks.
+    tokens: Callable[[Any, int], int] | None = None
+
+
+Stages = Mapping[ScanKernel, Stage]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The chain of one family."""
+
+    name: str
+    layers: str  # "Mamba-2": whose prompts these are
+    parse: Callable[[str], Any]
+    title: Callable[[Any], str]  # of a problem, short
+    stages: Stages
+    operands: Callable[[Any, Point, Call], dict[str, Any]]  # see `ScanKernels.operands`
+    # The largest |difference| / (|expected| + rms) of a correct kernel.
+    worst_error: Mapping[Dtype, float]
+    # Tensors that begin as zeros, because a kernel reads them too or writes parts of them.
+    zeros: frozenset[str] = frozenset()
+
+    @property
+    def inputs(self) -> Any:  # noqa: ANN401
+        """The family's module that makes tensors; it imports torch."""
+        return import_module(f"tuner.families.{self.name}.inputs")
+
+
+def scan_named(name: str) -> Scan:
+    """The chain of a family. Raises BadProblem for a name that is none."""
+    if name not in NAMES:
+        raise BadProblem(f"unknown chunked scan {name!r}{did_you_mean(name, NAMES)}")
+    found: Scan = import_module(f"tuner.families.{name}.stages").SCAN
+    return found
+
+
+def scan_of(problem: Problem) -> Scan:
+    """The chain of a problem."""
+    return scan_named(problem.family)
+
+
+def stage_of(problem: Problem, part: Part) -> Stage:
+    """A kernel of a problem's chain."""
+    assert isinstance(part, ScanKernel)  # the problem is a scan
+    return scan_of(problem).stages[part]
+
+
+def dtype_of(tensor: Any) -> str:  # noqa: ANN401
+    """The type of a tensor in a server: "bfloat16"."""
+    return _name_of(tensor.dtype)
+
+
+@cache  # at each launch the text would be made anew
+def _name_of(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def chunks_of(problem: ScanProblem, tokens: int) -> int:
+    """The number of chunks that a number of tokens is cut into."""
+    return -(-tokens // problem.chunk_size)
+
+
+def tokens_of(point: Point) -> int:
+    """The tokens of a point's sequences together: all that a launch knows of its length."""
+    return point.batch_size * point.new_tokens
+
+
+def all_chunks(problem: ScanProblem, point: Point) -> int:
+    """The chunks of a point; none has tokens of two sequences."""
+    return point.batch_size * chunks_of(problem, point.new_tokens)

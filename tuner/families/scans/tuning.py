@@ -1,0 +1,166 @@
+"""The tuning run of a chunked scan.
+
+An engine that chooses by itself does so at its first prompt, which is one chunk. So that point is
+measured too, with the engine's own list: it says what the engine would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from tuner.errors import BadInput
+from tuner.families.scans.choose import OwnChoice, ScanChooser
+from tuner.families.scans.engine import ScanKernels, scan_engine
+from tuner.families.scans.files import file_name
+from tuner.families.scans.scan import ScanKernel, ScanProblem, stage_of
+from tuner.families.scans.selection import PromptSelection
+from tuner.families.scans.space import first_configs, scan_space
+from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.results import Compiled, Entry, MeasureKind, Measurement
+from tuner.tuning.pointwise import GAIN, Policy
+from tuner.tuning.prepare import NOISE, Known, Prepared, recording_of, refuse_moe_options
+from tuner.tuning.report import EntryTable
+from tuner.tuning.request import Effort, Request
+from tuner.tuning.search import Budget, Search
+from tuner.tuning.space import Space
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
+
+# Configurations that a point tries beyond what is tried first.
+FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
+UNPREDICTED = (
+    "the times of a chunked scan are not predicted: measure them on a GPU, or replay a recording"
+)
+
+
+def entry_cells(problem: ScanProblem, entry: Entry) -> tuple[object, ...]:
+    """An entry's row: prompts, kernel, blocks, warps and stages."""
+    config, part = entry.config, entry.point.part
+    blocks = "x".join(str(config[name]) for name in stage_of(problem, part).blocks)
+    return entry.point.size, part.value, blocks, config["num_warps"], config["num_stages"]
+
+
+_COLUMNS = ("prompts", "kernel", "blocks", "warps", "stages")
+
+
+class ListThenSearch:
+    """A strategy that tries a list first. What its search asks for does not depend on the list."""
+
+    def __init__(self, listed: Sequence[Candidate], search: Search) -> None:
+        self._left, self._search = list(listed), search
+
+    def ask(self) -> list[Candidate]:
+        left, self._left = self._left, []
+        return [*left, *self._search.ask()]
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        self._search.tell(candidate, measurement)
+
+
+class Unpredicted:
+    """A `Measurer` that has no times."""
+
+    def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
+        """Raises BadInput."""
+        raise BadInput(UNPREDICTED)
+
+
+def prepare(request: Request) -> Prepared:
+    """The run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
+    problem, device, kind = scan_problem(request), request.device, request.source.kind
+    assert isinstance(request.selected, PromptSelection)
+    refuse_moe_options(request, "a chunked scan")
+    if kind is MeasureKind.PREDICT:
+        raise BadInput(UNPREDICTED)
+    kernels = scan_engine(request.engine, problem.family).lift(device.target.backend)
+    own = own_choices(kernels, request)
+    begins = {choice.first for choice in own.values() if choice.constants is None}
+    recording = recording_of(request)
+    asked = {*request.selected.points(problem)}
+    if recording is not None and not request.selected.given:
+        asked = {*recording.points} - begins or {*recording.points}
+    requested, points = sorted(asked), sorted(asked | begins)
+    spaces: dict[Part, Space] = {p: scan_space(problem, p, device) for p in problem.parts}
+    first: dict[Part, list[Config]] = {
+        part: _first(problem, own[part], spaces[part], part) for part in problem.parts
+    }
+    further = FURTHER.get(request.effort, max(map(len, spaces.values())))
+    tries: dict[str, int] = {}
+    for point in requested:
+        most = len(first[point.part]) + further
+        tries[point.size] = tries.get(point.size, 0) + most
+    return Prepared(
+        request=request,
+        points=tuple(points),
+        spaces=spaces,
+        kernels=kernels,
+        plan=partial(_plan, own, requested, kind),
+        strategy=lambda known: _strategy(first, spaces, points, requested, further, request.seed),
+        predictor=Unpredicted(),
+        tries=tries,
+        file_names=dict.fromkeys(problem.parts, file_name(problem, device.name)),
+        table=EntryTable(_COLUMNS, partial(entry_cells, problem)),
+        recording=recording,
+        companions=kernels.companions(problem, device.target),
+        compiles_ahead=True,
+    )
+
+
+def scan_problem(request: Request) -> ScanProblem:
+    """The problem of a request for a family of scans."""
+    problem = request.problem
+    assert all(isinstance(part, ScanKernel) for part in problem.parts)  # the registry chose it
+    return cast(ScanProblem, problem)
+
+
+def own_choices(kernels: ScanKernels[Any], request: Request) -> dict[Part, OwnChoice]:
+    """How the engine comes to each kernel's configuration by itself."""
+    problem = scan_problem(request)
+    found: dict[Part, OwnChoice] = {}
+    for part in problem.parts:
+        about = problem, part, request.device.target
+        first = Point(1, part, problem.chunk_size)
+        found[part] = OwnChoice(kernels.constants(*about), kernels.listed(*about), first)
+    return found
+
+
+def _first(problem: ScanProblem, own: OwnChoice, space: Space, part: Part) -> list[Config]:
+    """What is tried first: the engine's list, or its constants and usual ones."""
+    if own.constants is None:
+        return [*own.listed]
+    return [own.constants, *first_configs(problem, part, space)]
+
+
+def _plan(
+    own: Mapping[Part, OwnChoice],
+    requested: Sequence[Point],
+    kind: MeasureKind,
+    known: Known,
+) -> RunPlan:
+    policy = Policy(GAIN.get(kind, 0.0), tie=NOISE.get(kind, 0.0))
+    chooser = ScanChooser(own, policy, requested, known.previous)
+    constants = {
+        point: {"default": always}
+        for point in requested
+        if (always := own[point.part].constants) is not None
+    }
+    return RunPlan(requested, constants, chooser, known.previous)
+
+
+def _strategy(
+    first: Mapping[Part, Sequence[Config]],
+    spaces: Mapping[Part, Space],
+    points: Sequence[Point],
+    requested: Sequence[Point],
+    further: int,
+    seed: int,
+) -> Strategy:
+    listed = [Candidate(at, config) for at in points for config in first[at.part]]
+    if not further:
+        return FixedStrategy(listed)
+    seeds = {point: first[point.part] for point in requested}
+    most = max(map(len, seeds.values()))
+    kernels = (most + further) * len(requested)
+    budget = Budget(most + further, kernels=kernels, seeds=most, per_round=6, nearby=3)
+    return ListThenSearch(listed, Search(spaces, requested, seeds, budget, seed))

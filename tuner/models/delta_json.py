@@ -1,0 +1,73 @@
+"""A model's config.json -> its gated delta nets (Qwen3-Next, Qwen3.5), as sglang's model classes
+read it (qwen3_next.py and qwen3_5.py of 0.5.12 to 0.5.23).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
+from tuner.models.attention_json import attention_shape
+from tuner.models.fields import architecture_of, language_fields, parse, torch_dtype
+from tuner.models.folder import read_with
+from tuner.models.layer_counts import layer_total
+from tuner.models.linear_parts import LinearAttention
+from tuner.models.linears_json import delta_net, delta_places
+from tuner.problems.dtypes import Dtype
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """A model's gated delta nets, before they are divided over ranks."""
+
+    name: str
+    architecture: str
+    heads: LinearAttention
+    dtype: Dtype  # of activations
+    layers: int
+    sglang_state_dtype: str | None = None  # of states, as sglang's own field of config.json says it
+
+    def divided(self, tp: int) -> tuple[int, int]:
+        """The key and value heads of a rank.
+
+        Raises IndivisibleShape, which names the nearest size that works, or BadProblem.
+        """
+        if tp < 1:
+            raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
+        keys, values = self.heads.key_heads, self.heads.value_heads
+        sizes = [n for n in range(1, keys + 1) if keys % n == values % n == 0]
+        if tp in sizes:
+            return keys // tp, values // tp
+        near = min(sizes, key=lambda n: (abs(n - tp), n))
+        raise IndivisibleShape(
+            f"{self.name}: tp={tp} does not divide {keys} key heads and {values} value heads; the "
+            f"nearest that works is tp={near}"
+        )
+
+
+def read_delta(path: Path) -> DeltaShape:
+    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
+    return read_with(path, parse_delta_json)
+
+
+def parse_delta_json(data: bytes, name: str) -> DeltaShape:
+    """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
+    config = parse(data)
+    architecture, fields = architecture_of(config), language_fields(config)
+    heads = delta_net(fields)
+    if heads is None:
+        raise MalformedCheckpoint(
+            f"{architecture} has no gated delta nets that are known here: name the problem itself, "
+            "gated_delta:key_heads=.."
+        )
+    places = delta_places(fields, layer_total(fields), attention_shape(config))
+    state = fields.get("mamba_ssm_dtype")
+    return DeltaShape(
+        name=name,
+        architecture=architecture,
+        heads=heads,
+        dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
+        layers=len(places),
+        sglang_state_dtype=state if isinstance(state, str) else None,
+    )
