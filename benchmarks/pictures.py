@@ -20,12 +20,11 @@ from tuner.deploy.bench_report.page import headline
 from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
 from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH
-from tuner.draw.files import picture_files
 from tuner.draw.shapes import Drawing, heading, stack
+from tuner.draw.svg import svg_text
 from tuner.engines.dispatch import what_runs
-from tuner.pictures.charts import problem_charts
 from tuner.pictures.rows import rows_of, summary_line
-from tuner.pictures.write import title_of
+from tuner.pictures.write import problem_charts, title_of
 from tuner.problems.points import ChartPosition, Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem, read_part
@@ -57,13 +56,12 @@ def main() -> None:
 def pictures() -> dict[str, bytes]:
     """The documents' pictures by the names of their files."""
     known = dict(reports())
-    found: dict[str, bytes] = {}
-    for name, source, titles in PICTURES:
-        found |= picture_files(name, drawing(known[source], titles), png=False)
-    return found | _bench_pictures()
+    found = {name: drawing(known[source], titles) for name, source, titles in PICTURES}
+    drawn = {**found, **_bench_pictures()}
+    return {f"{name}.svg": svg_text(one).encode() for name, one in drawn.items()}
 
 
-def _bench_pictures() -> dict[str, bytes]:
+def _bench_pictures() -> dict[str, Drawing]:
     """Two runs, and one run, that users posted."""
     sides = [
         [s for path in sorted(BENCH.glob(f"l40s-32gpu-{side}-*")) for s in read_samples(path)]
@@ -75,7 +73,7 @@ def _bench_pictures() -> dict[str, bytes]:
     summary = summarise(read_samples(BENCH / "h20-2node-sglang-sweep.md"))
     first = [chart for chart in summary_charts(summary) if "128+128" in chart.label]
     one = render_picture(first, "DeepSeek-R1 on 16 x NVIDIA_H20", "a sweep of sglang")
-    return picture_files("bench-l40s", two, png=False) | picture_files("bench-h20", one, png=False)
+    return {"bench-l40s": two, "bench-h20": one}
 
 
 # A picture's name, its report, and which of its charts are drawn; no titles: all.

@@ -18,8 +18,8 @@ from tuner.deploy.bench_report import (
     compare,
     read_results,
     read_samples,
+    render_summary,
     render_text,
-    save_runs,
     summarise,
     write_report,
     write_summary,
@@ -32,9 +32,9 @@ from tuner.deploy.bench_report.plot import (
     render_picture,
     summary_charts,
 )
-from tuner.deploy.bench_report.readers import RunDetails, parse_origin, parse_samples
+from tuner.deploy.bench_report.readers import parse_samples
 from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
-from tuner.deploy.bench_report.tables import render_csv
+from tuner.deploy.bench_report.tables import render_csv, summary_csv, summary_dict
 from tuner.draw.shapes import Mark
 from tuner.draw.svg import svg_text
 from tuner.errors import MalformedBenchmark, UnwritableOutput
@@ -263,16 +263,6 @@ def test_another_request_rate_is_another_load():
     assert compare(parse_samples([json.dumps(sglang_run())]), fast).pairs == ()
 
 
-def test_runs_kept_beside_a_release_read_back(tmp_path):
-    samples = [s for path in BEFORE for s in read_samples(path)]
-    save_runs(samples, tmp_path / "release" / "bench.json", "release-7")
-    kept = read_samples(tmp_path / "release")
-    assert [(s.key, s.metric, s.value) for s in kept] == [
-        (s.key, s.metric, s.value) for s in samples
-    ]
-    assert json.loads((tmp_path / "release/bench.json").read_text())["release"] == "release-7"
-
-
 def test_text_csv_and_json_agree():
     comparison = compare_files(BEFORE, AFTER)
     rows = list(csv.DictReader(io.StringIO(render_csv(comparison))))
@@ -367,23 +357,6 @@ def test_throughput_is_drawn_against_latency():
     assert "Throughput against latency, 128+128 tokens: this run" in titles
 
 
-def test_the_title_says_model_gpu_and_date():
-    lines = [
-        "[2026-11-20 10:00:00] server_args=ServerArgs(model_path='/models/DeepSeek-R1/', tp=8)",
-        "Using MoE kernel config from E=257,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
-        "[2026-11-21 10:00:00] later",
-    ]
-    found = parse_origin(lines)
-    assert found.title == "DeepSeek-R1 on NVIDIA_H200, 2026-11-20"
-    vllm = parse_origin(['{"date": "20261120-101112", "model_id": "Qwen/Qwen3-30B-A3B"}'])
-    assert vllm.title == "Qwen3-30B-A3B, 2026-11-20"
-    assert (
-        RunDetails(device="NVIDIA_H20").or_else(vllm).title
-        == "Qwen3-30B-A3B on NVIDIA_H20, 2026-11-20"
-    )
-    assert parse_origin(["nothing here"]).title == ""
-
-
 def test_the_headline():
     assert headline(compare_files(BEFORE, AFTER)) == (
         "Decode throughput: 1.37x to 3.64x over 4 loads."
@@ -392,31 +365,62 @@ def test_the_headline():
 
 
 def test_report_files(tmp_path):
-    written = write_report(
-        compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after", RunDetails()
-    )
-    assert sorted(p.name for p in written) == [
-        "report.csv",
-        "report.html",
-        "report.json",
-        "report.png",
-        "report.svg",
-        "report.txt",
-    ]
-    assert all(p.stat().st_size for p in written)
+    write_report(compare_files(BEFORE, AFTER), tmp_path / "two", "before", "after", "R1")
+    write_summary(summarise(read_samples(SWEEP)), tmp_path / "one", "sweep.md", "R1")
+    for name in ("two/report", "one/summary"):
+        assert all((tmp_path / f"{name}.{kind}").stat().st_size for kind in ("csv", "svg"))
+        reader = Reader()
+        reader.feed((tmp_path / f"{name}.html").read_text())
+        assert reader.links == []
+        assert "svg" in reader.tags
     (tmp_path / "file").write_text("")
     with pytest.raises(UnwritableOutput):
-        write_report(compare([], []), tmp_path / "file", "", "", RunDetails())
+        write_report(compare([], []), tmp_path / "file", "", "", "")
 
 
-def test_one_run_has_pictures_too(tmp_path):
-    written = write_summary(summarise(read_samples(SWEEP)), tmp_path, "sweep.md", RunDetails("R1"))
-    names = {path.name for path in written}
-    assert {"summary.html", "summary.svg", "summary.png", "summary.csv"} <= names
-    reader = Reader()
-    reader.feed((tmp_path / "summary.html").read_text())
-    assert reader.links == []
-    assert "svg" in reader.tags
+def test_the_table_in_a_terminal_is_narrow():
+    text = render_summary(summarise(read_samples(SWEEP)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1024" in text
+
+
+def test_several_runs_give_medians():
+    rows = [
+        {
+            **{"backend": "sglang", "request_rate": "inf", "max_concurrency": 8},
+            **{"random_input_len": 128, "random_output_len": 128, "completed": 16},
+            **{"total_input_tokens": 2048, "total_output_tokens": 2048},
+            **{"output_throughput": value, "mean_ttft_ms": 10 * value, "duration": 1.0},
+        }
+        for value in (3.0, 1.0, 2.0)
+    ]
+    summary = summarise(parse_samples([json.dumps(row) for row in rows]))
+    ((key, row),) = summary.rows.items()
+    assert key == Key(LoadKind.SERVING, 8, 128, 128, "inf")
+    assert (row["output_throughput"].median, row["mean_ttft_ms"].n) == (2.0, 3)
+    (line,) = csv.DictReader(io.StringIO(summary_csv(summary)))
+    assert (line["concurrency"], line["output_throughput"]) == ("8", "2.0")
+    assert summary_dict(summary)["loads"][0]["metrics"]["output_throughput"]["low"] == 1.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_a_table(form):
+    summary = summarise(read_samples(DATA / f"l40s-32gpu-after-{form}"))
+    assert "tok/s" in render_summary(summary)
+
+
+def test_the_authors_own_table_comes_back():
+    """Each number of their table is in the summary, by concurrency and length."""
+    theirs = [line.strip("| ").split("|") for line in SWEEP.read_text().splitlines()[2:] if line]
+    rows = {
+        (key.concurrency, key.input_len, key.output_len): row
+        for key, row in summarise(read_samples(SWEEP)).rows.items()
+    }
+    names = ("mean_ttft_ms", "input_throughput", "output_throughput", "mean_tpot_ms")
+    for concurrency, *values, input_len, output_len in theirs:
+        row = rows[int(concurrency), int(input_len), int(output_len)]
+        assert [row[name].median for name in names] == [float(value) for value in values]
+    assert len(rows) == len(theirs) == 26
 
 
 @pytest.mark.parametrize("content", [None, "", "no benchmark here\n", "{}\n", "[1]\n", "| a |\n"])

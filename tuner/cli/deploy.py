@@ -107,19 +107,7 @@ def bench_report(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the reports' files; default: none."),
     ] = None,
-    release: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Bundle to save the last runs beside; default: none."),
-    ] = None,
-    model: Annotated[
-        str, typer.Option(help="The model, for titles; default: as the results say.")
-    ] = "",
-    device: Annotated[
-        str, typer.Option(help="The GPU, for titles; default: as the results say.")
-    ] = "",
-    date: Annotated[
-        str, typer.Option(help="The date, for titles; default: as the results say.")
-    ] = "",
+    title: Annotated[str, typer.Option(help="Title of the pictures.")] = "Benchmark",
     all_metrics: Annotated[
         bool,
         typer.Option("--all-metrics", help="Compare all metrics; default: one of each kind."),
@@ -131,14 +119,11 @@ def bench_report(
     E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
     """
     from tuner.deploy.bench_report import (
-        RunDetails,
         as_dict,
         compare,
-        read_origin,
         read_results,
         render_summary,
         render_text,
-        save_runs,
         summarise,
         summary_dict,
         write_report,
@@ -149,24 +134,15 @@ def bench_report(
     for note in filter(None, (results.note(path) for path, results in read.items())):
         say(note)
     new = read[after or before].samples
-    origin = RunDetails(model, device, date).or_else(read_origin(after or before))
-    origin = origin.or_else(read_origin(before))
-    if release:
-        from tuner.deploy.bundle.manifest import verify as check
-
-        verified = check(release)
-        save_runs(new, release.with_name(f"{release.name}.runs.json"), verified.sha256)
-        said = verified.manifest
-        origin = origin.or_else(RunDetails(said["cluster"].get("model", ""), said["device"]))
     if after is None:
         summary = summarise(new)
         if out:
-            write_summary(summary, out, str(before), origin)
+            write_summary(summary, out, str(before), title)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
     comparison = compare(read[before].samples, new)
     if out:
-        write_report(comparison, out, str(before), str(after), origin)
+        write_report(comparison, out, str(before), str(after), title)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison, every=all_metrics))
 
 

@@ -7,9 +7,8 @@ from html import escape
 
 from tuner.deploy.bench_report.compare import Comparison, Pair
 from tuner.deploy.bench_report.tables import Summary, by_metric, spread_text, summary_rows, unpaired
-from tuner.draw.page import html_page
 from tuner.draw.shapes import Drawing
-from tuner.draw.svg import joined
+from tuner.draw.svg import html_page, joined
 from tuner.render import gain_text
 
 

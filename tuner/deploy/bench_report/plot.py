@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from tuner.deploy.bench_report.compare import Comparison, Spread
 from tuner.deploy.bench_report.samples import Key, LoadKind, metric
 from tuner.deploy.bench_report.tables import Summary
-from tuner.draw.bars import Row, draw_rows
-from tuner.draw.chart import WIDTH, Chart, Series, Spot, draw_chart
+from tuner.draw.chart import WIDTH, Chart, Row, Series, Spot, draw_chart, draw_rows
 from tuner.draw.shapes import Colour, Drawing, heading, stack
 
 _ALIKE = 1.25  # random prompts have other mean lengths at each concurrency

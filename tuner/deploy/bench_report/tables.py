@@ -7,12 +7,10 @@ import io
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bench_report.compare import Comparison, Pair, Spread, spread
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric, metric_order
-from tuner.export.files import write_all
+from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric_order
 from tuner.render import gain_text, table
 
 # The table shows the first metric of each group that was measured; the CSV file has all.
@@ -74,25 +72,6 @@ def render_summary(summary: Summary) -> str:
     return table(head, rows, right=head[2:], rule=False) + "\n"
 
 
-def summary_markdown(summary: Summary) -> str:
-    """The summary as a markdown table; `read_samples` reads it back."""
-    heads = {"ms": "ms", "tok/s": "tokens/s", "req/s": "requests/s"}
-    names = shown_metrics(summary.metrics)
-    columns = ["Concurrency"]
-    for name in names:
-        known = metric(name)
-        assert known is not None  # readers keep known metrics alone
-        title = _HEADS[name].removesuffix(f" {known.unit}")
-        throughput = "" if known.unit == "ms" else " throughput"
-        columns.append(f"{title[:1].upper()}{title[1:]}{throughput} ({heads[known.unit]})")
-    columns += ["Mean input len", "Mean output len"]
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for key, row in summary.rows.items():
-        cells = [str(key.concurrency), *_cells(row, names, commas=False)]
-        lines.append(f"| {' | '.join([*cells, str(key.input_len), str(key.output_len)])} |")
-    return "\n".join(lines) + "\n"
-
-
 def summary_csv(summary: Summary) -> str:
     """One row for each load, with all metrics in full precision."""
     out = io.StringIO()
@@ -126,9 +105,11 @@ def _labels(key: Key) -> tuple[str, str]:
     return f"{key.concurrency or 'any'}{running}{rate}", tokens
 
 
-def _cells(row: Mapping[str, Spread], names: Sequence[str], *, commas: bool = True) -> list[str]:
-    form = "{:,.2f}" if commas else "{:.2f}"
-    return [form.format(row[name].median) if name in row else "-" for name in names]
+def _cells(
+    row: Mapping[str, Spread],
+    names: Sequence[str],
+) -> list[str]:
+    return [f"{row[name].median:,.2f}" if name in row else "-" for name in names]
 
 
 _COLUMNS = (
@@ -207,16 +188,8 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
-    """Save runs with the sha256 of their bundle (`release`); `read_samples` reads the file.
-
-    Raises UnwritableOutput.
-    """
-    write_all(path.parent, {path: f"{runs_text(samples, release)}\n".encode()})
-
-
 def runs_text(samples: Iterable[Sample], release: str) -> str:
-    """Return what `save_runs` writes."""
+    """Return runs as JSON with the hash of their files (`release`); `read_samples` reads it."""
     return json.dumps({"release": release, "samples": [asdict(s) for s in samples]})
 
 
