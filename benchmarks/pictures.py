@@ -1,14 +1,12 @@
 """Draw measured results that are kept in benchmarks/results, for the README and the documents.
 
     python benchmarks/pictures.py                 # writes docs/pictures/
-    python benchmarks/pictures.py --list          # prints the gains of every kept report
 
 Needs no GPU: the times were measured when the reports were made (docs/results.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -38,15 +36,6 @@ OUT = ROOT / "docs" / "pictures"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="print gains and write nothing")
-    args = parser.parse_args()
-    if args.list:
-        for name, report in reports():
-            winners = winners_of(report)
-            print(name, report["problem"], report["device"])
-            print("   ", summary_line(winners))
-        return
     OUT.mkdir(parents=True, exist_ok=True)
     for name, data in pictures().items():
         (OUT / name).write_bytes(data)
