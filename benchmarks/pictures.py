@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bench_report import compare, read_samples, summarise
-from tuner.deploy.bench_report.page import headline
-from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
+from tuner.deploy.bench_report.plot import (
+    comparison_charts,
+    headline,
+    render_picture,
+    summary_charts,
+)
 from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH
 from tuner.draw.shapes import Drawing, heading, stack

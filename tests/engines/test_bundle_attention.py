@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -21,19 +21,16 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 from attention_cases import CHOSEN, DECODE, EXTEND, MLA, fill
-from bundle_cases import CASES, example, files_of, place, repack, sealed
+from bundle_cases import CASES, example, files_of, place
 from bundle_cases import fill as fill_moe
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.deploy.bundle.archive import BundleFile
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.manifest import check_bundle
 from tuner.deploy.bundle.notes import usable_winners
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
-from tuner.deploy.served.flags import files_hash
-from tuner.deploy.served.report import report_text
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.plugin.files import (
@@ -42,7 +39,7 @@ from tuner.engines.sglang.plugin.files import (
     find_attention_files,
     read_attention_file,
 )
-from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
+from tuner.errors import ExportRefused, MalformedCluster
 from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.points import Config
@@ -59,21 +56,6 @@ PLUGIN = PROJECT["entry-points"]["sglang.srt.plugins"]["tuner_attention"].partit
 IMPORT = ["-c", f"import {PLUGIN}"]
 # What a rank of DeepSeek-R1 at TP 32 runs on an L40S; tuned for the 8 of the flag's default.
 RANKS = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
-
-# As `tuner prove --server --json` prints it.
-REPORT = {
-    **{"model": "deepseek-r1", "device": "NVIDIA_L40S", "tp": 32, "weights": "dummy"},
-    **{"engine": "sglang", "engine_version": "0.5.16", "sides": "in turn", "rounds": 7},
-    **{"before_args": "", "after_args": "", "loading": [], "advice": [], "notes": []},
-    **{"verdict": "proven: 1 of 1 faster", "files": "0" * 64},
-    "gains": [
-        {
-            **{"load": "1x1024+128", "title": "decode", "before": 250.0, "after": 430.0},
-            **{"gain": 1.7, "low": 1.6, "high": 1.8, "verdict": "faster"},
-        }
-    ],
-    "outputs": {"ok": True, "mean": 0.1, "own_mean": 0.1, "equal_tokens": 9, "tokens": 9},
-}
 
 
 @cache
@@ -92,7 +74,6 @@ def bundle(
     case: str,
     cluster: Cluster | None = None,
     found: Sequence[Winner] | None = None,
-    proofs: Sequence[Mapping[str, object]] = (),
 ) -> Bundle:
     return build_bundle(
         winners(case) if found is None else found,
@@ -101,7 +82,6 @@ def bundle(
         find_device(CASES[case][0]),
         allow_predicted=True,
         allow_missing=True,  # these tests are about what is there
-        proofs=proofs,
     )
 
 
@@ -280,68 +260,6 @@ def test_a_bundle_without_the_layers_of_its_model_is_refused() -> None:
     assert any(note.startswith("left out (only predicted") for note in found.notes)
 
 
-def refusal(changes: dict[str, BundleFile | None]) -> str:
-    with pytest.raises(BundleRefused) as caught:
-        check_bundle(repack(built(), changes))
-    return str(caught.value)
-
-
-def changed(path: str, old: str, new: str) -> BundleFile:
-    text = files_of(built())[path].data.decode()
-    assert old in text
-    return BundleFile(text.replace(old, new, 1).encode())
-
-
-def test_a_changed_attention_file_is_refused() -> None:
-    (path,) = attention_paths(built())
-    said = refusal({path: changed(path, '"num_warps": 8', '"num_warps": 4')})
-    assert said == f"'{path}' was changed: its SHA-256 is not the one in MANIFEST.json"
-    assert refusal({path: None}) == f"'{path}' is listed in MANIFEST.json and missing"
-    other = path.replace("q_heads=4", "q_heads=8")
-    added = refusal({other: files_of(built())[path]})
-    assert added == f"'{other}' is not listed in MANIFEST.json"
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [('"status": "ok"', '"status": "incumbent"'), ('"batch_size": 8', '"batch_size": 9')],
-)
-def test_an_attention_file_that_the_manifest_does_not_account_for(old: str, new: str) -> None:
-    (path,) = attention_paths(built())
-    manifest = json.loads(files_of(built())["MANIFEST.json"].data)
-    for row in manifest["entries"]:
-        if row["file"] == path:
-            text = json.dumps(row)
-            row.clear()
-            row.update(json.loads(text.replace(old, new)))
-    counts: dict[str, int] = {}
-    for row in manifest["entries"]:
-        counts[row["status"]] = counts.get(row["status"], 0) + 1
-    manifest["statuses"] = counts
-    said = refusal({"MANIFEST.json": BundleFile(sealed(manifest))})
-    assert said == f"'{path}' holds other entries than MANIFEST.json says"
-
-
-@pytest.mark.parametrize(
-    "content", [{"entries": [1]}, {"entries": ["part"]}, {"entries": [{}]}, {"entries": []}, []]
-)
-def test_what_is_no_attention_file_is_refused(content: object) -> None:
-    (path,) = attention_paths(built())
-    data = json.dumps(content).encode()
-    manifest = json.loads(files_of(built())["MANIFEST.json"].data)
-    (row,) = [row for row in manifest["files"] if row["path"] == path]
-    digest = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True).stdout
-    row |= {"size": len(data), "sha256": digest.decode().split()[0]}
-    sums = files_of(built())["SHA256SUMS"].data.decode()
-    sums = re.sub(rf"\w{{64}}  {re.escape(path)}\n", f"{row['sha256']}  {path}\n", sums)
-    (listed,) = [row for row in manifest["files"] if row["path"] == "SHA256SUMS"]
-    digest = subprocess.run(["sha256sum"], input=sums.encode(), capture_output=True, check=True)
-    listed["sha256"] = digest.stdout.decode().split()[0]
-    changes = {path: data.decode(), "SHA256SUMS": sums, "MANIFEST.json": sealed(manifest).decode()}
-    said = refusal({name: BundleFile(text.encode()) for name, text in changes.items()})
-    assert said == f"'{path}' holds other entries than MANIFEST.json says"
-
-
 # What servers can use
 
 
@@ -421,18 +339,6 @@ def test_attention_alone_does_not_point_the_engine_at_a_folder_without_its_files
     for path in ("nodes/l40s-01/bare.sh", "nodes/l40s-01/docker.sh", "README.md"):
         assert b"SGLANG_MOE_CONFIG_DIR" not in found[path].data, path
         assert CONFIG_DIR_VARIABLE.encode() in found[path].data, path
-
-
-def test_proofs_of_the_bundle_s_own_files_are_in_it() -> None:
-    plain = bundle(L40S, example(L40S))
-    tuned = {str(row["file"]) for row in plain.manifest["entries"]}
-    below = "engine-configs/"
-    mine = {path.removeprefix(below): files_of(plain)[path].data for path in tuned}
-    report = {**REPORT, "files": files_hash(mine)}
-    found = bundle(L40S, example(L40S), proofs=[report, {**report, "files": "0" * 64}])
-    assert files_of(found)["served-proof.txt"].data.decode() == report_text(report) + "\n"
-    assert "served-proof.txt: deepseek-r1: proven: 1 of 1 faster" in found.notes
-    assert "served-proof.txt" not in files_of(bundle(L40S, example(L40S), proofs=[REPORT]))
 
 
 def splits_notes(*flags: str, problems: tuple[Attention, ...]) -> list[str]:

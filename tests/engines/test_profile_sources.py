@@ -13,7 +13,7 @@ from tuner.engines.sglang.attention.binding import KERNELS
 from tuner.engines.sglang.fused_moe.arguments import DENSE, GROUPED
 from tuner.families.attention.problem import AttentionPhase
 from tuner.profile.families import Maker, family_of, kernel_families
-from tuner.profile.steps import read_mark
+from tuner.profile.timeline import read_mark
 
 ENGINES = ["sglang==0.5.2", "sglang==0.5.16", "sglang==0.5.23", "vllm==0.15.1", "vllm==0.33.0"]
 

@@ -24,16 +24,16 @@ from tuner.deploy.bench_report import (
     write_report,
     write_summary,
 )
-from tuner.deploy.bench_report.compare import Comparison
-from tuner.deploy.bench_report.page import headline, render_page
 from tuner.deploy.bench_report.plot import (
     comparison_charts,
+    headline,
     loads_of,
+    render_page,
     render_picture,
     summary_charts,
 )
 from tuner.deploy.bench_report.readers import parse_samples
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
+from tuner.deploy.bench_report.samples import Comparison, Key, LoadKind, Sample
 from tuner.deploy.bench_report.tables import render_csv, summary_csv, summary_dict
 from tuner.draw.shapes import Mark
 from tuner.draw.svg import svg_text

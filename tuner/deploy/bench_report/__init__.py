@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tuner.deploy.bench_report.compare import Comparison, compare
-from tuner.deploy.bench_report.page import headline, render_page, render_run_page
-from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
+from tuner.deploy.bench_report.plot import (
+    comparison_charts,
+    headline,
+    render_page,
+    render_picture,
+    render_run_page,
+    summary_charts,
+)
 from tuner.deploy.bench_report.readers import read_results, read_samples
+from tuner.deploy.bench_report.samples import Comparison, compare
 from tuner.deploy.bench_report.tables import (
     Summary,
     as_dict,

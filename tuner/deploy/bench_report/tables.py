@@ -9,8 +9,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tuner.deploy.bench_report.compare import Comparison, Pair, Spread, spread
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric_order
+from tuner.deploy.bench_report.samples import (
+    Comparison,
+    Key,
+    LoadKind,
+    Pair,
+    Sample,
+    Spread,
+    metric_order,
+    spread,
+)
 from tuner.render import gain_text, table
 
 # The table shows the first metric of each group that was measured; the CSV file has all.
