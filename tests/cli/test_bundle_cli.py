@@ -115,15 +115,3 @@ def test_preflight_exits_with_what_it_found(tmp_path):
     tuner("preflight", "--capture", tmp_path / "here")
     assert (tmp_path / "here" / "capture.json").is_file()
     assert "is not NAME=DIR" in one_line("preflight", "--node", "x", code=2)
-
-
-def test_load_proof_exits_with_what_it_found(tmp_path):
-    result = tuner("load-proof", CAPTURES / "logs" / "l40s-missing-config.log", code=1)
-    assert "not as tuned" in result.stdout
-    log = tmp_path / "server.log"
-    name = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
-    log.write_text(f"Using MoE kernel config from /x/triton_3_6_0/{name}.json.\n")
-    unknown = tuner("load-proof", log, "--json", code=1)
-    assert json.loads(unknown.stdout)["loads"][0]["origin"] == "unknown"
-    assert "cannot be read" in one_line("load-proof", tmp_path / "absent", code=2)
-    assert "neither MANIFEST.json nor provenance/" in one_line("load-proof", tmp_path, log, code=2)

@@ -74,5 +74,4 @@ def test_bench_report_draws_one_run_with_its_title(tmp_path):
     sweep = DATA / "cluster" / "bench" / "h20-2node-sglang-sweep.md"
     title = "DeepSeek-R1 on 16 x NVIDIA_H20, 2026-11-20"
     tuner("bench-report", sweep, "--title", title, "--out", tmp_path / "drawn")
-    for name in ("summary.html", "summary.svg"):
-        assert title in (tmp_path / "drawn" / name).read_text()
+    assert title in (tmp_path / "drawn/summary.svg").read_text()

@@ -21,16 +21,15 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 from attention_cases import CHOSEN, DECODE, EXTEND, MLA, fill
-from bundle_cases import CASES, example, files_of, place
+from bundle_cases import CASES, build, example, files_of, place
 from bundle_cases import fill as fill_moe
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.deploy.bundle.build import Bundle, build_bundle
+from tuner.deploy.bundle.build import Bundle
 from tuner.deploy.bundle.manifest import check_bundle
 from tuner.deploy.bundle.notes import usable_winners
 from tuner.deploy.cluster import Cluster
-from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.plugin.files import (
@@ -39,7 +38,7 @@ from tuner.engines.sglang.plugin.files import (
     find_attention_files,
     read_attention_file,
 )
-from tuner.errors import ExportRefused, MalformedCluster
+from tuner.errors import ExportRefused
 from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.points import Config
@@ -70,19 +69,10 @@ def winners(
         return store.winners(device=device, engine="sglang", engine_version="0.5.16")
 
 
-def bundle(
-    case: str,
-    cluster: Cluster | None = None,
-    found: Sequence[Winner] | None = None,
-) -> Bundle:
-    return build_bundle(
-        winners(case) if found is None else found,
-        cluster or example(case),
-        find_engine("sglang==0.5.16"),
-        find_device(CASES[case][0]),
-        allow_predicted=True,
-        allow_missing=True,  # these tests are about what is there
-    )
+def bundle(case: str, cluster: Cluster | None = None, of: Sequence[Winner] | None = None) -> Bundle:
+    """A bundle of sglang's files; these tests are about what is there, so others may be missing."""
+    found = winners(case) if of is None else of
+    return build(case, cluster, found, "sglang==0.5.16", allow_missing=True)
 
 
 @cache
@@ -186,7 +176,7 @@ def test_the_plugin_that_a_bundle_looks_for_can_be_imported() -> None:
 
 
 def test_without_attention_nothing_speaks_of_it() -> None:
-    found = bundle(L40S, found=[w for w in winners(L40S) if not isinstance(w.problem, Attention)])
+    found = bundle(L40S, of=[w for w in winners(L40S) if not isinstance(w.problem, Attention)])
     for path, file in files_of(found).items():
         if not path.startswith("engine-configs/") and path != "preflight.py":
             assert CONFIG_DIR_VARIABLE.encode() not in file.data, path
@@ -215,19 +205,12 @@ def test_every_entry_is_in_the_manifest_with_its_provenance() -> None:
     assert origins[path] == "tuned"
 
 
-def test_equal_stores_give_equal_bytes(tmp_path: Path) -> None:
-    assert bundle(L40S).archive == built().archive
-    folder = place(built(), tmp_path) / "engine-configs"
-    assert hash_folder(folder) == built().manifest["configs"]["hash"]
-
-
 def test_predicted_attention_is_refused_unless_asked_for_and_counted() -> None:
     found = winners(L40S, (RANKS,), Status.PREDICTED)
-    assert bundle(L40S, found=found).manifest["statuses"] == {"predicted": 38}
-    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
+    assert bundle(L40S, of=found).manifest["statuses"] == {"predicted": 38}
     alone = [winner for winner in found if winner.problem == RANKS]
     with pytest.raises(ExportRefused, match="4 of the 4 winners .* --allow-predicted"):
-        build_bundle(alone, example(L40S), engine, device, allow_predicted=False)
+        build(L40S, of=alone, allow_predicted=False)
 
 
 def test_what_was_predicted_is_left_out_with_a_note() -> None:
@@ -235,8 +218,7 @@ def test_what_was_predicted_is_left_out_with_a_note() -> None:
         fill_moe(store, L40S, dict.fromkeys(BATCH_SIZES, Status.OK))
         fill(store, RANKS, status=Status.PREDICTED, device="NVIDIA_L40S")
         mixed = store.winners(device="NVIDIA_L40S", engine="sglang", engine_version="0.5.16")
-    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
-    found = build_bundle(mixed, example(L40S), engine, device, allow_predicted=False)
+    found = build(L40S, of=mixed, allow_predicted=False)
     assert check_bundle(found.archive)["statuses"] == {"ok": 36}
     assert not attention_paths(found)
     why = "only predicted: measure it, or allow predicted entries"
@@ -245,17 +227,16 @@ def test_what_was_predicted_is_left_out_with_a_note() -> None:
         if path.startswith("nodes/"):
             assert CONFIG_DIR_VARIABLE.encode() not in file.data, path
     with pytest.raises(ExportRefused, match=f"4 of the 4 winners for {RANKS.spec()} were pred"):
-        build_bundle(mixed, example(L40S), engine, device, allow_predicted=False, named=[RANKS])
+        build(L40S, of=mixed, allow_predicted=False, named=[RANKS])
 
 
 def test_a_bundle_without_the_layers_of_its_model_is_refused() -> None:
-    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
     with pytest.raises(
         ExportRefused, match="predicted, not measured: fused_moe:E=256,.* --allow-p"
     ):
-        build_bundle(winners(L40S), example(L40S), engine, device, allow_predicted=False)
+        build(L40S, of=winners(L40S), allow_predicted=False)
     own = unknown_model(example(L40S))
-    found = build_bundle(winners(L40S), own, engine, device, allow_predicted=False)
+    found = build(L40S, own, winners(L40S), allow_predicted=False)
     assert check_bundle(found.archive)["statuses"] == {"ok": 2}
     assert any(note.startswith("left out (only predicted") for note in found.notes)
 
@@ -272,7 +253,7 @@ def test_the_backend_is_the_cluster_file_s_to_choose() -> None:
     (said,) = [note for note in found.notes if note.startswith(f"leave it: {EXTEND.spec()}")]
     assert "runs FlashInfer here if FlashInfer is installed" in said  # the model's class is known
     assert "it is not known which of them was measured" in said
-    told = bundle(L40S, found=files)
+    told = bundle(L40S, of=files)
     assert attention_paths(told)
     assert not any(note.startswith("leave it") for note in told.notes)
     for text in (file.data for path, file in files_of(by_itself).items() if path.endswith(".sh")):
@@ -325,12 +306,6 @@ def test_an_engine_without_plugins_gets_none() -> None:
     assert "sglang 0.5.2 loads no plugins" in note
 
 
-def test_a_cluster_file_cannot_set_the_variable() -> None:
-    own = replace(example(L40S), environment={CONFIG_DIR_VARIABLE: "/x"})
-    with pytest.raises(MalformedCluster, match=f"environment holds {CONFIG_DIR_VARIABLE}"):
-        bundle(L40S, own)
-
-
 def test_attention_alone_does_not_point_the_engine_at_a_folder_without_its_files() -> None:
     """sglang's fused-MoE loader stops at a folder without `configs/`."""
     alone = [winner for winner in winners(L40S) if isinstance(winner.problem, Attention)]
@@ -366,7 +341,7 @@ def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
 
 
 def test_files_for_another_model_are_noticed() -> None:
-    other = bundle(L40S, found=winners(L40S, (EXTEND,)))
+    other = bundle(L40S, of=winners(L40S, (EXTEND,)))
     (said,) = [note for note in other.notes if note.startswith("the servers ask for")]
     assert RANKS.spec() in said
     assert f"they do not ask for {EXTEND.spec().replace(':', ',')},device_name=" in said
@@ -376,11 +351,10 @@ def test_files_for_another_model_are_noticed() -> None:
 
 
 def test_attention_is_bundled_whole_or_not_at_all() -> None:
-    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
     with pytest.raises(
         ExportRefused, match="not all of them .* decode_attention,.* --allow-missing"
     ):
-        build_bundle(winners(L40S), example(L40S), engine, device, allow_predicted=True)
+        build(L40S, of=winners(L40S), allow_predicted=True)
 
 
 def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
@@ -389,9 +363,8 @@ def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
     alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
     found = bundle(L40S, dense, alone)
     assert check_bundle(found.archive)["statuses"] == {"ok": 2}
-    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
     with pytest.raises(ExportRefused, match="not all of them are bundled: E=256,N=64"):
-        build_bundle(alone, whole, engine, device, allow_predicted=True)
+        build(L40S, of=alone)
 
 
 def test_the_command_packs_both_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -394,37 +394,6 @@ def test_nasty_words_stay_words(flags: list[str], name: str, value: str, case: s
             assert variables(words[0])["VALUE"] == value
 
 
-def test_shellcheck_finds_nothing_in_nasty_scripts(tmp_path: Path) -> None:
-    words = [
-        "$(touch x)",
-        "`id`",
-        "a'b",
-        'a"b',
-        "a b",
-        "--x=$HOME",
-        "*",
-        "~",
-        "a;b",
-        "é,ü",
-        "!",
-        "#",
-    ]
-    for i, word in enumerate(words):
-        for case in (H20, RAY):
-            cluster = nasty(["--flag", word, word], word, word, case)
-            environment = node_environments(cluster)[0]
-            commands = node_commands(cluster, 0, environment)
-            for script in (docker_script, bare_script):
-                path = tmp_path / f"{i}-{case}-{script.__name__}.sh"
-                text = script(cluster, 0, environment, commands, pointers=POINTERS[case])
-                path.write_text(text)
-            (tmp_path / f"{i}-{case}-sweep.sh").write_text(sweep_script(cluster))
-    done = subprocess.run([SHELLCHECK, *tmp_path.glob("*.sh")], capture_output=True, text=True)
-    # SC2016: it wonders whether '$(touch x)' was meant to run. It was not.
-    told = set(re.findall(r"SC\d+", done.stdout))
-    assert told <= {"SC2016"}, done.stdout
-
-
 @times(2)
 @given(st.integers(0, 40), _NASTY)
 def test_no_cluster_file_gives_a_traceback(line: int, noise: str) -> None:

@@ -5,7 +5,6 @@ import io
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ from tuner.deploy.bench_report.plot import (
     comparison_charts,
     headline,
     loads_of,
-    render_page,
     render_picture,
     summary_charts,
 )
@@ -275,33 +273,6 @@ def test_text_csv_and_json_agree():
     assert {r["better"] for r in rows if r["unit"] == "ms"} == {"lower"}
 
 
-class Reader(HTMLParser):
-    """Collects tags and what they refer to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [v or "" for k, v in attrs if k in ("src", "href", "data", "action")]
-
-
-def test_the_page_is_self_contained_and_escaped():
-    hostile = Key(LoadKind.SERVING, 1, 1, 1, "<script>alert(1)</script>")
-    samples = [Sample(hostile, "output_throughput", 1.0, "x")]
-    comparison = compare(samples, samples)
-    charts = comparison_charts(comparison)
-    page = render_page(comparison, charts, "<b>title</b>", "<img src=x>", "a & b")
-    reader = Reader()
-    reader.feed(page)
-    assert not {"script", "img", "link", "iframe"} & set(reader.tags)
-    assert reader.links == []
-    assert "svg" in reader.tags
-    assert "a &amp; b" in page
-
-
 def test_the_picture_is_well_formed_and_shows_the_gains():
     charts = comparison_charts(compare_files(BEFORE, AFTER))
     svg = svg_text(render_picture(charts, "DeepSeek-R1 on NVIDIA_L40S", "before to after"))
@@ -369,10 +340,6 @@ def test_report_files(tmp_path):
     write_summary(summarise(read_samples(SWEEP)), tmp_path / "one", "sweep.md", "R1")
     for name in ("two/report", "one/summary"):
         assert all((tmp_path / f"{name}.{kind}").stat().st_size for kind in ("csv", "svg"))
-        reader = Reader()
-        reader.feed((tmp_path / f"{name}.html").read_text())
-        assert reader.links == []
-        assert "svg" in reader.tags
     (tmp_path / "file").write_text("")
     with pytest.raises(UnwritableOutput):
         write_report(compare([], []), tmp_path / "file", "", "", "")
@@ -455,4 +422,3 @@ def test_damaged_results_never_give_a_traceback(data):
     json.dumps(as_dict(comparison), allow_nan=False)
     assert render_text(comparison)
     assert render_csv(comparison)
-    assert render_page(comparison, charts, "t", "a", "b")

@@ -140,9 +140,6 @@ th { color: var(--MUTED); font-weight: 600; } td { font-variant-numeric: tabular
 th:first-child, td:first-child, td.words, th.words { text-align: left; }
 tr.group th { text-align: left; color: var(--INK); padding-top: 18px; font-size: 14px; }
 tr.group span { color: var(--MUTED); font-weight: 400; }
-td.better, td.worse, td.unclear { font-weight: 600; }
-td.better { color: var(--SECOND); } td.worse { color: var(--FIRST); }
-td.unclear { color: var(--MUTED); }
 @media (max-width: 480px) { th, td { padding: 4px 3px; } table { font-size: 12px; } }
 """
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from tuner.deploy.bench_report.plot import (
     comparison_charts,
     headline,
-    render_page,
     render_picture,
-    render_run_page,
     summary_charts,
 )
 from tuner.deploy.bench_report.readers import read_results, read_samples
@@ -42,26 +40,20 @@ __all__ = [
 
 
 def write_summary(summary: Summary, out: Path, run: str, title: str) -> None:
-    """Write summary.html, .svg and .csv under `out`; `run` names the run, e.g. by its file.
+    """Write summary.svg and summary.csv under `out`; `run` names the run, e.g. by its file.
 
     Raises UnwritableOutput.
     """
-    charts = summary_charts(summary)
-    files = {
-        "summary.html": render_run_page(summary, charts, title, run),
-        "summary.svg": svg_text(render_picture(charts, title, run)),
-        "summary.csv": summary_csv(summary),
-    }
-    write_all(out, {out / name: text.encode() for name, text in files.items()})
+    picture = render_picture(summary_charts(summary), title, run)
+    _write(out, "summary", svg_text(picture), summary_csv(summary))
 
 
 def write_report(comparison: Comparison, out: Path, before: str, after: str, title: str) -> None:
-    """Write report.html, .svg and .csv under `out`. Raises UnwritableOutput."""
-    charts = comparison_charts(comparison)
-    picture = render_picture(charts, title, f"{before} to {after}. {headline(comparison)}")
-    files = {
-        "report.html": render_page(comparison, charts, title, before, after),
-        "report.svg": svg_text(picture),
-        "report.csv": render_csv(comparison),
-    }
-    write_all(out, {out / name: text.encode() for name, text in files.items()})
+    """Write report.svg and report.csv under `out`. Raises UnwritableOutput."""
+    sides = f"{before} to {after}. {headline(comparison)}"
+    picture = render_picture(comparison_charts(comparison), title, sides)
+    _write(out, "report", svg_text(picture), render_csv(comparison))
+
+
+def _write(out: Path, name: str, svg: str, table: str) -> None:
+    write_all(out, {out / f"{name}.svg": svg.encode(), out / f"{name}.csv": table.encode()})

@@ -203,11 +203,3 @@ def runs_text(samples: Iterable[Sample], release: str) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.2f}" if value < 10_000 else f"{value:,.0f}"
-
-
-def by_metric(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """The pairs of each metric, in the comparison's order."""
-    groups: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(pair.metric.name, []).append(pair)
-    return groups
