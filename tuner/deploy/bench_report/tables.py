@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuner.deploy.bench_report.samples import (
+    LATENCY_NAME,
     Comparison,
     Key,
     LoadKind,
@@ -28,17 +29,6 @@ _SHOWN = (
     ("input_throughput",),
     ("output_throughput", "decode_throughput"),
 )
-_HEADS = {
-    "mean_ttft_ms": "mean TTFT ms",
-    "median_ttft_ms": "median TTFT ms",
-    "mean_tpot_ms": "mean TPOT ms",
-    "median_tpot_ms": "median TPOT ms",
-    "mean_itl_ms": "mean ITL ms",
-    "median_itl_ms": "median ITL ms",
-    "input_throughput": "input tok/s",
-    "output_throughput": "output tok/s",
-    "decode_throughput": "decode tok/s",
-}
 _LOAD = ("concurrency", "input_len", "output_len", "request_rate")
 
 
@@ -66,7 +56,7 @@ def summarise(samples: Iterable[Sample]) -> Summary:
 def summary_rows(summary: Summary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headers of the table, and a row for each load."""
     names = shown_metrics(summary.metrics)
-    head = ("load", "tokens", *(_HEADS[name] for name in names), "runs")
+    head = ("load", "tokens", *map(_head, names), "runs")
     rows = [
         (*_labels(key), *_cells(row, names), str(max(one.n for one in row.values())))
         for key, row in summary.rows.items()
@@ -104,6 +94,13 @@ def shown_metrics(measured: Collection[str]) -> list[str]:
     """The first metric of each kind that was measured."""
     chosen = [next((name for name in group if name in measured), "") for group in _SHOWN]
     return [name for name in chosen if name]
+
+
+def _head(name: str) -> str:
+    """The header of a metric: mean TTFT ms, output tok/s."""
+    if match := LATENCY_NAME.fullmatch(name):
+        return f"{match[1]} {match[2].upper()} ms"
+    return f"{name.removesuffix('_throughput')} tok/s"
 
 
 def _labels(key: Key) -> tuple[str, str]:
