@@ -17,7 +17,6 @@ from tuner.deploy.bench_report import compare, read_samples, summarise
 from tuner.deploy.bench_report.plot import (
     comparison_charts,
     headline,
-    render_picture,
     summary_charts,
 )
 from tuner.devices.table import find_device
@@ -62,10 +61,12 @@ def _bench_pictures() -> dict[str, Drawing]:
     ]
     comparison = compare(*sides)
     title = "DeepSeek-R1 INT8 on 32 x NVIDIA_L40S: before and after"
-    two = render_picture(comparison_charts(comparison), title, headline(comparison))
+    about = heading(title, headline(comparison), WIDTH)
+    two = stack([about, *comparison_charts(comparison)], title)
     summary = summarise(read_samples(BENCH / "h20-2node-sglang-sweep.md"))
     first = [chart for chart in summary_charts(summary) if "128+128" in chart.label]
-    one = render_picture(first, "DeepSeek-R1 on 16 x NVIDIA_H20", "a sweep of sglang")
+    title = "DeepSeek-R1 on 16 x NVIDIA_H20"
+    one = stack([heading(title, "a sweep of sglang", WIDTH), *first], title)
     return {"bench-l40s": two, "bench-h20": one}
 
 

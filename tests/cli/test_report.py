@@ -73,5 +73,7 @@ def test_an_export_has_pictures_of_what_it_exports(tmp_path):
 def test_bench_report_draws_one_run_with_its_title(tmp_path):
     sweep = DATA / "cluster" / "bench" / "h20-2node-sglang-sweep.md"
     title = "DeepSeek-R1 on 16 x NVIDIA_H20, 2026-11-20"
-    tuner("bench-report", sweep, "--title", title, "--out", tmp_path / "drawn")
-    assert title in (tmp_path / "drawn/summary.svg").read_text()
+    tuner("bench-report", sweep, "--title", title, "--picture", tmp_path / "new/a.svg")
+    assert title in (tmp_path / "new/a.svg").read_text()
+    (tmp_path / "file").write_text("")
+    tuner("bench-report", sweep, sweep, "--picture", tmp_path / "file/a.svg", code=2)

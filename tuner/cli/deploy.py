@@ -17,6 +17,7 @@ from tuner.render import folded
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
+    from tuner.draw.shapes import Drawing
 
 
 @command
@@ -103,9 +104,9 @@ def bench_report(
             metavar="[AFTER]", help="File or folder of results; default: a table of BEFORE alone."
         ),
     ] = None,
-    out: Annotated[
+    picture: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for the reports' files; default: none."),
+        typer.Option(metavar="FILE", help="Write an SVG picture to this file; default: none."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the pictures.")] = "Benchmark",
     all_metrics: Annotated[
@@ -116,7 +117,7 @@ def bench_report(
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
 
-    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
+    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --picture a.svg`.
     """
     from tuner.deploy.bench_report import (
         as_dict,
@@ -124,10 +125,10 @@ def bench_report(
         read_results,
         render_summary,
         render_text,
+        report_picture,
         summarise,
         summary_dict,
-        write_report,
-        write_summary,
+        summary_picture,
     )
 
     read = {path: read_results(path) for path in (before, after or before)}
@@ -136,14 +137,23 @@ def bench_report(
     new = read[after or before].samples
     if after is None:
         summary = summarise(new)
-        if out:
-            write_summary(summary, out, str(before), title)
+        if picture:
+            _draw(summary_picture(summary, title, str(before)), picture)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
     comparison = compare(read[before].samples, new)
-    if out:
-        write_report(comparison, out, str(before), str(after), title)
+    if picture:
+        _draw(report_picture(comparison, title, str(before), str(after)), picture)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison, every=all_metrics))
+
+
+def _draw(drawing: Drawing, path: Path) -> None:
+    """Write a picture as SVG. Raises UnwritableOutput."""
+    from tuner.draw.svg import svg_text
+    from tuner.export.files import write_all
+
+    write_all(path.parent, {path: svg_text(drawing).encode()})
+    say(f"drawn in {path}")
 
 
 def _expected(path: Path) -> Expected:

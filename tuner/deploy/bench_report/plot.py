@@ -132,9 +132,15 @@ def summary_charts(summary: Summary) -> list[Drawing]:
     return _charts([_Side("this run", Colour.SECOND, summary.rows)], {})
 
 
-def render_picture(charts: Sequence[Drawing], title: str, sides: str) -> Drawing:
-    """All charts below a title, as one picture."""
-    return stack([heading(title, sides, WIDTH), *charts], title)
+def report_picture(comparison: Comparison, title: str, before: str, after: str) -> Drawing:
+    """The picture of two runs; `before` and `after` name them, e.g. by their files."""
+    about = f"{before} to {after}. {headline(comparison)}"
+    return stack([heading(title, about, WIDTH), *comparison_charts(comparison)], title)
+
+
+def summary_picture(summary: Summary, title: str, run: str) -> Drawing:
+    """The picture of one run, which `run` names."""
+    return stack([heading(title, run, WIDTH), *summary_charts(summary)], title)
 
 
 def _charts(sides: Sequence[_Side], gains: Mapping[tuple[Key, str], float]) -> list[Drawing]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,14 +20,13 @@ from tuner.deploy.bench_report.samples import (
 )
 from tuner.render import gain_text, table
 
-# The table shows the first metric of each group that was measured; the CSV file has all.
+# The table shows the first metric of each group that was measured; JSON has all.
 _SHOWN = (
     ("mean_ttft_ms", "median_ttft_ms"),
     ("mean_tpot_ms", "median_tpot_ms", "mean_itl_ms", "median_itl_ms"),
     ("input_throughput",),
     ("output_throughput", "decode_throughput"),
 )
-_LOAD = ("concurrency", "input_len", "output_len", "request_rate")
 
 
 @dataclass(frozen=True)
@@ -70,17 +67,6 @@ def render_summary(summary: Summary) -> str:
     return table(head, rows, right=head[2:], rule=False) + "\n"
 
 
-def summary_csv(summary: Summary) -> str:
-    """One row for each load, with all metrics in full precision."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_LOAD, *summary.metrics])
-    for key, row in summary.rows.items():
-        load = [getattr(key, name) for name in _LOAD]
-        writer.writerow([*load, *(row[n].median if n in row else "" for n in summary.metrics)])
-    return out.getvalue()
-
-
 def summary_dict(summary: Summary) -> dict[str, Any]:
     """Values for JSON."""
     rows = [
@@ -115,14 +101,6 @@ def _cells(
     names: Sequence[str],
 ) -> list[str]:
     return [f"{row[name].median:,.2f}" if name in row else "-" for name in names]
-
-
-_COLUMNS = (
-    *("metric", "unit", "better", "load", "concurrency", "input_len", "output_len"),
-    *("request_rate", "before_median", "before_min", "before_max", "before_n"),
-    *("after_median", "after_min", "after_max", "after_n"),
-    *("gain", "gain_min", "gain_max", "run_by_run"),
-)
 
 
 def render_text(comparison: Comparison, *, every: bool = True) -> str:
@@ -165,22 +143,6 @@ def unpaired(comparison: Comparison) -> list[str]:
     """Lines that list the loads measured on one side only."""
     sides = (("before", comparison.only_before), ("after", comparison.only_after))
     return [f"only {side}: {'; '.join(map(str, keys))}" for side, keys in sides if keys]
-
-
-def render_csv(comparison: Comparison) -> str:
-    """One row for each pair, in full precision."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for p in comparison.pairs:
-        better = "higher" if p.metric.higher_is_better else "lower"
-        writer.writerow(
-            [p.metric.name, p.metric.unit, better, p.key.load.value, p.key.concurrency]
-            + [p.key.input_len, p.key.output_len, p.key.request_rate]
-            + [x for s in (p.before, p.after) for x in (s.median, s.low, s.high, s.n)]
-            + [p.gain, p.gain_low, p.gain_high, str(p.run_by_run).lower()]
-        )
-    return out.getvalue()
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
