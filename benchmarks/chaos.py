@@ -44,13 +44,13 @@ from chaos_parts import (  # noqa: E402
     SMALL,
     NoDisk,
     Part,
-    free_port,
     make_parts,
     prepare,
     servers,
     small_recording,
 )
 from chaos_verdict import Verdict, judge  # noqa: E402
+from servers import free_port  # noqa: E402
 
 from tuner.errors import UnusableStore  # noqa: E402
 from tuner.jobs.job import JobState  # noqa: E402
@@ -252,7 +252,7 @@ def main() -> int:
     print(verdict.table())
     if options.json:
         said = {name: value for name, value in vars(options).items() if name not in PLACES}
-        figures = {**said, **verdict.as_json()}
+        figures = {**said, **verdict.rows()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     if options.docs:
         write_table(options.docs, "figures", verdict.table())

@@ -13,8 +13,6 @@ import gzip
 import io
 import os
 import pwd
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -101,15 +99,6 @@ def make_parts(
         command = celery_command(i, None, [DEVICE])
         parts.append(Part("worker", f"cpu-{i}", command, environ, home / f"worker-{i}.log"))
     return parts, said
-
-
-def free_port() -> int:
-    """A free port that the system gives to nobody else while the API is dead."""
-    while True:
-        port = random.randrange(20_000, 32_000)  # the system's own begin at 32,768
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
 
 
 @contextlib.contextmanager

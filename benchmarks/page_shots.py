@@ -23,21 +23,11 @@ from tuner.store.workers import WorkerStore
 DOCS = Path(__file__).parents[1] / "docs"
 DOCS_SIZE = (1200, 900)  # width, and the most of a page's height
 QUALITY = 64
-# The pictures of the documentation: the page, and whether it is dark.
-SHOWN = {
-    "coverage": False,
-    "coverage-dark": True,
-    "result": False,
-    "result-dark": True,
-    "tried": False,
-    "job": False,
-    "jobs": False,
-    "compare": False,
-    "workers": False,
-    "exports": False,
-    "bundles": False,
-    "keys": False,
-}
+# The pictures of the documentation.
+SHOWN = (
+    *("coverage", "coverage-dark", "result", "result-dark", "tried", "job", "jobs", "compare"),
+    *("workers", "exports", "bundles", "keys"),
+)
 
 
 def main() -> None:
@@ -88,7 +78,7 @@ def take_shown(browser: Browser, at: str, key: str, places: dict[str, str]) -> N
     for dark in (False, True):
         page = logged_in(browser, at, key, "dark" if dark else "light")
         page.set_viewport_size({"width": width, "height": height})
-        for name in (name for name, is_dark in SHOWN.items() if is_dark is dark):
+        for name in (name for name in SHOWN if name.endswith("-dark") is dark):
             opened(page, places[name.removesuffix("-dark")])
             if name == "bundles":
                 page.check("text=even if files are missing")

@@ -8,7 +8,7 @@ Needs no GPU: the times were measured when the reports were made (docs/results.m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ def main() -> None:
 
 def pictures() -> dict[str, bytes]:
     """The documents' pictures by the names of their files."""
-    known = dict(reports())
-    found = {name: drawing(known[source], titles) for name, source, titles in PICTURES}
+    found = {name: drawing(report_of(source), titles) for name, source, titles in PICTURES}
     drawn = {**found, **_bench_pictures()}
     return {f"{name}.svg": svg_text(one).encode() for name, one in drawn.items()}
 
@@ -96,15 +95,12 @@ def place_of(winner: Winner) -> ChartPosition:
     return place
 
 
-def reports() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What `tuner tune --json` printed, by the name of its file (and its line)."""
-    for path in sorted((RESULTS / "h200").glob("*.json")):
-        value = json.loads(path.read_text())
-        if isinstance(value, dict) and "entries" in value and "environment" in value:
-            yield f"h200/{path.name}", value
-    lines = (RESULTS / "h200" / "attention_reports.jsonl").read_text().splitlines()
-    for at, line in enumerate(lines):
-        yield f"h200/attention_reports.jsonl:{at + 1}", json.loads(line)
+def report_of(source: str) -> Mapping[str, Any]:
+    """What `tuner tune --json` printed: FILE of RESULTS, or FILE:LINE of one with several."""
+    name, _, line = source.partition(":")
+    text = (RESULTS / name).read_text()
+    found: Mapping[str, Any] = json.loads(text.splitlines()[int(line) - 1] if line else text)
+    return found
 
 
 def winners_of(report: Mapping[str, Any]) -> list[Winner]:
