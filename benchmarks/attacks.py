@@ -1,6 +1,6 @@
 """What one address can do to the others with connections: their times, and the server's memory.
 
-    python benchmarks/attacks.py [--seconds 60] [--kinds idle,bombs] [--json FILE]
+    python benchmarks/attacks.py [--seconds 60] [--json FILE]
 
 The API runs as `tuner serve --no-worker` on a new SQLite store, with the bounds that it has by
 default and without a proxy. Each attack is a process of its own that comes from 127.0.0.1, first
@@ -153,7 +153,6 @@ def main() -> int:
     kinds = [kind for kind in Attacker(0, "", "").kinds() if kind]
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0, help="of each attack")
-    parser.add_argument("--kinds", help=f"some of {','.join(kinds)}")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--attack", nargs=4, metavar=("PORT", "KEY", "JOB", "KIND"))
     options = parser.parse_args()
@@ -163,10 +162,6 @@ def main() -> int:
         asyncio.run(attacker.run(kind, options.seconds))
         print(json.dumps(attacker.said))
         return 0
-    if options.kinds:
-        if unknown := set(options.kinds.split(",")) - set(kinds):
-            parser.error(f"no attack is called {', '.join(unknown)}: {', '.join(kinds)}")
-        kinds = options.kinds.split(",")
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(f"sqlite:///{folder}/tuner.db", kinds, options.seconds)

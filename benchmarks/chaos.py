@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -38,19 +37,20 @@ from chaos_clients import (  # noqa: E402
     client_name,
     start_clients,
 )
-from chaos_database import NoDisk, prepare  # noqa: E402
 from chaos_harm import CLOCK_STEP, Attacker, Harm, Later, Servers  # noqa: E402
 from chaos_parts import (  # noqa: E402
     BATCH_SIZES,
     DEVICE,
     SMALL,
+    NoDisk,
     Part,
-    free_port,
     make_parts,
+    prepare,
     servers,
     small_recording,
 )
 from chaos_verdict import Verdict, judge  # noqa: E402
+from servers import free_port  # noqa: E402
 
 from tuner.errors import UnusableStore  # noqa: E402
 from tuner.jobs.job import JobState  # noqa: E402
@@ -62,6 +62,7 @@ from workers.settings import Settings  # noqa: E402
 POSTING = 0.8  # of the expected time: what is done hits clients' submissions as well as work
 JOBS_A_SECOND = 1.0  # expected, to spread the submissions
 TICK_S = 0.5
+PLACES = ("json", "docs", "logs")  # options that say where figures and logs are written
 
 
 class Pace:
@@ -91,25 +92,11 @@ class Done(NamedTuple):
     ended: int
 
 
-@dataclass
-class Options:
-    jobs: int
-    clients: int
-    workers: int
-    every_s: float
-    restart_every_s: float
-    full_disk_s: float
-    progress_limit_s: int
-    reclaim_limit_s: float
-    limit_s: float
-    seed: int
-
-
-def chaos(options: Options, home: Path) -> Verdict:
+def chaos(options: argparse.Namespace, home: Path) -> Verdict:
     """The whole trial, on servers that it starts below `home`. Raises NoDisk."""
     (home / SMALL).write_bytes(small_recording(BATCH_SIZES))
     with (
-        servers(home, options.full_disk_s > 0) as (postgres, redis),
+        servers(home, options.full_disk > 0) as (postgres, redis),
         contextlib.ExitStack() as stack,
     ):
         settings = Settings(
@@ -121,7 +108,7 @@ def chaos(options: Options, home: Path) -> Verdict:
         keys = KeyStore(jobs.database)
         for number in range(options.clients):
             keys.add(client_name(number), Scope.SUBMIT, tokens[number])
-        parts, lies = make_parts(settings, options.workers, options.progress_limit_s, port, home)
+        parts, lies = make_parts(settings, options.workers, options.progress_limit, port, home)
         for part in parts:
             stack.callback(part.end)
         promises, harm, later = Promises(), Harm(), Later()
@@ -143,11 +130,11 @@ def chaos(options: Options, home: Path) -> Verdict:
         for part in parts:
             part.end()
         wall_s = time.monotonic() - started
-        return judge(jobs, options.jobs, options.reclaim_limit_s, promises, harm, lies, wall_s)
+        return judge(jobs, options.jobs, options.reclaim_limit, promises, harm, lies, wall_s)
 
 
 def plan(
-    options: Options, servers: Servers, tokens: Tokens, port: int
+    options: argparse.Namespace, servers: Servers, tokens: Tokens, port: int
 ) -> list[tuple[float, Callable[[], None]]]:
     """What is done once, and after which share of the jobs."""
 
@@ -155,7 +142,7 @@ def plan(
         path, headers = "/v1/jobs?limit=1", {"Authorization": f"Bearer {token}"}
         return ask(port, "GET", path, headers)[0] != 200
 
-    full = [(0.5, lambda: servers.fill_disk(options.full_disk_s))] if options.full_disk_s else []
+    full = [(0.5, lambda: servers.fill_disk(options.full_disk))] if options.full_disk else []
     return [
         (0.2, servers.crash_redis),
         (0.3, lambda: servers.rotate_keys(tokens, refused)),
@@ -166,7 +153,7 @@ def plan(
 
 
 def run(
-    options: Options,
+    options: argparse.Namespace,
     jobs: JobStore,
     parts: list[Part],
     attacker: Attacker,
@@ -177,9 +164,9 @@ def run(
     events: list[tuple[float, Callable[[], None]]],
 ) -> None:
     """Harm the service until all jobs have ended, or until it has done nothing for too long."""
-    blows, crashes = Pace(options.every_s), Pace(options.restart_every_s)
+    blows, crashes = Pace(options.every), Pace(options.restart_every)
     done, worked_at = Done(0, 0), time.monotonic()
-    while time.monotonic() - worked_at < options.limit_s:
+    while time.monotonic() - worked_at < options.limit:
         for part in parts:
             part.keep_alive()
         time.sleep(TICK_S)
@@ -220,63 +207,35 @@ def write_table(page: Path, name: str, table: str) -> None:
     page.write_text(f"{head}{begin}{table}\n{end}{tail}")
 
 
-def read_options() -> tuple[Options, argparse.Namespace]:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=5)
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two blows")
-    parser.add_argument(
-        "--restart-every", type=float, default=60.0, help="seconds between crashes of PostgreSQL"
-    )
-    parser.add_argument(
-        "--full-disk",
-        type=float,
-        default=60.0,
-        help="seconds for which the database's disk is full; this mounts a tmpfs, which needs root",
-    )
-    parser.add_argument(
-        "--progress-limit",
-        type=int,
-        default=32,
-        help="seconds for TUNER_START_LIMIT_S, _FIRST_TRIAL_LIMIT_S and _NEXT_TRIAL_LIMIT_S",
-    )
-    parser.add_argument(
-        "--reclaim-limit",
-        type=float,
-        default=60.0,
-        help="seconds until a job that nobody works on is queued again, at p99",
-    )
-    parser.add_argument(
-        "--limit",
-        type=float,
-        default=600.0,
-        help="seconds until it gives up, if no job is accepted and no job ends",
-    )
-    parser.add_argument("--seed", type=int, default=0)
+
+    def add(name: str, default: float, what: str = "") -> None:
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
+
+    add("jobs", 1000)
+    add("clients", 8)
+    add("workers", 5)
+    add("every", 5.0, "seconds between two blows")
+    add("restart-every", 60.0, "seconds between crashes of PostgreSQL")
+    disk = "seconds for which the database's disk is full; this mounts a tmpfs, which needs root"
+    add("full-disk", 60.0, disk)
+    phases = "seconds for TUNER_START_LIMIT_S, _FIRST_TRIAL_LIMIT_S and _NEXT_TRIAL_LIMIT_S"
+    add("progress-limit", 32, phases)
+    again = "seconds until a job that nobody works on is queued again, at p99"
+    add("reclaim-limit", 60.0, again)
+    add("limit", 600.0, "seconds until it gives up, if no job is accepted and no job ends")
+    add("seed", 0)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--docs", type=Path, help="put the table between the marks in this page")
     parser.add_argument("--logs", type=Path, help="keep the processes' logs in this folder")
-    given = parser.parse_args()
-    options = Options(
-        jobs=given.jobs,
-        clients=given.clients,
-        workers=given.workers,
-        every_s=given.every,
-        restart_every_s=given.restart_every,
-        full_disk_s=given.full_disk,
-        progress_limit_s=given.progress_limit,
-        reclaim_limit_s=given.reclaim_limit,
-        limit_s=given.limit,
-        seed=given.seed,
-    )
-    return options, given
+    return parser.parse_args()
 
 
 def main() -> int:
-    options, given = read_options()
+    options = read_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end what was started
     # Not the usual place for temporary files: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="tuner-chaos-", dir="/tmp") as folder:  # noqa: S108
@@ -288,14 +247,15 @@ def main() -> int:
             print(f"{text}: {error}\n--full-disk 0 does without it", file=sys.stderr)
             return 2
         finally:
-            if given.logs:
-                keep_logs(Path(folder), given.logs)
+            if options.logs:
+                keep_logs(Path(folder), options.logs)
     print(verdict.table())
-    if given.json:
-        figures = {**asdict(options), **verdict.as_json()}
-        given.json.write_text(json.dumps(figures, indent=2) + "\n")
-    if given.docs:
-        write_table(given.docs, "figures", verdict.table())
+    if options.json:
+        said = {name: value for name, value in vars(options).items() if name not in PLACES}
+        figures = {**said, **verdict.rows()}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if options.docs:
+        write_table(options.docs, "figures", verdict.table())
     for broken in verdict.broken():
         print(f"BROKEN: {broken}", file=sys.stderr)
     return 1 if verdict.broken() else 0

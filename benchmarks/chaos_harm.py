@@ -17,8 +17,7 @@ from pathlib import Path
 
 import redis as redis_client
 from chaos_clients import Tokens, client_name
-from chaos_database import empty, fill, set_clock
-from chaos_parts import Part
+from chaos_parts import Part, empty, fill, set_clock
 from servers import Postgres, Redis
 from worker_processes import descendants
 

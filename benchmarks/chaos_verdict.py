@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,49 +109,10 @@ class Verdict:
         promises = self.promises
         return promises.forgotten + promises.contradictions + promises.unkeyed + self.unasked
 
-    def as_json(self) -> dict[str, Any]:
-        harm, lies = self.harm, self.lies
-        full = self.attempts.held_when_full(harm.disk_full)
-        return {
-            "accepted": len(self.promises.accepted),
-            "batches": self.promises.batches,
-            "states": self.states,
-            "lost": self.lost,
-            "stuck": self.stuck,
-            "jobs_created_twice": self.jobs_created_twice,
-            "keys_with_two_jobs": self.promises.contradictions,
-            "keys_forgotten": self.promises.forgotten,
-            "jobs_without_keys": self.unasked + self.promises.unkeyed,
-            "published_twice": self.published_twice,
-            "requests_tried_again": dict(sorted(self.promises.tried_again.items())),
-            "trials_stored": self.stored,
-            "stored_trials_measured_again": self.measured_again,
-            "largest_batch": self.largest_batch,
-            "attempts_without_an_answer": len(self.attempts.ends),
-            "attempts_that_count": self.attempts.counted(),
-            "attempts_lost_without_harm": len(self.attempts.unexplained),
-            "harm": dict(sorted(harm.counts.items())),
-            "restarts": dict(sorted(harm.restarts.items())),
-            "disk_full_s": [(end - begin).total_seconds() for begin, end in harm.disk_full],
-            "clock_steps": harm.clock_steps,
-            "clock_off_s": round(self.attempts.clock_off_s, 1),
-            "keys_rotated": harm.keys_rotated,
-            "old_keys_accepted": harm.old_keys_accepted,
-            "workers_resumed": harm.resumed,
-            "drains": len(harm.drains),
-            "claimed_while_drained": self.claimed_while_drained,
-            "lies": {"jobs": lies.jobs, "began": lies.began, "set_aside": lies.set_aside}
-            | {"late_writes_refused": lies.refused, "accepted": list(lies.accepted)},
-            "held_s": {cause: figures(held) for cause, held in self.held.items()},
-            "held_s_when_the_disk_was_full": figures(full),
-            "wall_s": round(self.wall_s, 1),
-            "python": platform.python_version(),
-        }
-
-    def table(self) -> str:
-        """As Markdown."""
+    def rows(self) -> dict[str, str]:
+        """What was found, by what it is."""
         again, lies, harm = self.promises.tried_again, self.lies, self.harm
-        rows = {
+        return {
             "jobs accepted over HTTP": f"{len(self.promises.accepted)} "
             f"({self.promises.batches} submissions were batches)",
             "harm to processes": f"{harm.counts.total()} times ({shown(harm.counts)})",
@@ -174,8 +134,11 @@ class Verdict:
             **{f"until a job is queued again: {what}": text for what, text in self._held_rows()},
             "wall time": f"{self.wall_s:.0f} s",
         }
-        lines = ["| what | figure |", "|---|---|"]
-        return "\n".join([*lines, *(f"| {what} | {figure} |" for what, figure in rows.items())])
+
+    def table(self) -> str:
+        """As Markdown."""
+        rows = (f"| {what} | {figure} |" for what, figure in self.rows().items())
+        return "\n".join(["| what | figure |", "|---|---|", *rows])
 
     def _servers(self) -> str:
         harm = self.harm
@@ -260,14 +223,6 @@ def read_lies(path: Path) -> Lies:
         refused=sum(len(one["refused"]) for one in told),
         accepted=[what for one in told for what in one["accepted"]],
     )
-
-
-def figures(seconds: Sequence[float]) -> dict[str, float]:
-    return {
-        "count": len(seconds),
-        "p50": round(quantile(seconds, 0.5), 1),
-        "p99": round(quantile(seconds, 0.99), 1),
-    }
 
 
 def told(seconds: Sequence[float]) -> str:

@@ -247,13 +247,11 @@ def cell(some: Sequence[Sequence[float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--only", nargs="*", help="recordings, without their endings")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     rows: dict[str, dict[str, list[list[float]]]] = {}
     tries: dict[str, int] = {}
-    for name in options.only or (*SEEN, *UNSEEN, *LATER):
+    for name in (*SEEN, *UNSEEN, *LATER):
         path = RECORDINGS / f"{name}.csv.gz"
         case = moe_case(path) if "_E" in name else gemm_case(path)
         rows[name] = {
@@ -262,15 +260,12 @@ def main() -> None:
         }
         tries[name] = case.budget.per_point
         print(name, {who: cell(some) for who, some in rows[name].items()}, flush=True)
-    options.out.write_text(json.dumps({"runs": options.runs, "tries": tries, "regrets": rows}))
+    RESULTS.write_text(json.dumps({"runs": options.runs, "tries": tries, "regrets": rows}))
     for title, group in (("seen", SEEN), ("kept apart", UNSEEN), ("later", LATER)):
-        names = [name for name in group if name in rows]
-        if not names:
-            continue
-        print(f"\n| {title} | {' | '.join(names)} | all |\n{'|---' * (len(names) + 2)}|")
-        for who in rows[names[0]]:
-            cells = [cell(rows[name][who]) for name in names]
-            everything = cell([one for name in names for one in rows[name][who]])
+        print(f"\n| {title} | {' | '.join(group)} | all |\n{'|---' * (len(group) + 2)}|")
+        for who in CONTENDERS:
+            cells = [cell(rows[name][who]) for name in group]
+            everything = cell([one for name in group for one in rows[name][who]])
             print(f"| {who} | {' | '.join(cells)} | {everything} |")
 
 

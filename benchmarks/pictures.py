@@ -1,31 +1,31 @@
 """Draw measured results that are kept in benchmarks/results, for the README and the documents.
 
     python benchmarks/pictures.py                 # writes docs/pictures/
-    python benchmarks/pictures.py --list          # prints the gains of every kept report
 
 Needs no GPU: the times were measured when the reports were made (docs/results.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bench_report import compare, read_samples, summarise
-from tuner.deploy.bench_report.page import headline
-from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
+from tuner.deploy.bench_report.plot import (
+    comparison_charts,
+    headline,
+    summary_charts,
+)
 from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH
-from tuner.draw.files import picture_files
 from tuner.draw.shapes import Drawing, heading, stack
+from tuner.draw.svg import svg_text
 from tuner.engines.dispatch import what_runs
-from tuner.pictures.charts import problem_charts
 from tuner.pictures.rows import rows_of, summary_line
-from tuner.pictures.write import title_of
+from tuner.pictures.write import problem_charts, title_of
 from tuner.problems.points import ChartPosition, Config, Point
 from tuner.problems.registry import family_of, parse_problem, read_part
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
@@ -38,15 +38,6 @@ OUT = ROOT / "docs" / "pictures"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="print gains and write nothing")
-    args = parser.parse_args()
-    if args.list:
-        for name, report in reports():
-            winners = winners_of(report)
-            print(name, report["problem"], report["device"])
-            print("   ", summary_line(winners))
-        return
     OUT.mkdir(parents=True, exist_ok=True)
     for name, data in pictures().items():
         (OUT / name).write_bytes(data)
@@ -55,14 +46,12 @@ def main() -> None:
 
 def pictures() -> dict[str, bytes]:
     """The documents' pictures by the names of their files."""
-    known = dict(reports())
-    found: dict[str, bytes] = {}
-    for name, source, titles in PICTURES:
-        found |= picture_files(name, drawing(known[source], titles), png=False)
-    return found | _bench_pictures()
+    found = {name: drawing(report_of(source), titles) for name, source, titles in PICTURES}
+    drawn = {**found, **_bench_pictures()}
+    return {f"{name}.svg": svg_text(one).encode() for name, one in drawn.items()}
 
 
-def _bench_pictures() -> dict[str, bytes]:
+def _bench_pictures() -> dict[str, Drawing]:
     """Two runs, and one run, that users posted."""
     sides = [
         [s for path in sorted(BENCH.glob(f"l40s-32gpu-{side}-*")) for s in read_samples(path)]
@@ -70,11 +59,13 @@ def _bench_pictures() -> dict[str, bytes]:
     ]
     comparison = compare(*sides)
     title = "DeepSeek-R1 INT8 on 32 x NVIDIA_L40S: before and after"
-    two = render_picture(comparison_charts(comparison), title, headline(comparison))
+    about = heading(title, headline(comparison), WIDTH)
+    two = stack([about, *comparison_charts(comparison)], title)
     summary = summarise(read_samples(BENCH / "h20-2node-sglang-sweep.md"))
     first = [chart for chart in summary_charts(summary) if "128+128" in chart.label]
-    one = render_picture(first, "DeepSeek-R1 on 16 x NVIDIA_H20", "a sweep of sglang")
-    return picture_files("bench-l40s", two, png=False) | picture_files("bench-h20", one, png=False)
+    title = "DeepSeek-R1 on 16 x NVIDIA_H20"
+    one = stack([heading(title, "a sweep of sglang", WIDTH), *first], title)
+    return {"bench-l40s": two, "bench-h20": one}
 
 
 # A picture's name, its report, and which of its charts are drawn; no titles: all.
@@ -103,15 +94,12 @@ def place_of(winner: Winner) -> ChartPosition:
     return place
 
 
-def reports() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What `tuner tune --json` printed, by the name of its file (and its line)."""
-    for path in sorted((RESULTS / "h200").glob("*.json")):
-        value = json.loads(path.read_text())
-        if isinstance(value, dict) and "entries" in value and "environment" in value:
-            yield f"h200/{path.name}", value
-    lines = (RESULTS / "h200" / "attention_reports.jsonl").read_text().splitlines()
-    for at, line in enumerate(lines):
-        yield f"h200/attention_reports.jsonl:{at + 1}", json.loads(line)
+def report_of(source: str) -> Mapping[str, Any]:
+    """What `tuner tune --json` printed: FILE of RESULTS, or FILE:LINE of one with several."""
+    name, _, line = source.partition(":")
+    text = (RESULTS / name).read_text()
+    found: Mapping[str, Any] = json.loads(text.splitlines()[int(line) - 1] if line else text)
+    return found
 
 
 def winners_of(report: Mapping[str, Any]) -> list[Winner]:

@@ -1,10 +1,7 @@
 """Fills an empty store with what was measured: the reports and recordings of benchmarks/results.
 
-    python benchmarks/shown_store.py URL
-
 The pictures of the pages are taken of such a store. It also has a running job, which tries the
-recorded trials of one problem again, a job that failed, workers, watches and a night. Prints the id
-of the running job.
+recorded trials of one problem again, a job that failed, workers, watches and a night.
 """
 
 from __future__ import annotations
@@ -51,11 +48,6 @@ RESULTS = Path(__file__).parent / "results"
 LAYERS = ("r1", "e128n768bf16", "e128n768fp8", "e256n64int8", "e257n256", "e257n512")
 GEMMS = ("deepseek-r1-sglang0.5.16", "qwen3-32b-sglang0.5.16", "deepseek-r1-sglang0.5.23")
 TRIED, EACH, PAUSE_S = 1100, 50, 0.3  # trials of the running job, so many at once
-
-
-def main() -> None:
-    predict(sys.argv[1])
-    print(fill(sys.argv[1]))
 
 
 def predict(url: str) -> None:
@@ -198,7 +190,3 @@ def add_jobs(url: str) -> str:
             time.sleep(PAUSE_S)
         jobs.submit(replace(wanted, device="NVIDIA_L40S"), client="nightly")
     return running.id
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -110,13 +111,20 @@ def built(case: str) -> Bundle:
     return build(case)
 
 
-def build(case: str) -> Bundle:
+def build(
+    case: str,
+    cluster: Cluster | None = None,
+    of: Sequence[Winner] | None = None,
+    engine: str = "",
+    **options: Any,  # of build_bundle
+) -> Bundle:
+    """A case's bundle, or one of another cluster, winners or engine."""
     return build_bundle(
-        winners(case),
-        example(case),
-        find_engine(ENGINES[case][0]),
+        winners(case) if of is None else of,
+        cluster or example(case),
+        find_engine(engine or ENGINES[case][0]),
         find_device(CASES[case][0]),
-        allow_predicted=True,
+        **{"allow_predicted": True, **options},
     )
 
 

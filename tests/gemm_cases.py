@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cases
+
 from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
@@ -20,16 +22,7 @@ def tile(
     m: int = 64, n: int = 128, k: int = 128, group: int = 32, warps: int = 4, stages: int = 3
 ) -> Config:
     """A configuration with blocks; without arguments, the engine's default."""
-    return Config(
-        {
-            "BLOCK_SIZE_M": m,
-            "BLOCK_SIZE_N": n,
-            "BLOCK_SIZE_K": k,
-            "GROUP_SIZE_M": group,
-            "num_warps": warps,
-            "num_stages": stages,
-        }
-    )
+    return cases.config(m, n, k, warps, stages, group)
 
 
 def trial(M: int, config: Config, us: float | None, status: Status = Status.OK) -> Trial:

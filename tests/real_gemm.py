@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import torch
-from real_sglang import _importable, _stub_modules, package
+from real_sglang import _stub_modules, importable, package
 
 from tuner.devices.target import Target
 from tuner.families.dense_gemm.problem import DenseGemm
@@ -172,7 +172,7 @@ class RealGemm:
     def _run(self, name: str) -> dict[str, Any]:
         source = self.folder / name
         space: dict[str, Any] = {"__file__": str(source), "__name__": "real_gemm"}
-        with _importable(_stub_modules(source)):
+        with importable(_stub_modules(source)):
             exec(compile(source.read_text(), str(source), "exec"), space)  # noqa: S102
         # A CUDA machine. The file was run as on none: its branches for CUDA import extensions.
         space.update({"_is_cuda": True, "_is_gfx1250": False, "logger": MagicMock()})

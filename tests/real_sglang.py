@@ -56,7 +56,7 @@ class RealSGLang:
         self._logger = MagicMock()  # the engine's has a warning_once
         self._stubs = _stub_modules(self.source)
         self._names: dict[str, object] = {"__file__": str(self.source), "__name__": "real_sglang"}
-        with _importable(self._stubs):
+        with importable(self._stubs):
             exec(compile(self.source.read_text(), str(self.source), "exec"), self._names)  # noqa: S102
 
     def file_name(self, problem: FusedMoe, device_name: str, gemm: Gemm) -> str:
@@ -103,7 +103,7 @@ class RealSGLang:
         # It imports the override's accessor when it is called.
         with (
             self._on(device_name, triton, root, shared_optin_bytes),
-            _importable(self._stubs),
+            importable(self._stubs),
         ):
             answer = self._call(
                 "try_get_optimal_moe_config",
@@ -189,7 +189,7 @@ class _Stub(ModuleType):
 
 
 @contextmanager
-def _importable(stubs: dict[str, ModuleType]) -> Iterator[None]:
+def importable(stubs: dict[str, ModuleType]) -> Iterator[None]:
     """Not patch.dict: it would also forget torch and triton, which crash when imported again."""
     assert not stubs.keys() & sys.modules.keys()
     sys.modules.update(stubs)

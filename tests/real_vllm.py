@@ -13,12 +13,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
+
+from real_sglang import importable
 
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.dtypes import Dtype
@@ -143,15 +144,3 @@ class RealVLLM:
         stubs = {parent: ModuleType(parent) for parent in parents} | {PACKAGE: layer}
         with importable({**stubs, **self._modules}):
             return self._names[name](**{k: v for k, v in arguments.items() if k in known})
-
-
-@contextmanager
-def importable(stubs: dict[str, ModuleType]) -> Iterator[None]:
-    """Let the engine's functions import stand-ins while they run."""
-    assert not stubs.keys() & sys.modules.keys()
-    sys.modules.update(stubs)
-    try:
-        yield
-    finally:
-        for name in stubs:
-            del sys.modules[name]

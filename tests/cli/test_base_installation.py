@@ -32,7 +32,7 @@ print(json.dumps(said))
 """
 EXTRAS = (
     *("celery", "fastapi", "jinja2", "kombu", "limits", "opentelemetry"),
-    *("PIL", "prometheus_client", "psycopg", "pynvml", "torch", "triton", "uvicorn"),
+    *("prometheus_client", "psycopg", "pynvml", "torch", "triton", "uvicorn"),
 )
 LONG = ("docker", "tuner preflight")  # a pipe; it looks at this machine
 MORE = (

@@ -115,32 +115,3 @@ def test_preflight_exits_with_what_it_found(tmp_path):
     tuner("preflight", "--capture", tmp_path / "here")
     assert (tmp_path / "here" / "capture.json").is_file()
     assert "is not NAME=DIR" in one_line("preflight", "--node", "x", code=2)
-
-
-def test_load_proof_exits_with_what_it_found(tmp_path):
-    result = tuner("load-proof", CAPTURES / "logs" / "l40s-missing-config.log", code=1)
-    assert "not as tuned" in result.stdout
-    log = tmp_path / "server.log"
-    name = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
-    log.write_text(f"Using MoE kernel config from /x/triton_3_6_0/{name}.json.\n")
-    unknown = tuner("load-proof", log, "--json", code=1)
-    assert json.loads(unknown.stdout)["loads"][0]["origin"] == "unknown"
-    assert "cannot be read" in one_line("load-proof", tmp_path / "absent", code=2)
-    assert "neither MANIFEST.json nor provenance/" in one_line("load-proof", tmp_path, log, code=2)
-
-
-@pytest.mark.usefixtures("bundled_store")
-def test_bench_report_keeps_the_runs_beside_their_release(tmp_path):
-    release = tmp_path / "b.tar.gz"
-    options = ["--device", "L40S", "--cluster", EXAMPLES / f"{L40S}.toml", "--allow-predicted"]
-    tuner("bundle", *options, "--out", release)
-    before = BENCH / "l40s-32gpu-before-bench_serving.txt"
-    after = BENCH / "l40s-32gpu-after-bench_serving.txt"
-    result = tuner("bench-report", before, after, "--out", tmp_path / "r", "--release", release)
-    assert "1.49x" in result.stdout
-    assert "deepseek-r1 on NVIDIA_L40S" in (tmp_path / "r" / "report.html").read_text()
-    kept = json.loads((tmp_path / "b.tar.gz.runs.json").read_text())
-    verified = tuner("bundle", "verify", release, "--json")
-    assert kept["release"] == json.loads(verified.stdout)["sha256"]
-    again = tuner("bench-report", before, tmp_path / "b.tar.gz.runs.json", "--json")
-    assert json.loads(again.stdout)["pairs"][0]["gain_text"] == "1.49x"

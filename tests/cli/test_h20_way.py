@@ -4,6 +4,7 @@ Their posts: sglang on 2 x 8 H20 (sglang issue 4978) and vLLM on Ray on the same
 differs on purpose is said in docs/deploy.md.
 """
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -61,11 +62,7 @@ def test_sglang_s_start_script(tmp_path, node, rank):
             "HOST_IP": f"10.63.65.20{7 + int(rank)}",
         }.items()
     )
-    assert "/ssd1/models/DeepSeek-R1:/mnt/models/DeepSeek-R1:ro" in words
-    assert after(words, "--model-path") == "/mnt/models/DeepSeek-R1"
-    assert after(words, "--dist-init-addr") == "10.63.65.207:30000"
-    assert (after(words, "--nnodes"), after(words, "--node-rank")) == ("2", rank)
-    assert (after(words, "--tp-size"), after(words, "--port")) == ("16", "8000")
+    assert after(words, "--node-rank") == rank  # other flags: tests/engines/test_bundle_scripts.py
 
 
 @pytest.mark.usefixtures("bundled_store")
@@ -81,26 +78,11 @@ def test_vllm_s_start_script(tmp_path):
             "TP_SOCKET_IFNAME": "xgbe0",
         }.items()
     )
-    inner = shlex.split(head[-1])
-    assert inner[:3] == ["ray", "start", "--head"]
-    assert (after(inner, "--port"), after(inner, "--dashboard-host")) == ("8379", "0.0.0.0")  # noqa: S104
-    assert inner[inner.index("serve") + 1] == "/mnt/models/DeepSeek-R1"
-    for flag, value in (
-        ("--max-num-seqs", "256"),
-        ("--max-num-batched-tokens", "16384"),
-        ("--max-model-len", "16384"),
-        ("--reasoning-parser", "deepseek_r1"),
-    ):
-        assert after(inner, flag) == value
-    worker = started(RAY, tmp_path, NODES[1])
-    joined = worker[worker.index("start") - 1 :] if "start" in worker else shlex.split(worker[-1])
-    assert after(joined, "--address") == "10.63.65.207:8379"
+    assert shlex.split(head[-1])[:3] == ["ray", "start", "--head"]
 
 
-def test_the_summary_of_one_run(tmp_path):
+def test_the_summary_of_one_run():
     sweep = CAPTURES / "bench" / "h20-2node-sglang-sweep.md"
-    shown = tuner("bench-report", sweep, "--out", tmp_path)
-    rows = (tmp_path / "summary.csv").read_text().splitlines()
-    assert rows[0].startswith("concurrency,input_len,output_len,")
-    assert len(rows) == 1 + 26
+    shown = tuner("bench-report", sweep)
+    assert len(json.loads(tuner("bench-report", sweep, "--json").stdout)["loads"]) == 26
     assert any(line.split()[:2] == ["1024", "256+256"] for line in shown.stdout.splitlines())

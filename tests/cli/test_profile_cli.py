@@ -1,16 +1,11 @@
-"""`tuner profile` as people use it, with files and with a server."""
+"""`tuner profile` as people use it."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from commands import tuner as run
 from profile_traces import CUBLAS, DECODE, EXTEND, MOE, REDUCE, TraceWriter
-
-from tuner.errors import BadInput, ServerUnavailable
-from tuner.profile.capture import Capture, capture
 
 
 def write_trace(path: Path) -> Path:
@@ -31,10 +26,8 @@ def trace(tmp_path):
     return write_trace(tmp_path / "a.trace.json.gz")
 
 
-def test_a_table_json_and_a_picture(tuner, trace, tmp_path):
-    done = tuner(trace, "--picture", tmp_path / "a.svg")
-    assert "attention, decode (Triton)" in done.stdout
-    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+def test_a_table_and_json(tuner, trace):
+    assert "attention, decode (Triton)" in tuner(trace).stdout
     found = json.loads(tuner(trace, "--json").stdout)
     assert [phase["phase"] for phase in found["phases"]] == ["decode", "prefill"]
 
@@ -96,8 +89,6 @@ def test_vllm_s_attention_is_not_tuned(tuner, trace):
         (["TRACE", "--engine", "sgl"], "did you mean 'sglang'?"),
         (["TRACE", "--device", "H20O"], "did you mean"),
         (["TRACE", "--model", "no-such-model"], "no-such-model"),
-        (["http://localhost:1"], "a server writes its traces to its own disk: add --folder DIR"),
-        (["http://localhost:1", "--folder", "/nowhere"], "--folder /nowhere cannot be read"),
     ],
 )
 def test_bad_input_names_the_next_step(tuner, trace, words, says):
@@ -113,83 +104,3 @@ def test_a_gpu_that_the_trace_does_not_name_must_be_given(tuner, tmp_path):
     tuner(path)
     refused = tuner(path, "--model", "qwen3-30b-a3b", code=2)
     assert "the trace's GPU is Somebody's GPU: add --device" in refused.stderr
-
-
-class Server:
-    """An engine's HTTP server that only profiles."""
-
-    def __init__(self, folder: Path, engine: str, status: int = 200, writes: bool = True) -> None:
-        self.asked: list[tuple[str, object]] = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                known = engine == "sglang" and self.path == "/server_info"
-                self.answer(200 if known else 404, b'{"model_path": "m"}')
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                server.asked.append((self.path, json.loads(body) if body else None))
-                last = "/start_profile" if engine == "sglang" else "/stop_profile"
-                if writes and self.path == last:
-                    write_trace(folder / "1732-TP-0.trace.json.gz")
-                self.answer(status, b"")
-
-            def answer(self, code: int, body: bytes) -> None:
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-
-@pytest.fixture
-def serve(tmp_path):
-    servers: list[Server] = []
-
-    def start(engine: str, **options: object) -> Server:
-        servers.append(Server(tmp_path, engine, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
-
-
-def take(server: Server, folder: Path) -> list[Path]:
-    return capture(Capture(server.url, folder, steps=5), lambda text: None, lambda seconds: None)
-
-
-def test_sglang_is_asked_for_steps_and_a_folder(serve, tmp_path):
-    server = serve("sglang")
-    assert take(server, tmp_path) == [tmp_path / "1732-TP-0.trace.json.gz"]
-    body = {"output_dir": str(tmp_path), "num_steps": 5, "activities": ["CPU", "GPU"]}
-    assert server.asked == [("/start_profile", body)]
-
-
-def test_vllm_is_started_and_stopped(serve, tmp_path):
-    server = serve("vllm")
-    assert take(server, tmp_path) == [tmp_path / "1732-TP-0.trace.json.gz"]
-    assert server.asked == [("/start_profile", None), ("/stop_profile", None)]
-
-
-def test_a_server_that_writes_nothing_there_is_said(serve, tmp_path):
-    with pytest.raises(BadInput, match="no trace came to"):
-        take(serve("sglang", writes=False), tmp_path)
-
-
-def test_a_server_without_profiling_is_said(serve, tmp_path):
-    with pytest.raises(ServerUnavailable, match="404: start vLLM with --profiler-config"):
-        take(serve("vllm", status=404), tmp_path)
-
-
-def test_an_older_trace_in_the_folder_is_not_taken_for_the_new_one(serve, tmp_path):
-    write_trace(tmp_path / "1600-TP-0.trace.json.gz")
-    assert take(serve("sglang"), tmp_path) == [tmp_path / "1732-TP-0.trace.json.gz"]

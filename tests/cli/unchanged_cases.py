@@ -253,8 +253,6 @@ def deployed(run: Run) -> None:
     run.tuner("load-proof", *sorted((CLUSTER / "logs").glob("*.log")), "--json", code=1)
     sides = [CLUSTER / "bench" / f"l40s-32gpu-{side}-bench_serving.txt" for side in _SIDES]
     run.tuner("bench-report", *sides, "--json")
-    run.tuner("bench-report", *sides, "--out", "report", keep=False)
-    run.keep("report.csv", (run.folder / "report" / "report.csv").read_text())
 
 
 def submitted(run: Run) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from interpreter import run_interpreted
+from plugin_cases import put
 
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
@@ -52,7 +53,5 @@ def _installed(folder: Path) -> Path:
 def write_files(root: Path, *files: AttentionFile | GemmFile) -> Path:
     """Write the files to where a server that is given `root` looks for them."""
     for file in files:
-        path = file.path_under(root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text())
+        put(root, file)
     return root

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
@@ -10,12 +9,12 @@ import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bundle_cases import (
     CAPTURES,
     CASES,
-    ENGINES,
     build,
     built,
     config,
@@ -27,7 +26,6 @@ from bundle_cases import (
 from bundle_cases import winners as stored
 from real_sglang import RealSGLang
 
-from tuner.deploy.bundle.build import build_bundle
 from tuner.deploy.bundle.manifest import check_bundle
 from tuner.deploy.cluster import parse_cluster
 from tuner.deploy.preflight import run_preflight
@@ -79,12 +77,11 @@ def test_the_real_loader_reads_every_entry_from_the_bundle(case: str, tmp_path: 
 
 @pytest.mark.parametrize("case", [H20, RAY])
 def test_two_problems_of_one_file_are_refused(case: str) -> None:
-    device, spec = CASES[case]
+    spec = CASES[case][1]
     other = parse_problem(spec.replace("K=7168", "K=6144"))
     both = [*stored(case), *(replace(one, problem=other) for one in stored(case))]
-    engine, card = find_engine(ENGINES[case][0]), find_device(device)
     with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
-        build_bundle(both, example(case), engine, card, allow_predicted=True)
+        build(case, of=both)
     assert spec in str(refused.value) and other.spec() in str(refused.value)
 
 
@@ -116,12 +113,10 @@ def test_vllm_gets_the_file_that_it_looks_for_and_none_that_it_has() -> None:
 
 
 def test_the_winners_of_another_engine_are_not_shipped() -> None:
-    sglang = find_engine("sglang==0.5.16")
     with pytest.raises(ExportRefused, match="sglang's winners are not vllm's.*--engine vllm"):
-        build_bundle(stored(H20), example(RAY), sglang, find_device("H20"), allow_predicted=True)
-    vllm = find_engine("vllm==0.33.0")
+        build(H20, example(RAY))
     with pytest.raises(ExportRefused, match=r"no winners for NVIDIA_H20 with vllm 0\.33\.0; "):
-        build_bundle([], example(RAY), vllm, find_device("H20"), allow_predicted=True)
+        build(RAY, of=[])
 
 
 def test_the_readme_says_which_kernel_the_servers_run() -> None:
@@ -134,9 +129,8 @@ def test_the_readme_says_which_kernel_the_servers_run() -> None:
 
 
 def test_predicted_entries_are_refused_unless_asked_for_and_marked() -> None:
-    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
     with pytest.raises(ExportRefused, match="36 of the 36 .* --allow-predicted"):
-        build_bundle(stored(L40S), example(L40S), engine, device, allow_predicted=False)
+        build(L40S, allow_predicted=False)
     bundle = built(L40S)
     assert bundle.manifest["statuses"] == {"predicted": 36}
     assert any("36 entries were predicted" in note for note in bundle.notes)
@@ -148,8 +142,7 @@ def test_measured_and_untuned_entries_are_told_apart() -> None:
     with Store.open("sqlite://") as store:
         statuses = dict.fromkeys(BATCH_SIZES, Status.OK) | {4096: Status.INCUMBENT}
         winners = fill(store, RAY, statuses)
-    engine, device = find_engine("vllm==0.33.0"), find_device("H20")
-    ray = build_bundle(winners, example(RAY), engine, device, allow_predicted=False)
+    ray = build(RAY, of=winners, allow_predicted=False)
     # An untuned size needs an entry too: with a file, vLLM no longer asks its heuristic.
     assert ray.manifest["statuses"] == {"incumbent": 1, "ok": 17}
 
@@ -163,14 +156,6 @@ def test_provenance_of_every_entry_is_in_the_manifest() -> None:
     assert (environment["engine_version"], environment["triton"]) == ("0.5.16", "3.6.0")
     assert (row["median_us"], row["reason"][:6]) == (12.5, "1.200x")
     assert datetime.fromisoformat(row["published_at"]).tzinfo == timezone.utc
-
-
-def test_hashes_are_those_of_the_files() -> None:
-    files = files_of(built(L40S))
-    rows = built(L40S).manifest["files"]
-    assert {row["path"] for row in rows} == files.keys() - {"MANIFEST.json"}
-    for row in rows:
-        assert hashlib.sha256(files[row["path"]].data).hexdigest() == row["sha256"]
 
 
 def test_sha256sum_accepts_the_unpacked_files(tmp_path: Path) -> None:
@@ -205,14 +190,7 @@ def test_the_preflight_in_the_bundle_runs_alone(tmp_path: Path) -> None:
 def test_captures_give_the_variables() -> None:
     cluster = example(RAY)
     captures = {n.name: CAPTURES / n.name for n in cluster.nodes}
-    bundle = build_bundle(
-        stored(RAY),
-        cluster,
-        find_engine(ENGINES[RAY][0]),
-        find_device("H20"),
-        allow_predicted=True,
-        report=run_preflight(captures, cluster.expected()),
-    )
+    bundle = build(RAY, report=run_preflight(captures, cluster.expected()))
     script = files_of(bundle)["nodes/h20-node02/bare.sh"].data.decode()
     hcas = ",".join(f"mlx5_{i}" for i in range(1, 9))
     assert f"run export 'NCCL_IB_HCA={hcas}'" in script
@@ -239,11 +217,9 @@ def test_no_place_of_this_machine_gets_in() -> None:
             assert str(Path.cwd()).encode() not in file.data, path
 
 
-def refused(text: str, **changes: object) -> str:
-    engine, device = find_engine("sglang==0.5.16"), find_device("H20")
-    options = {"winners": stored(H20), "engine": engine, "device": device, **changes}
+def refused(text: str, **changes: Any) -> str:
     with pytest.raises((ExportRefused, MalformedCluster)) as caught:
-        build_bundle(cluster=parse_cluster(text), allow_predicted=True, **options)
+        build(H20, parse_cluster(text), **changes)
     return str(caught.value)
 
 
@@ -270,35 +246,22 @@ def test_files_that_servers_do_not_ask_for_are_told_before_predictions() -> None
         replace(one, entry=replace(one.entry, status=Status.PREDICTED)) for one in stored(H20)
     ]
     with pytest.raises(ExportRefused, match="none of them are bundled") as caught:
-        build_bundle(
-            predicted,
-            parse_cluster(one),
-            find_engine("sglang==0.5.16"),
-            find_device("H20"),
-            allow_predicted=False,
-        )
+        build(H20, parse_cluster(one), predicted, allow_predicted=False)
     assert "--allow-predicted" not in str(caught.value)
 
 
 def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:
-    assert "the store has no winners for NVIDIA_H20" in refused(TEXT, winners=[])
-    old = find_engine("sglang==0.4.4")
+    assert "the store has no winners for NVIDIA_H20" in refused(TEXT, of=[])
     theirs = [
-        replace(one, environment=replace(one.environment, engine_version=old.version))
+        replace(one, environment=replace(one.environment, engine_version="0.4.4"))
         for one in stored(H20)
     ]
-    assert "--into-engine" in refused(TEXT, engine=old, winners=theirs)
+    assert "--into-engine" in refused(TEXT, engine="sglang==0.4.4", of=theirs)
 
 
 def test_nodes_that_differ_get_no_pod_template() -> None:
     text = TEXT.replace('interface = "xgbe0"', 'interface = "bond0"', 1)
-    bundle = build_bundle(
-        stored(H20),
-        parse_cluster(text),
-        find_engine("sglang==0.5.16"),
-        find_device("H20"),
-        allow_predicted=True,
-    )
+    bundle = build(H20, parse_cluster(text))
     files = files_of(bundle)
     assert "kubernetes/leaderworkerset.json" not in files
     said = "no Kubernetes manifest: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, TP_SOCKET_IFNAME differ"
@@ -307,13 +270,7 @@ def test_nodes_that_differ_get_no_pod_template() -> None:
 
 def test_without_an_image_there_are_bare_scripts_alone() -> None:
     cluster = replace(example(H20), engine=replace(example(H20).engine, image=""))
-    bundle = build_bundle(
-        stored(H20),
-        cluster,
-        find_engine("sglang==0.5.16"),
-        find_device("H20"),
-        allow_predicted=True,
-    )
+    bundle = build(H20, cluster)
     files = files_of(bundle)
     assert not [path for path in files if re.search(r"docker|kubernetes/", path)]
     assert "nodes/h20-node01/bare.sh" in files

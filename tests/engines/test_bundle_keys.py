@@ -14,7 +14,6 @@ from real_sglang import RealSGLang
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.keys import asked_files, render_keys
 from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
@@ -23,7 +22,6 @@ from tuner.engines.launch import unknown_flags
 from tuner.errors import BadProblem, ExportRefused, IndivisibleShape, MalformedCheckpoint
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Winner
 from tuner.store import Store
 
 L40S, H20, RAY = CASES
@@ -36,19 +34,6 @@ def with_flags(cluster: Cluster, *flags: str) -> Cluster:
 
 def with_image(cluster: Cluster, image: str) -> Cluster:
     return replace(cluster, engine=replace(cluster.engine, image=image))
-
-
-def bundle(
-    case: str, cluster: Cluster, of: Sequence[Winner] | None = None, **options: bool
-) -> Bundle:
-    return build_bundle(
-        of or winners(case),
-        cluster,
-        find_engine(ENGINES[case][0]),
-        find_device(CASES[case][0]),
-        allow_predicted=True,
-        **options,
-    )
 
 
 def asked(case: str, cluster: Cluster) -> list[str]:
@@ -95,14 +80,14 @@ def test_winners_without_the_shared_expert_do_not_fit_a_server_that_fuses_it() -
     flags = [f for f in example(L40S).engine.flags if f != "--disable-shared-experts-fusion"]
     fusing = with_flags(example(L40S), *flags)
     with pytest.raises(ExportRefused) as refused:
-        bundle(L40S, fusing)
+        build(L40S, fusing)
     said = str(refused.value)
     name = "E={},N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
     assert f"none of them are bundled: {name.format(257)}.json" in said
     assert f"they do not ask for {name.format(256)}.json" in said
     assert "add --disable-shared-experts-fusion to engine.flags" in said
     assert "run `tuner tune 'fused_moe:E=257,N=64,K=7168,top_k=9" in said
-    noted = bundle(L40S, fusing, allow_missing=True)
+    noted = build(L40S, fusing, allow_missing=True)
     assert any("none of them are bundled" in note for note in noted.notes)
     assert "|  missing" in render_keys(noted.keys, find_device("L40S"))
 
@@ -111,7 +96,7 @@ def test_winners_with_the_shared_expert_do_not_fit_vllm() -> None:
     fused = parse_problem(CASES[H20][1])
     tuned = [replace(winner, problem=fused) for winner in winners(RAY)]
     with pytest.raises(ExportRefused) as refused:
-        bundle(RAY, example(RAY), of=tuned)
+        build(RAY, example(RAY), of=tuned)
     said = str(refused.value)
     assert "vllm here does not fuse the shared experts (--no-fuse-shared)" in said
     assert "run `tuner tune 'fused_moe:E=256,N=128,K=7168,top_k=8" in said
@@ -127,12 +112,12 @@ def test_winners_with_the_shared_expert_do_not_fit_vllm() -> None:
 )
 def test_an_image_that_reads_no_folder_is_refused(image: str, why: str) -> None:
     with pytest.raises(ExportRefused, match=why):
-        bundle(RAY, with_image(example(RAY), image))
+        build(RAY, with_image(example(RAY), image))
 
 
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.10.1", "vllm/vllm-openai:latest"])
 def test_an_image_that_may_read_it_is_not(image: str) -> None:
-    assert bundle(RAY, with_image(example(RAY), image)).keys.bundled
+    assert build(RAY, with_image(example(RAY), image)).keys.bundled
 
 
 def test_the_release_decides_what_is_fused() -> None:
@@ -164,20 +149,18 @@ def test_experts_may_be_spread() -> None:
 def test_a_layer_that_does_not_divide_is_refused_with_the_nearest() -> None:
     fp8 = replace(example(L40S), model=replace(example(L40S).model, path="/models/DeepSeek-R1"))
     with pytest.raises(IndivisibleShape, match="nearest that works is tp=16"):
-        bundle(L40S, with_flags(fp8, "--attention-backend", "triton"))
+        build(L40S, with_flags(fp8, "--attention-backend", "triton"))
 
 
 def test_a_flag_without_its_number_is_named() -> None:
     with pytest.raises(BadProblem, match="--page-size needs a whole number, not 'big'"):
-        bundle(H20, with_flags(example(H20), "--page-size", "big"))
+        build(H20, with_flags(example(H20), "--page-size", "big"))
 
 
 def test_an_unknown_flag_is_noticed() -> None:
-    found = bundle(H20, with_flags(example(H20), "--trust-remote-cod"))
+    found = build(H20, with_flags(example(H20), "--trust-remote-cod"))
     assert not [note for note in found.notes if "does not know" in note]  # argparse completes it
-    found = bundle(
-        H20, with_flags(example(H20), "--trust-remote-kode", "--mem-fraction-static=0.9")
-    )
+    found = build(H20, with_flags(example(H20), "--trust-remote-kode", "--mem-fraction-static=0.9"))
     (note,) = [note for note in found.notes if "does not know" in note]
     assert note.endswith("--trust-remote-kode; did you mean '--trust-remote-code'?")
 
@@ -206,7 +189,7 @@ def test_a_model_that_is_no_preset_is_known_by_its_config(tmp_path: Path) -> Non
     found = asked(H20, read_cluster(tmp_path / "cluster.toml"))
     assert found[0] == "E=128,N=48,device_name=NVIDIA_H20.json"
     unknown = replace(example(H20), model=replace(example(H20).model, name="x", path="/models/x"))
-    noted = bundle(H20, unknown)
+    noted = build(H20, unknown)
     assert any("set model.config" in note for note in noted.notes)
 
 

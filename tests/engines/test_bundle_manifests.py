@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from bundle_cases import CASES, built, example, files_of
+from bundle_cases import CAPTURES, CASES, built, example, files_of
 
 from tuner.deploy.bundle import kubernetes
 from tuner.deploy.bundle.commands import node_environments
@@ -17,80 +17,10 @@ from tuner.deploy.bundle.commands import node_environments
 L40S, H20, RAY = CASES
 
 
-# LeaderWorkerSet. No package ships its schema, so its fields are asserted here: names and kinds as
-# in leaderworkerset.x-k8s.io/v1 of the controller's release 0.9.
-
-_STRING = {"type": "string"}
-_PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
-_NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
-
-
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": required,
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-def _list(item: Any) -> dict[str, Any]:
-    return {"type": "array", "items": item, "minItems": 1}
-
-
-_LABELS = {"type": "object", "additionalProperties": _STRING}
-_MOUNT = _object(["name", "mountPath"], name=_NAME, mountPath=_STRING, readOnly={"type": "boolean"})
-_FIELD = _object(
-    ["fieldRef"], fieldRef=_object(["fieldPath"], fieldPath={"const": "status.hostIP"})
-)
-_CONTAINER = _object(
-    ["name", "image"],
-    name=_NAME,
-    image=_STRING,
-    command=_list(_STRING),
-    env=_list(_object(["name"], name=_STRING, value=_STRING, valueFrom=_FIELD)),
-    resources=_object([], limits=_LABELS),
-    volumeMounts=_list(_MOUNT),
-    securityContext=_object([], privileged={"type": "boolean"}),
-    ports=_list(_object(["containerPort"], containerPort=_PORT, protocol={"const": "TCP"})),
-    readinessProbe=_object(
-        [], tcpSocket=_object(["port"], port=_PORT), periodSeconds={"type": "integer"}
-    ),
-)
-_VOLUME = _object(
-    ["name"],
-    name=_NAME,
-    hostPath=_object(["path"], path=_STRING, type={"const": "Directory"}),
-    emptyDir=_object([], medium={"const": "Memory"}),
-)
-_POD = _object(
-    ["spec"],
-    metadata=_object([], labels=_LABELS),
-    spec=_object(
-        ["containers"],
-        hostNetwork={"type": "boolean"},
-        dnsPolicy={"const": "ClusterFirstWithHostNet"},
-        nodeSelector=_LABELS,
-        containers=_list(_CONTAINER),
-        volumes=_list(_VOLUME),
-    ),
-)
-_TEMPLATE = _object(
-    ["workerTemplate"],
-    size={"type": "integer", "minimum": 1},
-    restartPolicy={
-        "enum": ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
-    },
-    leaderTemplate=_POD,
-    workerTemplate=_POD,
-)
-_LWS = _object(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "leaderworkerset.x-k8s.io/v1"},
-    kind={"const": "LeaderWorkerSet"},
-    metadata=_object(["name"], name=_NAME),
-    spec=_object(["leaderWorkerTemplate"], replicas={"const": 1}, leaderWorkerTemplate=_TEMPLATE),
-)
+# No package ships the schema of a LeaderWorkerSet. The file's names and kinds are those of
+# leaderworkerset.x-k8s.io/v1 of the controller's release 0.9, as far as manifests use them.
+SCHEMA = json.loads((CAPTURES / "leaderworkerset.schema.json").read_text())
+NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 def lws(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -103,7 +33,7 @@ def lws(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_leader_worker_set_holds_the_api_s_fields(case: str) -> None:
     found, service = lws(case)
-    assert list(jsonschema.Draft202012Validator(_LWS).iter_errors(found)) == []
+    assert list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(found)) == []
     template = found["spec"]["leaderWorkerTemplate"]
     assert template["size"] == len(example(case).nodes)
     for role in ("leader", "worker"):
@@ -163,4 +93,4 @@ def test_kubernetes_leaves_dollars_alone() -> None:
 )
 def test_object_names(name: str, expected: str) -> None:
     assert kubernetes.object_name(name) == expected
-    assert re.fullmatch(_NAME["pattern"], expected)
+    assert re.fullmatch(NAME, expected)

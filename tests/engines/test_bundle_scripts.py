@@ -223,7 +223,7 @@ def test_every_flag_of_the_sweep_is_one_of_the_benchmark_s(version: str) -> None
     places = (package(version) / "benchmark" / "serving.py", package(version) / "bench_serving.py")
     source = next(path for path in places if path.is_file()).read_text()
     text = sweep_script(example(H20))
-    flags = set(re.findall(r"--[a-z-]+", text[text.index("dataset=(") :]))
+    flags = set(re.findall(r"--[a-z-]+", text[text.index("for run in") :]))
     assert len(flags) > 10
     for flag in flags:
         assert f'"{flag}"' in source, flag
@@ -295,12 +295,11 @@ def test_the_sweep_runs_every_load(case: str, tmp_path: Path) -> None:
 
 def test_the_sweep_in_a_container_sees_the_same_files(tmp_path: Path) -> None:
     script = place(built(H20), tmp_path) / "sweep.sh"
-    words = printed(script, "--out", "/res ults", "--sharegpt", "/data/share gpt.json")[0]
+    words = printed(script, "--out", "/res ults")[0]
     assert words[:3] == ["docker", "run", "--rm"]
     assert "/res ults:/results" in words
-    assert "/data/share gpt.json:/sharegpt.json:ro" in words
     inside = options(after(words, "sglang.bench_serving"))
-    assert inside["--dataset-path"] == "/sharegpt.json"
+    assert inside["--dataset-name"] == "random-ids"
     assert inside["--tokenizer"] == "/mnt/models/DeepSeek-R1"
     shown = printed(script, "--out", "there")[0]
     assert f"{Path.cwd()}/there:/results" in shown  # "there" alone would be a volume's name
@@ -392,37 +391,6 @@ def test_nasty_words_stay_words(flags: list[str], name: str, value: str, case: s
             program, *arguments = one_line(commands)
             assert words[0][words[0].index(cluster.engine.image) + 1 :] == arguments
             assert variables(words[0])["VALUE"] == value
-
-
-def test_shellcheck_finds_nothing_in_nasty_scripts(tmp_path: Path) -> None:
-    words = [
-        "$(touch x)",
-        "`id`",
-        "a'b",
-        'a"b',
-        "a b",
-        "--x=$HOME",
-        "*",
-        "~",
-        "a;b",
-        "é,ü",
-        "!",
-        "#",
-    ]
-    for i, word in enumerate(words):
-        for case in (H20, RAY):
-            cluster = nasty(["--flag", word, word], word, word, case)
-            environment = node_environments(cluster)[0]
-            commands = node_commands(cluster, 0, environment)
-            for script in (docker_script, bare_script):
-                path = tmp_path / f"{i}-{case}-{script.__name__}.sh"
-                text = script(cluster, 0, environment, commands, pointers=POINTERS[case])
-                path.write_text(text)
-            (tmp_path / f"{i}-{case}-sweep.sh").write_text(sweep_script(cluster))
-    done = subprocess.run([SHELLCHECK, *tmp_path.glob("*.sh")], capture_output=True, text=True)
-    # SC2016: it wonders whether '$(touch x)' was meant to run. It was not.
-    told = set(re.findall(r"SC\d+", done.stdout))
-    assert told <= {"SC2016"}, done.stdout
 
 
 @times(2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import cases
 import pytest
 from attention_cases import fill
+from bundle_cases import entry
 from cases import L40S, resolve, resolve_attention
 from real_sglang import RealSGLang
 from typer.testing import CliRunner
@@ -23,10 +24,7 @@ from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
-    Compiled,
-    Entry,
     Environment,
-    Incumbent,
     MeasureKind,
     RunKey,
     Status,
@@ -53,17 +51,9 @@ def winner(
     batch_size: int, gemm: Gemm, status: Status = Status.OK, warps: int = 4, block_m: int = 16
 ) -> Winner:
     chosen = config(batch_size, warps).replace(BLOCK_SIZE_M=block_m)
-    entry = Entry(
-        Point(batch_size, gemm),
-        chosen,
-        status,
-        12.5,
-        Compiled(Status.OK, shared_bytes=20480, n_regs=80, n_spills=0),
-        {"default": Incumbent(chosen.replace(num_stages=7), Status.OK, 15.0)},
-        "1.200x as fast as the default configuration",
-    )
+    made = entry(Point(batch_size, gemm), chosen, status)
     environment = Environment("NVIDIA_L40S", "sglang", "0.5.16", TRITON, "abc")
-    return Winner(PROBLEM, environment, entry, 1, datetime(2026, 11, 1, tzinfo=timezone.utc))
+    return Winner(PROBLEM, environment, made, 1, datetime(2026, 11, 1, tzinfo=timezone.utc))
 
 
 def winners(status: Status = Status.OK, warps: int = 4, sizes=BATCH_SIZES) -> list[Winner]:
@@ -183,6 +173,8 @@ def test_a_file_that_was_changed_by_hand_stays(engine, tmp_path):
 
 def test_sidecar_tells_where_each_entry_came_from(engine, tmp_path):
     files = export(winners(), engine, L40S, tmp_path)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(written) == sorted(path for f in files for path in (f.path, f.sidecar))
     assert len(files) == 2
     for file in files:
         sidecar = json.loads(file.sidecar.read_text())
@@ -309,13 +301,6 @@ def test_a_place_that_cannot_be_written_is_refused(engine, tmp_path):
         with pytest.raises(UnwritableOutput, match="cannot write"):
             export(winners(), engine, L40S, root)
     assert blocked.read_text() == "not a folder"
-
-
-def test_no_parts_are_left_behind(engine, tmp_path):
-    export(winners(), engine, L40S, tmp_path)
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(written) == 4  # two files and their sidecars
-    assert all(path.suffix == ".json" for path in written)
 
 
 # Problems with one file name

@@ -360,42 +360,37 @@ def flags_in_files(store: Store, engine, root: Path) -> dict[Attention, dict]:
     return {f.problem: dict(read_attention_file(f.path).server_flags) for f in files}
 
 
-def test_the_engine_s_own_splits_need_no_flag(store, engine, tmp_path):
-    publish(store, splits(8), 10.0)
+@pytest.mark.parametrize(
+    ("us", "advised", "reason"),
+    [
+        ({8: 10.0}, None, ""),  # the engine's own number
+        ({16: 20.0}, 16, "no other number of splits was tuned"),
+        # Both stages at 512 and 8000 tokens: sqrt(81.024 * 96) over sqrt(41.024 * 56).
+        ({8: 40.0, 16: 20.0, 32: 30.0}, 16, "1.840x as fast as with 8 splits"),
+        ({8: 10_000.0, 16: 9_950.0}, 8, "16 splits are hardly faster"),
+        ({16: 20.0, 32: 10.0}, 32, "of 16 and 32 splits the fastest"),
+    ],
+)
+def test_one_number_of_splits_is_advised_and_in_its_file(
+    us, advised, reason, store, engine, tmp_path
+):
+    for number, time in us.items():
+        publish(store, splits(number), time)
+    found = {splits(n): {FLAG: n} if n == advised else {} for n in us}
+    assert flags_in_files(store, engine, tmp_path) == found
+    report = device_report(store, engine, tmp_path)
+    told = [
+        (one["problem"], one["flags"], one["reason"]) for one in report.as_json()["server_flags"]
+    ]
+    assert told == ([(splits(advised).spec(), {FLAG: advised}, reason)] if advised else [])
+    if advised:
+        assert f"{splits(advised).spec()}: {FLAG} {advised}; " in report.as_text()
+
+
+def test_latent_attention_needs_no_flag(store, engine, tmp_path):
     publish(store, MLA, 10.0)  # whose server splits as it likes
-    assert flags_in_files(store, engine, tmp_path) == {splits(8): {}, MLA: {}}
+    assert flags_in_files(store, engine, tmp_path) == {MLA: {}}
     assert flags_of(store, engine, tmp_path) == []
-
-
-def test_one_file_for_other_splits_asks_for_its_flag(store, engine, tmp_path):
-    publish(store, splits(16), 20.0)
-    assert flags_in_files(store, engine, tmp_path) == {splits(16): {FLAG: 16}}
-    (advice,) = flags_of(store, engine, tmp_path)
-    assert (advice["flags"], advice["reason"]) == (
-        {FLAG: 16},
-        "no other number of splits was tuned",
-    )
-
-
-def test_the_fastest_number_of_splits_is_advised(store, engine, tmp_path):
-    for number, us in ((8, 40.0), (16, 20.0), (32, 30.0)):
-        publish(store, splits(number), us)
-    said = flags_in_files(store, engine, tmp_path)
-    assert said == {splits(8): {}, splits(16): {FLAG: 16}, splits(32): {}}
-    (advice,) = flags_of(store, engine, tmp_path)
-    assert advice["problem"] == splits(16).spec()
-    # Both stages at 512 and 8000 tokens: sqrt(81.024 * 96) over sqrt(41.024 * 56).
-    assert advice["reason"] == "1.840x as fast as with 8 splits"
-    text = device_report(store, engine, tmp_path).as_text()
-    assert f"{splits(16).spec()}: {FLAG} 16; " in text
-
-
-def test_the_engine_s_own_splits_stay_where_no_other_is_clearly_faster(store, engine, tmp_path):
-    publish(store, splits(8), 10_000.0)
-    publish(store, splits(16), 9_950.0)
-    (advice,) = flags_of(store, engine, tmp_path)
-    assert (advice["flags"], advice["reason"]) == ({FLAG: 8}, "16 splits are hardly faster")
-    assert flags_in_files(store, engine, tmp_path) == {splits(8): {FLAG: 8}, splits(16): {}}
 
 
 @pytest.mark.parametrize(
@@ -424,9 +419,6 @@ def test_without_the_engine_s_own_splits_none_is_advised_unseen(store, engine, t
     publish(store, splits(32), 20.0, cached=(512,))
     (advice,) = flags_of(store, engine, tmp_path)
     assert advice["flags"] == {}
-    publish(store, splits(32), 10.0)
-    (advice,) = flags_of(store, engine, tmp_path)
-    assert (advice["flags"], advice["reason"]) == ({FLAG: 32}, "of 16 and 32 splits the fastest")
 
 
 def test_what_was_measured_is_kept_whatever_flags_it_was_for(store, engine, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cases import H200, L40S
+from gemm_cases import tile
 from real_gemm import RealGemm
 
 from tuner.devices.table import Device
@@ -30,16 +31,7 @@ INT8 = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=int8_w8a8,block=128x128"
 CHANNEL = parse_dense_gemm("channel_gemm:N=4096,K=2048,dtype=fp8_w8a8")
 NEWEST = "0.5.23"
 ENVIRONMENT = Environment("NVIDIA_H200", "sglang", NEWEST, "3.8.0", "kernels", driver="550")
-TILE = Config(
-    {
-        "BLOCK_SIZE_M": 16,
-        "BLOCK_SIZE_N": 64,
-        "BLOCK_SIZE_K": 128,
-        "GROUP_SIZE_M": 8,
-        "num_warps": 4,
-        "num_stages": 4,
-    }
-)
+TILE = tile(16, 64, 128, group=8, stages=4)
 CHANNEL_TILE = Config({k: v for k, v in TILE.items() if k != "GROUP_SIZE_M"})
 DAY = datetime(2026, 11, 1, tzinfo=timezone.utc)
 

@@ -11,6 +11,7 @@ import json
 import re
 from pathlib import Path
 
+import plugin_cases
 import pytest
 import torch
 from attention_scheduler import DECODE, EXTEND, PREFILL
@@ -96,16 +97,8 @@ def attention_file(version, problem, rows, **changes) -> AttentionFile:
         AttentionEntry(Stage(part), batch, new, Config(constants), Status.OK)
         for part, batch, new, constants in rows
     )
-    fields = {
-        "device": DEVICE,
-        "engine": "sglang",
-        "engine_version": version,
-        "triton": "3.6.0",
-        "kernel_hash": "0" * 64,
-        "server_flags": {},
-        **changes,
-    }
-    return AttentionFile(parse_problem(problem), entries=entries, **fields)
+    here = {"device": DEVICE, "engine_version": version, "kernel_hash": "0" * 64, **changes}
+    return plugin_cases.attention_file(parse_problem(problem), entries, **here)
 
 
 class Ran:

@@ -11,8 +11,10 @@ import json
 import re
 from pathlib import Path
 
+import plugin_cases
 import pytest
 import torch
+from gemm_cases import tile
 from gemm_scheduler import kernel_modules
 from schedulers import run_scheduler, write_files
 from tiers import only
@@ -35,39 +37,18 @@ INT8 = "block_gemm:N=256,K=256,dtype=int8_w8a8,block=128x128"
 UNTUNED = "block_gemm:N=384,K=256,dtype=fp8_w8a8,block=128x128"
 ELSEWHERE = "block_gemm:N=512,K=256,dtype=fp8_w8a8,block=128x128"
 CHANNEL = "channel_gemm:N=256,K=256,dtype=fp8_w8a8"
-SMALL = {
-    "BLOCK_SIZE_M": 16,
-    "BLOCK_SIZE_N": 32,
-    "BLOCK_SIZE_K": 128,
-    "GROUP_SIZE_M": 1,
-    "num_warps": 2,
-    "num_stages": 4,
-}
+SMALL = dict(tile(16, 32, 128, group=1, warps=2, stages=4))
 LARGE = {**SMALL, "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "num_warps": 8}
 CHANNEL_TILE = {k: v for k, v in SMALL.items() if k != "GROUP_SIZE_M"}
 CALLS = [(FP8, 3), (FP8, 40), (INT8, 3), (UNTUNED, 3), (ELSEWHERE, 3)]
-DEFAULT = {
-    "BLOCK_SIZE_M": 64,
-    "BLOCK_SIZE_N": 128,
-    "BLOCK_SIZE_K": 128,
-    "GROUP_SIZE_M": 32,
-    "num_warps": 4,
-    "num_stages": 3,
-}
+DEFAULT = dict(tile())
 
 
 def gemm_file(version, spec, entries, status=Status.OK, **changes) -> GemmFile:
-    fields = {
-        "device": DEVICE,
-        "engine": "sglang",
-        "engine_version": version,
-        "triton": TRITON,
-        "kernel_hash": "0" * 64,
-        **changes,
-    }
+    here = {"device": DEVICE, "engine_version": version, "kernel_hash": "0" * 64, **changes}
     configs = {size: Config(entry) for size, entry in entries.items()}
     statuses = dict.fromkeys(configs, status)
-    return GemmFile(parse_dense_gemm(spec), **fields, entries=configs, statuses=statuses)
+    return plugin_cases.gemm_file(parse_dense_gemm(spec), configs, statuses, **here)
 
 
 class Ran:

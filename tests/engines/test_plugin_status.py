@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import plugin_cases
 import pytest
+from gemm_cases import tile
+from plugin_cases import attention_file, gemm_file
 from typer.testing import CliRunner
 
 from tuner.cli.app import app
@@ -12,8 +15,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.attention.status import attention_status
-from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
-from tuner.engines.sglang.plugin.gemm_files import GemmFile
+from tuner.engines.sglang.plugin.files import AttentionEntry
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.engines.sglang.presence import triton_of
 from tuner.engines.sglang.status import server_status
@@ -33,14 +35,7 @@ TRITON = "3.6.0"  # of this checkout
 VARIABLES = ("TUNER_ATTENTION_CONFIG_DIR", "TUNER_GEMM_CONFIG_DIR", "SGLANG_MOE_CONFIG_DIR")
 FP8 = "block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"
 CHANNEL = "channel_gemm:N=2112,K=7168,dtype=fp8_w8a8"
-TILE = {
-    "BLOCK_SIZE_M": 16,
-    "BLOCK_SIZE_N": 64,
-    "BLOCK_SIZE_K": 128,
-    "GROUP_SIZE_M": 8,
-    "num_warps": 4,
-    "num_stages": 4,
-}
+TILE = tile(16, 64, 128, group=8, stages=4)
 
 
 @pytest.fixture(autouse=True)
@@ -68,40 +63,14 @@ def put(root, spec, **changes):
     blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
     part = problem.parts[0]
     config = Config(decode if part is Stage.DECODE else blocks)
-    fields = {
-        "device": "NVIDIA_H200",
-        "engine": "sglang",
-        "engine_version": "0.5.16",
-        "triton": TRITON,
-        "kernel_hash": "unknown",
-        "server_flags": {},
-        **changes,
-    }
-    entries = (AttentionEntry(part, 4, 1, config, Status.OK, 50_000),)
-    file = AttentionFile(problem, entries=entries, **fields)
-    path = file.path_under(root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(file.text())
-    return path
+    entries = [AttentionEntry(part, 4, 1, config, Status.OK, 50_000)]
+    return plugin_cases.put(root, attention_file(problem, entries, **changes))
 
 
 def put_gemm(root, spec=FP8, **changes):
     problem = parse_dense_gemm(spec)
-    tile = {k: v for k, v in TILE.items() if problem.block or k != "GROUP_SIZE_M"}
-    fields = {
-        "device": "NVIDIA_H200",
-        "engine": "sglang",
-        "engine_version": "0.5.16",
-        "triton": TRITON,
-        "kernel_hash": "unknown",
-        **changes,
-    }
-    entries = {1: Config(tile), 64: Config(tile)}
-    file = GemmFile(problem, **fields, entries=entries, statuses=dict.fromkeys(entries, Status.OK))
-    path = file.path_under(root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(file.text())
-    return path
+    one = Config({k: v for k, v in TILE.items() if problem.block or k != "GROUP_SIZE_M"})
+    return plugin_cases.put(root, gemm_file(problem, {1: one, 64: one}, **changes))
 
 
 def run(*args):

@@ -1,11 +1,8 @@
 """Bench report: the users' own ratios, every form of result, noise."""
 
-import csv
-import io
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,26 +15,22 @@ from tuner.deploy.bench_report import (
     compare,
     read_results,
     read_samples,
+    render_summary,
     render_text,
-    save_runs,
+    report_picture,
     summarise,
-    write_report,
-    write_summary,
 )
-from tuner.deploy.bench_report.compare import Comparison
-from tuner.deploy.bench_report.page import headline, render_page
 from tuner.deploy.bench_report.plot import (
-    comparison_charts,
+    headline,
     loads_of,
-    render_picture,
     summary_charts,
 )
-from tuner.deploy.bench_report.readers import RunDetails, parse_origin, parse_samples
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
-from tuner.deploy.bench_report.tables import render_csv
+from tuner.deploy.bench_report.readers import parse_samples
+from tuner.deploy.bench_report.samples import Comparison, Key, LoadKind, Sample
+from tuner.deploy.bench_report.tables import summary_dict
 from tuner.draw.shapes import Mark
 from tuner.draw.svg import svg_text
-from tuner.errors import MalformedBenchmark, UnwritableOutput
+from tuner.errors import MalformedBenchmark
 from tuner.render import gain_text
 
 ROOT = Path(__file__).parents[2]
@@ -281,58 +274,18 @@ def test_another_request_rate_is_another_load():
     assert compare(parse_samples([json.dumps(sglang_run())]), fast).pairs == ()
 
 
-def test_runs_kept_beside_a_release_read_back(tmp_path):
-    samples = [s for path in BEFORE for s in read_samples(path)]
-    save_runs(samples, tmp_path / "release" / "bench.json", "release-7")
-    kept = read_samples(tmp_path / "release")
-    assert [(s.key, s.metric, s.value) for s in kept] == [
-        (s.key, s.metric, s.value) for s in samples
-    ]
-    assert json.loads((tmp_path / "release/bench.json").read_text())["release"] == "release-7"
-
-
-def test_text_csv_and_json_agree():
+def test_json_has_every_pair():
     comparison = compare_files(BEFORE, AFTER)
-    rows = list(csv.DictReader(io.StringIO(render_csv(comparison))))
     plain = json.loads(json.dumps(as_dict(comparison)))
-    assert len(rows) == len(plain["pairs"]) == len(comparison.pairs) == 18
-    for row, value, pair in zip(rows, plain["pairs"], comparison.pairs, strict=True):
-        assert float(row["gain"]) == value["gain"] == pair.gain
-        assert row["metric"] == value["metric"]["name"]
+    assert len(plain["pairs"]) == len(comparison.pairs) == 18
+    for value, pair in zip(plain["pairs"], comparison.pairs, strict=True):
+        assert (value["gain"], value["metric"]["name"]) == (pair.gain, pair.metric.name)
     assert value["gain_text"].endswith("x")
-    assert {r["better"] for r in rows if r["unit"] == "ms"} == {"lower"}
-
-
-class Reader(HTMLParser):
-    """Collects tags and what they refer to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [v or "" for k, v in attrs if k in ("src", "href", "data", "action")]
-
-
-def test_the_page_is_self_contained_and_escaped():
-    hostile = Key(LoadKind.SERVING, 1, 1, 1, "<script>alert(1)</script>")
-    samples = [Sample(hostile, "output_throughput", 1.0, "x")]
-    comparison = compare(samples, samples)
-    charts = comparison_charts(comparison)
-    page = render_page(comparison, charts, "<b>title</b>", "<img src=x>", "a & b")
-    reader = Reader()
-    reader.feed(page)
-    assert not {"script", "img", "link", "iframe"} & set(reader.tags)
-    assert reader.links == []
-    assert "svg" in reader.tags
-    assert "a &amp; b" in page
 
 
 def test_the_picture_is_well_formed_and_shows_the_gains():
-    charts = comparison_charts(compare_files(BEFORE, AFTER))
-    svg = svg_text(render_picture(charts, "DeepSeek-R1 on NVIDIA_L40S", "before to after"))
+    compared = compare_files(BEFORE, AFTER)
+    svg = svg_text(report_picture(compared, "DeepSeek-R1 on NVIDIA_L40S", "before", "after"))
     words = [e.text for e in ET.fromstring(svg).iter() if e.text and e.text.strip()]  # noqa: S314
     for gain in ("1.37x", "1.75x", "3.64x", "1.88x", "1.49x"):
         assert gain in words
@@ -385,23 +338,6 @@ def test_throughput_is_drawn_against_latency():
     assert "Throughput against latency, 128+128 tokens: this run" in titles
 
 
-def test_the_title_says_model_gpu_and_date():
-    lines = [
-        "[2026-11-20 10:00:00] server_args=ServerArgs(model_path='/models/DeepSeek-R1/', tp=8)",
-        "Using MoE kernel config from E=257,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
-        "[2026-11-21 10:00:00] later",
-    ]
-    found = parse_origin(lines)
-    assert found.title == "DeepSeek-R1 on NVIDIA_H200, 2026-11-20"
-    vllm = parse_origin(['{"date": "20261120-101112", "model_id": "Qwen/Qwen3-30B-A3B"}'])
-    assert vllm.title == "Qwen3-30B-A3B, 2026-11-20"
-    assert (
-        RunDetails(device="NVIDIA_H20").or_else(vllm).title
-        == "Qwen3-30B-A3B on NVIDIA_H20, 2026-11-20"
-    )
-    assert parse_origin(["nothing here"]).title == ""
-
-
 def test_the_headline():
     assert headline(compare_files(BEFORE, AFTER)) == (
         "Decode throughput: 1.37x to 3.64x over 4 loads."
@@ -409,32 +345,47 @@ def test_the_headline():
     assert headline(compare([], [])) == "No load was measured on both sides."
 
 
-def test_report_files(tmp_path):
-    written = write_report(
-        compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after", RunDetails()
-    )
-    assert sorted(p.name for p in written) == [
-        "report.csv",
-        "report.html",
-        "report.json",
-        "report.png",
-        "report.svg",
-        "report.txt",
+def test_the_table_in_a_terminal_is_narrow():
+    text = render_summary(summarise(read_samples(SWEEP)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1024" in text
+
+
+def test_several_runs_give_medians():
+    rows = [
+        {
+            **{"backend": "sglang", "request_rate": "inf", "max_concurrency": 8},
+            **{"random_input_len": 128, "random_output_len": 128, "completed": 16},
+            **{"total_input_tokens": 2048, "total_output_tokens": 2048},
+            **{"output_throughput": value, "mean_ttft_ms": 10 * value, "duration": 1.0},
+        }
+        for value in (3.0, 1.0, 2.0)
     ]
-    assert all(p.stat().st_size for p in written)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UnwritableOutput):
-        write_report(compare([], []), tmp_path / "file", "", "", RunDetails())
+    summary = summarise(parse_samples([json.dumps(row) for row in rows]))
+    ((key, row),) = summary.rows.items()
+    assert key == Key(LoadKind.SERVING, 8, 128, 128, "inf")
+    assert (row["output_throughput"].median, row["mean_ttft_ms"].n) == (2.0, 3)
+    assert summary_dict(summary)["loads"][0]["metrics"]["output_throughput"]["low"] == 1.0
 
 
-def test_one_run_has_pictures_too(tmp_path):
-    written = write_summary(summarise(read_samples(SWEEP)), tmp_path, "sweep.md", RunDetails("R1"))
-    names = {path.name for path in written}
-    assert {"summary.html", "summary.svg", "summary.png", "summary.csv"} <= names
-    reader = Reader()
-    reader.feed((tmp_path / "summary.html").read_text())
-    assert reader.links == []
-    assert "svg" in reader.tags
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_a_table(form):
+    summary = summarise(read_samples(DATA / f"l40s-32gpu-after-{form}"))
+    assert "tok/s" in render_summary(summary)
+
+
+def test_the_authors_own_table_comes_back():
+    """Each number of their table is in the summary, by concurrency and length."""
+    theirs = [line.strip("| ").split("|") for line in SWEEP.read_text().splitlines()[2:] if line]
+    rows = {
+        (key.concurrency, key.input_len, key.output_len): row
+        for key, row in summarise(read_samples(SWEEP)).rows.items()
+    }
+    names = ("mean_ttft_ms", "input_throughput", "output_throughput", "mean_tpot_ms")
+    for concurrency, *values, input_len, output_len in theirs:
+        row = rows[int(concurrency), int(input_len), int(output_len)]
+        assert [row[name].median for name in names] == [float(value) for value in values]
+    assert len(rows) == len(theirs) == 26
 
 
 @pytest.mark.parametrize("content", [None, "", "no benchmark here\n", "{}\n", "[1]\n", "| a |\n"])
@@ -463,10 +414,7 @@ def test_damaged_results_never_give_a_traceback(data):
             text = text[:start] + middle + text[end:]
         sides.append(parse_samples(text.splitlines(), "x"))
     comparison = compare(*sides)
-    charts = comparison_charts(comparison)
-    ET.fromstring(svg_text(render_picture(charts, "a", "b")))  # noqa: S314
+    ET.fromstring(svg_text(report_picture(comparison, "a", "b", "c")))  # noqa: S314
     summary_charts(summarise(sides[0]))
     json.dumps(as_dict(comparison), allow_nan=False)
     assert render_text(comparison)
-    assert render_csv(comparison)
-    assert render_page(comparison, charts, "t", "a", "b")

@@ -1,15 +1,11 @@
 """FileLoad proof of attention: the messages are made by the plugin that logs them."""
 
 import ast
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from attention_cases import DECODE, EXTEND
-from draws import times
-from hypothesis import given
-from hypothesis import strategies as st
 from log_lines import parse_log
 from plugin_cases import attention_file, here, put
 
@@ -196,24 +192,3 @@ def test_logs_of_several_nodes_are_of_several_ranks(tmp_path):
     proof = prove_loads([tmp_path / "a.log", tmp_path / "b.log"])
     assert f"{path.stem}: ranks disagree" in proof.problems()
     assert proof.loads[0].lines == ("a.log:1",)
-
-
-_WORDS = [
-    "tuner attention: ",
-    "refused /a/b.json: ",
-    "extend 16/1 576/512 bfloat16 from /a/triton_3_6_0/c.json",
-    " (predicted)",
-    "; ",
-    "no file applies",
-    "_fwd_kernel (1, 2): not with {}: x",
-    "sglang has no x",
-    "[2026 TP0] ",
-]
-
-
-@times(2)
-@given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=12))
-def test_no_line_gives_a_traceback(words):
-    proof = parsed("".join(words).splitlines())
-    json.dumps(proof.as_dict())
-    assert render_proof(proof)

@@ -1,13 +1,10 @@
 """Load proof of dense GEMMs: the messages are made by the plugin and the real loaders."""
 
-import json
 import logging
 from pathlib import Path
 
 import pytest
 from gemm_cases import tile
-from hypothesis import given
-from hypothesis import strategies as st
 from log_lines import parse_log
 from plugin_cases import gemm_file, here, put
 
@@ -162,20 +159,3 @@ def test_the_engines_own_lines_for_blocks(kind, word):
     assert (load.family, load.outcome) == (f"{kind}_block", LoadOutcome.DEFAULT)
     assert load.wanted == (path,)
     assert proof.problems() == [f"{Path(path).stem}: default"]
-
-
-_WORDS = [
-    "tuner gemm: ",
-    "refused /a/b.json: ",
-    "2112x7168 fp8_w8a8 128x128 from /a/triton_3_6_0/c.json",
-    " (predicted)",
-    "no file applies",
-    "[2026 TP0] ",
-]
-
-
-@given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=10))
-def test_no_line_gives_a_traceback(words):
-    proof = parse_log("".join(words).splitlines())
-    json.dumps(proof.as_dict())
-    assert render_proof(proof)

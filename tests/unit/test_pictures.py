@@ -1,6 +1,5 @@
 """Pictures of winners: rows, charts, pages and the documents' own pictures."""
 
-import io
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -10,20 +9,25 @@ from pathlib import Path
 
 import pytest
 from benchmark_scripts import load_script
-from PIL import Image
 
 from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH, Chart, Series, Spot, draw_chart
-from tuner.draw.files import picture_files
-from tuner.draw.png import png_bytes
-from tuner.draw.scale import log_scale
-from tuner.draw.shapes import Colour, Drawing, Glyph, Line, Mark, Text, cut_text, stack, text_width
+from tuner.draw.shapes import (
+    Colour,
+    Drawing,
+    Glyph,
+    Line,
+    Mark,
+    Text,
+    cut_text,
+    log_scale,
+    text_width,
+)
 from tuner.draw.svg import svg_text
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
-from tuner.pictures.charts import problem_charts
 from tuner.pictures.rows import Origin, PictureRow, rows_of, summary_line
-from tuner.pictures.write import as_text, page_of, picture_pages
+from tuner.pictures.write import as_text, page_of, picture_pages, problem_charts
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
@@ -230,21 +234,6 @@ class TestDrawing:
         tree = ET.fromstring(svg_text(drawn))  # noqa: S314
         assert not [one for one in tree.iter() if one.tag.endswith("script")]
 
-    @pytest.mark.parametrize("dark", [False, True])
-    def test_a_png_has_twice_the_pixels_and_the_grounds_colour(self, dark):
-        drawn = stack(problem_charts(rows_of(LAYER, layer(), H200)), "a layer")
-        image = Image.open(io.BytesIO(png_bytes(drawn, dark=dark)))
-        assert image.size == (round(drawn.width * 2), round(drawn.height * 2))
-        ground = Colour.GROUND.value[dark].lstrip("#")
-        assert image.getpixel((1, 1)) == tuple(bytes.fromhex(ground))
-        assert len(image.getcolors(1 << 24) or []) > 10  # something is drawn
-
-    def test_without_pillow_there_is_no_png(self, monkeypatch):
-        drawn = stack(problem_charts(rows_of(LAYER, layer(), H200)), "a layer")
-        assert set(picture_files("a", drawn)) == {"a.svg", "a.png"}
-        monkeypatch.setattr("tuner.draw.files.find_spec", lambda name: None)
-        assert set(picture_files("a", drawn)) == {"a.svg"}
-
 
 def _contrast(one: str, other: str) -> float:
     """The ratio of two colours' luminance, as WCAG 2 defines it."""
@@ -293,7 +282,7 @@ class TestPages:
         assert page == "device_name=NVIDIA_H200.html"
         stems = {Path(name).stem for name in others}
         assert len(stems) == 2
-        assert {Path(name).suffix for name in others} == {".svg", ".png"}
+        assert {Path(name).suffix for name in others} == {".svg"}
         assert all(":" not in name and "/" not in name for name in others)
 
     def test_the_table_fits_80_columns(self):

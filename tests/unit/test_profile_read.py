@@ -40,7 +40,6 @@ def test_a_marked_trace_gives_times_by_family_and_phase(tmp_path, name):
         {"fused_moe": 90, "attention_decode": 66, "nccl": 12, "cublas": 9, "sampling": 9,
          "copies": 3, GAPS: 24}
     )  # fmt: skip
-    assert sum(profile.shares().values()) == pytest.approx(1)
     assert [replace(step, families={}) for step in profile.steps] == [
         Step(Phase.DECODE, 8, 0, 3, pytest.approx(187.5)),
         Step(Phase.PREFILL, 1, 512, 1, pytest.approx(160)),

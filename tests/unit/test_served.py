@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from advice_cases import DECODE, EXTEND, Served, entries
@@ -11,12 +10,10 @@ from advice_cases import winners as measured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.deploy.bench_report.compare import Pair, Spread, compare, interval
 from tuner.deploy.bench_report.readers import parse_json
-from tuner.deploy.bench_report.samples import Key, LoadKind, metric
+from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, compare, interval, metric
 from tuner.deploy.bench_report.tables import runs_text
 from tuner.deploy.served.dummy_model import write_dummy_model
-from tuner.deploy.served.flags import Advised, advised_for
 from tuner.deploy.served.loads import Arrival, Load, Speed, median_speed, parse_loads, speed_of
 from tuner.deploy.served.outputs import TOKENS, Answers, check_outputs
 from tuner.deploy.served.report import (
@@ -28,7 +25,7 @@ from tuner.deploy.served.report import (
     gains_of,
     runs_of,
 )
-from tuner.deploy.served.request import Gpu, _name, _visible, fits_twice
+from tuner.deploy.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
 from tuner.devices.table import find_device
 from tuner.engines.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint
@@ -308,9 +305,7 @@ def test_the_store_says_the_flags_of_the_server_with_the_files():
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_flags_of_a_user_come_last(engine):
-    launch = ServerLaunch(
-        "0.24.0", "/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42, traces=Path("/t")
-    )
+    launch = ServerLaunch("0.24.0", "/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42)
     words = server_of(engine).command(launch)
     assert words[0] == f"tuner.engines.{engine}.dummy_server"
     assert words[-2:] == ["--x", "1"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tuner.deploy.served import prove, rounds
-from tuner.deploy.served.loads import Load, Speed
-from tuner.deploy.served.rounds import SIDES, Rounds, SideResults
+from tuner.deploy.served import prove
+from tuner.deploy.served.loads import SIDES, Load, Speed
+from tuner.deploy.served.prove import Rounds, SideResults
 
 SHORT, MIDDLE, LONG = Load(1, 64, 8), Load(8, 64, 8), Load(8, 8192, 64)
 TAKES_S = {SHORT: 0.01, MIDDLE: 0.3, LONG: 5.0}
@@ -21,7 +21,7 @@ class Sent:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all: list[tuple[int, Load, object]] = []
-        monkeypatch.setattr(rounds, "run_load", self._run)
+        monkeypatch.setattr(prove, "run_load", self._run)
 
     def _run(self, _: object, port: int, load: Load, key: object, timeout_s: float) -> Speed:
         self.all.append((port, load, key))
@@ -74,23 +74,6 @@ def test_servers_in_turn_get_equal_prompts_too(sent):
         assert sent.of(1, load) == sent.of(2, load)
 
 
-def test_whoever_interrupts_the_profiles_gets_the_rest_of_the_report():
-    profiled = []
-
-    def interrupted(server: Any, folder: object) -> str:
-        profiled.append(server.name)
-        raise KeyboardInterrupt
-
-    said: list[str] = []
-    plan: Any = SimpleNamespace(traces=lambda side: side)
-    of: Any = SimpleNamespace(profile=interrupted)
-    servers: Any = [SimpleNamespace(name=name) for name in ("before", "after")]
-    notes = prove._profiles(plan, of, servers, said.append)
-    assert notes == ["the profiles of the before server: interrupted"]
-    assert profiled == ["before"]
-    assert said[-1] == "interrupted: the report is written without the other profiles"
-
-
 def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(monkeypatch):
     def proof(whole: int) -> tuple[list[str], Mapping[str, SideResults]]:
         said: list[str] = []
@@ -100,10 +83,10 @@ def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(monkeypat
                 raise KeyboardInterrupt
             return Speed(1.0, 1.0, None, None, 5.0)
 
-        monkeypatch.setattr(rounds, "run_load", run)
+        monkeypatch.setattr(prove, "run_load", run)
         plan: Any = SimpleNamespace(
             server=SimpleNamespace(memory_shares=(0.4, 0.7)),
-            request=SimpleNamespace(port=None, rounds=7, profiles=True),
+            request=SimpleNamespace(port=None, rounds=7),
         )
         results = {side: SideResults() for side in SIDES}
         of = Rounds(plan.server, (SHORT, LONG), 7, 1.0, said.append)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tuner.deploy.cluster import Cluster
     from tuner.engines.engine import Engine
@@ -97,7 +97,7 @@ def bundle(
     found = find_engine(engine or _spec(wanted, runs))
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
     tune = shlex.join(["tuner", "tune", "--cluster", str(cluster), "--device", card.name])
-    winners, proofs = _winners(wanted, card, found, problem or (), model, tune)
+    winners = _winners(wanted, card, found, problem or (), model, tune)
     built = build_bundle(
         winners,
         wanted,
@@ -107,7 +107,6 @@ def bundle(
         allow_missing=allow_missing,
         named=[parse_problem(spec) for spec in problem or ()],
         report=report,
-        proofs=proofs,
     )
     check_bundle(built.archive)  # `verify` must accept every bundle that is written
     path = out or Path(f"{built.name}.tar.gz")
@@ -160,19 +159,13 @@ def _winners(
     specs: Sequence[str],
     model: str | None,
     tune: str,
-) -> tuple[Sequence[Winner], Sequence[Mapping[str, Any]]]:
-    """(the stored winners to bundle: all, or only those of the named problems and model; the
-    reports of what servers gained from files like them)
-    """
+) -> Sequence[Winner]:
+    """The stored winners to bundle: all, or only those of the named problems and model."""
     from tuner.export.selection import select
-    from tuner.store import ServedProofStore
 
     name, version = engine.name, engine.version
     with open_store() as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
-        proven = ServedProofStore(store)
-        stored = proven.proofs(device=device.name, engine=name, engine_version=version)
-        proofs = [proof.report for proof in stored]
         if not found:
             _refuse_other_versions(store, device, engine, tune)
     parallel = cluster.parallel
@@ -180,7 +173,7 @@ def _winners(
         TargetOptions(model, device, engine.name, engine.version, parallel.tp) if model else None
     )
     chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
-    return select(found, chosen) if chosen else found, proofs
+    return select(found, chosen) if chosen else found
 
 
 def _refuse_other_versions(store: Store, device: Device, engine: Engine, tune: str) -> None:

@@ -17,6 +17,7 @@ from tuner.render import folded
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
+    from tuner.draw.shapes import Drawing
 
 
 @command
@@ -103,23 +104,11 @@ def bench_report(
             metavar="[AFTER]", help="File or folder of results; default: a table of BEFORE alone."
         ),
     ] = None,
-    out: Annotated[
+    picture: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for the reports' files; default: none."),
+        typer.Option(metavar="FILE", help="Write an SVG picture to this file; default: none."),
     ] = None,
-    release: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Bundle to save the last runs beside; default: none."),
-    ] = None,
-    model: Annotated[
-        str, typer.Option(help="The model, for titles; default: as the results say.")
-    ] = "",
-    device: Annotated[
-        str, typer.Option(help="The GPU, for titles; default: as the results say.")
-    ] = "",
-    date: Annotated[
-        str, typer.Option(help="The date, for titles; default: as the results say.")
-    ] = "",
+    title: Annotated[str, typer.Option(help="Title of the pictures.")] = "Benchmark",
     all_metrics: Annotated[
         bool,
         typer.Option("--all-metrics", help="Compare all metrics; default: one of each kind."),
@@ -128,21 +117,18 @@ def bench_report(
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
 
-    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
+    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --picture a.svg`.
     """
     from tuner.deploy.bench_report import (
-        RunDetails,
         as_dict,
         compare,
-        read_origin,
         read_results,
         render_summary,
         render_text,
-        save_runs,
+        report_picture,
         summarise,
         summary_dict,
-        write_report,
-        write_summary,
+        summary_picture,
     )
 
     read = {path: read_results(path) for path in (before, after or before)}
@@ -150,25 +136,25 @@ def bench_report(
         for note in results.notes(path):
             say(note)
     new = read[after or before].samples
-    origin = RunDetails(model, device, date).or_else(read_origin(after or before))
-    origin = origin.or_else(read_origin(before))
-    if release:
-        from tuner.deploy.bundle.manifest import verify as check
-
-        verified = check(release)
-        save_runs(new, release.with_name(f"{release.name}.runs.json"), verified.sha256)
-        said = verified.manifest
-        origin = origin.or_else(RunDetails(said["cluster"].get("model", ""), said["device"]))
     if after is None:
         summary = summarise(new)
-        if out:
-            write_summary(summary, out, str(before), origin)
+        if picture:
+            _draw(summary_picture(summary, title, str(before)), picture)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
     comparison = compare(read[before].samples, new)
-    if out:
-        write_report(comparison, out, str(before), str(after), origin)
+    if picture:
+        _draw(report_picture(comparison, title, str(before), str(after)), picture)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison, every=all_metrics))
+
+
+def _draw(drawing: Drawing, path: Path) -> None:
+    """Write a picture as SVG. Raises UnwritableOutput."""
+    from tuner.draw.svg import svg_text
+    from tuner.export.files import write_all
+
+    write_all(path.parent, {path: svg_text(drawing).encode()})
+    say(f"drawn in {path}")
 
 
 def _expected(path: Path) -> Expected:

@@ -117,11 +117,8 @@ def _compiled_remedy(found: Diagnosis) -> Remedy | None:
 @with_model_options
 def profile(
     traces: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TRACE...|URL",
-            help="Traces of torch's profiler, a folder of them, or the URL of a running server.",
-        ),
+        list[Path],
+        typer.Argument(metavar="TRACE...", help="Traces of torch's profiler, or a folder of them."),
     ],
     choice: FamilyChoice,
     model: Annotated[
@@ -142,20 +139,11 @@ def profile(
             "--problems", help="Print the tune commands that are worth running, best first."
         ),
     ] = False,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an SVG picture to this file.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="With a URL: where the server writes its traces."),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="With a URL: how many steps to take.")] = 50,
     as_json: Json = False,
 ) -> None:
     """Say where a server's GPU time goes, and what tuning can gain at most.
 
-    E.g. `tuner profile traces/ --model qwen3-30b-a3b`, or
-    `tuner profile http://localhost:30000 --folder /tmp/traces`.
+    E.g. `tuner profile traces/ --model qwen3-30b-a3b`.
     """
     from tuner.profile import read
     from tuner.profile.estimate import estimate
@@ -163,15 +151,13 @@ def profile(
 
     if problems and not model:
         raise BadInput("--problems prints commands for a model: add --model NAME")
-    found = read(_traces(traces, folder, steps))
+    found = read(traces)
     name, _, version = (engine or found.engine or "sglang").partition("==")
     card = _device(device, found, required=bool(model))
     winners: Sequence[Winner] = ()
     if model and card:
         winners = _winners(TargetOptions(model, card, name, version or None, tp), choice)
     worth = estimate(found, winners, _in_use(log or ()), _tunable(name))
-    if picture:
-        _draw(worth, picture)
     if problems and card:
         spec = engine or (name if name != "sglang" else "")
         begin = ["tuner", "tune", model, "--device", card.name]
@@ -181,18 +167,6 @@ def profile(
         show(as_json, lambda: {"commands": commands}, lambda: "\n".join(commands))
         return
     show(as_json, worth.as_json, lambda: render_estimate(worth))
-
-
-def _traces(names: Sequence[str], folder: Path | None, steps: int) -> list[Path]:
-    from tuner.profile.capture import Capture, capture, is_url
-
-    if not any(map(is_url, names)):
-        return [Path(name) for name in names]
-    if len(names) > 1:
-        raise BadInput("give one URL, or files: a profile is taken from one server")
-    if folder is None:
-        raise BadInput("a server writes its traces to its own disk: add --folder DIR")
-    return capture(Capture(names[0], folder.absolute(), steps), say)
 
 
 def _device(name: str, found: Profile, *, required: bool) -> Device | None:
@@ -270,14 +244,3 @@ def _given(option: Option, value: object) -> list[str]:
         yes, _, no = option.flag.partition("/")
         return [yes if value else no]
     return [option.flag, str(value)]
-
-
-def _draw(worth: Estimate, path: Path) -> None:
-    from tuner.draw.svg import svg_text
-    from tuner.profile.picture import draw_estimate
-
-    try:
-        path.write_text(svg_text(draw_estimate(worth)), encoding="utf-8")
-    except OSError as error:
-        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
-    say(f"written: {path}")

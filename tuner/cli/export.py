@@ -161,9 +161,8 @@ def report(
 ) -> None:
     """Draw the stored winners: the engine's time, the tuned one and the roofline, by batch size.
 
-    Writes one page of HTML, and an SVG and a PNG for each problem.
+    Writes one page of HTML, and an SVG for each problem.
     """
-    from tuner.draw.files import NO_PNG, can_write_png
     from tuner.engines.engine import find_engine
     from tuner.export.advice import for_servers
     from tuner.export.export import stored
@@ -195,6 +194,4 @@ def report(
         },
         lambda: "\n\n".join(as_text(one, some, winners_of[one]) for one, some in rows.items()),
     )
-    if not can_write_png():
-        say(NO_PNG)
     say(f"drawn in {page}")

@@ -117,7 +117,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "load-proof": ("tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log",),
     "bench-report": (
         "tuner bench-report sweep-20261101",
-        "tuner bench-report before after --out report",
+        "tuner bench-report before after --picture gains.svg",
     ),
     "submit": (
         "tuner submit deepseek-r1 --tp 8 --device H200",

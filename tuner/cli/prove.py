@@ -82,13 +82,9 @@ def prove(
     port: Annotated[
         int | None, _option("the first of two ports; default: any that are free.")
     ] = None,
-    report: Annotated[
-        Path, _option("folder for the report, logs and profiles.", metavar="DIR")
-    ] = Path("served_proof"),
-    no_profile: Annotated[
-        bool,
-        typer.Option("--no-profile", help="With --server: take no profiles; default: take them."),
-    ] = False,
+    report: Annotated[Path, _option("folder for the report and the logs.", metavar="DIR")] = Path(
+        "served_proof"
+    ),
     start_timeout: Annotated[float, _option("seconds for a server to become ready.")] = 1800.0,
     load_timeout: Annotated[float, _option("seconds for an answer.")] = 600.0,
     as_json: Json = False,
@@ -120,7 +116,6 @@ def prove(
         in_turn=in_turn,
         port=port,
         folder=report,
-        profiles=not no_profile,
         timeouts_s=(start_timeout, load_timeout),
     )
     _prove_server(request, as_json)
@@ -140,7 +135,6 @@ def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool)
 
 
 def _prove_server(request: ProofRequest, as_json: bool) -> None:
-
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
@@ -150,7 +144,7 @@ def _prove_server(request: ProofRequest, as_json: bool) -> None:
         proof = prove_served(plan, say)
         write_report(proof, request.folder)
         ServedProofStore(store).add(proof.as_json())
-    say(f"the report, logs and profiles are in {request.folder}")
+    say(f"the report and the logs are in {request.folder}")
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:
         raise typer.Exit(1)

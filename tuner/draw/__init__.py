@@ -1,4 +1,1 @@
-"""Pictures of numbers, without a library: charts become shapes, and shapes become SVG or PNG.
-
-Nothing here knows what the numbers mean. A PNG needs Pillow, the extra `pictures`.
-"""
+"""Pictures of numbers, without a library. Nothing here knows what the numbers mean."""

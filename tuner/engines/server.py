@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Protocol
 
 from tuner.engines.engine import engine_package
@@ -25,7 +24,6 @@ class ServerLaunch:
     args: Sequence[str]  # further flags, which come last and so override
     dummy: bool  # random weights instead of the checkpoint's
     memory: float | None  # the share of the GPU's memory that it may take; None: its default
-    traces: Path | None  # where it writes profiles, if it must know that when it starts
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,6 @@ class Server(Protocol):
         """The words after `python -m`."""
         ...
 
-    def environment(self, launch: ServerLaunch) -> dict[str, str]:
-        """Variables beside those of the config folder."""
-        ...
-
     def stream(self, prompt: Sequence[int], tokens: int) -> Post:
         """Ask for exactly so many tokens, as server-sent events."""
         ...
@@ -80,10 +74,6 @@ class Server(Protocol):
 
     def answer(self, body: Mapping[str, Any]) -> Answer:
         """Read the answer to `greedy`. Raises KeyError, TypeError, IndexError or ValueError."""
-        ...
-
-    def profile(self, folder: Path) -> tuple[Post, Post]:
-        """The requests that begin and end a torch profile, written under a folder."""
         ...
 
     def backend(self, args: Sequence[str], phase: str) -> str | None:

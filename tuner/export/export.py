@@ -159,8 +159,8 @@ def way_to(
 
 
 def _pictures(winners: Sequence[Winner], device: Device, out: Path) -> dict[Path, bytes]:
-    """The page of the winners first, then the picture of each problem. No PNG: it takes longer."""
-    pages = picture_pages(winners, device, png=False)
+    """The page of the winners first, then the picture of each problem."""
+    pages = picture_pages(winners, device)
     return {out / PICTURES / name: data for name, data in pages.items()}
 
 

@@ -1,4 +1,4 @@
-"""The pages and files of winners' pictures, and the table that a terminal shows."""
+"""Charts of winners, the pages and files that show them, and the table that a terminal shows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from html import escape
 from textwrap import fill
 
 from tuner.devices.table import Device
-from tuner.draw.chart import WIDTH
-from tuner.draw.files import picture_files
-from tuner.draw.page import html_page
-from tuner.draw.shapes import Drawing, heading, stack
-from tuner.draw.svg import joined
-from tuner.pictures.charts import problem_charts
+from tuner.draw.chart import WIDTH, Chart, Row, Series, Spot, draw_chart, draw_rows
+from tuner.draw.shapes import Colour, Drawing, Glyph, heading, stack
+from tuner.draw.svg import html_page, joined, svg_text
 from tuner.pictures.rows import Origin, PictureRow, by_problem, over_title, rows_of, summary_line
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
@@ -26,13 +23,8 @@ _ROOFLINE = (
 _PREDICTED = "Predicted times are a model's: nothing ran on a GPU."
 
 
-def picture_pages(
-    winners: Sequence[Winner], device: Device, *, png: bool = True
-) -> dict[str, bytes]:
-    """Files by name: one page with all problems, and a picture of each problem.
-
-    A PNG is among them with `png`, where Pillow is installed.
-    """
+def picture_pages(winners: Sequence[Winner], device: Device) -> dict[str, bytes]:
+    """Files by name: one page with all problems, then a picture of each problem."""
     problems = by_problem(winners)
     files = {f"device_name={device.name}.html": page_of(winners, device).encode()}
     for problem, some in problems.items():
@@ -40,7 +32,8 @@ def picture_pages(
         title = f"{title_of(problem)} on {device.name}"
         about = f"{_software(some)}. {summary_line(some)}."
         picture = stack([heading(title, about, WIDTH), *problem_charts(rows)], title)
-        files |= picture_files(file_stem(problem, device), picture, png=png)
+        stem = f"{problem.spec().replace(':', ',')},device_name={device.name}"
+        files[f"{stem}.svg"] = svg_text(picture).encode()
     return files
 
 
@@ -135,6 +128,68 @@ def _software(winners: Sequence[Winner]) -> str:
     return f"{'; '.join(sorted(of))}; {max(w.published_at for w in winners):%Y-%m-%d}"
 
 
-def file_stem(problem: Problem, device: Device) -> str:
-    """The name of a problem's pictures, without its ending."""
-    return f"{problem.spec().replace(':', ',')},device_name={device.name}"
+_GLYPHS = {
+    Origin.MEASURED: Glyph.DISC,
+    Origin.SHIPPED: Glyph.SQUARE,
+    Origin.DEFAULT: Glyph.SQUARE,
+    Origin.OWN: Glyph.SQUARE,
+    Origin.PREDICTED: Glyph.RING,
+}
+_WORDS = {Glyph.DISC: "measured", Glyph.RING: "predicted", Glyph.SQUARE: "the engine's own"}
+
+
+def problem_charts(rows: Sequence[PictureRow]) -> list[Drawing]:
+    """A chart of each kernel and length. Those with one size are rows of a last one."""
+    charts: dict[str, list[PictureRow]] = {}
+    for row in rows:
+        charts.setdefault(row.place.chart, []).append(row)
+    drawn = [_chart(title, some) for title, some in charts.items() if len(some) > 1]
+    alone = [row for some in charts.values() if len(some) == 1 for row in some]
+    timed = [row for row in alone if row.engine_us or row.tuned_us]
+    return [*drawn, draw_rows("At one size", [_bar(row) for row in timed])] if timed else drawn
+
+
+def _chart(title: str, rows: Sequence[PictureRow]) -> Drawing:
+    engine = tuple(
+        Spot(
+            row.place.x,
+            row.engine_us,
+            Glyph.DISC if row.engine_measured else Glyph.RING,
+            tip=f"{row.size}: {row.engine_us:.1f} us",
+        )
+        for row in rows
+        if row.engine_us
+    )
+    tuned = tuple(
+        Spot(
+            row.place.x,
+            row.tuned_us,
+            _GLYPHS[row.origin],
+            tip=f"{row.size}: {row.tuned_us:.1f} us, {row.origin.value}",
+        )
+        for row in rows
+        if row.tuned_us
+    )
+    least = tuple(Spot(row.place.x, row.roofline_us, Glyph.NONE) for row in rows)
+    series = (
+        Series(over_title(rows), Colour.FIRST, engine),
+        Series("tuned", Colour.SECOND, tuned),
+        Series("roofline", Colour.THIRD, least, dashed=True),
+    )
+    used = {spot.glyph for spot in (*engine, *tuned)}
+    chart = Chart(
+        title=title,
+        x_label=rows[0].place.x_label,
+        y_label="us, lower is better",
+        series=tuple(one for one in series if one.spots),
+        gains={row.place.x: row.gain for row in rows if row.gain},
+        glyphs={glyph: word for glyph, word in _WORDS.items() if glyph in used},
+        x_names={row.place.x: f"{row.place.x:g}" for row in rows},
+    )
+    return draw_chart(chart)
+
+
+def _bar(row: PictureRow) -> Row:
+    times = " to ".join(f"{us:.1f}" for us in (row.engine_us, row.tuned_us) if us)
+    counted = f"{row.place.x:g} {row.place.x_label.partition(' (')[0]}"
+    return Row(f"{row.place.chart}: {counted}", f"{times} us, {row.origin.value}", row.gain)

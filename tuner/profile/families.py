@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache, lru_cache
 from typing import Any
 
@@ -19,21 +18,12 @@ ATTENTION = (
 )
 
 
-class Maker(str, Enum):
-    """Who made a kernel, which decides whether it can be tuned."""
-
-    TRITON = "triton"
-    COMPILED = "compiled"  # a library's, or the engine's makers'
-    COPY = "copy"
-
-
 @dataclass(frozen=True)
 class KernelFamily:
     """Kernels that do one job, from one maker."""
 
     name: str
     title: str
-    maker: Maker
     tuned_as: tuple[str, ...]  # the kinds of problems under which the tuner tunes it; may be empty
     gained_elsewhere: float  # how many times as fast tuning made other problems; 1 where not tuned
 
@@ -52,7 +42,6 @@ def kernel_families() -> Mapping[str, KernelFamily]:
         row["name"]: KernelFamily(
             row["name"],
             row["title"],
-            Maker(row["maker"]),
             tuple(row.get("tuned_as", ())),
             row.get("gained_elsewhere", 1.0),
         )

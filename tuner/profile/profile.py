@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-GAPS = "gaps"  # the name under which `shares` counts the time in which no kernel ran
+GAPS = "gaps"  # the name under which `times` counts the time in which no kernel ran
 
 
 class Phase(str, Enum):
@@ -76,12 +76,6 @@ class Profile:
         if gaps:
             found[GAPS] = gaps
         return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-    def shares(self, phase: Phase | None = None) -> dict[str, float]:
-        """The part of the time that each family takes, 0 to 1; they add up to 1."""
-        times = self.times(phase)
-        total = sum(times.values())
-        return {family: us / total for family, us in times.items()} if total else {}
 
     def of(self, phase: Phase | None) -> Iterable[KernelTime]:
         """The kernels of a phase, or all."""

@@ -69,7 +69,7 @@ def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
             n = int(match["n"])
             held = round(cache_tokens * _number(match["usage"]) / 100 / n)
             found.append(WeightedBatch(Phase.DECODE, n, 1, held or None, 1.0))
-    return _shares(found)
+    return merged(found)
 
 
 def batches_of_profile(profile: Profile) -> list[WeightedBatch]:
@@ -81,7 +81,7 @@ def batches_of_profile(profile: Profile) -> list[WeightedBatch]:
         elif step.phase is Phase.PREFILL and step.new_tokens and step.sequences:
             new = max(2, step.new_tokens // step.sequences)
             found.append(WeightedBatch(Phase.PREFILL, step.sequences, new, None, step.time_us))
-    return _shares(found)
+    return merged(found)
 
 
 def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> list[WeightedBatch]:
@@ -94,11 +94,6 @@ def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> 
         WeightedBatch(Phase.DECODE, concurrency, 1, held or None, 1.0),
         *([WeightedBatch(Phase.PREFILL, 1, input_tokens, 0, 1.0)] if input_tokens > 1 else []),
     ]
-
-
-def merged(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
-    """Batches of several sources together, each source with equal weight."""
-    return _shares(batches)
 
 
 def sizes(batches: Sequence[WeightedBatch], ladder: Sequence[int]) -> list[int]:
@@ -136,7 +131,8 @@ def points(batches: Sequence[WeightedBatch]) -> list[WeightedBatch]:
     return found
 
 
-def _shares(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
+def merged(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
+    """The batches with weights that add up to 1 in each phase; each source counts alike."""
     known = list(batches)
     totals: dict[Phase, float] = {}
     for batch in known:

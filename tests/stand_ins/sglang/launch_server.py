@@ -1,24 +1,12 @@
 """The command line, paths and answers of sglang's server."""
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from served_engine import chosen, log_files, logprob, main
-
-# A step of one sequence that launches one attention kernel of 50 ms. The stand-in itself answers
-# much faster on any machine, so this step never seems to wait for the host.
-DECODE_STEP = [
-    {"cat": "user_annotation", "name": "step[DECODE bs=1]", "ts": 1, "dur": 5},
-    {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "args": {"correlation": 1}},
-    {
-        **{"cat": "kernel", "name": "_fwd_grouped_kernel_stage1", "ts": 10, "dur": 50_000},
-        "args": {"correlation": 1, "device": 0},
-    },
-]
 
 
 def routes(args: argparse.Namespace) -> Any:
@@ -28,12 +16,6 @@ def routes(args: argparse.Namespace) -> Any:
         log_files(Path(folder, "configs"), "Using MoE kernel config from %s.", args)
 
     def answer(path: str, body: dict[str, Any]) -> Any:
-        if path == "/start_profile":
-            trace = json.dumps({"traceEvents": DECODE_STEP})
-            Path(body["output_dir"], "1-TP-0.trace.json").write_text(trace)
-            return "Start profiling."
-        if path == "/stop_profile":
-            return "Stop profiling."
         assert path == "/generate"
         sampling, prompt = body["sampling_params"], body["input_ids"]
         count = sampling["max_new_tokens"] - args.short_answers

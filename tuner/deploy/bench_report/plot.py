@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.deploy.bench_report.compare import Comparison, Spread
-from tuner.deploy.bench_report.samples import Key, LoadKind, metric
+from tuner.deploy.bench_report.samples import Comparison, Key, LoadKind, Spread, metric
 from tuner.deploy.bench_report.tables import Summary
-from tuner.draw.bars import Row, draw_rows
-from tuner.draw.chart import WIDTH, Chart, Series, Spot, draw_chart
+from tuner.draw.chart import WIDTH, Chart, Row, Series, Spot, draw_chart, draw_rows
 from tuner.draw.shapes import Colour, Drawing, heading, stack
+from tuner.render import gain_text
 
 _ALIKE = 1.25  # random prompts have other mean lengths at each concurrency
 
@@ -133,9 +132,15 @@ def summary_charts(summary: Summary) -> list[Drawing]:
     return _charts([_Side("this run", Colour.SECOND, summary.rows)], {})
 
 
-def render_picture(charts: Sequence[Drawing], title: str, sides: str) -> Drawing:
-    """All charts below a title, as one picture."""
-    return stack([heading(title, sides, WIDTH), *charts], title)
+def report_picture(comparison: Comparison, title: str, before: str, after: str) -> Drawing:
+    """The picture of two runs; `before` and `after` name them, e.g. by their files."""
+    about = f"{before} to {after}. {headline(comparison)}"
+    return stack([heading(title, about, WIDTH), *comparison_charts(comparison)], title)
+
+
+def summary_picture(summary: Summary, title: str, run: str) -> Drawing:
+    """The picture of one run, which `run` names."""
+    return stack([heading(title, run, WIDTH), *summary_charts(summary)], title)
 
 
 def _charts(sides: Sequence[_Side], gains: Mapping[tuple[Key, str], float]) -> list[Drawing]:
@@ -245,3 +250,19 @@ def _spot(x: float, value: Spread) -> Spot:
 
 def _titled(words: str, loads: Loads) -> str:
     return f"{words}, {loads.title}" if loads.title else words
+
+
+def headline(comparison: Comparison) -> str:
+    """The gain in the first metric, as one sentence."""
+    if not comparison.pairs:
+        return "No load was measured on both sides."
+    first = comparison.pairs[0].metric
+    pairs = [p for p in comparison.pairs if p.metric == first]
+    gains = sorted(p.gain for p in pairs)
+    reach = (
+        gain_text(gains[0])
+        if len(gains) == 1
+        else f"{gain_text(gains[0])} to {gain_text(gains[-1])}"
+    )
+    loads = "one load" if len(pairs) == 1 else f"{len(pairs)} loads"
+    return f"{first.title}: {reach} over {loads}."

@@ -2,9 +2,6 @@
 
 The formats are those of sglang's bench_serving (0.4.4 to 0.5.23) and of vLLM's `bench serve`. A
 file may hold several runs in several formats; each reader takes the lines that it knows.
-
-bench_serving's JSON of vLLM says the model and the date; its printed arguments and a server's
-first lines say the model; a server's lines say dates, and config files' names say the GPU.
 """
 
 from __future__ import annotations
@@ -74,70 +71,7 @@ def decode_line(line: str, source: str) -> list[Sample]:
     return samples_of(key, {"decode_throughput": match.group(2)}, source)
 
 
-_MODEL = re.compile(
-    r"""["']?\b(?:model_id|model_path|model)["']?\s*[=:]\s*["']([^"'\s]{1,200})["']"""
-)
-_DEVICE = re.compile(r"\bdevice_name=([A-Za-z0-9_]{2,60})")
-# "2025-03-01 12:00:00" of a server's line; "20250301-120000" of vLLM's JSON.
-_DATE = re.compile(
-    r"""[\["'](20\d\d)-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])[ T-]\d\d:?\d\d:?\d\d"""
-)
 _APART = 1.1  # results of one server differ by less
-_LONGEST = 100_000  # characters of a line that are looked at
-
-
-@dataclass(frozen=True)
-class RunDetails:
-    """What is known; empty fields are not known."""
-
-    model: str = ""
-    device: str = ""
-    date: str = ""  # YYYY-MM-DD, of the first line that has one
-
-    def or_else(self, other: RunDetails) -> RunDetails:
-        """This, with what is missing taken from another."""
-        return RunDetails(
-            self.model or other.model, self.device or other.device, self.date or other.date
-        )
-
-    @property
-    def title(self) -> str:
-        """E.g. "DeepSeek-R1 on NVIDIA_H200, 2026-11-22"; empty where nothing is known."""
-        on = f"{self.model} on {self.device}" if self.model and self.device else ""
-        return ", ".join(part for part in (on or self.model or self.device, self.date) if part)
-
-
-def read_origin(path: Path) -> RunDetails:
-    """What a file says, or the files of a folder together. Raises MalformedBenchmark."""
-    found = RunDetails()
-    try:
-        for file in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
-            with file.open(encoding="utf-8", errors="replace") as lines:
-                found = found.or_else(parse_origin(lines))
-    except OSError as error:
-        raise MalformedBenchmark(f"{path} cannot be read: {error.strerror}") from None
-    return found
-
-
-def parse_origin(lines: Iterable[str]) -> RunDetails:
-    """What the lines say. The first mention of each counts."""
-    found = RunDetails()
-    for line in lines:
-        if found.model and found.device and found.date:
-            break
-        found = found.or_else(_of_line(line[:_LONGEST]))
-    return found
-
-
-def _of_line(line: str) -> RunDetails:
-    model, device, date = (pattern.search(line) for pattern in (_MODEL, _DEVICE, _DATE))
-    return RunDetails(
-        model.group(1).rstrip("/").rpartition("/")[2] if model else "",
-        device.group(1) if device else "",
-        "-".join(date.groups()) if date else "",
-    )
-
-
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
 _TABLE_END = re.compile(r"^={20,}\s*$")
 _TABLE_LINE = re.compile(r"^\s*([A-Za-z0-9][^:]*(?:\([^)]*\))?):\s+(\S.*?)\s*$")
@@ -335,7 +269,7 @@ def parse_json(text: str, source: str) -> list[Sample]:
 
 
 def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
-    if isinstance(run.get("samples"), list):  # as `save_runs` wrote it
+    if isinstance(run.get("samples"), list):  # as a served proof writes it
         return [s for item in run["samples"] if (s := _saved(item, source))]
     requests = number_of(run.get("completed"))
     key = serving_key(

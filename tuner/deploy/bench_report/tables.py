@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.compare import Comparison, Pair, Spread, spread
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric, metric_order
-from tuner.export.files import write_all
+from tuner.deploy.bench_report.samples import (
+    LATENCY_NAME,
+    Comparison,
+    Key,
+    LoadKind,
+    Pair,
+    Sample,
+    Spread,
+    metric_order,
+    spread,
+)
 from tuner.render import gain_text, table
 
-# The table shows the first metric of each group that was measured; the CSV file has all.
+# The table shows the first metric of each group that was measured; JSON has all.
 _SHOWN = (
     ("mean_ttft_ms", "median_ttft_ms"),
     ("mean_tpot_ms", "median_tpot_ms", "mean_itl_ms", "median_itl_ms"),
     ("input_throughput",),
     ("output_throughput", "decode_throughput"),
 )
-_HEADS = {
-    "mean_ttft_ms": "mean TTFT ms",
-    "median_ttft_ms": "median TTFT ms",
-    "mean_tpot_ms": "mean TPOT ms",
-    "median_tpot_ms": "median TPOT ms",
-    "mean_itl_ms": "mean ITL ms",
-    "median_itl_ms": "median ITL ms",
-    "input_throughput": "input tok/s",
-    "output_throughput": "output tok/s",
-    "decode_throughput": "decode tok/s",
-}
-_LOAD = ("concurrency", "input_len", "output_len", "request_rate")
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ def summarise(samples: Iterable[Sample]) -> Summary:
 def summary_rows(summary: Summary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headers of the table, and a row for each load."""
     names = shown_metrics(summary.metrics)
-    head = ("load", "tokens", *(_HEADS[name] for name in names), "runs")
+    head = ("load", "tokens", *map(_head, names), "runs")
     rows = [
         (*_labels(key), *_cells(row, names), str(max(one.n for one in row.values())))
         for key, row in summary.rows.items()
@@ -72,36 +65,6 @@ def render_summary(summary: Summary) -> str:
     """The summary as an aligned table."""
     head, rows = summary_rows(summary)
     return table(head, rows, right=head[2:], rule=False) + "\n"
-
-
-def summary_markdown(summary: Summary) -> str:
-    """The summary as a markdown table; `read_samples` reads it back."""
-    heads = {"ms": "ms", "tok/s": "tokens/s", "req/s": "requests/s"}
-    names = shown_metrics(summary.metrics)
-    columns = ["Concurrency"]
-    for name in names:
-        known = metric(name)
-        assert known is not None  # readers keep known metrics alone
-        title = _HEADS[name].removesuffix(f" {known.unit}")
-        throughput = "" if known.unit == "ms" else " throughput"
-        columns.append(f"{title[:1].upper()}{title[1:]}{throughput} ({heads[known.unit]})")
-    columns += ["Mean input len", "Mean output len"]
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for key, row in summary.rows.items():
-        cells = [str(key.concurrency), *_cells(row, names, commas=False)]
-        lines.append(f"| {' | '.join([*cells, str(key.input_len), str(key.output_len)])} |")
-    return "\n".join(lines) + "\n"
-
-
-def summary_csv(summary: Summary) -> str:
-    """One row for each load, with all metrics in full precision."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_LOAD, *summary.metrics])
-    for key, row in summary.rows.items():
-        load = [getattr(key, name) for name in _LOAD]
-        writer.writerow([*load, *(row[n].median if n in row else "" for n in summary.metrics)])
-    return out.getvalue()
 
 
 def summary_dict(summary: Summary) -> dict[str, Any]:
@@ -119,6 +82,13 @@ def shown_metrics(measured: Collection[str]) -> list[str]:
     return [name for name in chosen if name]
 
 
+def _head(name: str) -> str:
+    """The header of a metric: mean TTFT ms, output tok/s."""
+    if match := LATENCY_NAME.fullmatch(name):
+        return f"{match[1]} {match[2].upper()} ms"
+    return f"{name.removesuffix('_throughput')} tok/s"
+
+
 def _labels(key: Key) -> tuple[str, str]:
     tokens = f"{key.input_len}+{key.output_len}" if key.output_len else "-"
     rate = f" {key.request_rate}/s" if key.request_rate not in ("", "inf") else ""
@@ -126,17 +96,11 @@ def _labels(key: Key) -> tuple[str, str]:
     return f"{key.concurrency or 'any'}{running}{rate}", tokens
 
 
-def _cells(row: Mapping[str, Spread], names: Sequence[str], *, commas: bool = True) -> list[str]:
-    form = "{:,.2f}" if commas else "{:.2f}"
-    return [form.format(row[name].median) if name in row else "-" for name in names]
-
-
-_COLUMNS = (
-    *("metric", "unit", "better", "load", "concurrency", "input_len", "output_len"),
-    *("request_rate", "before_median", "before_min", "before_max", "before_n"),
-    *("after_median", "after_min", "after_max", "after_n"),
-    *("gain", "gain_min", "gain_max", "run_by_run"),
-)
+def _cells(
+    row: Mapping[str, Spread],
+    names: Sequence[str],
+) -> list[str]:
+    return [f"{row[name].median:,.2f}" if name in row else "-" for name in names]
 
 
 def render_text(comparison: Comparison, *, every: bool = True) -> str:
@@ -181,22 +145,6 @@ def unpaired(comparison: Comparison) -> list[str]:
     return [f"only {side}: {'; '.join(map(str, keys))}" for side, keys in sides if keys]
 
 
-def render_csv(comparison: Comparison) -> str:
-    """One row for each pair, in full precision."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for p in comparison.pairs:
-        better = "higher" if p.metric.higher_is_better else "lower"
-        writer.writerow(
-            [p.metric.name, p.metric.unit, better, p.key.load.value, p.key.concurrency]
-            + [p.key.input_len, p.key.output_len, p.key.request_rate]
-            + [x for s in (p.before, p.after) for x in (s.median, s.low, s.high, s.n)]
-            + [p.gain, p.gain_low, p.gain_high, str(p.run_by_run).lower()]
-        )
-    return out.getvalue()
-
-
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """Values for JSON; `gain_text` is the gain as tables show it."""
     pairs = [{**asdict(p), "gain_text": gain_text(p.gain)} for p in comparison.pairs]
@@ -207,26 +155,10 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
-    """Save runs with the sha256 of their bundle (`release`); `read_samples` reads the file.
-
-    Raises UnwritableOutput.
-    """
-    write_all(path.parent, {path: f"{runs_text(samples, release)}\n".encode()})
-
-
 def runs_text(samples: Iterable[Sample], release: str) -> str:
-    """Return what `save_runs` writes."""
+    """Return runs as JSON with the hash of their files (`release`); `read_samples` reads it."""
     return json.dumps({"release": release, "samples": [asdict(s) for s in samples]})
 
 
 def _number(value: float) -> str:
     return f"{value:,.2f}" if value < 10_000 else f"{value:,.0f}"
-
-
-def by_metric(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """The pairs of each metric, in the comparison's order."""
-    groups: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(pair.metric.name, []).append(pair)
-    return groups

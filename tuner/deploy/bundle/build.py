@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,6 @@ from tuner.deploy.bundle.notes import (
     advice_notes,
     advised_winners,
     attention_notes,
-    served_files,
     usable_winners,
 )
 from tuner.deploy.bundle.readme import readme_text
@@ -84,15 +83,13 @@ def build_bundle(
     allow_missing: bool = False,
     named: Sequence[Problem] = (),
     report: PreflightReport | None = None,
-    proofs: Sequence[Mapping[str, Any]] = (),
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
     `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
     `allow_predicted`, sizes with predicted winners are left out, and a note names them. Unless
     `allow_missing`, the bundle must hold every file that the servers ask for. Problems are left
-    alone where the cluster's servers run something that is not slower, and a note says so. Of
-    `proofs`, the reports of proofs in a live engine, it holds those of its own files. Raises
+    alone where the cluster's servers run something that is not slower, and a note says so. Raises
     ExportRefused where it does not, for winners of another engine, where nothing is left, where one
     of the `named` problems is left out, and for winners that cannot be shipped; MalformedCluster
     for a launch that the cluster's engine cannot do.
@@ -132,8 +129,6 @@ def build_bundle(
     notes += [*left_out_lines(predicted), *advice_notes(advice)]
     notes += attention_notes(folder.exported, cluster)
     notes += dispatch_notes(usable, cluster, engine, device)
-    served, told = served_files(proofs, folder)
-    files, notes = files | served, notes + told
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
     files["README.md"] = _text(readme_text(*facts, pointers=pointers))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,6 @@ def _refuse(text: str) -> object:
     raise ValueError(f"{text} is not a JSON value")
 
 
-# Batch size; for attention: (part, sequences, new tokens, status).
-_EntryKey = str | tuple[str, str, str, str]
-
-
 @dataclass(frozen=True)
 class Verified:
     """A bundle that passed all checks."""
@@ -207,8 +203,6 @@ def check_bundle(data: bytes) -> dict[str, Any]:
     if manifest["name"] != root:
         raise BundleRefused(f"{NAME} is of {manifest['name']!r}, and the folder is {root!r}")
     check_files(manifest, files)
-    _check_sums(files)
-    _check_entries(manifest, files)
     if not archive.as_written:
         raise BundleRefused("the archive was repacked, or holds more than its files")
     return manifest
@@ -221,58 +215,3 @@ def read_at_most(path: Path, limit: int) -> bytes:
             return file.read(limit)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _check_sums(files: Mapping[str, BundleFile]) -> None:
-    summed = {path: file for path, file in files.items() if path not in (NAME, SUMS)}
-    if SUMS not in files or files[SUMS].data != sums_text(summed).encode():
-        raise BundleRefused(f"{SUMS} does not say what {NAME} says")
-
-
-def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, BundleFile]) -> None:
-    """Check that the manifest lists exactly the entries of the tuned files."""
-    listed: dict[str, dict[_EntryKey, Any]] = {}
-    counts: dict[str, int] = {}
-    for row in manifest["entries"]:
-        try:
-            held = listed.setdefault(str(row["file"]), {})
-            held[_entry_key(row)] = row["config"]
-            counts[str(row["status"])] = counts.get(str(row["status"]), 0) + 1
-        except (TypeError, KeyError):
-            raise BundleRefused(f"{NAME}: an entry lacks a field") from None
-    if counts != manifest["statuses"]:
-        raise BundleRefused(f"{NAME} counts its entries wrongly")
-    tuned = {row["path"] for row in manifest["files"] if row["origin"] == "tuned"}
-    if listed.keys() != tuned:
-        raise BundleRefused(f"{NAME} does not give the provenance of every tuned file")
-    for path, entries in listed.items():
-        if _entries_of(files[path]) != entries:
-            raise BundleRefused(f"{path!r} holds other entries than {NAME} says")
-
-
-def _entry_key(row: Mapping[str, Any]) -> _EntryKey:
-    """The key of a row's entry in its file."""
-    if "part" not in row:
-        return str(row["batch_size"])
-    return str(row["part"]), str(row["batch_size"]), str(row["new_tokens"]), str(row["status"])
-
-
-def _entries_of(file: BundleFile) -> object:
-    """The configuration of every entry by its key; None where the file is malformed."""
-    try:
-        value = json.loads(file.data)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(value, dict):
-        value.pop("triton_version", None)
-        if isinstance(value.get("entries"), list):
-            return _attention_entries(value["entries"])
-    return value
-
-
-def _attention_entries(rows: Sequence[Any]) -> dict[_EntryKey, Any] | None:
-    try:
-        found = {_entry_key(row): row["config"] for row in rows}
-    except (TypeError, KeyError):
-        return None
-    return found if len(found) == len(rows) else None

@@ -1,18 +1,13 @@
-"""What a bundle says and holds beside the config files: advice, attention, proofs.
+"""What a bundle says and holds beside the config files: advice and attention.
 
 A bundle never sets a server's backend or KV splits: the cluster file does, or else sglang chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
-from tuner.deploy.bundle.archive import BundleFile
-from tuner.deploy.bundle.configs import ConfigFolder
 from tuner.deploy.cluster import Cluster
-from tuner.deploy.served.flags import files_hash
-from tuner.deploy.served.report import report_text
 from tuner.engines.dispatch import options_text
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.export import AttentionFileExport
@@ -102,21 +97,3 @@ def _flag(cluster: Cluster, name: str) -> str | None:
         elif word.startswith(f"{name}="):
             found = word.partition("=")[2]
     return found or None
-
-
-NAME = "served-proof.txt"
-
-
-def served_files(
-    proofs: Iterable[Mapping[str, Any]], folder: ConfigFolder
-) -> tuple[dict[str, BundleFile], list[str]]:
-    """(the file with the proofs of exactly these tuned files, a note for each); `proofs` are the
-    reports of `tuner prove --server`.
-    """
-    mine = files_hash({tuned.path: folder.files[tuned.path] for tuned in folder.tuned})
-    found = [proof for proof in proofs if proof["files"] == mine]
-    if not found:
-        return {}, []
-    text = "\n\n".join(map(report_text, found)) + "\n"
-    notes = [f"{NAME}: {proof['model']}: {proof['verdict']}" for proof in found]
-    return {NAME: BundleFile(text.encode())}, notes

@@ -76,7 +76,7 @@ whether NCCL uses RDMA (NET/IB) or TCP (NET/Socket), and whether the server is r
 
 ```
 ./sweep.sh --runs 3 --out after
-tuner bench-report BEFORE after --release {name}.tar.gz
+tuner bench-report BEFORE after
 ```
 
 The sweep asks {url} for 128 and 256 tokens in and out, 1 to 1024 requests in flight.

@@ -10,16 +10,15 @@ LENGTHS = (128, 256)  # tokens of a prompt, and of its answer
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 512, 1024)
 
 _OPTIONS = r"""
-print=no bare=no runs=3 out=sweep-$(date +%Y%m%d-%H%M%S) sharegpt=
+print=no bare=no runs=3 out=sweep-$(date +%Y%m%d-%H%M%S)
 while (($#)); do
   case "$1" in
     --print) print=yes ;;
     --bare) bare=yes ;;
     --runs) runs=${2:?--runs needs a number}; shift ;;
     --out) out=${2:?--out needs a folder}; shift ;;
-    --sharegpt) sharegpt=${2:?--sharegpt needs a file}; shift ;;
     *)
-      printf 'usage: %s [--runs N] [--out DIR] [--sharegpt FILE] [--bare] [--print]\n' "$0" >&2
+      printf 'usage: %s [--runs N] [--out DIR] [--bare] [--print]\n' "$0" >&2
       exit 2
       ;;
   esac
@@ -35,9 +34,8 @@ if [[ $print == no ]]; then
 elif [[ $out != /* ]]; then
   out=$PWD/$out  # docker takes a relative path for the name of a volume
 fi
-if [[ -n $sharegpt && $sharegpt != /* ]]; then sharegpt=$PWD/$sharegpt; fi
-if [[ $bare == no && $out$sharegpt == *:* ]]; then
-  printf 'error: docker cannot mount a path with a colon: %s %s\n' "$out" "$sharegpt" >&2
+if [[ $bare == no && $out == *:* ]]; then
+  printf 'error: docker cannot mount a path with a colon: %s\n' "$out" >&2
   exit 2
 fi
 """
@@ -57,31 +55,17 @@ done
 """
 _COMMON = """\
 --base-url {url} --model {name} --tokenizer "$tokenizer"
-"${{dataset[@]}}" --random-input-len "$length" --random-output-len "$length"
+--random-input-len "$length" --random-output-len "$length"
 --num-prompts "$prompts" --max-concurrency "$concurrency" --seed "$run"
 """
-# "random" uses ShareGPT's conversations, which sglang would download for every load;
-# "random-ids" (sglang 0.5 and later) needs no file.
-_SGLANG_DATASET = r"""
-dataset=(--dataset-name random-ids)
-if [[ -n $sharegpt ]]; then
-  if [[ $bare == yes ]]; then file=$sharegpt; else file=/sharegpt.json; fi
-  dataset=(--dataset-name random --dataset-path "$file")
-fi
-"""
-_VLLM_DATASET = r"""
-dataset=(--dataset-name random)
-if [[ -n $sharegpt ]]; then
-  printf 'error: vLLM makes its random prompts itself: leave --sharegpt out\n' >&2
-  exit 2
-fi
-"""
-# Equal lengths: sglang's ratio is shortest / longest, vLLM's is the largest deviation.
+# "random-ids" (sglang 0.5 and later) needs no file. Equal lengths: sglang's ratio is
+# shortest / longest, vLLM's is the largest deviation.
 _SGLANG = """\
---backend sglang-oai --random-range-ratio 1.0 --output-file "$results/run-$run.jsonl"
+--backend sglang-oai --dataset-name random-ids --random-range-ratio 1.0
+--output-file "$results/run-$run.jsonl"
 """
 _VLLM = """\
---backend vllm --random-range-ratio 0.0 --ignore-eos
+--backend vllm --dataset-name random --random-range-ratio 0.0 --ignore-eos
 --save-result --result-dir "$results"
 --result-filename "run-$run-length-$length-concurrency-$concurrency.json"
 """
@@ -92,10 +76,8 @@ if [[ $bare == yes ]]; then
   results=$out
 else
   tokenizer={inside}
-  mounts=(--volume "$out:/results")
-  if [[ -n $sharegpt ]]; then mounts+=(--volume "$sharegpt:/sharegpt.json:ro"); fi
   client=(
-    docker run --rm --network host "${{mounts[@]}}"
+    docker run --rm --network host --volume "$out:/results"
 {lines}
   )
   results=/results
@@ -123,8 +105,7 @@ def sweep_script(cluster: Cluster) -> str:
         arguments="\n".join(f"        {line}" for line in arguments.splitlines()),
     )
     title = f"{cluster.name}: benchmark over lengths and requests in flight."
-    dataset = _SGLANG_DATASET if sglang else _VLLM_DATASET
-    return script_head(title) + _OPTIONS + SHOW + _client(cluster) + dataset + loop
+    return script_head(title) + _OPTIONS + SHOW + _client(cluster) + loop
 
 
 def _client(cluster: Cluster) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 from tuner.engines.server import Post, Server
 from tuner.errors import BadInput, ServerUnavailable
 
+BEFORE, AFTER = "before", "after"  # the servers without and with the files
+SIDES = (BEFORE, AFTER)
 _LOAD = re.compile(r"(\d{1,5})x(\d{1,7})\+(\d{1,6})")
 # Every model's vocabulary has these tokens, and few of them are special.
 _TOKENS = range(100, 10_000)

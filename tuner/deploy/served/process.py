@@ -51,7 +51,7 @@ class RunningServer:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environ, **server.environment(launch)},
+                env=environ,
                 # `python -m` looks into the current folder first, and there may be another sglang.
                 cwd=log.parent,
                 start_new_session=True,  # Ctrl-C is for the prover, which then ends the server

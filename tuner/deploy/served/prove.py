@@ -6,17 +6,99 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 
 from tuner.deploy.load_proof import prove_loads, read_deployed
-from tuner.deploy.served.loads import Load
-from tuner.deploy.served.outputs import check_outputs
+from tuner.deploy.served.loads import AFTER, BEFORE, SIDES, Load, Speed, median_speed, run_load
+from tuner.deploy.served.outputs import Answers, answers_of, check_outputs
 from tuner.deploy.served.process import RunningServer, free_ports
 from tuner.deploy.served.report import LoadGain, ServedProof, Subject, backend_advice, gains_of
-from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.launch import all_config_variables, config_variables
 from tuner.engines.server import Server, ServerLaunch
-from tuner.errors import NotEnoughMemory
+from tuner.errors import NotEnoughMemory, ServerUnavailable
+
+_WARM_UP = "warm up"
+_LEAST_S = 1.0  # of a load in a round, on each side
+_MOST_REPEATS = 8
+
+
+@dataclass
+class SideResults:
+    """What one side showed."""
+
+    speeds: dict[Load, list[Speed]] = field(default_factory=dict)
+    answers: Answers | None = None
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How the loads are sent."""
+
+    server: Server
+    loads: Sequence[Load]
+    rounds: int
+    timeout_s: float  # of a request
+    say: Callable[[str], None]
+    repeats: dict[Load, int] = field(default_factory=dict, init=False)  # of a load in a round
+
+    def warm_up(self, running: RunningServer) -> None:
+        """Send each load once, so that kernels are compiled and memory is there."""
+        for load in self.loads:
+            self._run(running, load, _WARM_UP)
+
+    def measure(
+        self,
+        running: Sequence[RunningServer],
+        results: Sequence[SideResults],
+        numbers: Sequence[int],
+    ) -> None:
+        """The rounds of these numbers, on servers that run side by side or on one.
+
+        Each round sends equal prompts to all. Which server is the first alternates. Within a round
+        a short load is repeated, because one short request says little. Only whole rounds count.
+        """
+        for number in numbers:
+            found = {load: self._round(running, load, number) for load in self.loads}
+            for load, speeds in found.items():
+                for result, speed in zip(results, speeds, strict=True):
+                    result.speeds.setdefault(load, []).append(speed)
+            self.say(f"round {number} of {self.rounds} done")
+
+    def _round(self, running: Sequence[RunningServer], load: Load, number: int) -> list[Speed]:
+        """The speed of each server, the median of the repeats of a load.
+
+        The first round says how many repeats there are, so that servers that run in turn get as
+        many.
+        """
+        runs = [self._once(running, load, number, 0)]
+        wanted = ceil(_LEAST_S / min(speed.total_s for speed in runs[0]))
+        repeats = self.repeats.setdefault(load, min(wanted, _MOST_REPEATS))
+        runs += [self._once(running, load, number, repeat) for repeat in range(1, repeats)]
+        return [median_speed(of_server) for of_server in zip(*runs, strict=True)]
+
+    def _once(
+        self, running: Sequence[RunningServer], load: Load, number: int, repeat: int
+    ) -> list[Speed]:
+        """The speed of each server with equal prompts."""
+        turns = list(range(len(running)))
+        found = {
+            at: self._run(running[at], load, (number, repeat))
+            for at in (turns if (number + repeat) % 2 else turns[::-1])
+        }
+        return [found[at] for at in turns]
+
+    def check(self, running: RunningServer, result: SideResults) -> None:
+        """Ask for the answers whose log-probabilities are compared."""
+        result.answers = answers_of(self.server, running.port, self.timeout_s)
+
+    def _run(self, running: RunningServer, load: Load, key: object) -> Speed:
+        try:
+            return run_load(self.server, running.port, load, key, self.timeout_s)
+        except ServerUnavailable:
+            running.refuse_dying()  # says more, if that is why
+            raise
+
 
 SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
 
@@ -38,7 +120,6 @@ class ProofRequest:
     in_turn: bool
     port: int | None
     folder: Path
-    profiles: bool
     timeouts_s: tuple[float, float]  # of a start, of an answer
 
 
@@ -58,7 +139,6 @@ class ProofPlan:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def launch(self, side: str, port: int, memory: float | None) -> ServerLaunch:
-        traces = self.traces(side) if self.request.profiles else None
         return ServerLaunch(
             self.subject.engine_version,
             self.model,
@@ -67,7 +147,6 @@ class ProofPlan:
             self.args[side],
             self.request.dummy,
             memory,
-            traces,
         )
 
     def environment(self, side: str) -> dict[str, str]:
@@ -80,9 +159,6 @@ class ProofPlan:
         root = self.request.root
         files = dict.fromkeys(config_variables(engine, root), str(root))
         return {**kept, **self.variables, **files}
-
-    def traces(self, side: str) -> Path:
-        return self.request.folder / "traces" / side
 
     def log(self, side: str, start: int) -> Path:
         return self.request.folder / f"{side}-{start}.log"
@@ -121,7 +197,8 @@ def _measured(
         except NotEnoughMemory:
             say("the memory does not hold two servers: they run in turn")
             results = {side: SideResults() for side in SIDES}
-    return results, IN_TURN, _in_turn(plan, rounds, results, say)
+    _in_turn(plan, rounds, results, say)
+    return results, IN_TURN, []
 
 
 def _together(
@@ -151,7 +228,7 @@ def _together(
             )
             say(f"{note}, and the report is written of these")
             return [note]
-        return _profiles(plan, rounds, running, say) if plan.request.profiles else []
+    return []
 
 
 def _rounds_of(results: Mapping[str, SideResults]) -> int:
@@ -161,7 +238,7 @@ def _rounds_of(results: Mapping[str, SideResults]) -> int:
 
 def _in_turn(
     plan: ProofPlan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
-) -> list[str]:
+) -> None:
     """One server at a time: half of the rounds before, all after, then the other half before.
 
     So a machine that slowly becomes warmer shows as spread, and not as a gain.
@@ -172,7 +249,6 @@ def _in_turn(
         (AFTER, 1, range(1, plan.request.rounds + 1)),
         (BEFORE, 2, range(half + 1, plan.request.rounds + 1)),
     )
-    notes = []
     for side, start, numbers in order:
         if not numbers:
             continue
@@ -182,13 +258,6 @@ def _in_turn(
             if start == 1:
                 rounds.check(server, results[side])
             rounds.measure([server], [results[side]], numbers)
-            if (
-                plan.request.profiles
-                and start == 1
-                and (note := rounds.profile(server, plan.traces(side)))
-            ):
-                notes.append(note)
-    return notes
 
 
 @contextmanager
@@ -206,26 +275,6 @@ def _ready(
     with RunningServer(side, plan.server, launch, plan.environment(side), log) as server:
         server.wait_until_ready(plan.request.timeouts_s[0])
         yield server
-
-
-def _profiles(
-    plan: ProofPlan, rounds: Rounds, servers: Sequence[RunningServer], say: Callable[[str], None]
-) -> list[str]:
-    """Take the servers' profiles. Returns notes where there are none or not all.
-
-    An interrupt ends the profiles alone: the rounds were measured before, and must not be lost.
-    """
-    notes: list[str] = []
-    for server in servers:
-        say(f"taking profiles of the {server.name} server")
-        try:
-            note = rounds.profile(server, plan.traces(server.name))
-        except KeyboardInterrupt:
-            say("interrupted: the report is written without the other profiles")
-            return [*notes, f"the profiles of the {server.name} server: interrupted"]
-        if note:
-            notes.append(note)
-    return notes
 
 
 def _loading(plan: ProofPlan) -> list[str]:

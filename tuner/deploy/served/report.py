@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.compare import FEWEST_RUNS, Pair, paired
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
+from tuner.deploy.bench_report.samples import FEWEST_RUNS, Key, LoadKind, Pair, Sample, paired
 from tuner.deploy.bench_report.tables import runs_text
-from tuner.deploy.served.loads import Load, Speed
+from tuner.deploy.served.loads import SIDES, Load, Speed
 from tuner.deploy.served.outputs import OutputCheck, outputs_text
-from tuner.deploy.served.rounds import SIDES
 from tuner.engines.server import Server
 from tuner.export.files import write_all
 from tuner.render import table

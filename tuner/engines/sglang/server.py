@@ -7,7 +7,6 @@ Source: srt/server_args.py, srt/entrypoints/http_server.py and srt/managers/io_s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tuner.engines.server import Answer, Post, ServerLaunch, flag_value
@@ -37,9 +36,6 @@ class SGLangServer:
             words += ["--mem-fraction-static", f"{launch.memory:g}"]
         return [*words, *launch.args]
 
-    def environment(self, launch: ServerLaunch) -> dict[str, str]:
-        return {}
-
     def stream(self, prompt: Sequence[int], tokens: int) -> Post:
         return Post("/generate", {**_body(prompt, tokens), "stream": True})
 
@@ -60,10 +56,6 @@ class SGLangServer:
             tuple(int(row[1]) for row in answered),
             tuple(float(row[0]) for row in answered),
         )
-
-    def profile(self, folder: Path) -> tuple[Post, Post]:
-        begin = {"output_dir": str(folder), "activities": ["CPU", "GPU"]}
-        return Post("/start_profile", begin), Post("/stop_profile", {})
 
     def backend(self, args: Sequence[str], phase: str) -> str | None:
         return flag_value(args, f"--{phase}-attention-backend") or flag_value(args, BACKEND_FLAG)

@@ -5,12 +5,9 @@ Source: entrypoints/openai of releases 0.10.2 to 0.33.0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from tuner.engines.locate import release_of
 from tuner.engines.server import Answer, Post, ServerLaunch, flag_value
 
 # This module starts the server too, after it has replaced the values of dummy weights.
@@ -37,15 +34,7 @@ class VLLMServer:
             words += ["--load-format", "dummy"]
         if launch.memory is not None:
             words += ["--gpu-memory-utilization", f"{launch.memory:g}"]
-        if launch.traces is not None and _has_profiler_flag(launch):
-            told = {"profiler": "torch", "torch_profiler_dir": str(launch.traces)}
-            words += ["--profiler-config", json.dumps(told)]
         return [*words, *launch.args]
-
-    def environment(self, launch: ServerLaunch) -> dict[str, str]:
-        if launch.traces is None or _has_profiler_flag(launch):
-            return {}
-        return {"VLLM_TORCH_PROFILER_DIR": str(launch.traces)}
 
     def stream(self, prompt: Sequence[int], tokens: int) -> Post:
         told = {"include_usage": True, "continuous_usage_stats": True}
@@ -67,9 +56,6 @@ class VLLMServer:
             tuple(float(one) for one in choice["logprobs"]["token_logprobs"]),
         )
 
-    def profile(self, folder: Path) -> tuple[Post, Post]:
-        return Post("/start_profile", {}), Post("/stop_profile", {})
-
     def backend(self, args: Sequence[str], phase: str) -> str | None:
         return flag_value(args, _BACKEND_FLAG)
 
@@ -80,11 +66,6 @@ class VLLMServer:
 
 
 open_server = VLLMServer
-
-
-def _has_profiler_flag(launch: ServerLaunch) -> bool:
-    """Whether the release has --profiler-config, as 0.15.1 does; 0.10.2 reads a variable."""
-    return release_of(launch.version) >= release_of("0.15.1")
 
 
 def _body(prompt: Sequence[int], tokens: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The command line, paths and answers of vLLM's server."""
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,6 @@ def routes(args: argparse.Namespace) -> Any:
         log_files(Path(folder), "Using configuration from %s for MoE layer.", args)
 
     def answer(path: str, body: dict[str, Any]) -> Any:
-        if path in ("/start_profile", "/stop_profile"):
-            folder = Path(json.loads(args.profiler_config)["torch_profiler_dir"])
-            (folder / "rank0.pt.trace.json").write_text("{}")
-            return ""
         assert path == "/v1/completions" and body["model"] == args.served_model_name
         count = body["max_tokens"] - args.short_answers
         prompt = body["prompt"]
@@ -50,7 +45,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--model", required=True)
     parser.add_argument("--served-model-name")
-    parser.add_argument("--profiler-config")
     parser.add_argument("--tensor-parallel-size", type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--no-enable-prefix-caching", action="store_true", required=True)
