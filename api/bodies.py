@@ -27,10 +27,10 @@ from api.bounds import (
     VALUES,
 )
 from api.errors import problem_response
+from api.limits import WRITES, Turns
 from api.middleware import Refused, check_json, check_text
-from api.pages.places import is_page
+from api.pages.browser import is_page
 from api.settings import ApiSettings
-from api.turns import WRITES, Turns
 
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/json"

@@ -1,6 +1,6 @@
 """The API's settings. Only this module reads environment variables for the API.
 
-(`api.first_key` looks for the command line's key, as the command line does.)
+(`api.keys` looks for the command line's key, as the command line does.)
 
 NAME_FILE may stand for NAME, as in `workers.settings`.
 """

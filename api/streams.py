@@ -1,25 +1,41 @@
-"""The event streams of one process: how many there are, and one reader that wakes them all."""
+"""Clients that follow a job: event streams, requests that wait for its end, and its progress.
+
+One reader wakes all streams of a process; one query asks for all waiting requests. They hold no
+thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 from anyio import to_thread
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.known_keys import FRESH_S
-from tuner.errors import StoreUnreachable, TunerError
-from tuner.jobs.job import JobEvent
+from api.keys import FRESH_S
+from tuner.errors import StoreUnreachable, TunerError, UnusableStore
+from tuner.jobs.job import PLANNED, Job, JobEvent, JobState
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import read_part
+from tuner.problems.results import Status
+from tuner.store.jobs import JobStore
+
+if TYPE_CHECKING:
+    from api.state import Api
 
 log = logging.getLogger("tuner.api.streams")
 
-POLL_S = 0.5  # between looks for new events
+POLL_S = 0.5  # between looks for new events, and for jobs that have ended
 PAGE = 500  # events read at once
 RETRY_S = 5  # a client that was refused a stream should wait for so long
 ReadCounts = Callable[[Collection[str]], Mapping[str, int]]
@@ -198,3 +214,159 @@ class FollowedJob:
                     return ()
                 self._after, self._page = seen, page
             return [event for event in self._page if event.seq > seen]
+
+
+MOST = 200  # requests that wait at once in this process; more are answered at once
+MOST_OF_ONE = 50  # of one client
+
+
+class Waits:
+    """Waits for jobs to end, in one event loop."""
+
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs = jobs
+        self._wakes: dict[str, set[anyio.Event]] = {}  # by the id of the job that is waited for
+        self._clients: Counter[str] = Counter()
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many requests wait."""
+        return self._clients.total()
+
+    async def until_ended(self, job_id: str, request: Request, client: str, seconds: float) -> None:
+        """Return when the job has ended, after so many seconds, or when the client has gone.
+
+        Returns at once where too many wait already.
+        """
+        if self.count >= MOST or self._clients[client] >= MOST_OF_ONE:
+            return
+        with self._waiting(job_id, client) as ended, anyio.move_on_after(seconds):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_gone, request, ended)
+                await ended.wait()
+                tasks.cancel_scope.cancel()
+
+    @contextmanager
+    def _waiting(self, job_id: str, client: str) -> Iterator[anyio.Event]:
+        wake = anyio.Event()
+        self._wakes.setdefault(job_id, set()).add(wake)
+        self._clients[client] += 1
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield wake
+        finally:
+            self._clients[client] -= 1
+            self._wakes[job_id].discard(wake)
+            if not self._wakes[job_id]:
+                del self._wakes[job_id]
+
+    async def _look(self) -> None:
+        """Wake whose job has ended, for as long as anybody waits."""
+        while self._wakes:
+            try:
+                ended = await run_in_threadpool(self._jobs.ended, tuple(self._wakes))
+            except UnusableStore as error:
+                log.warning("no look for ended jobs: %s", error)  # the next may succeed
+                ended = set()
+            for job_id in ended:
+                for wake in self._wakes.get(job_id, ()):
+                    wake.set()
+            await anyio.sleep(POLL_S)
+
+
+async def _until_gone(request: Request, gone: anyio.Event) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
+
+
+_EVENTS = 200  # the newest ones say the pace
+_UNKNOWN = ("to_try", "left_s", "tried_a_minute", "timed_a_minute")  # before a run begins
+_LEAST = timedelta(seconds=2)  # before that, a pace says nothing
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Trials a minute."""
+
+    tried: float
+    timed: float
+
+
+def progress_of(job: Job, api: Api) -> dict[str, Any]:
+    """The fields of `ProgressOut`."""
+    if job.run_id is None:
+        return {"trials": {}, "best": [], "incumbents": [], **dict.fromkeys(_UNKNOWN)}
+    counts, best = api.results.trial_counts(job.run_id), api.results.best_trials(job.run_id)
+    planned = api.jobs.latest_events(job.id, 1, PLANNED)
+    stalled = api.fleet.reasons().stalled(job)
+    pace = None if stalled else pace_of(api.jobs.latest_events(job.id, _EVENTS))
+    to_try = planned[0].data["to_try"] if planned else None
+    left_s = None
+    if pace and pace.tried and to_try is not None and not job.state.finished:
+        left_s = 60 * max(0, to_try - sum(counts.values())) / pace.tried
+    return {
+        "trials": {status.value: count for status, count in counts.items()},
+        "best": [
+            {**point.as_json(), "point": str(point), "best_us": best[point]}
+            for point in sorted(best)
+        ],
+        "incumbents": _incumbents(job.run_id, planned[0].data, api) if planned else [],
+        "to_try": to_try,
+        "left_s": left_s,
+        "tried_a_minute": pace and pace.tried,
+        "timed_a_minute": pace and pace.timed,
+    }
+
+
+def pace_of(events: Sequence[JobEvent]) -> Pace | None:
+    """The pace since the newest attempt began, or since the first of the events."""
+    began = max((n for n, one in enumerate(events) if _begins(one)), default=0)
+    trials = [one for one in events[began:] if one.kind == "trials"]
+    if not trials:
+        return None
+    passed = trials[-1].at - events[began].at
+    if passed < _LEAST:
+        return None
+    # The first of the events, if it has trials, only says when they were stored.
+    counted = [one.data for one in trials if one is not events[began]]
+    tried = sum(data["tried"] for data in counted)
+    timed = sum(_timed(data.get("statuses", {})) for data in counted)
+    return Pace(*(60 * number / passed.total_seconds() for number in (tried, timed)))
+
+
+def _begins(event: JobEvent) -> bool:
+    return event.kind == JobState.RUNNING.value
+
+
+def _timed(statuses: Mapping[str, int]) -> int:
+    return sum(statuses.get(status.value, 0) for status in (Status.OK, Status.PREDICTED))
+
+
+def _incumbents(run_id: int, planned: Mapping[str, Any], api: Api) -> list[dict[str, Any]]:
+    """For each point to tune, the times so far of the engine's own configurations."""
+    points = [(one, _point(one)) for one in planned["incumbents"]]
+    candidates = {
+        Candidate(point, Config(config))
+        for one, point in points
+        for config in one["configs"].values()
+    }
+    times = api.results.times_of(run_id, candidates)
+    return [
+        {
+            **{name: value for name, value in one.items() if name != "configs"},
+            "times_us": {
+                name: times.get(Candidate(point, Config(config)))
+                for name, config in one["configs"].items()
+            },
+        }
+        for one, point in points
+    ]
+
+
+def _point(said: Mapping[str, Any]) -> Point:
+    part = read_part(said.get("gemm") or said["part"])
+    tokens = said.get("new_tokens") or 0, said.get("cached_tokens") or 0
+    return Point(said["batch_size"], part, *tokens)

@@ -15,9 +15,9 @@ from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.store import Store
 from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
-from workers.logs import log_json
 from workers.queue import queue_names, require_celery
 from workers.settings import Settings
+from workers.telemetry import log_json
 
 log = logging.getLogger("tuner.worker")
 

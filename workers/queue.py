@@ -14,8 +14,8 @@ from tuner.devices.table import devices as known_devices
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, Priority
 from workers.gpus import LocalGpu
-from workers.logs import Outage
 from workers.settings import Settings
+from workers.telemetry import Outage
 
 log = logging.getLogger("tuner.queue")
 

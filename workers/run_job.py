@@ -41,7 +41,7 @@ from tuner.tuning.sources import open_source
 from tuner.tuning.tune import Unwatched
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
-from workers.tracing import add_span, continued, flush_spans, span, start_tracing
+from workers.telemetry import add_span, continued, flush_spans, span, start_tracing
 
 
 class TrialSpans(Unwatched):

@@ -23,10 +23,10 @@ from tuner.store.database import Database
 from tuner.store.workers import WorkerStore
 from workers.child import child_environ
 from workers.gpus import LocalGpu, detect_gpus
-from workers.logs import Outage
 from workers.metrics import EXPIRED_LEASES
 from workers.queue import Announces
 from workers.settings import Settings
+from workers.telemetry import Outage
 from workers.worker import Registration, Worker, describe
 
 log = logging.getLogger("tuner.service")

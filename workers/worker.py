@@ -27,7 +27,7 @@ from tuner.store.workers import WorkerStore
 from workers.child import AttemptOutcome, AttemptResult, Runner
 from workers.gpus import LocalGpu
 from workers.metrics import ATTEMPTS, CPU_SECONDS, DURATION, GPU_SECONDS, LOST_LEASES, WAIT
-from workers.tracing import (
+from workers.telemetry import (
     Attributes,
     add_span,
     continued,

@@ -13,9 +13,9 @@ from api.auth import Reader
 from api.matrix import CoverageRow
 from api.pages.forms import Posted, full_name, mistakes_in, refused_in
 from api.pages.render import page
-from api.routes.bundles import archive_of, bundle_of
-from api.routes.tables import list_devices
-from api.schemas_in import EXAMPLE_CLUSTER, BundleIn
+from api.requests import EXAMPLE_CLUSTER, BundleIn
+from api.routes.results import archive_of, bundle_of
+from api.routes.service import list_devices
 from api.state import Api, ApiDep
 from tuner.deploy.bundle.build import Bundle
 from tuner.errors import BadInput, ExportRefused, UnknownDevice

@@ -14,10 +14,10 @@ from api.matrix import CellState, MatrixOrder
 from api.pages.forms import asked
 from api.pages.names import device_short, gain_words, plain, problem_words, status_words
 from api.pages.render import page
+from api.requests import MOST_JOBS
 from api.routes.coverage import list_matrix
 from api.routes.jobs import list_jobs
-from api.routes.tables import list_devices, list_models
-from api.schemas_in import MOST_JOBS
+from api.routes.service import list_devices, list_models
 from api.schemas_query import JobPage, MatrixPage
 from api.state import ApiDep
 from tuner.devices.table import devices

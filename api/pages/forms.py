@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from api.auth import caller_in
-from api.mistakes import mistakes_of
+from api.errors import mistakes_of
+from api.pages.browser import is_proof, is_same_origin
 from api.pages.render import page
-from api.pages.sessions import is_proof, is_same_origin
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, UnknownDevice
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from api.auth import Admin
 from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
-from api.routes.keys import KeyName, add_key, list_keys, revoke_key, rotate_key
-from api.schemas_in import KeyIn
+from api.requests import KeyIn
+from api.routes.service import KeyName, add_key, list_keys, revoke_key, rotate_key
 from api.state import ApiDep
 from tuner.errors import BadInput
 

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from api.auth import Admin, Submitter
-from api.mistakes import mistakes_of
+from api.errors import mistakes_of
+from api.pages.browser import checked_return
 from api.pages.forms import Posted
-from api.pages.places import checked_return
 from api.pages.render import go, page
+from api.requests import MOST_JOBS, SubmitJobs, WatchIn
 from api.routes.coverage import add_watch
-from api.routes.submissions import submit_jobs
-from api.schemas_in import MOST_JOBS, SubmitJobs, WatchIn
+from api.routes.jobs import submit_jobs
 from api.state import ApiDep
 from tuner.errors import BadInput
 from tuner.jobs.targets import models_of

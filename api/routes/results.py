@@ -1,4 +1,4 @@
-"""What came of jobs: winners, trials, the files that an engine loads, and proofs of these."""
+"""What came of jobs: winners, trials, exports, bundles and proofs in live servers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi import Path as InPath
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
-from api.errors import responses
-from api.exports import Archive, ExportRequest, is_named
-from api.mistakes import said_of
-from api.pages.places import wants_page
+from api.bodies import JsonRoute
+from api.errors import responses, said_of
+from api.exports import Archive, BundleRequest, ExportRequest, is_named, read_posted
+from api.pages.browser import wants_page
 from api.paging import page_of, read_cursor, read_one
-from api.progress import progress_of
+from api.requests import BundleIn
 from api.schemas_query import ExportIn, Page, ResultOf
 from api.schemas_results import (
     ProgressOut,
@@ -28,7 +29,9 @@ from api.schemas_results import (
     WinnersOut,
 )
 from api.state import Api, ApiDep
+from api.streams import progress_of
 from api.text import JobId
+from tuner.deploy.bundle.build import Bundle
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput
 from tuner.jobs.targets import models_of
@@ -42,7 +45,7 @@ from workers.coverage import WatchState, newest_environments, why_stale
 log = logging.getLogger("tuner.api")
 audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
 
-router = APIRouter(prefix="/v1", tags=["results"])
+router = APIRouter(prefix="/v1", tags=["results"], route_class=JsonRoute)
 
 RunId = Annotated[int, InPath(ge=1, lt=1 << 31)]
 
@@ -285,3 +288,44 @@ def list_proofs(
     found = api.proofs.proofs(after=after, limit=page.limit + 1, device=device, model=page.model)
     proofs, cursor = page_of(found, page.limit, lambda proof: [proof.id])
     return {"proofs": [asdict(proof) for proof in proofs], "next": cursor}
+
+
+MEDIA = "application/gzip"
+
+
+@router.post(
+    "/bundles",
+    response_class=Response,
+    responses={
+        **responses(409, 415),
+        200: {
+            "description": "The archive; equal stores give equal bytes.",
+            "content": {MEDIA: {"schema": {"type": "string", "format": "binary"}}},
+            "headers": {
+                "Content-Disposition": {
+                    "description": "The name of the archive.",
+                    "schema": {"type": "string"},
+                },
+            },
+        },
+    },
+)
+async def make_archive(body: BundleIn, caller: Reader, api: ApiDep, request: Request) -> Response:
+    """Pack a device's winners with launch scripts and checks for a cluster, as a .tar.gz."""
+    return archive_of(await bundle_of(body, api, request))
+
+
+async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
+    """The bundle of a body."""
+    if end_turn := request.scope["state"].get("end_turn"):  # bundles wait for one another alone
+        end_turn()
+    device = find_device(body.device)
+    cluster = await run_in_threadpool(read_posted, body.cluster)
+    asked = BundleRequest(cluster, device, body.allow_predicted, body.allow_missing)
+    return await api.bundles.get(asked)
+
+
+def archive_of(bundle: Bundle) -> Response:
+    """A bundle as a download."""
+    name = {"Content-Disposition": f'attachment; filename="{bundle.name}.tar.gz"'}
+    return Response(bundle.archive, media_type=MEDIA, headers={**name, "Cache-Control": "no-store"})

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
-from api.connections import uvicorn_options
+from api.serve import uvicorn_options
 from api.settings import ApiSettings
 from tuner.jobs.job import Job, JobFilter
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from tiers import only
 
-from api import known_keys
+from api import keys as api_keys
 from api.app import create_app
 from api.settings import ApiSettings
 from tuner.store import Leases
@@ -140,7 +140,7 @@ def test_a_get_has_no_errors_of_bodies(document):
 )
 @pytest.mark.timeout(1000)  # a busy machine needs minutes for all cases
 def test_schemathesis_finds_nothing(store_url, examples, tmp_path, monkeypatch):
-    monkeypatch.setattr(known_keys, "MOST_WRONG", 10_000)  # it sends wrong keys to every route
+    monkeypatch.setattr(api_keys, "MOST_WRONG", 10_000)  # it sends wrong keys to every route
     settings = ApiSettings(
         Settings(store_url),
         rate=(),

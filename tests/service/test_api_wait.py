@@ -13,11 +13,10 @@ from sqlalchemy import update
 from store_writer import PROBLEM
 from test_api import eventually
 
-from api import waits
-from api.metrics import Metrics
+from api import streams
 from api.middleware import Observe
 from api.settings import ApiSettings
-from api.waits import MOST, MOST_OF_ONE, Waits
+from api.streams import MOST, MOST_OF_ONE, Waits
 from tuner.errors import UnusableStore
 from tuner.jobs.job import JobRequest, JobState
 from tuner.store import JobStore, Leases, Store
@@ -25,6 +24,7 @@ from tuner.store.connect import connect
 from tuner.store.database import Database
 from tuner.store.figures import Figures
 from tuner.store.tables import jobs as table
+from workers.metrics import Metrics
 from workers.settings import Settings
 
 STATES = tuple(enumerate(JobState))
@@ -111,7 +111,7 @@ class TestWaits:
 
     @pytest.fixture(autouse=True)
     def quickly(self, monkeypatch):
-        monkeypatch.setattr(waits, "POLL_S", 0.0)
+        monkeypatch.setattr(streams, "POLL_S", 0.0)
 
     async def test_one_look_is_for_all_and_a_store_that_is_away_comes_back(self):
         jobs, ended = Jobs(), []

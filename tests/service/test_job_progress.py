@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 from store_writer import KEY, POINTS, PROBLEM, batch
 
-from api.progress import Pace, pace_of
+from api.streams import Pace, pace_of
 from tuner.errors import StoreFull
 from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobRequest, JobState, Lease
 from tuner.jobs.limits import AttemptLimits

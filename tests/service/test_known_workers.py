@@ -8,8 +8,8 @@ from api_server import JOB, Server, serving
 from databases import both_databases
 from store_writer import PROBLEM
 
-from api.fleet import Fleet
 from api.settings import ApiSettings
+from api.state import Fleet
 from tuner.errors import BadInput
 from tuner.jobs.job import JobFilter, JobRequest
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState

@@ -16,13 +16,13 @@ from servers import free_ports, started_redis
 from worker_processes import REPLAY, descendants, embedded, replay, wait_for
 from worker_processes import running as is_running
 
-from api.metrics import Metrics
 from api.settings import ApiSettings
 from tuner.jobs.job import JobState
 from tuner.store import JobStore, Leases, NightStore
 from tuner.store.connect import connect
 from tuner.store.database import Database
 from tuner.store.figures import Figures
+from workers.metrics import Metrics
 from workers.settings import Settings
 
 L40S = "NVIDIA_L40S"
@@ -91,7 +91,7 @@ def test_a_scrape_outlives_the_store():
 
 def test_counting_finished_jobs_takes_a_hundredth_of_the_time(store_url, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("api.metrics.time.monotonic", lambda: now)
+    monkeypatch.setattr("workers.metrics.time.monotonic", lambda: now)
     with Figures.open(store_url) as figures:
         counts = [0, 7, 8]
 

@@ -16,7 +16,7 @@ from test_pages import PAGES, RESULT
 from test_pages_browser import Tab, logged_in
 from test_pages_forms import server_of_forms
 
-from api.schemas_in import EXAMPLE_CLUSTER
+from api.requests import EXAMPLE_CLUSTER
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.results import Totals
 from tuner.store import Store

@@ -17,7 +17,7 @@ from test_pages import STEERING, filled_server
 from visitor import Visitor
 
 from api.pages.names import problem_words
-from api.schemas_in import EXAMPLE_CLUSTER
+from api.requests import EXAMPLE_CLUSTER
 from tuner.problems.results import Totals
 from tuner.store import Store
 

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from test_pages import SCRIPT
 from visitor import FORM, Visitor
 
-from api.known_keys import MOST_WRONG, TooManyWrong
+from api.keys import MOST_WRONG, TooManyWrong
 from api.pages import (
     bundles,
     compare,
@@ -25,13 +25,12 @@ from api.pages import (
     fleet,
     jobs,
     login,
+    render,
     results,
     several,
-    static,
 )
 from api.pages import keys as key_pages
-from api.pages.places import checked_return
-from api.pages.sessions import VALID_S, Links
+from api.pages.browser import VALID_S, Links, checked_return
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store import Store
@@ -42,7 +41,7 @@ from workers.settings import Settings
 
 MODULES = (
     *(bundles, compare, coverage, exports, fleet, jobs, key_pages, login, results),
-    *(several, static),
+    *(several, render),
 )
 ROUTES = [
     (method, route.path)

@@ -8,8 +8,8 @@ from api_server import Server, serving
 from store_writer import KEY, batch
 from visitor import Visitor
 
-from api.fleet import Fleet
 from api.settings import ApiSettings
+from api.state import Fleet
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobFilter
 from tuner.jobs.workers import WorkerInfo

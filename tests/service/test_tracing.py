@@ -21,7 +21,7 @@ from tuner.store import JobStore, Leases
 from tuner.store.tables import jobs as table
 from tuner.store.workers import WorkerStore
 from workers.settings import Settings
-from workers.tracing import checked_traceparent
+from workers.telemetry import checked_traceparent
 from workers.worker import Registration, Worker, describe
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -76,7 +76,7 @@ def test_a_traceparent_passes_through_without_opentelemetry(store_url):
 def test_what_makes_spans_is_not_imported_without_an_endpoint():
     code = (
         "import sys, workers.app, workers.run_job, api.app, api.serve\n"
-        "from workers.tracing import start_tracing\n"
+        "from workers.telemetry import start_tracing\n"
         "start_tracing('x')\n"
         "wanted = ('workers.otel', 'opentelemetry.sdk.trace', 'opentelemetry.exporter')\n"
         "print(*[name for name in sys.modules if name.startswith(wanted)])"
@@ -91,7 +91,7 @@ def test_what_makes_spans_is_not_imported_without_an_endpoint():
 def test_an_endpoint_without_the_extra_is_a_warning():
     code = (
         "import sys; sys.modules['opentelemetry.sdk.trace'] = None\n"  # as if it were not installed
-        "from workers.tracing import start_tracing; start_tracing('x'); print('goes on')"
+        "from workers.telemetry import start_tracing; start_tracing('x'); print('goes on')"
     )
     environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     ran = subprocess.run(

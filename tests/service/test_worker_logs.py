@@ -21,9 +21,9 @@ from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
 from workers.fleet import celery_command
-from workers.logs import Outage
 from workers.queue import Announcer
 from workers.settings import Settings
+from workers.telemetry import Outage
 
 BIN = Path(sys.executable).parent
 Lines = Callable[[], list[dict[str, Any]]]
