@@ -40,8 +40,7 @@ from api.routes import coverage, jobs, results, service
 from api.settings import ApiSettings
 from api.state import Api, Readiness
 from tuner.jobs.job import Job
-from tuner.store import Store
-from tuner.store.database import Probe
+from tuner.store.database import Database, Probe
 from tuner.store.figures import Figures
 from workers.metrics import Metrics
 from workers.queue import Announces
@@ -296,7 +295,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         url = settings.service.database_url
-        with Store.open(url, settings.store_limits) as store, Probe.of(url) as probe:
+        with Database.open(url, settings.store_limits) as store, Probe.of(url) as probe:
             wakes = _announcer(settings.service) if announcer is None else announcer
             metrics = Metrics(Figures(store), settings.service)
             api = Api(settings, store, wakes, metrics, Readiness(probe))

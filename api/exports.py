@@ -34,7 +34,7 @@ from tuner.export import (
     way_to,
 )
 from tuner.problems.points import Problem
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 KEPT_BYTES = 64 << 20  # some 35 archives of sglang's 1.8 MB: more than a fleet asks for
 _REFUSAL_BYTES = 1 << 10
@@ -116,7 +116,7 @@ class PacedTurns:
 class Exports:
     """Makes and keeps archives."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ResultStore) -> None:
         self._store = store
         self._looking, self._making = PacedTurns(LOOK_REST), PacedTurns(MAKE_REST)
         # The least recently used first. Only the event loop changes it.
@@ -177,7 +177,9 @@ def _size(found: Archive | ExportRefused) -> int:
     return len(found.data) if isinstance(found, Archive) else _REFUSAL_BYTES
 
 
-def make_archive(store: Store, wanted: ExportRequest, engine: Engine) -> Archive | ExportRefused:
+def make_archive(
+    store: ResultStore, wanted: ExportRequest, engine: Engine
+) -> Archive | ExportRefused:
     """An archive of what is stored, or why there is none.
 
     Raises UnusableStore, and UnwritableOutput where there is no room for temporary files.
@@ -279,7 +281,7 @@ class BundleRequest:
 class Bundles:
     """Makes bundles one at a time, and keeps the newest: who saw one then downloads it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ResultStore) -> None:
         self._store = store
         self._turns = PacedTurns(_REST)
         # What was asked, and the state of the store then. Only the event loop changes it.

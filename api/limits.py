@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import HEALTH_PATHS, needs_no_key
 from api.errors import RETRY_S, problem_response
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.api.rates")

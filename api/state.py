@@ -24,12 +24,14 @@ from api.streams import FollowedJob, Streams, Waits
 from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
 from tuner.jobs.job import JobRequest
 from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
-from tuner.store import JobStore, NightStore, ServedProofStore, Store
-from tuner.store.database import PATIENCE_S, Probe, utc_now
+from tuner.store.database import PATIENCE_S, Database, Probe, utc_now
 from tuner.store.figures import Estimates
+from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
+from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
+from tuner.store.served_proofs import ServedProofStore
 from tuner.store.sessions import SessionStore
 from tuner.store.workers import WorkerStore
 from workers.metrics import Metrics
@@ -133,7 +135,7 @@ class Api:
     """What one application's handlers share. Safe to share between threads."""
 
     settings: ApiSettings
-    store: Store
+    store: Database
     announcer: Announces
     metrics: Metrics
     readiness: Readiness
@@ -155,8 +157,8 @@ class Api:
         self.fleet = Fleet(self.workers)
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
-        self.exports = Exports(self.store)
-        self.bundles = Bundles(self.store)
+        self.exports = Exports(self.results)
+        self.bundles = Bundles(self.results)
         self.streams = Streams(
             self.jobs.event_counts,
             self.jobs.events,

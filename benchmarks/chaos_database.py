@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 
 DISK_MIB = 512
 BALLAST = "ballast"

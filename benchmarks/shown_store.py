@@ -38,8 +38,11 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.store import JobStore, Leases, Store
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
+from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import with_backends
 from workers.nightly import do_round
@@ -68,7 +71,7 @@ def predict(url: str) -> None:
 
 def fill(url: str) -> str:
     """Fill a store, and return the id of the running job."""
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         for report in reports():
             publish(store, report)
         for name in GEMMS:
@@ -89,7 +92,7 @@ def add_night(url: str) -> None:
         Watch(("mixtral-8x7b", "qwen3-235b-a22b"), ("H20", "L40S"), tp=(8,)),
         Watch(("qwen3-32b",), ("H200",)),  # it has no experts
     )
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         nights = NightStore(store)
         for watch in wanted:
             nights.add_watch(watch.as_json(), key=watch.key, client="ci")
@@ -109,21 +112,23 @@ def reports() -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def publish(store: Store, report: Mapping[str, Any]) -> None:
+def publish(store: Database, report: Mapping[str, Any]) -> None:
     """Store the entries of a report, and for one layer its recorded trials."""
     entries = told(report, map(entry_of, report["entries"]))
-    run = store.begin_run(key_of(report, [entry.point for entry in entries]))
+    run = ResultStore(store).begin_run(key_of(report, [entry.point for entry in entries]))
     if report["problem"] == recorded().problem.spec():
-        store.add_trials(run, recorded().trials.values())
-    store.finish_run(run, entries, Totals(**report["totals"]))
+        ResultStore(store).add_trials(run, recorded().trials.values())
+    ResultStore(store).finish_run(run, entries, Totals(**report["totals"]))
 
 
-def publish_gemms(store: Store, report: Mapping[str, Any]) -> None:
+def publish_gemms(store: Database, report: Mapping[str, Any]) -> None:
     """Store the sizes of a report of dense GEMMs."""
     for shape in report["shapes"]:
         entries = told({**report, **shape}, map(gemm_entry, shape["sizes"]))
-        run = store.begin_run(key_of({**report, **shape}, [entry.point for entry in entries]))
-        store.finish_run(run, entries, Totals(**shape["totals"]))
+        run = ResultStore(store).begin_run(
+            key_of({**report, **shape}, [entry.point for entry in entries])
+        )
+        ResultStore(store).finish_run(run, entries, Totals(**shape["totals"]))
 
 
 def told(report: Mapping[str, Any], entries: Iterable[Entry]) -> list[Entry]:

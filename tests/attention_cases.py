@@ -18,7 +18,7 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 _SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
 EXTEND = parse_attention(f"extend_attention:{_SHAPE}")
@@ -91,7 +91,7 @@ def chosen(
 
 
 def fill(
-    store: Store,
+    store: ResultStore,
     problem: Problem,
     entries: Sequence[Entry] | None = None,
     *,

@@ -24,9 +24,9 @@ from celery.signals import (
 from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
-from tuner.store import Leases
 from tuner.store.database import Database
 from tuner.store.figures import Figures
+from tuner.store.leases import Leases
 from workers.broker import (
     CONTROL_QUEUE,
     NIGHTLY,

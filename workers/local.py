@@ -8,9 +8,10 @@ from typing import Any
 from tuner.errors import BadInput
 from tuner.jobs.job import iso
 from tuner.jobs.workers import WorkerStatus
-from tuner.store import NightStore, Store
 from tuner.store.api_key import LOCAL
+from tuner.store.database import Database
 from tuner.store.lookups import Lookups
+from tuner.store.nights import NightStore
 from tuner.store.workers import WorkerStore
 from workers.coverage import stored_rows, watched_rows
 from workers.nightly import do_round, watch_list_of
@@ -24,7 +25,7 @@ PAGE = 100
 class LocalWatching:
     """A local store's watches, coverage and nights: a `tuner.jobs.watching.Watching`."""
 
-    def __init__(self, settings: Settings, store: Store) -> None:
+    def __init__(self, settings: Settings, store: Database) -> None:
         self._settings = settings
         self._store = store
         self._nights = NightStore(store)

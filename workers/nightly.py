@@ -13,11 +13,12 @@ from tuner.jobs.job import Job, JobRequest, JobState
 from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.problems.records import Winner
-from tuner.store import JobStore, NightStore, Store
 from tuner.store.api_key import NIGHTLY
 from tuner.store.current_winners import current_winners
 from tuner.store.database import Database, utc_now
+from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
+from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
@@ -140,14 +141,14 @@ def run_nightly(
     settings: Settings, *, dry_run: bool = False, force: bool = False, today: date | None = None
 ) -> dict[str, Any]:
     """`do_round` in the settings' store, with messages over their broker."""
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         announcer = Announcer(settings)
         return do_round(settings, store, announcer, dry_run=dry_run, force=force, today=today)
 
 
 def do_round(
     settings: Settings,
-    store: Store,
+    store: Database,
     announcer: Announces,
     *,
     dry_run: bool = False,
@@ -207,7 +208,7 @@ def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
     return replace(listed, watches=(*listed.watches, *added))
 
 
-def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
+def plan(watch_list: WatchList, store: Database, day: date) -> NightPlan:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
@@ -250,7 +251,7 @@ def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobReq
 
 
 def _submit(
-    todo: NightPlan, store: Store, announcer: Announces, job_ids: dict[str, str]
+    todo: NightPlan, store: Database, announcer: Announces, job_ids: dict[str, str]
 ) -> dict[str, Any]:
     """Post the jobs, and put their ids into `job_ids`, by the keys of the plan's requests."""
     jobs = JobStore(store)

@@ -32,8 +32,8 @@ from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate
 from tuner.problems.results import MeasureKind, Trial
-from tuner.store import Leases
 from tuner.store.database import Database
+from tuner.store.leases import Leases
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, Source
 from tuner.tuning.run import execute

@@ -18,8 +18,9 @@ from tuner.errors import UnusableStore
 from tuner.jobs.job import Job
 from tuner.jobs.limits import AttemptLimits, Exceeded, Held, Stopwatch
 from tuner.jobs.workers import BEAT, WorkerInfo
-from tuner.store import JobStore, Leases
 from tuner.store.database import Database
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
 from workers.child import child_environ
 from workers.gpus import LocalGpu, detect_gpus

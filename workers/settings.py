@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from tuner.errors import BadInput
 from tuner.jobs.limits import AttemptLimits
 from tuner.setting import read_value
-from tuner.store import database_url
+from tuner.store.connect import database_url
 
 _SCHEMES = ("redis", "rediss")
 _LONGEST_LIMIT_S = 7 * 86_400

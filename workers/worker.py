@@ -21,8 +21,8 @@ from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import HEARTBEAT, Cost, JobRequest, JobState, Lease
 from tuner.jobs.limits import AttemptLimits, AttemptPhase, Stopwatch
 from tuner.jobs.workers import WorkerInfo, WorkerState
-from tuner.store import Leases
 from tuner.store.figures import Figures, JobTimes
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
 from workers.child import AttemptOutcome, AttemptResult, Runner
 from workers.gpus import LocalGpu

@@ -243,7 +243,7 @@ async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -
 
 def _trials(run_id: int, page: Page, api: Api) -> dict[str, Any]:
     after = read_cursor(page.after, parse_trial_cursor)
-    found = api.results.trials(run_id, after, page.limit + 1)
+    found = api.results.trials_page(run_id, after, page.limit + 1)
     tried, cursor = page_of(found, page.limit, trial_cursor)
     return {"trials": [_trial(trial) for trial in tried], "next": cursor}
 

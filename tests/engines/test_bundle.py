@@ -40,7 +40,7 @@ from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 L40S, H20, RAY = CASES
 TEXT = (Path(__file__).parents[2] / "examples" / f"{H20}.toml").read_text()
@@ -145,7 +145,7 @@ def test_predicted_entries_are_refused_unless_asked_for_and_marked() -> None:
 
 
 def test_measured_and_untuned_entries_are_told_apart() -> None:
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         statuses = dict.fromkeys(BATCH_SIZES, Status.OK) | {4096: Status.INCUMBENT}
         winners = fill(store, RAY, statuses)
     engine, device = find_engine("vllm==0.33.0"), find_device("H20")

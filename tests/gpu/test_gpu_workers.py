@@ -20,7 +20,8 @@ from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobRequest, JobState
 from tuner.jobs.limits import AttemptLimits
 from tuner.problems.registry import parse_problem
-from tuner.store import JobStore, Leases
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
 from tuner.tuning.request import Effort
 from workers.child import child_environ

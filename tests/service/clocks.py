@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 from tuner.jobs.job import LEASE, Job
 from tuner.jobs.limits import AttemptLimits
-from tuner.store import Leases
+from tuner.store.leases import Leases
 from workers.service import Overdue
 
 

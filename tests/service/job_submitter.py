@@ -13,8 +13,8 @@ from datetime import datetime
 from store_writer import PROBLEM
 
 from tuner.jobs.job import JobRequest
-from tuner.store import JobStore
 from tuner.store.database import utc_now
+from tuner.store.jobs import JobStore
 
 BODY = "of the submitter"
 

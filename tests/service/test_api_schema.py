@@ -19,8 +19,8 @@ from tiers import only
 from api import keys as api_keys
 from api.app import create_app
 from api.settings import ApiSettings
-from tuner.store import Leases
 from tuner.store.keys import Scope
+from tuner.store.leases import Leases
 from workers.settings import Settings
 
 HERE = Path(__file__).parent

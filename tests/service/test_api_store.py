@@ -20,9 +20,9 @@ from sqlalchemy import event, make_url, text
 from api.settings import ApiSettings
 from api.state import Readiness
 from tuner.errors import StoreUnreachable
-from tuner.store import Leases
 from tuner.store.connect import connect, writer
 from tuner.store.database import HEAD
+from tuner.store.leases import Leases
 from tuner.store.tables import VERSION_TABLE
 from workers.settings import Settings
 

@@ -19,10 +19,11 @@ from api.settings import ApiSettings
 from api.streams import MOST, MOST_OF_ONE, Waits
 from tuner.errors import UnusableStore
 from tuner.jobs.job import JobRequest, JobState
-from tuner.store import JobStore, Leases, Store
 from tuner.store.connect import connect
 from tuner.store.database import Database
 from tuner.store.figures import Figures
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
 from workers.metrics import Metrics
 from workers.settings import Settings
@@ -179,7 +180,7 @@ class TestWaits:
 
 @both_databases
 def test_a_job_has_ended_in_each_last_state(store_url):
-    with Store.open(store_url) as store:
+    with Database.open(store_url) as store:
         jobs = JobStore(store)
         request = JobRequest(PROBLEM, "L40S")
         made = {state: jobs.submit(replace(request, seed=n)).job.id for n, state in STATES}

@@ -14,7 +14,9 @@ from tuner.jobs.job import JobFilter, JobRequest
 from tuner.measure.recording import write_trials
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
-from tuner.store import Leases, NightStore, Store
+from tuner.store.database import Database
+from tuner.store.leases import Leases
+from tuner.store.nights import NightStore
 from workers.child import AttemptOutcome
 from workers.coverage import WatchState
 from workers.nightly import plan, watch_list_of
@@ -149,7 +151,7 @@ def test_every_field_that_does_not_apply_is_pointed_at(untouched):
 
 
 def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings):
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
         nights = NightStore(store)
         nights.add_watch(watch.as_json(), watch.key, "test")

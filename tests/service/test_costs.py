@@ -12,8 +12,9 @@ from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
 from tuner.problems.points import Point, Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import Environment, MeasureKind, Totals
-from tuner.store import Store
+from tuner.store.database import Database
 from tuner.store.figures import Estimates, Figures
+from tuner.store.results import ResultStore
 from tuner.tuning.gains import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
 from tuner.tuning.request import Effort
 
@@ -26,12 +27,14 @@ def key(problem: Problem = FP8, **changes: object) -> RunKey:
     return replace(made, **changes)
 
 
-def finish(store: Store, gpu_s: float | None, **changes: object) -> None:
+def finish(store: Database, gpu_s: float | None, **changes: object) -> None:
     extra = {} if gpu_s is None else {"gpu_s": gpu_s, "gpu_idle_s": 1.0, "cpu_s": 50.0}
-    store.finish_run(store.begin_run(key(**changes)), [], Totals(wall_s=100.0, extra=extra))
+    ResultStore(store).finish_run(
+        ResultStore(store).begin_run(key(**changes)), [], Totals(wall_s=100.0, extra=extra)
+    )
 
 
-def estimate(store: Store, points: int = 4, effort: Effort = Effort.STANDARD) -> float | None:
+def estimate(store: Database, points: int = 4, effort: Effort = Effort.STANDARD) -> float | None:
     return Estimates(store).gpu_s(FP8, "NVIDIA_H200", effort, points)
 
 
@@ -43,7 +46,7 @@ def test_an_estimate_follows_the_runs_of_the_same_kind(store):
     assert estimate(store, points=8) == pytest.approx(START_S + 2 * (12.0 - START_S))
     finish(store, 1.0, seed=10, measure=MeasureKind.PREDICT)
     finish(store, 1.0, seed=11, environment=replace(ENVIRONMENT, device="NVIDIA_L40S"))
-    store.begin_run(key(seed=12))
+    ResultStore(store).begin_run(key(seed=12))
     assert estimate(store) == pytest.approx(12.0)
 
 

@@ -25,8 +25,9 @@ from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config, Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import Incumbent, MeasureKind, Status, Totals
-from tuner.store import Store
+from tuner.store.database import Database
 from tuner.store.keys import Scope
+from tuner.store.results import ResultStore
 from workers.settings import Settings
 
 PLAIN = "/v1/exports/H200.tar?engine=sglang==0.5.16"
@@ -59,14 +60,14 @@ def server(store_url):
 
 @pytest.fixture
 def store(server, store_url):
-    with Store.open(store_url) as opened:
+    with Database.open(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
 def one_server(sqlite_url):
     """For what does not depend on the database."""
-    with Store.open(sqlite_url) as opened:
+    with Database.open(sqlite_url) as opened:
         fill(opened, EXTEND)
     with serving_readers(sqlite_url) as running:
         yield running
@@ -274,7 +275,7 @@ class TestMadeOnce:
 def kept(tmp_path_factory):
     """A server, and the tag of its export."""
     url = f"sqlite:///{tmp_path_factory.mktemp('exports') / 'tuner.db'}"
-    with Store.open(url) as opened:
+    with Database.open(url) as opened:
         fill(opened, EXTEND)
     with serving_readers(url) as running:
         answer = running.call("GET", PATH)
@@ -321,21 +322,21 @@ def test_the_schema_names_the_headers(one_server):
     assert {"304", "409", "507"} < answers.keys()
 
 
-def state(store: Store, device: str = "NVIDIA_H200") -> str:
-    return store.winners_state(device=device, engine="sglang", engine_version="0.5.16")
+def state(store: Database, device: str = "NVIDIA_H200") -> str:
+    return ResultStore(store).winners_state(device=device, engine="sglang", engine_version="0.5.16")
 
 
 @both_databases
 def test_the_store_s_state_changes_with_every_winner(store_url):
-    with Store.open(store_url) as store:
+    with Database.open(store_url) as store:
         seen, elsewhere = [state(store)], state(store, "NVIDIA_L40S")
 
         def publish(problem: Problem, number: int, warps: int = 8) -> None:
             """All that is stored is replaced one by one, by the same run."""
             at = point(Stage.EXTEND, 1, 512, number)
             key = RunKey(problem, ENVIRONMENT, MeasureKind.GPU, "quick", 0, (at,), "s")
-            run = store.begin_run(key)
-            store.finish_run(run, [entry(at, num_warps=warps)], Totals())
+            run = ResultStore(store).begin_run(key)
+            ResultStore(store).finish_run(run, [entry(at, num_warps=warps)], Totals())
             seen.append(state(store))
 
         for number in (1, 2, 3):

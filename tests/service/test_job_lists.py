@@ -15,8 +15,9 @@ from store_writer import PROBLEM
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobRequest, JobState
 from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
-from tuner.store import JobStore, Leases, Store
-from tuner.store.jobs import select_page
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore, select_page
+from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
@@ -39,7 +40,7 @@ class Hourly:
 def jobs(store_url):
     """Twelve jobs, two each hour, in turns of three states and two clients."""
     clock = Hourly()
-    with Store.open(store_url) as store:
+    with Database.open(store_url) as store:
         opened = JobStore(store, clock)
         for number in range(12):
             clock.reads = number // 2

@@ -20,8 +20,8 @@ from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.records import Outlook
-from tuner.store import Leases
 from tuner.store.job_rows import REFUSALS
+from tuner.store.leases import Leases
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
 from workers.service import GRACE_S

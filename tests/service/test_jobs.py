@@ -41,8 +41,11 @@ from tuner.jobs.job import (
 )
 from tuner.problems.records import RunState
 from tuner.problems.results import Totals
-from tuner.store import JobStore, LeasedStore, Leases, Store
 from tuner.store.connect import connect
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore
+from tuner.store.leases import LeasedResults, Leases
+from tuner.store.results import ResultStore
 from tuner.store.submissions import Submission
 from tuner.store.tables import jobs as table
 from tuner.tuning.request import Effort
@@ -411,7 +414,7 @@ class TestLeases:
         ):
             with pytest.raises(StaleLease):
                 write()
-        assert store.trials(run) == []
+        assert ResultStore(store).trials(run) == []
         assert runs(store) == [("running",)]
         winner.finish_run(winner.begin_run(KEY), [], Totals())
         with pytest.raises(StaleLease):
@@ -437,7 +440,7 @@ class TestLeases:
         count = len([jobs.submit(request) for request in seeded(4)])
         held = [leases.store(claim(leases)) for _ in range(count)]
 
-        def begin(leased: LeasedStore) -> bool:
+        def begin(leased: LeasedResults) -> bool:
             try:
                 leased.begin_run(KEY)
             except RunAlreadyActive:
@@ -679,7 +682,7 @@ def ids(found: Any) -> list[str]:
     return [job.id for job in found]
 
 
-def runs(store: Store) -> list[tuple[object, ...]]:
+def runs(store: Database) -> list[tuple[object, ...]]:
     with store.read() as connection:
         return [tuple(row) for row in connection.execute(text("SELECT state FROM runs"))]
 

@@ -13,7 +13,8 @@ from api.state import Fleet
 from tuner.errors import BadInput
 from tuner.jobs.job import JobFilter, JobRequest
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState
-from tuner.store import JobStore, Leases
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
 from workers.settings import Settings
 

@@ -18,10 +18,12 @@ from worker_processes import running as is_running
 
 from api.settings import ApiSettings
 from tuner.jobs.job import JobState
-from tuner.store import JobStore, Leases, NightStore
 from tuner.store.connect import connect
 from tuner.store.database import Database
 from tuner.store.figures import Figures
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
+from tuner.store.nights import NightStore
 from workers.metrics import Metrics
 from workers.settings import Settings
 

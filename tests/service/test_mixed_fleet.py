@@ -11,7 +11,8 @@ import pytest
 from worker_processes import celery_worker, other_host, predict, replay, wait_for
 
 from tuner.jobs.job import Job, JobState
-from tuner.store import JobStore, Leases
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.local_queue import LocalQueue
 from tuner.store.workers import WorkerStore
 from workers.worker import Registration, Worker, describe

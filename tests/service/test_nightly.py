@@ -30,10 +30,12 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.store import JobStore, Leases, NightStore, Store
-from tuner.store.database import utc_now
+from tuner.store.database import Database, utc_now
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.lookups import Lookups
-from tuner.store.nights import GIVEN_UP
+from tuner.store.nights import GIVEN_UP, NightStore
+from tuner.store.results import ResultStore
 from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
 from workers.nightly import (
     SCHEDULE,
@@ -71,7 +73,7 @@ def settings(store_url, tmp_path):
 
 @pytest.fixture
 def store(settings):
-    with Store.open(settings.database_url) as opened:
+    with Database.open(settings.database_url) as opened:
         yield opened
 
 
@@ -92,7 +94,7 @@ def engine_here(tmp_path, monkeypatch):
 
 
 def tuned(
-    store: Store,
+    store: Database,
     problem: FusedMoe,
     environment: Environment = ENVIRONMENT,
     sizes: tuple[int, ...] = (1, 2),
@@ -105,10 +107,10 @@ def tuned(
     config, compiled = Config({"BLOCK_SIZE_M": 16}), Compiled(Status.OK)
     own = {"default": Incumbent(config, status, 9.0 * gain)} if gain else {}
     entries = [Entry(point, config, status, 9.0, compiled, own, "") for point in points]
-    store.finish_run(store.begin_run(key), entries, Totals())
+    ResultStore(store).finish_run(ResultStore(store).begin_run(key), entries, Totals())
 
 
-def standings(settings: Settings, store: Store) -> list[WatchState]:
+def standings(settings: Settings, store: Database) -> list[WatchState]:
     watch_list = watch_list_of(settings, NightStore(store))
     return [one.standing for one in plan(watch_list, store, DAY).watched]
 
@@ -143,7 +145,7 @@ class TestPlan:
         point = Point(4, Stage.DECODE, 1, 512)
         key = RunKey(ATTENTION, other, MeasureKind.GPU, "standard", 0, (point,), "x")
         entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
-        store.finish_run(store.begin_run(key), [entry], Totals())
+        ResultStore(store).finish_run(ResultStore(store).begin_run(key), [entry], Totals())
         assert standings(settings, store)[0] is WatchState.TUNED
         lookups = Lookups(store)
         rows = stored_rows(

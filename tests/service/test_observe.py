@@ -21,7 +21,9 @@ from servers import free_ports, postgres_database
 from worker_processes import replay, wait_for
 
 from api.settings import ApiSettings
-from tuner.store import JobStore, Leases, NightStore
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
+from tuner.store.nights import NightStore
 from workers.settings import Settings
 
 ROOT = Path(__file__).parents[2]

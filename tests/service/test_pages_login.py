@@ -33,8 +33,8 @@ from api.pages import keys as key_pages
 from api.pages.browser import VALID_S, Links, checked_return
 from api.settings import ApiSettings
 from tuner.errors import BadInput
-from tuner.store import Store
 from tuner.store.api_key import key_hash
+from tuner.store.database import Database
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.sessions import LASTS, SessionStore
 from workers.settings import Settings
@@ -159,7 +159,7 @@ class TestSessions:
         assert server.app.state.api.jobs.list() == []
 
     def test_it_lasts_a_week_if_it_is_used_each_day(self, store_url: str, clock: Clock) -> None:
-        with Store.open(store_url) as store:
+        with Database.open(store_url) as store:
             keys, sessions = KeyStore(store), SessionStore(store, clock)
             keys.add("me", Scope.SUBMIT)
             token, ends_at = sessions.start("me"), clock.now + LASTS

@@ -10,7 +10,7 @@ from servers import Redis, started_redis
 from worker_processes import replay
 
 from tuner.jobs.job import Priority
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 from workers.broker import WAITING
 from workers.queue import Announcer, InBackground
 from workers.settings import Settings

@@ -17,9 +17,9 @@ from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.errors import EqualJobUnfinished, NotRetriable, UnknownJob
 from tuner.jobs.job import JobRequest, JobState
-from tuner.store import JobStore
 from tuner.store.database import utc_now
 from tuner.store.job_rows import append_event
+from tuner.store.jobs import JobStore
 from tuner.store.keys import Scope
 from tuner.store.tables import jobs as table
 from workers.settings import Settings

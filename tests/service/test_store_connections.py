@@ -15,9 +15,9 @@ from store_writer import PROBLEM
 
 from tuner.errors import StoreReplaced, StoreUnreachable
 from tuner.jobs.job import JobRequest
-from tuner.store import JobStore, Store
 from tuner.store.connect import IDLE_S, PoolLimits
 from tuner.store.database import HEAD, Database, try_file_lock
+from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.tables import VERSION_TABLE
 
@@ -130,7 +130,7 @@ class TestLimits:
             assert jobs.counts() == {}
 
     def test_by_default_nothing_is_cut_off(self, postgres_url):
-        with Store.open(postgres_url) as store, store.read() as connection:
+        with Database.open(postgres_url) as store, store.read() as connection:
             for name in ("statement_timeout", "lock_timeout"):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == "0"
 
@@ -145,14 +145,14 @@ class TestLimits:
                 "EXECUTE FUNCTION slow()"
             )
             short = PoolLimits(statement_s=0.2, lock_s=0.2)
-            with Store.open(empty_postgres_url, short) as store, store.read() as connection:
+            with Database.open(empty_postgres_url, short) as store, store.read() as connection:
                 version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
                 assert connection.execute(version).scalar_one() == HEAD
 
     def test_the_url_s_own_options_win(self, postgres_url):
         url = make_url(postgres_url).update_query_dict({"options": "-c lock_timeout=7s"})
         text_of_url = url.render_as_string(hide_password=False)
-        with Store.open(text_of_url, IMPATIENT) as store, store.read() as connection:
+        with Database.open(text_of_url, IMPATIENT) as store, store.read() as connection:
             for name, value in (("lock_timeout", "7s"), ("statement_timeout", "20s")):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == value
 
@@ -179,7 +179,7 @@ class TestFiles:
 
     def test_another_file_in_its_place_is_refused(self, file):
         other = file.with_name("other.db")
-        Store.open(f"sqlite:///{other}").close()
+        Database.open(f"sqlite:///{other}").close()
         with JobStore.open(f"sqlite:///{file}") as jobs:
             other.replace(file)
             with pytest.raises(StoreReplaced, match="deleted or replaced"):

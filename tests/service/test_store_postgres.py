@@ -11,9 +11,10 @@ from worker_processes import wait_for
 
 from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import LEASE, JobFilter, JobRequest, JobState
-from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
 from tuner.store.job_rows import leased_row
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 

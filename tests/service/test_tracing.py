@@ -17,7 +17,8 @@ from worker_processes import REPLAY, celery_worker, replay, wait_for
 
 from api.settings import ApiSettings
 from tuner.jobs.job import JobFilter, JobState
-from tuner.store import JobStore, Leases
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
 from tuner.store.workers import WorkerStore
 from workers.settings import Settings

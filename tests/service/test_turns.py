@@ -11,8 +11,8 @@ from tuner.errors import IdempotencyConflict
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState, Priority
 from tuner.problems.results import Totals
-from tuner.store import JobStore, Leases
-from tuner.store.leases import AGED, LONGEST_DELAY
+from tuner.store.jobs import JobStore
+from tuner.store.leases import AGED, LONGEST_DELAY, Leases
 from tuner.store.submissions import Submission
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))

@@ -18,7 +18,7 @@ from servers import Postgres, started_redis
 from worker_processes import embedded, replay, wait_for
 
 from tuner.jobs.job import JobState
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 from workers.broker import BrokerErrors
 from workers.fleet import celery_command
 from workers.queue import Announcer

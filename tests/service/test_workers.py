@@ -32,8 +32,9 @@ from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
 from tuner.jobs.limits import AttemptLimits
-from tuner.store import JobStore, Leases
 from tuner.store.database import Database, utc_now
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.tables import idempotency_keys
 from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore

@@ -18,7 +18,9 @@ from tuner.cli.help import Command, Commands, option_name
 from tuner.errors import BadInput, TunerError
 
 if TYPE_CHECKING:
-    from tuner.store import Store
+    from contextlib import AbstractContextManager
+
+    from tuner.store.results import ResultStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,11 +91,12 @@ def refuse_foreign(package: str) -> None:
         )
 
 
-def open_store() -> Store:
-    """Open this machine's store."""
-    from tuner.store import Store, database_url
+def open_store() -> AbstractContextManager[ResultStore]:
+    """Open this machine's store, for what was measured and chosen."""
+    from tuner.store.connect import database_url
+    from tuner.store.results import ResultStore
 
-    return Store.open(database_url(os.environ))
+    return ResultStore.open(database_url(os.environ))
 
 
 def say(text: str) -> None:

@@ -16,6 +16,7 @@ from tuner.cli.targets import TargetOptions, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
+from tuner.store.results import ResultStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tuner.engines.engine import Engine
     from tuner.engines.logs.served import CompletedHints
     from tuner.problems.records import Winner
-    from tuner.store import Store
 
 _bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(_bundle, name="bundle")
@@ -165,12 +165,12 @@ def _winners(
     reports of what servers gained from files like them)
     """
     from tuner.export.selection import select
-    from tuner.store import ServedProofStore
+    from tuner.store.served_proofs import ServedProofStore
 
     name, version = engine.name, engine.version
     with open_store() as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
-        proven = ServedProofStore(store)
+        proven = ServedProofStore(store.database)
         stored = proven.proofs(device=device.name, engine=name, engine_version=version)
         proofs = [proof.report for proof in stored]
         if not found:
@@ -183,7 +183,7 @@ def _winners(
     return select(found, chosen) if chosen else found, proofs
 
 
-def _refuse_other_versions(store: Store, device: Device, engine: Engine, tune: str) -> None:
+def _refuse_other_versions(store: ResultStore, device: Device, engine: Engine, tune: str) -> None:
     """Raises ExportRefused: there are no winners, or only those of other versions of the engine.
 
     `tune` is the command that makes them.

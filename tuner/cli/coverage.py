@@ -17,6 +17,7 @@ from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.options import parse_batch_sizes
 from tuner.render import printable
+from tuner.store.database import Database
 
 if TYPE_CHECKING:
     from tuner.jobs.watching import Watching
@@ -42,12 +43,11 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
         yield RemoteWatching(server, api_key(os.environ))
         return
     refuse_foreign("workers")
-    from tuner.store import Store
     from workers.local import LocalWatching
     from workers.settings import read_settings
 
     settings = settings or read_settings()
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         yield LocalWatching(settings, store)
 
 

@@ -118,7 +118,7 @@ def planned(
         winners = store.winners(
             device=device.name, engine=engine.name, engine_version=engine.version
         )
-        estimates = Estimates(store)
+        estimates = Estimates(store.database)
 
         def seconds(problem: Problem) -> float | None:
             points = selection_of(family_of(problem), problem, choice).points(problem)

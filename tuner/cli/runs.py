@@ -13,13 +13,13 @@ import typer
 
 from tuner.cli.app import open_store, print_json, say
 from tuner.errors import TunerError
+from tuner.store.results import ResultStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tuner.cli.check_files import CheckReport
     from tuner.measure.workbench import Workbench
-    from tuner.store import Store
     from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
     from tuner.tuning.request import Request
@@ -131,7 +131,7 @@ def run_here(
         return execute(prepared, source, store, progress, record=record, add_to_record=add)
 
 
-def _say_estimate(prepared: Prepared, store: Store) -> None:
+def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
     from tuner.store.figures import Estimates
@@ -139,7 +139,7 @@ def _say_estimate(prepared: Prepared, store: Store) -> None:
 
     request, device = prepared.request, prepared.request.device.name
     if request.source.kind is MeasureKind.GPU:
-        estimates = Estimates(store)
+        estimates = Estimates(store.database)
         gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(prepared.points))
         if gpu_s is not None:
             say(estimate_line(gpu_s, device))

@@ -62,12 +62,12 @@ def serve(
 def migrate() -> None:
     """Create the store, or upgrade its schema. Other commands do this too when they open it."""
     refuse_foreign("workers")
-    from tuner.store import Store
     from tuner.store.connect import place_of
+    from tuner.store.database import Database
     from workers.settings import read_settings
 
     settings = read_settings()
-    Store.open(settings.database_url).close()
+    Database.open(settings.database_url).close()
     say(f"the store {place_of(settings.database_url)} has this program's schema")
 
 

@@ -181,7 +181,7 @@ class _Board:
 def _estimates(requests: Sequence[Request]) -> list[float]:
     """How long each run will take, in seconds or, with an effort without an estimate, in points."""
     with open_store() as store:
-        known = Estimates(store)
+        known = Estimates(store.database)
         points = [len(one.selected.points(one.problem)) for one in requests]
         return [
             known.gpu_s(one.problem, one.device.name, one.effort, count) or count
