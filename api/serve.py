@@ -36,7 +36,7 @@ from api.pages.browser import VALID_S
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store.connect import place_of
-from workers.gpus import LocalGpu, detect_gpus
+from workers.machine import LocalGpu, detect_gpus
 from workers.service import EmbeddedWorker
 from workers.telemetry import log_json, start_tracing
 

@@ -27,17 +27,15 @@ from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
 from tuner.store.database import PATIENCE_S, Database, Probe, utc_now
 from tuner.store.figures import Estimates
 from tuner.store.jobs import JobStore
-from tuner.store.keys import KeyStore
+from tuner.store.keys import KeyStore, SessionStore
 from tuner.store.lookups import Lookups
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.served_proofs import ServedProofStore
-from tuner.store.sessions import SessionStore
 from tuner.store.workers import WorkerStore
 from workers.metrics import Metrics
-from workers.nightly import watch_list_of
 from workers.queue import Announces
-from workers.watches import Watch
+from workers.watches import Watch, watch_list_of
 
 log = logging.getLogger("tuner.api")
 

@@ -34,7 +34,7 @@ from tuner.problems.results import Totals  # noqa: E402
 from tuner.store.leases import Leases  # noqa: E402
 from tuner.store.results import ResultStore  # noqa: E402
 from tuner.store.workers import WorkerStore  # noqa: E402
-from workers.worker import engines_here  # noqa: E402
+from workers.machine import engines_here  # noqa: E402
 
 NAME = "liar"
 DEVICE = "NVIDIA_H200"

@@ -20,7 +20,7 @@ from servers import Postgres, Redis
 from worker_processes import RECORDING
 
 from workers.fleet import celery_command
-from workers.gpus import worker_environ
+from workers.machine import worker_environ
 from workers.settings import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -35,14 +35,13 @@ from workers.broker import (
     BrokerErrors,
     make_app,
 )
-from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of, name_of
+from workers.machine import FLEET_VARIABLE, describe, devices_of, gpu_of, name_of
 from workers.metrics import PoolCollector, serve_metrics
 from workers.nightly import errors_of, headline, run_nightly
 from workers.queue import Announcer
 from workers.service import Service
 from workers.settings import read_settings
 from workers.telemetry import Outage, log_json, start_tracing
-from workers.worker import describe
 
 log = logging.getLogger("tuner.worker")
 settings = read_settings()

@@ -14,7 +14,7 @@ from types import FrameType
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.store.database import Database
-from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
+from workers.machine import FLEET_VARIABLE, LocalGpu, worker_environ
 from workers.queue import queue_names, require_celery
 from workers.settings import Settings
 from workers.telemetry import log_json

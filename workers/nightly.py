@@ -8,25 +8,25 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
 
-from tuner.errors import TunerError
-from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.errors import BadInput, TunerError
+from tuner.jobs.job import Job, JobRequest, JobState, iso
 from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.problems.records import Winner
-from tuner.store.api_key import NIGHTLY
+from tuner.store.api_key import LOCAL, NIGHTLY
 from tuner.store.current_winners import current_winners
 from tuner.store.database import Database, utc_now
+from tuner.store.job_rows import Submission
 from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
-from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import gains, mean_gain
-from workers.coverage import WatchState, WatchStatus, watch_statuses
+from workers.coverage import WatchState, WatchStatus, stored_rows, watch_statuses, watched_rows
 from workers.queue import Announcer, Announces
 from workers.settings import Settings
-from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
+from workers.watches import Unresolved, WatchList, named, read_watch, watch_list_of
 
 KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
 
@@ -199,15 +199,6 @@ def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
     return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 
-def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
-    """The watches of the file, and the ones that were added over the API."""
-    listed = read_watch_list(settings.nightly) if settings.nightly else WatchList(())
-    added = [
-        replace(read_watch(row.watch, f"watch {row.id}"), id=row.id) for row in nights.watches()
-    ]
-    return replace(listed, watches=(*listed.watches, *added))
-
-
 def plan(watch_list: WatchList, store: Database, day: date) -> NightPlan:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
@@ -304,3 +295,60 @@ def _named(request: JobRequest) -> dict[str, Any]:
 
 def _dated(summary: Mapping[str, Any], day: date) -> dict[str, Any]:
     return {"schedule": SCHEDULE, "date": day.isoformat(), **summary}
+
+
+PAGE = 100
+
+
+class LocalWatching:
+    """A local store's watches, coverage and nights: a `tuner.jobs.watching.Watching`."""
+
+    def __init__(self, settings: Settings, store: Database) -> None:
+        self._settings = settings
+        self._store = store
+        self._nights = NightStore(store)
+        self._lookups = Lookups(store)
+
+    def watches(self) -> Sequence[dict[str, Any]]:
+        """The watches that were added, in order of their ids."""
+        return [watch.as_json() for watch in self._nights.watches()]
+
+    def add_watch(self, watch: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a watch, a table of nightly.toml, and return it as stored. Raises BadInput."""
+        wanted = named(read_watch(watch))
+        return self._nights.add_watch(wanted.as_json(), wanted.key, LOCAL).as_json()
+
+    def remove_watch(self, watch_id: int) -> None:
+        """Remove a watch. Raises BadInput where there is none with that id."""
+        if not self._nights.remove_watch(watch_id):
+            raise BadInput(f"there is no watch {watch_id}")
+
+    def stored(self, device: str | None) -> Iterator[dict[str, Any]]:
+        """What is stored for a device, or for all, by environment and problem."""
+        after: tuple[int, int] | None = None
+        while found := self._lookups.stored_summaries(device, after, PAGE):
+            seen = self._lookups.environments({one.environment.device for one in found})
+            for row in stored_rows(found, seen):
+                yield {**row, "oldest": iso(row["oldest"]), "newest": iso(row["newest"])}
+            after = found[-1].cursor
+
+    def watched(self, device: str | None) -> Iterator[dict[str, Any]]:
+        """What is watched for a device, or for all, in the watch list's order."""
+        watch_list, skip = watch_list_of(self._settings, self._nights), 0
+        while rows := watched_rows(watch_list, device, skip, PAGE, self._lookups):
+            for row in rows:
+                yield {**row, "tuned_at": iso(row["tuned_at"])}
+            skip += PAGE
+
+    def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
+        """Do tonight's round and return its summary."""
+        announcer = Announcer(self._settings)
+        return do_round(self._settings, self._store, announcer, dry_run=dry_run, force=force)
+
+    def nights(self, limit: int) -> Sequence[dict[str, Any]]:
+        """The newest nights, the last one first."""
+        return [night.as_json() for night in self._nights.nights(limit=limit)]
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """The workers of the last weeks."""
+        return WorkerStore(self._store).list()

@@ -13,7 +13,7 @@ from typing import Protocol
 from tuner.devices.table import devices as known_devices
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, Priority
-from workers.gpus import LocalGpu
+from workers.machine import LocalGpu
 from workers.settings import Settings
 from workers.telemetry import Outage
 

@@ -28,6 +28,7 @@ from tuner.errors import (
     UnknownEngine,
     UnusableStore,
 )
+from tuner.jobs.attempts import AttemptOutcome, AttemptResult
 from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate
@@ -39,7 +40,7 @@ from tuner.tuning.request import Request, Source
 from tuner.tuning.run import execute
 from tuner.tuning.sources import open_source
 from tuner.tuning.tune import Unwatched
-from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
+from workers.machine import GPU_VARIABLE
 from workers.settings import Settings, read_settings
 from workers.telemetry import add_span, continued, flush_spans, span, start_tracing
 

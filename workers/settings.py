@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tuner.errors import BadInput
-from tuner.jobs.limits import AttemptLimits
+from tuner.jobs.attempts import AttemptLimits
 from tuner.setting import read_value
 from tuner.store.connect import database_url
 

@@ -22,7 +22,7 @@ from starlette.types import Scope
 
 from api.keys import TooManyWrong, WrongKeys
 from tuner.store.api_key import key_hash
-from tuner.store.sessions import LASTS
+from tuner.store.keys import LASTS
 
 STATIC = "/static/"
 LOGIN = "/login"

@@ -22,8 +22,8 @@ from api.state import Api, ApiDep
 from tuner.devices.table import find_device
 from tuner.problems.registry import parse_problem
 from workers.coverage import stored_rows, watched_rows
-from workers.nightly import do_round, outcomes, watch_list_of
-from workers.watches import Unresolved, read_watch
+from workers.nightly import do_round, outcomes
+from workers.watches import Unresolved, read_watch, watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
 

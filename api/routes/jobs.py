@@ -28,8 +28,8 @@ from api.streams import FollowedJob
 from api.text import JobId
 from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
 from tuner.jobs.job import JobEvent, JobState, Priority, Submitted
+from tuner.store.job_rows import Submission
 from tuner.store.keys import Scope
-from tuner.store.submissions import Submission
 from workers.telemetry import current_traceparent, describe_span, span
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)

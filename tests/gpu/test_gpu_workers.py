@@ -17,16 +17,15 @@ from worker_processes import tuning_child, wait_for
 
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import JobRequest, JobState
-from tuner.jobs.limits import AttemptLimits
 from tuner.problems.registry import parse_problem
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
 from tuner.tuning.request import Effort
-from workers.child import child_environ
-from workers.gpus import LocalGpu, detect_gpus
-from workers.worker import Registration, Worker, describe
+from workers.machine import LocalGpu, Registration, describe, detect_gpus
+from workers.worker import Worker, child_environ
 
 pytestmark = pytest.mark.gpu
 OTHER_HOST = Path(__file__).parents[1] / "service" / "other_host"

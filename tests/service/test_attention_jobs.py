@@ -10,6 +10,7 @@ from tuner.devices.table import find_device
 from tuner.engines.sglang.attention.binding import CHOICES
 from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.space import attention_space
+from tuner.jobs.attempts import AttemptOutcome
 from tuner.jobs.job import JobFilter, JobRequest
 from tuner.measure.recording import write_trials
 from tuner.problems.points import Candidate, Point
@@ -17,12 +18,11 @@ from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.store.database import Database
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
-from workers.child import AttemptOutcome
 from workers.coverage import WatchState
-from workers.nightly import plan, watch_list_of
+from workers.nightly import plan
 from workers.run_job import do_job
 from workers.settings import Settings
-from workers.watches import Watch
+from workers.watches import Watch, watch_list_of
 
 SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 PROBLEM: Attention = parse_attention(SPEC)

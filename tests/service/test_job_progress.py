@@ -15,8 +15,8 @@ from store_writer import KEY, POINTS, PROBLEM, batch
 
 from api.streams import Pace, pace_of
 from tuner.errors import StoreFull
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobRequest, JobState, Lease
-from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.records import Outlook
@@ -159,7 +159,7 @@ def test_a_full_disk_takes_no_living_worker_s_job(leases, lease, clock):
 def test_a_job_that_changed_since_it_was_seen_is_left_alone(jobs, leases, lease):
     seen = leases.held()[lease.job_id]
     leases.store(lease).begin_run(KEY)
-    from tuner.jobs.limits import Exceeded  # noqa: PLC0415
+    from tuner.jobs.attempts import Exceeded  # noqa: PLC0415
 
     assert leases.take_back(lease.job_id, seen, Exceeded("too late")) is None
     assert jobs.get(lease.job_id).state is JobState.RUNNING

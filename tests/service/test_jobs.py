@@ -43,10 +43,10 @@ from tuner.problems.records import RunState
 from tuner.problems.results import Totals
 from tuner.store.connect import connect
 from tuner.store.database import Database
+from tuner.store.job_rows import Submission
 from tuner.store.jobs import JobStore
 from tuner.store.leases import LeasedResults, Leases
 from tuner.store.results import ResultStore
-from tuner.store.submissions import Submission
 from tuner.store.tables import jobs as table
 from tuner.tuning.request import Effort
 

@@ -11,11 +11,11 @@ import pytest
 from worker_processes import celery_worker, other_host, predict, replay, wait_for
 
 from tuner.jobs.job import Job, JobState
-from tuner.store.jobs import JobStore
+from tuner.store.jobs import JobStore, LocalQueue
 from tuner.store.leases import Leases
-from tuner.store.local_queue import LocalQueue
 from tuner.store.workers import WorkerStore
-from workers.worker import Registration, Worker, describe
+from workers.machine import Registration, describe
+from workers.worker import Worker
 
 VERSIONS = ("0.5.12", "0.5.16")
 

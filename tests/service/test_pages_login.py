@@ -35,8 +35,7 @@ from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store.api_key import key_hash
 from tuner.store.database import Database
-from tuner.store.keys import KeyStore, Scope
-from tuner.store.sessions import LASTS, SessionStore
+from tuner.store.keys import LASTS, KeyStore, Scope, SessionStore
 from workers.settings import Settings
 
 MODULES = (

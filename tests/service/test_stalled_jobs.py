@@ -14,9 +14,9 @@ from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobFilter
 from tuner.jobs.workers import WorkerInfo
 from tuner.store.database import Database
+from tuner.store.jobs import LocalQueue
 from tuner.store.keys import Scope
 from tuner.store.leases import Leases
-from tuner.store.local_queue import LocalQueue
 from tuner.store.workers import WorkerStore
 from workers.settings import Settings
 

@@ -21,9 +21,10 @@ from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
 from tuner.store.workers import WorkerStore
+from workers.machine import Registration, describe
 from workers.settings import Settings
 from workers.telemetry import checked_traceparent
-from workers.worker import Registration, Worker, describe
+from workers.worker import Worker
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"

@@ -11,9 +11,9 @@ from tuner.errors import IdempotencyConflict
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState, Priority
 from tuner.problems.results import Totals
+from tuner.store.job_rows import Submission
 from tuner.store.jobs import JobStore
 from tuner.store.leases import AGED, LONGEST_DELAY, Leases
-from tuner.store.submissions import Submission
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
 ANY = [JobFilter(needs_gpu=False)]
@@ -176,7 +176,7 @@ class TestBatches:
         def fail(*_: object) -> None:
             raise RuntimeError("the disk is on fire")
 
-        monkeypatch.setattr("tuner.store.submissions.new_job", fail)
+        monkeypatch.setattr("tuner.store.job_rows.new_job", fail)
         with pytest.raises(RuntimeError):
             jobs.submit_all(self.wanted(0, 1))
         assert jobs.list() == []

@@ -30,18 +30,18 @@ from worker_processes import (
 
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
-from tuner.jobs.limits import AttemptLimits
 from tuner.store.database import Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.tables import idempotency_keys
 from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore
-from workers.child import Runner
+from workers.machine import Registration, describe
 from workers.queue import Announcer
 from workers.settings import Settings, read_settings
-from workers.worker import BACKOFF_S, Registration, Worker, describe
+from workers.worker import BACKOFF_S, Runner, Worker
 
 PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
 

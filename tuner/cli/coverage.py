@@ -43,7 +43,7 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
         yield RemoteWatching(server, api_key(os.environ))
         return
     refuse_foreign("workers")
-    from workers.local import LocalWatching
+    from workers.nightly import LocalWatching
     from workers.settings import read_settings
 
     settings = settings or read_settings()

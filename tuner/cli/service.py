@@ -87,7 +87,7 @@ def worker(
     """Run queued jobs on this machine: one process per GPU, or --processes without a GPU."""
     refuse_foreign("workers")
     from workers.fleet import run_fleet
-    from workers.gpus import detect_gpus
+    from workers.machine import detect_gpus
     from workers.settings import read_settings
 
     run_fleet(read_settings(), detect_gpus(), device, processes)

@@ -21,7 +21,7 @@ _NIGHT = ("schedule", "date", "summary", "started_at", "finished_at")
 
 
 class Watching(Protocol):
-    """What a server and the local store (`workers.local.LocalWatching`) have in common.
+    """What a server and the local store (`workers.nightly.LocalWatching`) have in common.
 
     Values are the JSON objects of the API.
     """

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from tuner.errors import RunAlreadyActive
+from tuner.jobs.attempts import AttemptPhase, Exceeded, Held
 from tuner.jobs.job import (
     LEASE,
     PLANNED,
@@ -35,7 +36,6 @@ from tuner.jobs.job import (
     Priority,
     read_request,
 )
-from tuner.jobs.limits import AttemptPhase, Exceeded, Held
 from tuner.problems.points import TRITON, Candidate, Point
 from tuner.problems.records import Outlook, Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
