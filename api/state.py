@@ -22,8 +22,7 @@ from api.pages.browser import Links
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams, Waits
 from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
-from tuner.jobs.job import JobRequest
-from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
+from tuner.jobs.workers import Reasons, WorkerStatus
 from tuner.store.database import PATIENCE_S, Database, Probe, utc_now
 from tuner.store.figures import Estimates
 from tuner.store.jobs import JobStore
@@ -118,10 +117,6 @@ class Fleet:
                 self._seen = self._store.list()
                 self._again_at = time.monotonic() + SEEN_FOR_S
             return self._seen
-
-    def unmet(self, request: JobRequest) -> str:
-        """Why no living worker can do a job; "" where one can."""
-        return JobRequirements.of(request).unmet(self.workers(), utc_now())
 
     def reasons(self) -> Reasons:
         """Return the object that says of each job why it does not go on."""

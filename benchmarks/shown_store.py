@@ -24,7 +24,7 @@ from pictures import entry_of
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.jobs.job import Job, JobFilter, JobRequest
+from tuner.jobs.job import Job, JobFilter, JobRequest, Priority
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Outlook, RunKey
@@ -187,11 +187,11 @@ def add_jobs(url: str) -> str:
     }
     wanted = JobRequest(key.problem, "NVIDIA_H200", "sglang==0.5.16", seed=1, model="deepseek-r1")
     with JobStore.open(url) as jobs, Leases.open(url) as leases:
-        jobs.submit(replace(wanted, seed=2), client="ci")
+        jobs.submit_all([(replace(wanted, seed=2), Priority.NORMAL)], client="ci")
         failed = leases.claim([JobFilter(needs_gpu=True)], "w-1")
         assert failed is not None
         leases.fail(failed, "sglang 0.5.16: the kernels could not be lifted")
-        running = jobs.submit(wanted, client="ci").job
+        running = jobs.submit_all([(wanted, Priority.NORMAL)], client="ci")[0].job
         lease = leases.claim([JobFilter(needs_gpu=True)], "w-1")
         assert lease is not None and lease.job_id == running.id
         store = leases.store(lease)
@@ -200,7 +200,9 @@ def add_jobs(url: str) -> str:
         for first in range(0, TRIED, EACH):
             store.add_trials(run, trials[first : first + EACH])
             time.sleep(PAUSE_S)
-        jobs.submit(replace(wanted, device="NVIDIA_L40S"), client="nightly")
+        jobs.submit_all(
+            [(replace(wanted, device="NVIDIA_L40S"), Priority.NORMAL)], client="nightly"
+        )
     return running.id
 
 

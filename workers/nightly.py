@@ -9,14 +9,13 @@ from datetime import date, timedelta
 from typing import Any
 
 from tuner.errors import BadInput, TunerError
-from tuner.jobs.job import Job, JobRequest, JobState, iso
+from tuner.jobs.job import Job, JobRequest, JobState, Priority, iso
 from tuner.jobs.targets import engine_version_here
-from tuner.jobs.workers import JobRequirements, WorkerStatus
+from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
 from tuner.problems.records import Winner
 from tuner.store.api_key import LOCAL, NIGHTLY
 from tuner.store.current_winners import current_winners
 from tuner.store.database import Database, utc_now
-from tuner.store.job_rows import Submission
 from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
 from tuner.store.nights import NightStore
@@ -222,9 +221,9 @@ def plan(watch_list: WatchList, store: Database, day: date) -> NightPlan:
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
     made = NightPlan(judged, again, errors, gains)
-    needs = [JobRequirements.of(_pinned(request, workers)) for request in made.requests()]
-    unmet = {why for need in needs if (why := need.unmet(workers, utc_now()))}
-    return replace(made, unmet=sorted(unmet))
+    reasons = Reasons(workers, utc_now())
+    pinned = [_pinned(request, workers) for request in made.requests()]
+    return replace(made, unmet=sorted({why for one in pinned if (why := reasons.unmet(one))}))
 
 
 def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:
@@ -247,6 +246,7 @@ def _submit(
     """Post the jobs, and put their ids into `job_ids`, by the keys of the plan's requests."""
     jobs = JobStore(store)
     workers = WorkerStore(store).list()
+    unmet = Reasons(workers, utc_now()).unmet
     submitted: list[str] = []
     waiting: list[str] = []
     errors: list[dict[str, str]] = []
@@ -254,11 +254,9 @@ def _submit(
     for at in range(0, len(requests), AT_ONCE):
         planned = requests[at : at + AT_ONCE]
         some = [_pinned(one, workers) for one in planned]
-        wanted = [
-            Submission(one, unmet=JobRequirements.of(one).unmet(workers, utc_now())) for one in some
-        ]
+        wanted = [(one, Priority.NORMAL) for one in some]
         try:
-            answers = jobs.submit_all(wanted, client=NIGHTLY, fresh=NOT_FRESH)
+            answers = jobs.submit_all(wanted, unmet=unmet, client=NIGHTLY, fresh=NOT_FRESH)
         except TunerError as error:
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue

@@ -27,8 +27,7 @@ from api.state import Api, ApiDep
 from api.streams import FollowedJob
 from api.text import JobId
 from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
-from tuner.jobs.job import JobEvent, JobState, Priority, Submitted
-from tuner.store.job_rows import Submission
+from tuner.jobs.job import JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.store.keys import Scope
 from workers.telemetry import current_traceparent, describe_span, span
 
@@ -76,10 +75,10 @@ def submit_job(
         may_hurry(caller)
     _admit(request, api, caller, 1)
     wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
-    unmet = api.fleet.unmet(wanted)
     with span("submit", {"tuner.device": wanted.device}, "producer"):
         (answer,) = api.jobs.submit_all(
-            [Submission(wanted, _priority(body), unmet)],
+            [(wanted, _priority(body))],
+            unmet=api.fleet.reasons().unmet,
             client=caller.name,
             idempotency_key=idempotency_key,
             body_hash=hashlib.sha256(body.canonical()).hexdigest(),
@@ -121,7 +120,7 @@ def submit_jobs(
         may_hurry(caller)
     _admit(request, api, caller, len(jobs))
     workers, settings = api.fleet.workers(), api.settings.service
-    wanted: list[Submission] = []
+    wanted: list[tuple[JobRequest, Priority]] = []
     items: list[dict[str, Any]] = []
     notes: list[list[str]] = []
     for one in jobs:
@@ -131,7 +130,7 @@ def submit_jobs(
             continue
         try:
             asked, said = job_request(one, settings, workers)
-            wanted.append(Submission(asked, _priority(one), api.fleet.unmet(asked)))
+            wanted.append((asked, _priority(one)))
             notes.append(said)
             items.append({"problem": None})
         except BadInput as error:
@@ -140,6 +139,7 @@ def submit_jobs(
     with span("submit", {"tuner.jobs": len(wanted)}, "producer"):
         answers = api.jobs.submit_all(
             wanted,
+            unmet=api.fleet.reasons().unmet,
             client=caller.name,
             idempotency_key=idempotency_key,
             body_hash=hashlib.sha256(body.canonical()).hexdigest(),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import submit
 from gpu_benches import this_device
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -74,7 +75,7 @@ def measure(seed: int) -> JobRequest:
 
 def test_a_host_without_torch_is_set_aside_and_harms_no_job(leases: Leases) -> None:
     jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
-    posted = [jobs.submit(measure(seed)).job.id for seed in range(3)]
+    posted = [submit(jobs, measure(seed)).job.id for seed in range(3)]
     bad = worker(leases, "bad", lacks="torch")
     assert bad.drain() == 2
     bad.stop()
@@ -90,7 +91,7 @@ def test_a_host_without_torch_is_set_aside_and_harms_no_job(leases: Leases) -> N
 
 def test_a_measuring_process_that_stands_still_loses_its_job(leases: Leases) -> None:
     jobs = JobStore(leases.database)
-    job_id = jobs.submit(measure(7)).job.id
+    job_id = submit(jobs, measure(7)).job.id
     good = worker(leases, "good", AttemptLimits(next_trial_s=30.0))
     thread = threading.Thread(target=good.drain)
     thread.start()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
+from cases import submit
 from store_writer import PROBLEM
 
 from tuner.jobs.job import JobRequest
@@ -57,7 +58,7 @@ def wait_inside() -> datetime:
 def main(url: str, seed: str, key: str) -> None:
     with JobStore.open(url) as opened:
         jobs = JobStore(opened.database, wait_inside)
-        answer = jobs.submit(submitter_request(int(seed)), idempotency_key=key, body_hash=BODY)
+        answer = submit(jobs, submitter_request(int(seed)), idempotency_key=key, body_hash=BODY)
         print(answer.job.id)  # noqa: T201
 
 

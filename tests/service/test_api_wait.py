@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from api_server import NEVER, Answer, Server, serving, work
+from cases import submit
 from databases import both_databases
 from sqlalchemy import update
 from store_writer import PROBLEM
@@ -183,7 +184,7 @@ def test_a_job_has_ended_in_each_last_state(store_url):
     with Database.open(store_url) as store:
         jobs = JobStore(store)
         request = JobRequest(PROBLEM, "L40S")
-        made = {state: jobs.submit(replace(request, seed=n)).job.id for n, state in STATES}
+        made = {state: submit(jobs, replace(request, seed=n)).job.id for n, state in STATES}
         with store.write() as connection:
             for state, job_id in made.items():
                 one = update(table).where(table.c.id == job_id)

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from api_server import Server, work
+from cases import submit
 from databases import both_databases
 from sqlalchemy import text, update
 from store_writer import PROBLEM
@@ -44,7 +45,7 @@ def jobs(store_url):
         opened = JobStore(store, clock)
         for number in range(12):
             clock.reads = number // 2
-            job = opened.submit(replace(REQUEST, seed=number), client="ab"[number % 2]).job
+            job = submit(opened, replace(REQUEST, seed=number), client="ab"[number % 2]).job
             with store.write() as connection:
                 state = (QUEUED, DEAD, FAILED)[number % 3].value
                 connection.execute(update(table).where(table.c.id == job.id).values(state=state))

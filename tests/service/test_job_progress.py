@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
+from cases import submit
 from clocks import Clock, Watcher
 from databases import both_databases
 from psycopg.errors import DiskFull
@@ -33,7 +34,7 @@ LIMITS = AttemptLimits(start_s=100.0, first_trial_s=200.0, next_trial_s=300.0, a
 
 @pytest.fixture
 def lease(jobs, leases):
-    jobs.submit(REQUEST)
+    submit(jobs, REQUEST)
     found = leases.claim(ANY, "worker")
     assert found is not None
     return found
@@ -166,7 +167,7 @@ def test_a_job_that_changed_since_it_was_seen_is_left_alone(jobs, leases, lease)
 
 
 def test_a_job_that_no_worker_can_begin_is_dead_in_the_end(jobs, leases, clock):
-    job_id = jobs.submit(REQUEST).job.id
+    job_id = submit(jobs, REQUEST).job.id
     refused = 0
     while (found := leases.claim(ANY, f"worker {refused}")) is not None:
         leases.refuse(found, "no torch")

@@ -9,7 +9,7 @@ from subprocess import PIPE, run
 
 import pytest
 from api_server import Server, serving
-from cases import RECORDINGS
+from cases import RECORDINGS, submit
 from databases import both_databases
 from scraping import Scrape, add_worker, fleet, running, scrape, scrape_port
 from servers import free_ports, started_redis
@@ -181,9 +181,9 @@ def test_a_fleet_shows_its_processes_on_one_port_starts_them_again_and_stops_the
             assert first.value("process_resident_memory_bytes", worker=worker)
             assert first.value("tuner_store_pool_size", worker=worker)
 
-        posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
+        posted = [submit(jobs, replay(seed)).job.id for seed in range(3)]
         missing = replay(recording=Path("/none.csv"))
-        posted.append(jobs.submit(missing).job.id)
+        posted.append(submit(jobs, missing).job.id)
         wait_for(lambda: all(jobs.get(one).state.finished for one in posted))
 
         h200 = "NVIDIA_H200"

@@ -6,6 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 import redis as redis_client
+from cases import submit
 from servers import Redis, started_redis
 from worker_processes import replay
 
@@ -27,7 +28,7 @@ def redis():
 @pytest.fixture
 def job(sqlite_url):
     with JobStore.open(sqlite_url) as jobs:
-        yield jobs.submit(replay()).job
+        yield submit(jobs, replay()).job
 
 
 def announcer(redis: Redis) -> Announcer:
@@ -43,7 +44,7 @@ def test_a_queue_that_nobody_reads_is_not_filled(redis, job):
     announces = announcer(redis)
     for _ in range(WAITING + 20):
         announces.announce(job)
-    announces.announce(replace(job, priority=Priority.URGENT))
+    announces.announce(replace(job, Priority.URGENT))
     assert waiting(redis) == WAITING
     assert waiting(redis, f"{QUEUE}.urgent") == 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from api_server import JOB, Server, serving
-from cases import FP8, RECORDINGS
+from cases import FP8, RECORDINGS, submit
 from sqlalchemy import select
 from trace_collector import Collector, Span, trace_collector
 from worker_processes import REPLAY, celery_worker, replay, wait_for
@@ -192,7 +192,7 @@ def check_failure(collector: Collector, database_url: str) -> None:
     other = TRACE_ID[::-1]
     lacking = replay(recording=RECORDINGS / "none.csv.gz")
     with JobStore.open(database_url) as jobs:
-        jobs.submit(lacking, trace=TRACEPARENT.replace(TRACE_ID, other))
+        submit(jobs, lacking, trace=TRACEPARENT.replace(TRACE_ID, other))
 
     def new(name: str) -> list[Span]:
         return [one for one in collector.named(name) if one.trace_id == other]
@@ -213,7 +213,7 @@ def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url):
         jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         registration = Registration(workers, describe(None, None, "test"))
         registration.beat()
-        posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
+        posted = [submit(jobs, replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
         worker = Worker(
             leases, registration, {**os.environ, **NOBODY, "TUNER_DATABASE_URL": sqlite_url}
         )
@@ -226,6 +226,6 @@ def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url):
 def test_a_collector_that_is_away_delays_no_job_for_long(postgres_url, redis_url, tmp_path):
     with Leases.open(postgres_url) as leases:
         jobs = JobStore(leases.database)
-        posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
+        posted = [submit(jobs, replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
         with celery_worker(postgres_url, redis_url, tmp_path / "worker.log", **NOBODY):
             wait_for(lambda: all(jobs.get(one).state is JobState.DONE for one in posted))

@@ -292,15 +292,16 @@ class Reasons:
             return stalled.why
         if job.state is not JobState.QUEUED:
             return ""
-        if unmet := self.unmet(JobRequirements.of(job.request)):
+        if unmet := self.unmet(job.request):
             return unmet
         if job.available_at > self._now:
             after = f" after: {job.error}" if job.error else ""
             return f"it is tried again at {self._clock(job.available_at)}{after}"
         return ""
 
-    def unmet(self, need: JobRequirements) -> str:
-        """Why no living worker can do a job of that need; "" if one can."""
+    def unmet(self, request: JobRequest) -> str:
+        """Why no living worker can do a job; "" if one can."""
+        need = JobRequirements.of(request)
         if need not in self._unmet:
             self._unmet[need] = need.unmet(self._workers, self._now)
         return self._unmet[need]

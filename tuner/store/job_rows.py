@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -260,25 +260,21 @@ def give_back(
     return state
 
 
-@dataclass(frozen=True)
-class Submission:
-    """One request of a client."""
-
-    request: JobRequest
-    priority: Priority = Priority.NORMAL
-    unmet: str = ""  # why no living worker can do it
+Asked = tuple[JobRequest, Priority]
+Unmet = Callable[[JobRequest], str]  # says why no living worker can do a job; "" if one can
 
 
 def find_or_add(
     connection: Connection,
-    wanted: Sequence[Submission],
+    wanted: Sequence[Asked],
     client: str,
     clock: Clock | None,
     fresh: timedelta,
     trace: str,
+    unmet: Unmet,
 ) -> tuple[datetime, Sequence[Submitted]]:
     """The time, and for each request the job that answers it: an equal one, or a new one."""
-    keys = [one.request.key for one in wanted]
+    keys = [request.key for request, _ in wanted]
     # Where a batch has equal requests, the first is added and answers the others.
     first = dict(reversed(list(zip(keys, wanted, strict=True))))
     found: dict[str, Job] = {}
@@ -287,14 +283,14 @@ def find_or_add(
         now, equal = _equal_jobs(connection, list(missing), clock, fresh)
         found |= equal
         lacking = {key: one for key, one in missing.items() if key not in equal}
-        added |= _add(connection, lacking, client, now, trace)
+        added |= _add(connection, lacking, client, now, trace, unmet)
         # Another transaction may have added an equal job since: the insert waited for its commit.
     answers = []
     for key, one in zip(keys, wanted, strict=True):
         is_new = key in added and first[key] is one
         job = added.get(key) or found[key]
         if not is_new:
-            job = _join(connection, job, client, one.priority, now)
+            job = _join(connection, job, client, one[1], now)
             (added if key in added else found)[key] = job
         answers.append(Submitted(job, created=is_new))
     return now, answers
@@ -342,23 +338,32 @@ def _answers_best(row: Mapping[Any, Any]) -> tuple[bool, datetime]:
 
 def _add(
     connection: Connection,
-    wanted: Mapping[str, Submission],
+    wanted: Mapping[str, Asked],
     client: str,
     now: datetime,
     trace: str,
+    unmet: Unmet,
 ) -> dict[str, Job]:
     """Add jobs, and return the ones that no other transaction had added before."""
     if not wanted:
         return {}
     # In the order of their keys: two transactions that add the same jobs cannot wait for each other
     in_order = sorted(wanted.items())
-    rows = [_row(one, client, now, trace) for _, one in in_order]
+    why = [unmet(request) for _, (request, _) in in_order]
+    rows = [
+        new_job_row(*asked, client, now, trace) | {"event_count": 2 if reason else 1}
+        for (_, asked), reason in zip(in_order, why, strict=True)
+    ]
     ids = set(connection.execute(_ADD[connection.dialect.name], rows).scalars())
-    new = [(one, row) for (_, one), row in zip(in_order, rows, strict=True) if row["id"] in ids]
-    events = [event for one, row in new for event in _first_events(one, row)]
+    new = [
+        (request, reason, row)
+        for (_, (request, _)), reason, row in zip(in_order, why, rows, strict=True)
+        if row["id"] in ids
+    ]
+    events = [event for _, reason, row in new for event in _first_events(row, reason)]
     if events:
         connection.execute(_ADD_EVENTS, events)
-    return {row["request_key"]: new_job(row, one.request) for one, row in new}
+    return {row["request_key"]: new_job(row, request) for request, _, row in new}
 
 
 _ADD_EVENTS = insert(job_events)
@@ -378,15 +383,10 @@ _ADD = {
 }
 
 
-def _row(wanted: Submission, client: str, now: datetime, trace: str) -> dict[str, Any]:
-    row = new_job_row(wanted.request, wanted.priority, client, now, trace)
-    return {**row, "event_count": 2 if wanted.unmet else 1}
-
-
-def _first_events(wanted: Submission, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _first_events(row: Mapping[str, Any], unmet: str) -> Iterator[dict[str, Any]]:
     kinds = [("submitted", {"client": row["client"]})]
-    if wanted.unmet:
-        kinds.append(("waiting", {"reason": wanted.unmet}))
+    if unmet:
+        kinds.append(("waiting", {"reason": unmet}))
     for seq, (kind, data) in enumerate(kinds, start=1):
         yield {
             "job_id": row["id"],

@@ -41,12 +41,13 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
-from tuner.jobs.workers import JobRequirements, Reasons
+from tuner.jobs.workers import Reasons
 from tuner.store.api_key import LOCAL
 from tuner.store.database import Database, Queries, utc_now
 from tuner.store.figures import Estimates
 from tuner.store.job_rows import (
-    Submission,
+    Asked,
+    Unmet,
     append_event,
     find_or_add,
     get_job,
@@ -64,22 +65,11 @@ class JobStore(Queries):
     Every method is one transaction, and raises UnusableStore when the database fails.
     """
 
-    def submit(
-        self,
-        request: JobRequest,
-        *,
-        priority: Priority = Priority.NORMAL,
-        unmet: str = "",
-        **options: Any,  # noqa: ANN401 (of `submit_all`)
-    ) -> Submitted:
-        """Queue a job, or find the one that answers the request; see `submit_all`."""
-        (answer,) = self.submit_all([Submission(request, priority, unmet)], **options)
-        return answer
-
     def submit_all(
         self,
-        wanted: Sequence[Submission],
+        wanted: Sequence[Asked],
         *,
+        unmet: Unmet = lambda _: "",
         client: str = "local",
         idempotency_key: str | None = None,
         body_hash: str = "",
@@ -87,6 +77,8 @@ class JobStore(Queries):
         trace: str = "",
     ) -> Sequence[Submitted]:
         """For each request, queue a job or find the one that answers it: all or none.
+
+        A new job that no living worker can do says why, as `unmet` does, in its events.
 
         A job answers a request if it has the same request and is unfinished, or was done within
         `fresh`. The jobs that this client got before with the same idempotency key are answered
@@ -96,13 +88,14 @@ class JobStore(Queries):
         """
         if not wanted:
             return []
+        more = client, self._clock, fresh, trace, unmet
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
-                _, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
+                _, answers = find_or_add(connection, wanted, *more)
                 return answers
             if found := _earlier_answer(connection, client, idempotency_key, body_hash):
                 return [Submitted(job, created=False, replayed=True) for job in found]
-            now, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
+            now, answers = find_or_add(connection, wanted, *more)
             ids = [answer.job.id for answer in answers]
             row = {
                 "client": client,
@@ -363,13 +356,9 @@ class LocalQueue(Queries):
         self, requests: Sequence[JobRequest], *, priority: Priority
     ) -> Sequence[Submitted]:
         """Queue jobs, or find the ones that answer the requests: all or none."""
-        workers = self.workers()
-        wanted = [
-            Submission(request, priority, JobRequirements.of(request).unmet(workers, utc_now()))
-            for request in requests
-        ]
-        estimates = Estimates(self.database)
-        answers = self._jobs.submit_all(wanted, client=LOCAL)
+        estimates, reasons = Estimates(self.database), Reasons(self.workers(), utc_now())
+        wanted = [(request, priority) for request in requests]
+        answers = self._jobs.submit_all(wanted, unmet=reasons.unmet, client=LOCAL)
         return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
 
     def cancel(self, job_id: str, *, everyone: bool = False) -> Job:
