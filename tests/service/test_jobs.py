@@ -1,6 +1,5 @@
 """What the queue does, on each database."""
 
-from cases import submit
 import contextlib
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import submit
 from clocks import Watcher, expire
 from databases import both_databases
 from job_submitter import BODY, go_on, submitter_request, submitting
@@ -77,7 +77,7 @@ def kinds(jobs: JobStore, job_id: str) -> list[str]:
 class TestSubmitting:
     @both_databases
     def test_a_job_is_queued_as_asked(self, jobs, clock):
-        answer = submit(jobs, ON_GPU, client="team", Priority.URGENT)
+        answer = submit(jobs, ON_GPU, priority=Priority.URGENT, client="team")
         job = jobs.get(answer.job.id)
         assert answer.created
         assert not answer.replayed

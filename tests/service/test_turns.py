@@ -1,10 +1,10 @@
 """Who is next: turns between clients, ageing, shared jobs and batches, on each database."""
 
-from cases import submit
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from cases import submit
 from databases import both_databases
 from store_writer import KEY, PROBLEM
 
@@ -54,7 +54,7 @@ class TestTurns:
 
     def test_urgent_jobs_take_turns_among_themselves(self, jobs, leases):
         post(jobs, "cd")
-        post(jobs, "aab", first_seed=10, Priority.URGENT)
+        post(jobs, "aab", first_seed=10, priority=Priority.URGENT)
         assert served(jobs, leases) == "abacd"
 
     def test_a_job_that_waited_for_an_hour_is_as_urgent_as_a_new_urgent_one(
@@ -65,7 +65,7 @@ class TestTurns:
         assert leases.age() == 0
         clock.advance(timedelta(seconds=1))
         assert leases.age() == 1
-        post(jobs, "bbb", first_seed=10, Priority.URGENT)
+        post(jobs, "bbb", first_seed=10, priority=Priority.URGENT)
         assert served(jobs, leases).index("a") < 2
 
     def test_what_one_worker_cannot_do_gives_others_their_turn(self, jobs, leases):
