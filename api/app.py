@@ -41,7 +41,7 @@ from api.settings import ApiSettings
 from api.state import Api, Readiness
 from tuner.jobs.job import Job
 from tuner.store.database import Database, Probe
-from tuner.store.figures import Figures
+from tuner.store.workers import Figures
 from workers.metrics import Metrics
 from workers.queue import Announces
 from workers.settings import Settings

@@ -10,15 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from limits import RateLimitItem, parse_many
 
-from tuner.compile.results import default_cache_dir
 from tuner.errors import BadInput
-from tuner.setting import read_value
 from tuner.store.connect import PoolLimits
-from workers.settings import Settings, read_settings
+from workers.settings import Settings, read_settings, read_value
 
 MIB = 1 << 20
 
@@ -43,7 +40,6 @@ class ApiSettings:
     connections_per_address: int = 100
     statement_s: int = 10  # PostgreSQL gives a statement of a request up after so many seconds
     lock_s: int = 5  # and a wait for a lock, or for a free connection to the store
-    cache_dir: Path = field(default_factory=default_cache_dir)
 
     @property
     def store_limits(self) -> PoolLimits:

@@ -24,14 +24,13 @@ from api.streams import FollowedJob, Streams, Waits
 from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
 from tuner.jobs.workers import Reasons, WorkerStatus
 from tuner.store.database import PATIENCE_S, Database, Probe, utc_now
-from tuner.store.figures import Estimates
 from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, SessionStore
 from tuner.store.lookups import Lookups
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.served_proofs import ServedProofStore
-from tuner.store.workers import WorkerStore
+from tuner.store.workers import Estimates, WorkerStore
 from workers.metrics import Metrics
 from workers.queue import Announces
 from workers.watches import Watch, watch_list_of

@@ -25,8 +25,8 @@ from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
 from tuner.store.database import Database
-from tuner.store.figures import Figures
 from tuner.store.leases import Leases
+from tuner.store.workers import Figures
 from workers.broker import (
     CONTROL_QUEUE,
     NIGHTLY,

@@ -31,7 +31,7 @@ from prometheus_client.registry import REGISTRY, Collector
 
 from tuner.errors import BadInput, UnusableStore
 from tuner.jobs.job import HELD, JobState
-from tuner.store.figures import Figures, Nights, StoreFigures
+from tuner.store.workers import Figures, Nights, StoreFigures
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.metrics")

@@ -23,8 +23,8 @@ from tuner.jobs.attempts import (
     Stopwatch,
 )
 from tuner.jobs.job import HEARTBEAT, Cost, JobRequest, JobState, Lease
-from tuner.store.figures import Figures, JobTimes
 from tuner.store.leases import Leases
+from tuner.store.workers import Figures, JobTimes
 from workers.machine import GPU_VARIABLE, Registration
 from workers.metrics import ATTEMPTS, CPU_SECONDS, DURATION, GPU_SECONDS, LOST_LEASES, WAIT
 from workers.telemetry import (

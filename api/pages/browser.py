@@ -12,9 +12,12 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, get_origin
 from urllib.parse import quote, urlsplit
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -181,3 +184,30 @@ class Links:
             return name
         self._wrong.add(address, "/login")
         return None
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency: a page's query, without the fields of its form that were left empty.
+
+    It raises RequestValidationError, as FastAPI does for the API's queries.
+    """
+    fields = model.model_fields.items()
+    lists = {name for name, field in fields if get_origin(field.annotation) is list}
+
+    async def read(request: Request) -> T:
+        given: dict[str, Any] = {}
+        for name, value in request.query_params.multi_items():
+            if value and name in lists:
+                given.setdefault(name, []).append(value)
+            elif value:
+                given[name] = value
+        try:
+            return model.model_validate(given)
+        except ValidationError as error:
+            found = [{**one, "loc": ("query", *one["loc"])} for one in error.errors()]
+            raise RequestValidationError(found) from None
+
+    return read

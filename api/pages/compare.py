@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
 from api.matrix import CoverageRow, RowFilter
-from api.pages.forms import asked
+from api.pages.browser import asked
 from api.pages.names import device_short
 from api.pages.points import PartChart, Times, WinnerRow, chart_of, entries_of
 from api.pages.render import page

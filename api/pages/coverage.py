@@ -11,7 +11,7 @@ from pydantic import Field
 
 from api.auth import Reader
 from api.matrix import CellState, MatrixOrder
-from api.pages.forms import asked
+from api.pages.browser import asked
 from api.pages.names import device_short, gain_words, plain, problem_words, status_words
 from api.pages.render import page
 from api.requests import MOST_JOBS

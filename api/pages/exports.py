@@ -17,7 +17,8 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader
 from api.matrix import devices_of
-from api.pages.forms import asked, mistakes_in, refused_in
+from api.pages.browser import asked
+from api.pages.forms import mistakes_in, refused_in
 from api.pages.render import page
 from api.routes.results import ExportDevice, export_of, list_proofs
 from api.schemas_query import ExportIn

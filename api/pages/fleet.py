@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field, ValidationError
 
 from api.auth import Admin, Reader
-from api.pages.forms import Posted, ask_first, asked, mistakes_in, refused_in
+from api.pages.browser import asked
+from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
 from api.requests import ModelText, NightIn, WatchIn
 from api.routes.coverage import (

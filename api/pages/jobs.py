@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Admin, Caller, Reader, Submitter
-from api.pages.forms import Posted, ask_first, asked, full_name, mistakes_in, refused_in
+from api.pages.browser import asked
+from api.pages.forms import Posted, ask_first, full_name, mistakes_in, refused_in
 from api.pages.names import steps_of
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import as_time, go, page

@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError
 from starlette.responses import Response
 
 from api.auth import Admin, Caller, Reader
-from api.pages.forms import Posted, ask_first, asked, mistakes_in
+from api.pages.browser import asked
+from api.pages.forms import Posted, ask_first, mistakes_in
 from api.pages.points import WinnerRow, charts_of, entries_of, over_of, speedup_of
 from api.pages.render import go, page
 from api.pages.trial_map import map_of

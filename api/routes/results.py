@@ -164,18 +164,21 @@ def _histories(found: Sequence[Winner], api: Api) -> list[dict[str, Any]]:
 
 ExportDevice = Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")]
 _EXPORT_HEADERS = {
-    "ETag": ("Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.", "string"),
-    "X-Tuner-Left-Out": (
-        "How many stored problems the export lacks, because they are only predicted, no server "
-        "could load them, or what runs without them is not slower. "
+    "ETag": {
+        "description": "Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.",
+        "schema": {"type": "string"},
+    },
+    "X-Tuner-Left-Out": {
+        "description": "How many stored problems the export lacks, because they are only "
+        "predicted, no server could load them, or what runs without them is not slower. "
         "`provenance/left_out,device_name=NAME.jsonl` in it lists them.",
-        "integer",
-    ),
-    "X-Tuner-Server-Flags": (
-        "The flags and variables that the files need, besides `server_args`: they were measured to "
-        "be faster with them. Empty where none are needed.",
-        "string",
-    ),
+        "schema": {"type": "integer"},
+    },
+    "X-Tuner-Server-Flags": {
+        "description": "The flags and variables that the files need, besides `server_args`: they "
+        "were measured to be faster with them. Empty where none are needed.",
+        "schema": {"type": "string"},
+    },
 }
 
 
@@ -187,10 +190,7 @@ _EXPORT_HEADERS = {
         200: {
             "description": "The files, under one folder; equal stores give equal bytes.",
             "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
-            "headers": {
-                name: {"description": text, "schema": {"type": kind}}
-                for name, (text, kind) in _EXPORT_HEADERS.items()
-            },
+            "headers": _EXPORT_HEADERS,
         },
         304: {"description": "Equal to what If-None-Match names."},
     },

@@ -30,10 +30,9 @@ async def get_health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-_NOT_READY: dict[int | str, Any] = {status: responses()[status] for status in (503, 507)}
-
-
-@health.get("/readyz", response_model=StatusOut, responses=_NOT_READY)
+@health.get(
+    "/readyz", response_model=StatusOut, responses={503: responses()[503], 507: responses()[507]}
+)
 async def get_readiness(api: ApiDep) -> dict[str, str]:
     """Say whether jobs can be stored, within 2 seconds."""
     await api.readiness.check()

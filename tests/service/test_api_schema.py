@@ -147,7 +147,6 @@ def test_schemathesis_finds_nothing(store_url, examples, tmp_path, monkeypatch):
         submit_rate=(),
         stream_s=1,
         wait_s=0,
-        cache_dir=tmp_path,
     )
     with serving(settings) as server:
         server.key = server.app.state.api.keys.add("fuzz", Scope.ADMIN)

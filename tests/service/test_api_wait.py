@@ -22,10 +22,10 @@ from tuner.errors import UnusableStore
 from tuner.jobs.job import JobRequest, JobState
 from tuner.store.connect import connect
 from tuner.store.database import Database
-from tuner.store.figures import Figures
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
+from tuner.store.workers import Figures
 from workers.metrics import Metrics
 from workers.settings import Settings
 

@@ -13,8 +13,8 @@ from tuner.problems.points import Point, Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import Environment, MeasureKind, Totals
 from tuner.store.database import Database
-from tuner.store.figures import Estimates, Figures
 from tuner.store.results import ResultStore
+from tuner.store.workers import Estimates, Figures
 from tuner.tuning.gains import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
 from tuner.tuning.request import Effort
 

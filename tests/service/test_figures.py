@@ -13,12 +13,13 @@ from store_writer import PROBLEM
 
 from tuner.errors import UnusableStore
 from tuner.jobs.job import JobFilter, JobRequest, JobState
+from tuner.jobs.workers import ALIVE
 from tuner.store.database import _VERSION, utc_now
-from tuner.store.figures import ALIVE, KNOWN, Figures, JobTimes, Nights
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
 from tuner.store.tables import jobs as table
+from tuner.store.workers import KNOWN, Figures, JobTimes, Nights
 
 ON_GPU = JobRequest(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")

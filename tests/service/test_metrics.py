@@ -20,10 +20,10 @@ from api.settings import ApiSettings
 from tuner.jobs.job import JobState
 from tuner.store.connect import connect
 from tuner.store.database import Database
-from tuner.store.figures import Figures
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
+from tuner.store.workers import Figures
 from workers.metrics import Metrics
 from workers.settings import Settings
 

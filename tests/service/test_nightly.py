@@ -101,13 +101,15 @@ def tuned(
     status: Status = Status.OK,
     gain: float | None = None,
     seed: int = 0,
+    results: ResultStore | None = None,  # those of a lease
 ) -> None:
+    results = results or ResultStore(store)
     points = tuple(Point(size, gemm) for size in sizes for gemm in Gemm)
     key = RunKey(problem, environment, MeasureKind.GPU, "standard", seed, points, "sglang")
     config, compiled = Config({"BLOCK_SIZE_M": 16}), Compiled(Status.OK)
     own = {"default": Incumbent(config, status, 9.0 * gain)} if gain else {}
     entries = [Entry(point, config, status, 9.0, compiled, own, "") for point in points]
-    ResultStore(store).finish_run(ResultStore(store).begin_run(key), entries, Totals())
+    results.finish_run(results.begin_run(key), entries, Totals())
 
 
 def standings(settings: Settings, store: Database) -> list[WatchState]:
@@ -330,7 +332,8 @@ class TestRound:
             if lease.job_id == missing["job_id"]:
                 leases.fail(lease, "nothing fits")
                 continue
-            tuned(leases.store(lease), PROBLEMS[0], gain=1.8, seed=DAY.toordinal())
+            results = leases.store(lease)
+            tuned(store, PROBLEMS[0], gain=1.8, seed=DAY.toordinal(), results=results)
         failed, done = outcomes(summary, store)  # failures come first
         assert (failed.kind, failed.job and failed.job.error) == ("missing", "nothing fits")
         assert (failed.gain_after, done.kind) == (None, "revalidated")

@@ -112,7 +112,7 @@ def planned(
 ) -> ModelPlan:
     """Plan problems with what the local store knows of them."""
     from tuner.export.plan import plan_model
-    from tuner.store.figures import Estimates
+    from tuner.store.workers import Estimates
 
     with open_store() as store:
         winners = store.winners(

@@ -134,7 +134,7 @@ def run_here(
 def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
-    from tuner.store.figures import Estimates
+    from tuner.store.workers import Estimates
     from tuner.tuning.gains import estimate_line
 
     request, device = prepared.request, prepared.request.device.name

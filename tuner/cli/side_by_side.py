@@ -22,7 +22,7 @@ from tuner.cli.runs import not_tuned, print_objects
 from tuner.errors import MeasurerFailed, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
-from tuner.store.figures import Estimates
+from tuner.store.workers import Estimates
 from tuner.tuning.gains import work_line
 from tuner.tuning.request import Request
 

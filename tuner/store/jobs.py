@@ -44,7 +44,6 @@ from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
 from tuner.jobs.workers import Reasons
 from tuner.store.api_key import LOCAL
 from tuner.store.database import Database, Queries, utc_now
-from tuner.store.figures import Estimates
 from tuner.store.job_rows import (
     Asked,
     Unmet,
@@ -56,7 +55,7 @@ from tuner.store.job_rows import (
     update_job,
 )
 from tuner.store.tables import IS_COALESCIBLE, IS_QUEUED, idempotency_keys, job_events, jobs
-from tuner.store.workers import WorkerStore
+from tuner.store.workers import Estimates, WorkerStore
 
 
 class JobStore(Queries):
