@@ -21,7 +21,6 @@ from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store.connect import connect
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
-from tuner.store.results import ResultStore
 from workers.queue import Announces
 
 _CONFIG = config(16, 64, 128)
@@ -153,10 +152,10 @@ def work(leases: Leases, *, finish: bool = True) -> Job:
     """What a worker does with the next job: some trials, then the end."""
     lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "test")
     store = leases.store(lease)
-    run = ResultStore(store).begin_run(KEY)
-    ResultStore(store).add_trials(run, batch(0))
+    run = store.begin_run(KEY)
+    store.add_trials(run, batch(0))
     if finish:
-        ResultStore(store).finish_run(run, [ENTRY], Totals(measurements=100))
+        store.finish_run(run, [ENTRY], Totals(measurements=100))
     return JobStore(leases.database).get(lease.job_id)
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from cases import submit
 from store_writer import PROBLEM
 
-from tuner.jobs.job import JobRequest
+from tuner.jobs.job import JobRequest, Priority
 from tuner.store.database import utc_now
 from tuner.store.jobs import JobStore
 
@@ -58,7 +57,8 @@ def wait_inside() -> datetime:
 def main(url: str, seed: str, key: str) -> None:
     with JobStore.open(url) as opened:
         jobs = JobStore(opened.database, wait_inside)
-        answer = submit(jobs, submitter_request(int(seed)), idempotency_key=key, body_hash=BODY)
+        wanted = [(submitter_request(int(seed)), Priority.NORMAL)]
+        (answer,) = jobs.submit_all(wanted, idempotency_key=key, body_hash=BODY)
         print(answer.job.id)  # noqa: T201
 
 
