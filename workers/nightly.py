@@ -299,7 +299,7 @@ PAGE = 100
 
 
 class LocalWatching:
-    """A local store's watches, coverage and nights: a `tuner.jobs.watching.Watching`."""
+    """A local store's watches, coverage and nights: a `tuner.jobs.queue.Watching`."""
 
     def __init__(self, settings: Settings, store: Database) -> None:
         self._settings = settings

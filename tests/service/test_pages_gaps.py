@@ -87,7 +87,7 @@ def test_a_withdrawn_result_is_gone_and_the_log_says_who_did_it(
         lease = leases.claim([JobFilter(needs_gpu=True, devices=("NVIDIA_A10",))], "test")
         assert lease and lease.job_id == job
         store = leases.store(lease)
-        ResultStore(store).finish_run(ResultStore(store).begin_run(key), [ENTRY], Totals())
+        store.finish_run(ResultStore(store).begin_run(key), [ENTRY], Totals())
     path = f"/v1{RESULT.replace('L40S', 'A10')}"
     other = server.call("POST", "/v1/keys", {"name": "posts", "scope": "submit"}).json["key"]
     server.call("DELETE", path, key=other).problem(403)

@@ -16,7 +16,6 @@ from tuner.cli.targets import TargetOptions, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
-from tuner.store.results import ResultStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from tuner.engines.engine import Engine
     from tuner.engines.logs.served import CompletedHints
     from tuner.problems.records import Winner
+    from tuner.store.results import ResultStore
 
 _bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(_bundle, name="bundle")

@@ -13,13 +13,13 @@ import typer
 
 from tuner.cli.app import open_store, print_json, say
 from tuner.errors import TunerError
-from tuner.store.results import ResultStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tuner.cli.check_files import CheckReport
     from tuner.measure.workbench import Workbench
+    from tuner.store.results import ResultStore
     from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
     from tuner.tuning.request import Request

@@ -18,7 +18,7 @@ from tuner.errors import BadInput
 from tuner.render import list_width, table
 
 if TYPE_CHECKING:
-    from tuner.jobs.watching import Watching
+    from tuner.jobs.queue import Watching
     from tuner.jobs.workers import WorkerStatus
 
 
