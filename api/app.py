@@ -28,11 +28,9 @@ from api.errors import MEDIA_TYPE
 from api.examples import ANSWERS, EVENT, PROBLEMS
 from api.limits import Limiter, TakeTurns
 from api.middleware import AnswerHead, CompressPages, ContinueTrace, Observe, RefuseWithoutStore
-from api.pages import bundles as bundle_page
-from api.pages import compare, exports, fleet, login, render, several
+from api.pages import compare, exports, fleet, login, render
 from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
-from api.pages import keys as key_pages
 from api.pages import results as result_page
 from api.pages.browser import DOCS
 from api.pages.render import ShowErrors
@@ -271,9 +269,8 @@ def _refer(*headers: str) -> dict[str, Any]:
 
 _ROUTERS = (
     *(jobs.router, results.router, coverage.router, *service.routers),
-    *(coverage_page.router, result_page.router, several.router, job_pages.router, fleet.router),
-    *(exports.router, compare.router, bundle_page.router, key_pages.router, login.router),
-    render.router,
+    *(coverage_page.router, result_page.router, job_pages.router, fleet.router, compare.router),
+    *(exports.router, exports.bundles, login.router, login.keys, render.router),
 )
 # Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
 _TELEMETRY: TelemetryConfig = {

@@ -16,10 +16,10 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import OPEN_PATHS, Caller
-from api.bounds import DIGITS, JSON_DEPTH
 from api.errors import problem_response, store_problem
 from api.limits import rate_headers
 from api.pages.browser import is_page, is_static, is_tls
+from api.settings import DIGITS, JSON_DEPTH
 from workers.telemetry import checked_traceparent, continued, current_request
 
 log = logging.getLogger("tuner.api.access")

@@ -21,8 +21,8 @@ from pydantic import (
     create_model,
 )
 
-from api.bounds import CLUSTER_CHARS
 from api.examples import EXAMPLE_PROBLEM
+from api.settings import CLUSTER_CHARS
 from api.text import (
     ENDS,
     NAME_OF_KEY,

@@ -13,6 +13,7 @@ from api.auth import Admin, Reader
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
+from api.paging import Page, WatchedPage
 from api.requests import ModelText, NightIn, WatchIn
 from api.routes.coverage import (
     WatchId,
@@ -33,7 +34,6 @@ from api.routes.service import (
     list_workers,
     resume_workers,
 )
-from api.schemas_query import Page, WatchedPage
 from api.state import ApiDep
 from api.text import DeviceName
 from tuner.errors import BadInput

@@ -1,20 +1,25 @@
-"""Log in with a key or with a link that works once, log out, and end other sessions."""
+"""Log in and out, sessions, and keys: who may use the service."""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.auth import Reader, caller_of, too_many_wrong
+from api.auth import Admin, Reader, caller_of, too_many_wrong
 from api.keys import TooManyWrong
 from api.pages.browser import checked_return, clear_session, is_same_origin, session_of, set_session
-from api.pages.forms import Posted, ask_first
+from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import KEPT, go, login_form, page
+from api.requests import KeyIn
+from api.routes.service import KeyName, add_key, list_keys, revoke_key, rotate_key
 from api.state import Api, ApiDep
+from tuner.errors import BadInput
 
 router = APIRouter(include_in_schema=False)
 
@@ -111,3 +116,63 @@ def end_others(request: Request, form: Posted, caller: Reader, api: ApiDep) -> R
         count = api.sessions.end_others(token)
         audit.info("ended %d other sessions", count, extra={"client": caller.name})
     return go(request, "sessions")
+
+
+keys = APIRouter(prefix="/keys", include_in_schema=False)
+
+
+@keys.get("")
+def show_keys(request: Request, caller: Admin, api: ApiDep) -> Response:
+    """Who may use the service."""
+    return _keys(request, caller, api)
+
+
+@keys.post("")
+def make_key(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Make a key and show its secret once; with a mistake, say what it is."""
+    try:
+        made = add_key(KeyIn.model_validate(form), Response(), caller, api)
+    except ValidationError as error:
+        return _keys(request, caller, api, given=form, mistakes=mistakes_in(error, form))
+    except BadInput as error:
+        return _keys(request, caller, api, given=form, mistakes=refused_in(error, "name"))
+    return _keys(request, caller, api, made=made)
+
+
+@keys.post("/{name}/rotate")
+def replace_key(
+    name: KeyName, request: Request, form: Posted, caller: Admin, api: ApiDep
+) -> Response:
+    """Give a key a new secret and show it once."""
+    if asking := ask_first(request, form, "keys"):
+        return asking
+    return _keys(request, caller, api, made=rotate_key(name, Response(), caller, api))
+
+
+@keys.post("/{name}/revoke")
+def end_key(name: KeyName, request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Revoke a key."""
+    if asking := ask_first(request, form, "keys"):
+        return asking
+    revoke_key(name, caller, api)
+    return go(request, "keys")
+
+
+def _keys(
+    request: Request,
+    caller: Admin,
+    api: ApiDep,
+    *,
+    made: Mapping[str, Any] | None = None,
+    given: Mapping[str, str] | None = None,
+    mistakes: Mapping[str, str] | None = None,
+) -> Response:
+    return page(
+        request,
+        "keys",
+        422 if mistakes else 200,
+        keys=list_keys(caller, api)["keys"],
+        made=made,
+        given=given or {},
+        mistakes=mistakes or {},
+    )

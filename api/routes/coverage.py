@@ -13,11 +13,28 @@ from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses
 from api.matrix import counts_of, devices_of
-from api.paging import page_of, read_cursor, read_date_and_id, read_one, read_pair
+from api.paging import (
+    MatrixPage,
+    Page,
+    StoredPage,
+    WatchedPage,
+    page_of,
+    read_cursor,
+    read_date_and_id,
+    read_one,
+    read_pair,
+)
 from api.requests import HideIn, NightIn, WatchIn, watch_of
-from api.schemas_coverage import HeldPageOut, MatrixOut, WatchedPageOut, WatchesOut, WatchOut
-from api.schemas_out import NightOut, NightsOut, SummaryOut
-from api.schemas_query import MatrixPage, Page, StoredPage, WatchedPage
+from api.schemas_service import (
+    HeldPageOut,
+    MatrixOut,
+    NightOut,
+    NightsOut,
+    SummaryOut,
+    WatchedPageOut,
+    WatchesOut,
+    WatchOut,
+)
 from api.state import Api, ApiDep
 from tuner.devices.table import find_device
 from tuner.problems.registry import parse_problem

@@ -19,10 +19,9 @@ from api.auth import Admin, Caller, Reader, Submitter, may_hurry
 from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
 from api.pages.browser import wants_page
-from api.paging import job_position, page_of, read_job_cursor
+from api.paging import JobPage, job_position, page_of, read_job_cursor
 from api.requests import RefusedJob, SubmitJob, SubmitJobs, job_request
 from api.schemas_jobs import BatchOut, EventOut, JobOut, JobsOut, SubmittedOut
-from api.schemas_query import JobPage
 from api.state import Api, ApiDep
 from api.streams import FollowedJob
 from api.text import JobId

@@ -17,10 +17,9 @@ from api.bodies import JsonRoute
 from api.errors import responses, said_of
 from api.exports import Archive, BundleRequest, ExportRequest, is_named, read_posted
 from api.pages.browser import wants_page
-from api.paging import page_of, read_cursor, read_one
+from api.paging import ExportIn, Page, ResultOf, page_of, read_cursor, read_one
 from api.requests import BundleIn
-from api.schemas_query import ExportIn, Page, ResultOf
-from api.schemas_results import (
+from api.schemas_jobs import (
     ProgressOut,
     ResultsOut,
     ServedProofPage,

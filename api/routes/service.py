@@ -12,7 +12,7 @@ from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses
 from api.requests import KeyIn
-from api.schemas_out import DevicesOut, KeysOut, ModelsOut, NewKeyOut, StatusOut, WorkersOut
+from api.schemas_service import DevicesOut, KeysOut, ModelsOut, NewKeyOut, StatusOut, WorkersOut
 from api.state import Api, ApiDep
 from tuner.devices.table import devices
 from tuner.jobs.targets import families_of

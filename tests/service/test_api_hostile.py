@@ -20,10 +20,9 @@ import api.app
 import api.bodies
 import api.exports
 import api.middleware
-from api.bounds import CLUSTER_CHARS, QUERY_BYTES, QUERY_FIELDS, SMALL_BYTES
 from api.pages.browser import is_page, proof_of
 from api.requests import EXAMPLE_CLUSTER
-from api.settings import ApiSettings
+from api.settings import CLUSTER_CHARS, QUERY_BYTES, QUERY_FIELDS, SMALL_BYTES, ApiSettings
 from tuner import toml_table
 from workers.settings import Settings
 

@@ -18,7 +18,7 @@ from visitor import Visitor, links_of
 from api.matrix import CellState
 from api.pages.coverage import cells_of
 from api.pages.names import device_short, plain, problem_words
-from api.pages.trial_map import map_of
+from api.pages.results import map_of
 from api.settings import ApiSettings
 from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.outputs import OutputCheck

@@ -17,19 +17,7 @@ from test_pages import SCRIPT
 from visitor import FORM, Visitor
 
 from api.keys import MOST_WRONG, TooManyWrong
-from api.pages import (
-    bundles,
-    compare,
-    coverage,
-    exports,
-    fleet,
-    jobs,
-    login,
-    render,
-    results,
-    several,
-)
-from api.pages import keys as key_pages
+from api.pages import compare, coverage, exports, fleet, jobs, login, render, results
 from api.pages.browser import VALID_S, Links, checked_return
 from api.settings import ApiSettings
 from tuner.errors import BadInput
@@ -38,14 +26,11 @@ from tuner.store.database import Database
 from tuner.store.keys import LASTS, KeyStore, Scope, SessionStore
 from workers.settings import Settings
 
-MODULES = (
-    *(bundles, compare, coverage, exports, fleet, jobs, key_pages, login, results),
-    *(several, render),
-)
+MODULES = (compare, coverage, exports, fleet, jobs, login, results, render)
 ROUTES = [
     (method, route.path)
-    for module in MODULES
-    for route in module.router.routes
+    for router in (*(module.router for module in MODULES), exports.bundles, login.keys)
+    for route in router.routes
     if isinstance(route, APIRoute)
     for method in route.methods
 ]
