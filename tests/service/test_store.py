@@ -32,12 +32,17 @@ from tuner.problems.results import (
     Trial,
 )
 from tuner.store.connect import connect
-from tuner.store.database import Database
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore, trial_cursor
 
 UP, DOWN = POINTS
 ATTENTION = Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
+
+
+@pytest.fixture
+def store(store_url):
+    with ResultStore.open(store_url) as opened:
+        yield opened
 
 
 def entry(point: Point, median_us: float = 10.0, status: Status = Status.OK) -> Entry:
@@ -51,27 +56,27 @@ def extend(batch_size: int, new_tokens: int, cached_tokens: int) -> Point:
     return Point(batch_size, Stage.EXTEND, new_tokens, cached_tokens)
 
 
-def publish(store: Database, key: RunKey, *entries: Entry) -> None:
-    ResultStore(store).finish_run(ResultStore(store).begin_run(key), entries, Totals())
+def publish(store: ResultStore, key: RunKey, *entries: Entry) -> None:
+    store.finish_run(store.begin_run(key), entries, Totals())
 
 
 class TestRuns:
     def test_a_new_run_is_running_and_has_no_trials(self, store):
         before = datetime.now(timezone.utc)
-        run = ResultStore(store).begin_run(KEY)
+        run = store.begin_run(KEY)
         assert (run.key, run.state, run.reason, run.totals) == (KEY, RunState.RUNNING, "", None)
         assert before <= run.created_at <= run.updated_at <= datetime.now(timezone.utc)
         assert run.created_at.tzinfo is timezone.utc
-        assert ResultStore(store).trials(run) == []
+        assert store.trials(run) == []
 
     def test_an_equal_key_is_the_same_run_with_its_trials(self, store_url):
-        with Database.open(store_url) as first:
-            run = ResultStore(first).begin_run(KEY)
-            ResultStore(first).add_trials(run, [trial(0), trial(1)])
-        with Database.open(store_url) as second:
-            again = ResultStore(second).begin_run(replace(KEY, points=KEY.points[::-1]))
+        with ResultStore.open(store_url) as first:
+            run = first.begin_run(KEY)
+            first.add_trials(run, [trial(0), trial(1)])
+        with ResultStore.open(store_url) as second:
+            again = second.begin_run(replace(KEY, points=KEY.points[::-1]))
             assert (again.id, again.created_at) == (run.id, run.created_at)
-            assert ResultStore(second).trials(again) == [trial(0), trial(1)]
+            assert second.trials(again) == [trial(0), trial(1)]
 
     @pytest.mark.parametrize(
         "change",
@@ -89,81 +94,74 @@ class TestRuns:
         ids=lambda change: next(iter(change)),
     )
     def test_a_key_that_differs_anywhere_is_another_run(self, store, change):
-        run = ResultStore(store).begin_run(KEY)
-        ResultStore(store).add_trials(run, [trial(0)])
-        other = ResultStore(store).begin_run(replace(KEY, **change))
+        run = store.begin_run(KEY)
+        store.add_trials(run, [trial(0)])
+        other = store.begin_run(replace(KEY, **change))
         assert other.id != run.id
         assert other.key == replace(KEY, **change)
-        assert ResultStore(store).trials(other) == []
+        assert store.trials(other) == []
 
     def test_a_stopped_run_keeps_its_trials_and_can_be_begun_again(self, store):
-        run = ResultStore(store).begin_run(KEY)
-        ResultStore(store).add_trials(run, [trial(0)])
-        ResultStore(store).stop_run(
-            run, RunState.FAILED, "NothingFits: no configuration fits M=1 up"
-        )
+        run = store.begin_run(KEY)
+        store.add_trials(run, [trial(0)])
+        store.stop_run(run, RunState.FAILED, "NothingFits: no configuration fits M=1 up")
         row = read(store, "SELECT state, reason FROM runs")
         assert row == [("failed", "NothingFits: no configuration fits M=1 up")]
-        again = ResultStore(store).begin_run(KEY)
+        again = store.begin_run(KEY)
         assert (again.id, again.state, again.reason) == (run.id, RunState.RUNNING, "")
-        assert ResultStore(store).trials(again) == [trial(0)]
+        assert store.trials(again) == [trial(0)]
 
     def test_a_finished_run_tells_what_it_cost(self, store):
         totals = Totals(12, 34, wall_s=1.5, compile_s=2.5, measure_s=0.25, extra={"races": 2.0})
-        ResultStore(store).finish_run(ResultStore(store).begin_run(KEY), [], totals)
+        store.finish_run(store.begin_run(KEY), [], totals)
         assert read(store, "SELECT state FROM runs") == [("done",)]
-        assert ResultStore(store).begin_run(KEY).totals == totals
+        assert store.begin_run(KEY).totals == totals
 
 
 @both_databases
 class TestTrials:
     def test_a_candidate_is_stored_once(self, store):
-        run = ResultStore(store).begin_run(KEY)
+        run = store.begin_run(KEY)
         measured_again = replace(trial(1), measurement=Measurement(Status.CRASHED))
-        ResultStore(store).add_trials(run, [trial(0), trial(1)])
-        ResultStore(store).add_trials(run, [measured_again, trial(2), trial(2)])
-        assert ResultStore(store).trials(run) == [trial(0), trial(1), trial(2)]
+        store.add_trials(run, [trial(0), trial(1)])
+        store.add_trials(run, [measured_again, trial(2), trial(2)])
+        assert store.trials(run) == [trial(0), trial(1), trial(2)]
 
     def test_a_batch_that_fails_adds_nothing(self, store):
-        run = ResultStore(store).begin_run(KEY)
+        run = store.begin_run(KEY)
         too_large = replace(trial(1), measurement=Measurement(Status.OK, samples=2**70))
         with pytest.raises((UnusableStore, OverflowError)):
-            ResultStore(store).add_trials(run, [trial(0), too_large])
-        assert ResultStore(store).trials(run) == []
+            store.add_trials(run, [trial(0), too_large])
+        assert store.trials(run) == []
 
     def test_threads_share_a_store(self, store):
-        run = ResultStore(store).begin_run(KEY)
+        run = store.begin_run(KEY)
         with ThreadPoolExecutor(4) as pool:
-            for done in [
-                pool.submit(ResultStore(store).add_trials, run, batch(n)) for n in range(8)
-            ]:
+            for done in [pool.submit(store.add_trials, run, batch(n)) for n in range(8)]:
                 done.result()
-        assert sorted(map(number_of, ResultStore(store).trials(run))) == list(range(8 * BATCH))
+        assert sorted(map(number_of, store.trials(run))) == list(range(8 * BATCH))
 
     def test_a_crash_s_unprintable_output_is_kept_readable(self, store):
-        run = ResultStore(store).begin_run(KEY)
+        run = store.begin_run(KEY)
         crashed = Measurement(Status.CRASHED, detail="CUDA\0error\udcff")
-        ResultStore(store).add_trials(run, [replace(trial(0), measurement=crashed)])
-        assert (
-            ResultStore(store).trials(run)[0].measurement.detail
-            == "CUDA\N{REPLACEMENT CHARACTER}error?"
-        )
+        store.add_trials(run, [replace(trial(0), measurement=crashed)])
+        assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
 
     def test_each_backend_of_a_point_has_its_trial(self, store):
-        run, results = ResultStore(store).begin_run(KEY), ResultStore(store)
+        run = store.begin_run(KEY)
         none = Config({})
         others = [
             replace(trial(0), candidate=Candidate(UP, none, backend))
             for backend in ("deep_gemm", "cutlass")
         ]
         faster = [replace(one, measurement=Measurement(Status.OK, 0.25, 0.25, 3)) for one in others]
-        ResultStore(store).add_trials(run, [trial(0), *faster, *others])
-        assert ResultStore(store).trials(run) == [trial(0), *faster]
-        first, second, third = results.trials_page(run.id, None, 9)
+        store.add_trials(run, [trial(0), *faster, *others])
+        assert store.trials(run) == [trial(0), *faster]
+        first, second, third = store.trials_page(run.id, None, 9)
         assert [first, second] == faster[::-1]  # no configuration comes before any
-        assert list(results.trials_page(run.id, trial_cursor(first), 9)) == [second, third]
+        assert list(store.trials_page(run.id, trial_cursor(first), 9)) == [second, third]
         # "Best so far" is Triton's.
-        assert results.best_trials(run.id) == {UP: trial(0).measurement.median_us}
+        assert store.best_trials(run.id) == {UP: trial(0).measurement.median_us}
 
 
 @both_databases
@@ -175,18 +173,18 @@ class TestWinners:
             one, incumbents={**one.incumbents, "deep_gemm": other}, without_us="deep_gemm"
         )
         publish(store, KEY, one)
-        (winner,) = ResultStore(store).winners_in(KEY.problem, KEY.environment)
+        (winner,) = store.winners_in(KEY.problem, KEY.environment)
         assert winner.entry == one
-        (summary,) = Lookups(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store.database).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(0.8), True)
         publish(store, KEY, replace(one, without_us="cutlass"))  # which was not measured
-        (summary,) = Lookups(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store.database).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(1.25), False)
 
     def test_entries_come_back_with_what_they_hold_for(self, store):
-        run = ResultStore(store).begin_run(KEY)
-        ResultStore(store).finish_run(run, [entry(DOWN), entry(UP)], Totals())
-        found = ResultStore(store).winners(device="NVIDIA_L40S", engine="sglang")
+        run = store.begin_run(KEY)
+        store.finish_run(run, [entry(DOWN), entry(UP)], Totals())
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
         assert [winner.entry for winner in found] == [entry(UP), entry(DOWN)]
         assert {(w.problem, w.environment, w.run_id) for w in found} == {
             (PROBLEM, ENVIRONMENT, run.id)
@@ -201,9 +199,9 @@ class TestWinners:
             raise KeyError
 
         other = replace(KEY, seed=1)
-        run = ResultStore(store).begin_run(other)
+        run = store.begin_run(other)
         with pytest.raises(KeyError):
-            ResultStore(store).finish_run(run, failing(), Totals())
+            store.finish_run(run, failing(), Totals())
         assert medians(store) == [20.0, 20.0]
         assert read(store, "SELECT state FROM runs ORDER BY id") == [("done",), ("running",)]
 
@@ -271,7 +269,7 @@ class TestWinners:
         points = [Point(size, stage, 1, 4096) for size in (1, 2) for stage in problem.parts]
         key = replace(KEY, problem=problem, points=tuple(points))
         publish(store, key, *(entry(point) for point in reversed(points)))
-        found = ResultStore(store).winners(device="NVIDIA_L40S", engine="sglang")
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
         assert [winner.entry.point for winner in found] == points
 
     def test_winners_are_those_of_the_asked_for(self, store):
@@ -292,22 +290,22 @@ class TestWinners:
 
 @both_databases
 def test_a_reader_does_not_stop_a_writer(store):
-    run = ResultStore(store).begin_run(KEY)
-    with store.read() as reader:
+    run = store.begin_run(KEY)
+    with store.database.read() as reader:
         reader.execute(text("SELECT * FROM trials")).all()
-        ResultStore(store).add_trials(run, [trial(0)])  # SQLite without its write-ahead log: locked
+        store.add_trials(run, [trial(0)])  # SQLite without its write-ahead log: locked
         assert reader.execute(text("SELECT count(*) FROM runs")).scalar() == 1
-    assert ResultStore(store).trials(run) == [trial(0)]
+    assert store.trials(run) == [trial(0)]
 
 
 @both_databases
 def test_a_failing_database_is_one_line_of_ours(store):
-    run = ResultStore(store).begin_run(KEY)
-    with store._writer.begin() as connection:
+    run = store.begin_run(KEY)
+    with store.database._writer.begin() as connection:
         connection.execute(text("DROP TABLE trials"))
     for use in (
-        lambda: ResultStore(store).trials(run),
-        lambda: ResultStore(store).add_trials(run, [trial(0)]),
+        lambda: store.trials(run),
+        lambda: store.add_trials(run, [trial(0)]),
     ):
         with pytest.raises(UnusableStore, match="trials") as caught:
             use()
@@ -316,9 +314,9 @@ def test_a_failing_database_is_one_line_of_ours(store):
 
 @both_databases
 def test_an_unknown_run_is_refused(store):
-    run = ResultStore(store).begin_run(KEY)
+    run = store.begin_run(KEY)
     with pytest.raises(UnusableStore, match="(?i)foreign key"):
-        ResultStore(store).add_trials(replace(run, id=run.id + 1), [trial(0)])
+        store.add_trials(replace(run, id=run.id + 1), [trial(0)])
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
@@ -383,28 +381,28 @@ def test_everything_comes_back_as_it_was_given(store):
     def check(key: RunKey, given_trial: Trial, given_entry: Entry) -> None:
         environment = replace(key.environment, device=f"device {next(fresh)}")
         key = replace(key, environment=environment)
-        run = ResultStore(store).begin_run(key)
+        run = store.begin_run(key)
         assert run.key == key
-        ResultStore(store).add_trials(run, [given_trial])
-        (stored,) = ResultStore(store).trials(run)
+        store.add_trials(run, [given_trial])
+        (stored,) = store.trials(run)
         assert stored == given_trial
         assert list(stored.candidate.config) == list(given_trial.candidate.config)
-        ResultStore(store).finish_run(run, [given_entry], Totals())
-        (winner,) = ResultStore(store).winners(device=environment.device, engine=environment.engine)
+        store.finish_run(run, [given_entry], Totals())
+        (winner,) = store.winners(device=environment.device, engine=environment.engine)
         assert winner.entry == given_entry
         assert (winner.problem, winner.environment) == (key.problem, environment)
 
     check()
 
 
-def medians(store: Database, **wanted: object) -> list[float]:
-    found = ResultStore(store).winners(**{"device": "NVIDIA_L40S", "engine": "sglang", **wanted})
+def medians(store: ResultStore, **wanted: object) -> list[float]:
+    found = store.winners(**{"device": "NVIDIA_L40S", "engine": "sglang", **wanted})
     return [winner.entry.median_us for winner in found]
 
 
-def counted(store: Database, *devices: str) -> list[float]:
+def counted(store: ResultStore, *devices: str) -> list[float]:
     """The medians of what the service counts, by size and part: as `medians` has them."""
-    found = Lookups(store).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
+    found = Lookups(store.database).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
     rows = read(store, "SELECT run_id, status, batch_size, part, median_us FROM winners")
     medians = {row[:-1]: row[-1] for row in rows}
     places = [
@@ -416,8 +414,8 @@ def counted(store: Database, *devices: str) -> list[float]:
     return [medians[place] for place in order]
 
 
-def read(store: Database, query: str) -> list[tuple[object, ...]]:
-    engine = connect(store.engine.url.render_as_string(hide_password=False))
+def read(store: ResultStore, query: str) -> list[tuple[object, ...]]:
+    engine = connect(store.database.engine.url.render_as_string(hide_password=False))
     with engine.connect() as connection:
         rows = [tuple(row) for row in connection.execute(text(query))]
     engine.dispose()
