@@ -20,7 +20,7 @@ from api.limits import Quotas
 from api.matrix import Matrix
 from api.pages.browser import Links
 from api.settings import ApiSettings
-from api.streams import FollowedJob, Streams, Waits
+from api.streams import FollowedJob, Streams
 from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
 from tuner.jobs.workers import Reasons, WorkerStatus
 from tuner.store.database import PATIENCE_S, Database, Probe, utc_now
@@ -144,7 +144,6 @@ class Api:
         self.lookups = Lookups(self.store)
         self.estimates = Estimates(self.store)
         self.results = ResultStore(self.store)
-        self.waits = Waits(self.jobs)
         self.workers = WorkerStore(self.store)
         self.fleet = Fleet(self.workers)
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)

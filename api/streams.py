@@ -6,12 +6,11 @@ thread.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio
 from anyio import to_thread
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.keys import FRESH_S
@@ -28,7 +26,6 @@ from tuner.jobs.job import PLANNED, Job, JobEvent, JobState
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import read_part
 from tuner.problems.results import Status
-from tuner.store.jobs import JobStore
 
 if TYPE_CHECKING:
     from api.state import Api
@@ -37,6 +34,9 @@ log = logging.getLogger("tuner.api.streams")
 
 POLL_S = 0.5  # between looks for new events, and for jobs that have ended
 PAGE = 500  # events read at once
+MOST = 200  # requests that wait at once in this process; more are answered at once
+MOST_OF_ONE = 50  # of one client
+ENDS = {state.value for state in JobState if state.finished}  # kinds of a job's last event
 RETRY_S = 5  # a client that was refused a stream should wait for so long
 ReadCounts = Callable[[Collection[str]], Mapping[str, int]]
 ReadEvents = Callable[[str, int, int], Sequence[JobEvent]]
@@ -64,6 +64,7 @@ class Streams:
         self._most, self._most_per_key = most, most_per_key
         self._by_key: Counter[str] = Counter()
         self._jobs: dict[str, FollowedJob] = {}
+        self._waiting: Counter[str] = Counter()  # requests that wait for an end, by client
         self._anybody = anyio.Event()
         self._thread = anyio.CapacityLimiter(1)
 
@@ -112,6 +113,40 @@ class Streams:
             job.followers -= 1
             if not job.followers:
                 del self._jobs[job_id]
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for the end of their job."""
+        return self._waiting.total()
+
+    async def until_ended(
+        self, job_id: str, seen: int, request: Request, client: str, seconds: float
+    ) -> None:
+        """Return when the job has ended, after so many seconds, or when the client has gone.
+
+        The end is an event behind the one with the number `seen`. Returns at once where too many
+        wait already.
+        """
+        if self.waiting >= MOST or self._waiting[client] >= MOST_OF_ONE:
+            return
+        self._waiting[client] += 1
+        try:
+            with anyio.move_on_after(seconds):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_until_gone, request, tasks.cancel_scope)
+                    await self._end_of(job_id, seen)
+                    tasks.cancel_scope.cancel()
+        finally:
+            _one_less(self._waiting, client)
+
+    async def _end_of(self, job_id: str, seen: int) -> None:
+        while True:
+            with suppress(UnusableStore), self.following(job_id) as job:
+                while events := await job.after(seen):
+                    if any(event.kind in ENDS for event in events):
+                        return
+                    seen = events[-1].seq
+            await anyio.sleep(POLL_S)  # the store did not answer: the next look may succeed
 
     async def watch(self) -> NoReturn:
         """Look for new events of all followed jobs, with one query, and wake their streams."""
@@ -216,70 +251,10 @@ class FollowedJob:
             return [event for event in self._page if event.seq > seen]
 
 
-MOST = 200  # requests that wait at once in this process; more are answered at once
-MOST_OF_ONE = 50  # of one client
-
-
-class Waits:
-    """Waits for jobs to end, in one event loop."""
-
-    def __init__(self, jobs: JobStore) -> None:
-        self._jobs = jobs
-        self._wakes: dict[str, set[anyio.Event]] = {}  # by the id of the job that is waited for
-        self._clients: Counter[str] = Counter()
-        self._looking: asyncio.Task[None] | None = None
-
-    @property
-    def count(self) -> int:
-        """How many requests wait."""
-        return self._clients.total()
-
-    async def until_ended(self, job_id: str, request: Request, client: str, seconds: float) -> None:
-        """Return when the job has ended, after so many seconds, or when the client has gone.
-
-        Returns at once where too many wait already.
-        """
-        if self.count >= MOST or self._clients[client] >= MOST_OF_ONE:
-            return
-        with self._waiting(job_id, client) as ended, anyio.move_on_after(seconds):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_until_gone, request, ended)
-                await ended.wait()
-                tasks.cancel_scope.cancel()
-
-    @contextmanager
-    def _waiting(self, job_id: str, client: str) -> Iterator[anyio.Event]:
-        wake = anyio.Event()
-        self._wakes.setdefault(job_id, set()).add(wake)
-        self._clients[client] += 1
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        try:
-            yield wake
-        finally:
-            self._clients[client] -= 1
-            self._wakes[job_id].discard(wake)
-            if not self._wakes[job_id]:
-                del self._wakes[job_id]
-
-    async def _look(self) -> None:
-        """Wake whose job has ended, for as long as anybody waits."""
-        while self._wakes:
-            try:
-                ended = await run_in_threadpool(self._jobs.ended, tuple(self._wakes))
-            except UnusableStore as error:
-                log.warning("no look for ended jobs: %s", error)  # the next may succeed
-                ended = set()
-            for job_id in ended:
-                for wake in self._wakes.get(job_id, ()):
-                    wake.set()
-            await anyio.sleep(POLL_S)
-
-
-async def _until_gone(request: Request, gone: anyio.Event) -> None:
+async def _until_gone(request: Request, waiting: anyio.CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    gone.set()
+    waiting.cancel()
 
 
 _EVENTS = 200  # the newest ones say the pace

@@ -23,10 +23,10 @@ from api.paging import JobPage, job_position, page_of, read_job_cursor
 from api.requests import RefusedJob, SubmitJob, SubmitJobs, job_request
 from api.schemas_jobs import BatchOut, EventOut, JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
-from api.streams import FollowedJob
+from api.streams import ENDS, FollowedJob
 from api.text import JobId
 from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
-from tuner.jobs.job import JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.job import JobEvent, JobRequest, Priority, Submitted
 from tuner.store.keys import Scope
 from workers.telemetry import current_traceparent, describe_span, span
 
@@ -229,7 +229,8 @@ async def get_job(
         if end_turn := state.get("end_turn"):  # other reading requests need not wait too
             end_turn()
         seconds = min(wait, api.settings.wait_s)
-        await api.waits.until_ended(job_id, request, caller.name, seconds)
+        (last,) = await run_in_threadpool(api.jobs.latest_events, job_id, 1)
+        await api.streams.until_ended(job_id, last.seq - 1, request, caller.name, seconds)
         state["waited_s"] = time.monotonic() - began
         job = await run_in_threadpool(api.jobs.get, job_id)
     if job.state.finished:
@@ -292,7 +293,6 @@ def retry_job(job_id: JobId, request: Request, caller: Submitter, api: ApiDep) -
     return job.as_json()
 
 
-_ENDS = {state.value for state in JobState if state.finished}  # kinds of a job's last event
 RECONNECT_MS = 2000  # a client waits for so long after the stream broke
 
 LastEventId = Annotated[
@@ -375,4 +375,4 @@ async def follow_job(
             seen = event.seq
             data = event.as_json()
             yield ServerSentEvent(data=data, event=event.kind, id=str(seen))  # type: ignore[misc]
-            finished = event.kind in _ENDS
+            finished = event.kind in ENDS

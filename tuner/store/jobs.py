@@ -32,7 +32,6 @@ from tuner.errors import (
 )
 from tuner.jobs.job import (
     FRESH,
-    UNFINISHED,
     Job,
     JobEvent,
     JobRequest,
@@ -161,13 +160,6 @@ class JobStore(Queries):
         some = select(jobs.c.id).where(*mine).limit(most).subquery()
         with self._read() as connection:
             return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
-
-    def ended(self, job_ids: Collection[str]) -> set[str]:
-        """Which of these jobs have ended."""
-        unfinished = [state.value for state in UNFINISHED]
-        query = select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.state.not_in(unfinished))
-        with self._read() as connection:
-            return set(connection.execute(query).scalars())
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """A job's events with numbers above `after`, in order; none for an unknown job."""
