@@ -75,14 +75,7 @@ def submit_job(
     _admit(request, api, caller, 1)
     wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
     with span("submit", {"tuner.device": wanted.device}, "producer"):
-        (answer,) = api.jobs.submit_all(
-            [(wanted, _priority(body))],
-            unmet=api.fleet.reasons().unmet,
-            client=caller.name,
-            idempotency_key=idempotency_key,
-            body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-            trace=current_traceparent(),
-        )
+        (answer,) = _submit([(wanted, _priority(body))], body, caller, api, idempotency_key)
         describe_span({"tuner.job.id": answer.job.id, "tuner.job.created": answer.created})
     request.scope["state"]["job_id"] = answer.job.id
     _announce([answer], api)
@@ -123,27 +116,20 @@ def submit_jobs(
     items: list[dict[str, Any]] = []
     notes: list[list[str]] = []
     for one in jobs:
-        if isinstance(one, RefusedJob):
-            problem = problem_of_mistakes(one.errors, one.values, request)
-            items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
-            continue
         try:
-            asked, said = job_request(one, settings, workers)
-            wanted.append((asked, _priority(one)))
-            notes.append(said)
-            items.append({"problem": None})
+            if isinstance(one, RefusedJob):
+                problem = problem_of_mistakes(one.errors, one.values, request)
+            else:
+                asked, said = job_request(one, settings, workers)
+                wanted.append((asked, _priority(one)))
+                notes.append(said)
+                items.append({"problem": None})
+                continue
         except BadInput as error:
             problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
-            items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
+        items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
     with span("submit", {"tuner.jobs": len(wanted)}, "producer"):
-        answers = api.jobs.submit_all(
-            wanted,
-            unmet=api.fleet.reasons().unmet,
-            client=caller.name,
-            idempotency_key=idempotency_key,
-            body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-            trace=current_traceparent(),
-        )
+        answers = _submit(wanted, body, caller, api, idempotency_key)
     if len(answers) != len(wanted):
         raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
     _announce(answers, api)
@@ -160,6 +146,23 @@ def _admit(request: Request, api: Api, caller: Caller, count: int) -> None:
     state = request.scope["state"]
     state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
     api.quotas.check(caller.name, count)
+
+
+def _submit(
+    wanted: Sequence[tuple[JobRequest, Priority]],
+    body: SubmitJob | SubmitJobs,
+    caller: Caller,
+    api: Api,
+    idempotency_key: str | None,
+) -> Sequence[Submitted]:
+    return api.jobs.submit_all(
+        wanted,
+        unmet=api.fleet.reasons().unmet,
+        client=caller.name,
+        idempotency_key=idempotency_key,
+        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+        trace=current_traceparent(),
+    )
 
 
 def _priority(body: SubmitJob) -> Priority:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from statistics import median
 from typing import Any
@@ -24,7 +24,7 @@ from sqlalchemy.pool import QueuePool
 
 from tuner.errors import UnknownWorker, did_you_mean
 from tuner.jobs.job import HELD, Cost, Job, JobState
-from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus
+from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus, read_info
 from tuner.problems.points import Problem
 from tuner.problems.records import RunState
 from tuner.problems.results import MeasureKind
@@ -48,20 +48,13 @@ class WorkerStore(Queries):
         """
         with self._write() as connection:
             now = self._now(connection)
-            seen: dict[str, Any] = {"engines": list(info.engines), "seen_at": now}
+            seen: dict[str, Any] = {"engines": info.engines, "seen_at": now}
             insert = insert_into(connection, workers).values(
-                id=info.id,
-                name=info.name,
-                host=info.host,
-                gpu=info.gpu,
-                device=info.device,
-                devices=None if info.devices is None else list(info.devices),
-                packages=dict(info.packages),
+                **asdict(info) | seen,
                 state=WorkerState.ACTIVE.value,
                 reason="",
                 drain=False,
                 started_at=now,
-                **seen,
             )
             upsert = insert.on_conflict_do_update(index_elements=[workers.c.id], set_=seen)
             return WorkerState(connection.execute(upsert.returning(workers.c.state)).scalar_one())
@@ -152,16 +145,7 @@ def _set(connection: Connection, worker_id: str, **values: object) -> None:
 def _read(row: RowMapping, now: datetime) -> WorkerStatus:
     state = WorkerState(row["state"])
     return WorkerStatus(
-        info=WorkerInfo(
-            id=row["id"],
-            name=row["name"],
-            host=row["host"],
-            gpu=row["gpu"],
-            device=row["device"],
-            devices=None if row["devices"] is None else tuple(row["devices"]),
-            engines=tuple(row["engines"]),
-            packages=row["packages"],
-        ),
+        info=read_info(row),
         state=state,
         reason=row["reason"],
         drain=row["drain"],
