@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from limits import RateLimitItem, parse_many
 
@@ -41,26 +42,44 @@ LARGE_BYTES = 1 << 16
 MIB = 1 << 20
 
 
+def _rate(text: str) -> tuple[RateLimitItem, ...]:
+    """Read `10/second;300/minute`, or `none`."""
+    if text == "none":
+        return ()
+    try:
+        return tuple(parse_many(text))
+    except ValueError:
+        raise BadInput(f"a rate is like 10/second;300/minute, or none: not {text!r}") from None
+
+
+def _whole(default: int, low: int, high: int) -> int:
+    """A field that TUNER_API_NAME sets, within these bounds."""
+    found: int = field(default=default, metadata={"bounds": (low, high)})
+    return found
+
+
 @dataclass(frozen=True)
 class ApiSettings:
-    """The service's settings, and the API's limits."""
+    """The service's settings, and the API's limits: TUNER_API_RATE sets `rate`, and so on."""
 
     service: Settings
-    max_body_bytes: int = 4 * MIB  # the largest config.json seen has 3 MiB
-    rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("1200/minute"))
-    submit_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("300/minute"))
-    queued: int = 10_000  # jobs of one key in the queue
-    stream_s: int = 3600  # an event stream ends after so many seconds, and its client reconnects
-    streams: int = 200  # event streams at once
-    wait_s: int = 60  # a request waits at most so long for its job's end
+    max_body_bytes: int = _whole(4 * MIB, 1024, 64 * MIB)  # the largest config.json seen has 3 MiB
+    rate: tuple[RateLimitItem, ...] = _rate("1200/minute")
+    submit_rate: tuple[RateLimitItem, ...] = _rate("300/minute")
+    queued: int = _whole(10_000, 1, 1_000_000)  # jobs of one key in the queue
+    # An event stream ends after so many seconds, and its client reconnects.
+    stream_s: int = _whole(3600, 1, 86_400)
+    streams: int = _whole(200, 1, 10_000)  # event streams at once
+    wait_s: int = _whole(60, 0, 60)  # a request waits at most so long for its job's end
     no_auth: bool = False  # requests from this machine need no key: `tuner serve --no-auth`
-    streams_per_key: int = 20
-    body_s: int = 20  # a body must have arrived after so many seconds
-    large_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("60/minute"))
-    connections: int = 1000  # of clients, at once
-    connections_per_address: int = 100
-    statement_s: int = 10  # PostgreSQL gives a statement of a request up after so many seconds
-    lock_s: int = 5  # and a wait for a lock, or for a free connection to the store
+    streams_per_key: int = _whole(20, 1, 10_000)
+    body_s: int = _whole(20, 1, 3600)  # a body must have arrived after so many seconds
+    large_rate: tuple[RateLimitItem, ...] = _rate("60/minute")
+    connections: int = _whole(1000, 10, 100_000)  # of clients, at once
+    connections_per_address: int = _whole(100, 1, 100_000)
+    # PostgreSQL gives a statement of a request up after so many seconds.
+    statement_s: int = _whole(10, 1, 3600)
+    lock_s: int = _whole(5, 1, 3600)  # and a wait for a lock, or for a free connection to the store
 
     @property
     def store_limits(self) -> PoolLimits:
@@ -71,46 +90,15 @@ class ApiSettings:
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
     """The settings of this process. Raises BadInput for an invalid value."""
-    defaults = ApiSettings(read_settings(environ))
-
-    def rate(name: str, default: tuple[RateLimitItem, ...]) -> tuple[RateLimitItem, ...]:
-        text = read_value(f"TUNER_API_{name}", environ)
-        return default if text is None else _rate(text)
-
-    def whole(name: str, low: int, high: int, default: int) -> int:
-        text = read_value(f"TUNER_API_{name}", environ)
-        if text is None:
-            return default
-        if not (text.isascii() and text.isdigit() and low <= int(text[:12]) <= high):
-            raise BadInput(f"TUNER_API_{name} is a whole number, {low} to {high}, not {text!r}")
-        return int(text)
-
-    return ApiSettings(
-        service=defaults.service,
-        max_body_bytes=whole("MAX_BODY_BYTES", 1024, 64 * MIB, defaults.max_body_bytes),
-        rate=rate("RATE", defaults.rate),
-        submit_rate=rate("SUBMIT_RATE", defaults.submit_rate),
-        queued=whole("QUEUED", 1, 1_000_000, defaults.queued),
-        stream_s=whole("STREAM_S", 1, 86_400, defaults.stream_s),
-        wait_s=whole("WAIT_S", 0, 60, defaults.wait_s),
-        streams=whole("STREAMS", 1, 10_000, defaults.streams),
-        streams_per_key=whole("STREAMS_PER_KEY", 1, 10_000, defaults.streams_per_key),
-        body_s=whole("BODY_S", 1, 3600, defaults.body_s),
-        large_rate=rate("LARGE_RATE", defaults.large_rate),
-        connections=whole("CONNECTIONS", 10, 100_000, defaults.connections),
-        connections_per_address=whole(
-            "CONNECTIONS_PER_ADDRESS", 1, 100_000, defaults.connections_per_address
-        ),
-        statement_s=whole("STATEMENT_S", 1, 3600, defaults.statement_s),
-        lock_s=whole("LOCK_S", 1, 3600, defaults.lock_s),
-    )
-
-
-def _rate(text: str) -> tuple[RateLimitItem, ...]:
-    """Read `10/second;300/minute`, or `none`."""
-    if text == "none":
-        return ()
-    try:
-        return tuple(parse_many(text))
-    except ValueError:
-        raise BadInput(f"a rate is like 10/second;300/minute, or none: not {text!r}") from None
+    given: dict[str, Any] = {}
+    for one in fields(ApiSettings):
+        bounds, name = one.metadata.get("bounds"), f"TUNER_API_{one.name.upper()}"
+        if not (bounds or one.name.endswith("rate")) or (text := read_value(name, environ)) is None:
+            continue
+        if not bounds:
+            given[one.name] = _rate(text)
+        elif text.isascii() and text.isdigit() and bounds[0] <= int(text[:12]) <= bounds[1]:
+            given[one.name] = int(text)
+        else:
+            raise BadInput(f"{name} is a whole number, {bounds[0]} to {bounds[1]}, not {text!r}")
+    return ApiSettings(read_settings(environ), **given)
