@@ -22,9 +22,9 @@ from tuner.jobs.job import Job, JobFilter, JobState
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, Status
-from tuner.store.database import Database
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
+from tuner.store.results import ResultStore
 from workers.settings import Settings
 
 
@@ -316,7 +316,7 @@ class TestResults:
         keys = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
         config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
         own = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 12.0)}
-        with Database.open(store_url) as store:
+        with ResultStore.open(store_url) as store:
             for problem in twins:
                 fill(
                     store,
@@ -341,7 +341,7 @@ class TestResults:
         server.call("GET", f"{path}&problem=fused_moe:E=1").problem(422)
 
     def test_an_export_holds_attention_too(self, server, store_url):
-        with Database.open(store_url) as store:
+        with ResultStore.open(store_url) as store:
             fill(store, EXTEND)
         flags = "server_args=--attention-backend%20triton"
         found = server.call("GET", f"/v1/exports/H200.tar?engine=sglang==0.5.16&{flags}")

@@ -25,7 +25,6 @@ from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config, Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import Incumbent, MeasureKind, Status, Totals
-from tuner.store.database import Database
 from tuner.store.keys import Scope
 from tuner.store.results import ResultStore
 from workers.settings import Settings
@@ -60,14 +59,14 @@ def server(store_url):
 
 @pytest.fixture
 def store(server, store_url):
-    with Database.open(store_url) as opened:
+    with ResultStore.open(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
 def one_server(sqlite_url):
     """For what does not depend on the database."""
-    with Database.open(sqlite_url) as opened:
+    with ResultStore.open(sqlite_url) as opened:
         fill(opened, EXTEND)
     with serving_readers(sqlite_url) as running:
         yield running
@@ -275,7 +274,7 @@ class TestMadeOnce:
 def kept(tmp_path_factory):
     """A server, and the tag of its export."""
     url = f"sqlite:///{tmp_path_factory.mktemp('exports') / 'tuner.db'}"
-    with Database.open(url) as opened:
+    with ResultStore.open(url) as opened:
         fill(opened, EXTEND)
     with serving_readers(url) as running:
         answer = running.call("GET", PATH)
@@ -322,21 +321,21 @@ def test_the_schema_names_the_headers(one_server):
     assert {"304", "409", "507"} < answers.keys()
 
 
-def state(store: Database, device: str = "NVIDIA_H200") -> str:
-    return ResultStore(store).winners_state(device=device, engine="sglang", engine_version="0.5.16")
+def state(store: ResultStore, device: str = "NVIDIA_H200") -> str:
+    return store.winners_state(device=device, engine="sglang", engine_version="0.5.16")
 
 
 @both_databases
 def test_the_store_s_state_changes_with_every_winner(store_url):
-    with Database.open(store_url) as store:
+    with ResultStore.open(store_url) as store:
         seen, elsewhere = [state(store)], state(store, "NVIDIA_L40S")
 
         def publish(problem: Problem, number: int, warps: int = 8) -> None:
             """All that is stored is replaced one by one, by the same run."""
             at = point(Stage.EXTEND, 1, 512, number)
             key = RunKey(problem, ENVIRONMENT, MeasureKind.GPU, "quick", 0, (at,), "s")
-            run = ResultStore(store).begin_run(key)
-            ResultStore(store).finish_run(run, [entry(at, num_warps=warps)], Totals())
+            run = store.begin_run(key)
+            store.finish_run(run, [entry(at, num_warps=warps)], Totals())
             seen.append(state(store))
 
         for number in (1, 2, 3):

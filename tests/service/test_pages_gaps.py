@@ -16,7 +16,6 @@ from visitor import Visitor
 from tuner.jobs.job import JobFilter
 from tuner.problems.results import Totals
 from tuner.store.leases import Leases
-from tuner.store.results import ResultStore
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,7 @@ def test_a_withdrawn_result_is_gone_and_the_log_says_who_did_it(
         lease = leases.claim([JobFilter(needs_gpu=True, devices=("NVIDIA_A10",))], "test")
         assert lease and lease.job_id == job
         store = leases.store(lease)
-        store.finish_run(ResultStore(store).begin_run(key), [ENTRY], Totals())
+        store.finish_run(store.begin_run(key), [ENTRY], Totals())
     path = f"/v1{RESULT.replace('L40S', 'A10')}"
     other = server.call("POST", "/v1/keys", {"name": "posts", "scope": "submit"}).json["key"]
     server.call("DELETE", path, key=other).problem(403)
