@@ -18,11 +18,12 @@ import anyio
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
+from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
 from starlette.staticfiles import StaticFiles
 
 from api import errors
-from api.auth import OPEN_PATHS, Authenticate
+from api.auth import Authenticate
 from api.bodies import CheckBody
 from api.errors import MEDIA_TYPE
 from api.examples import ANSWERS, EVENT, PROBLEMS
@@ -32,7 +33,7 @@ from api.pages import compare, exports, fleet, login, render
 from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
 from api.pages import results as result_page
-from api.pages.browser import DOCS
+from api.pages.browser import DOCS, OPEN_PATHS
 from api.pages.render import ShowErrors
 from api.routes import coverage, jobs, results, service
 from api.settings import ApiSettings
@@ -294,7 +295,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         url = settings.service.database_url
         with Database.open(url, settings.store_limits) as store, Probe.of(url) as probe:
             wakes = _announcer(settings.service) if announcer is None else announcer
-            metrics = Metrics(Figures(store), settings.service)
+            metrics = Metrics(Figures(store), *_broker_collectors(settings.service))
             api = Api(settings, store, wakes, metrics, Readiness(probe))
             app.state.api = api
             async with anyio.create_task_group() as tasks:
@@ -341,6 +342,14 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
 class _SilentAnnouncer:
     def announce(self, job: Job) -> None:
         """Do nothing: workers find the job the next time they poll."""
+
+
+def _broker_collectors(settings: Settings) -> list[Collector]:
+    if settings.broker_url is None:
+        return []
+    from workers.broker import BrokerCollector  # noqa: PLC0415 (no Celery without a broker)
+
+    return [BrokerCollector(settings)]
 
 
 def _announcer(settings: Settings) -> Announces:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
@@ -17,20 +17,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import problem_response, store_problem
 from api.keys import TooManyWrong, is_loopback
-from api.pages.browser import is_open, is_page, is_same_origin, session_of, wants_page
+from api.limits import Limiter
+from api.pages.browser import is_page, is_same_origin, needs_no_key, session_of, wants_page
+from api.state import Api
 from tuner.errors import UnusableStore
 from tuner.store.api_key import LOCAL, ApiKey, KeyState, key_hash
 from tuner.store.api_key import Scope as KeyScope
 from tuner.store.database import utc_now
 
-if TYPE_CHECKING:
-    from api.limits import Limiter
-    from api.state import Api
-
 log = logging.getLogger("tuner.api.auth")
 
-HEALTH_PATHS = ("/healthz", "/readyz")
-OPEN_PATHS = (*HEALTH_PATHS, "/openapi.json")
 _SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
 # Headers by which proxies and content delivery networks say for whom they ask.
 _PROXIES = re.compile(
@@ -203,11 +199,6 @@ def _is_form(scope: Scope) -> bool:
         and wants_page(scope)
         and is_same_origin(Headers(scope=scope))
     )
-
-
-def needs_no_key(path: str) -> bool:
-    """Return whether a path needs no key, because it shows nothing that is stored."""
-    return path in OPEN_PATHS or is_open(path)
 
 
 def _unauthorized(text: str) -> HTTPException:

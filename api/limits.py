@@ -23,8 +23,8 @@ from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import HEALTH_PATHS, needs_no_key
 from api.errors import RETRY_S, problem_response
+from api.pages.browser import HEALTH_PATHS, needs_no_key
 from tuner.store.jobs import JobStore
 from workers.settings import Settings
 

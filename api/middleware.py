@@ -15,10 +15,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import OPEN_PATHS, Caller
+from api.auth import Caller
 from api.errors import problem_response, store_problem
 from api.limits import rate_headers
-from api.pages.browser import is_page, is_static, is_tls
+from api.pages.browser import OPEN_PATHS, is_page, is_static, is_tls
 from api.settings import DIGITS, JSON_DEPTH
 from workers.telemetry import checked_traceparent, continued, current_request
 

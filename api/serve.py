@@ -28,10 +28,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.app import create_app
-from api.auth import HEALTH_PATHS
 from api.errors import problem_response
 from api.keys import KeyPolicy, check_keys, is_loopback
-from api.pages.browser import VALID_S
+from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import HEAD_BYTES, ApiSettings
 from tuner.errors import BadInput
 from tuner.store.connect import place_of

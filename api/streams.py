@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import anyio
 from anyio import to_thread
@@ -23,12 +23,12 @@ from starlette.exceptions import HTTPException
 from api.keys import FRESH_S
 from tuner.errors import StoreUnreachable, TunerError, UnusableStore
 from tuner.jobs.job import PLANNED, Job, JobEvent, JobState
+from tuner.jobs.workers import Reasons
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import read_part
 from tuner.problems.results import Status
-
-if TYPE_CHECKING:
-    from api.state import Api
+from tuner.store.jobs import JobStore
+from tuner.store.results import ResultStore
 
 log = logging.getLogger("tuner.api.streams")
 
@@ -270,14 +270,14 @@ class Pace:
     timed: float
 
 
-def progress_of(job: Job, api: Api) -> dict[str, Any]:
+def progress_of(job: Job, jobs: JobStore, results: ResultStore, reasons: Reasons) -> dict[str, Any]:
     """The fields of `ProgressOut`."""
     if job.run_id is None:
         return {"trials": {}, "best": [], "incumbents": [], **dict.fromkeys(_UNKNOWN)}
-    counts, best = api.results.trial_counts(job.run_id), api.results.best_trials(job.run_id)
-    planned = api.jobs.latest_events(job.id, 1, PLANNED)
-    stalled = api.fleet.reasons().stalled(job)
-    pace = None if stalled else pace_of(api.jobs.latest_events(job.id, _EVENTS))
+    counts, best = results.trial_counts(job.run_id), results.best_trials(job.run_id)
+    planned = jobs.latest_events(job.id, 1, PLANNED)
+    stalled = reasons.stalled(job)
+    pace = None if stalled else pace_of(jobs.latest_events(job.id, _EVENTS))
     to_try = planned[0].data["to_try"] if planned else None
     left_s = None
     if pace and pace.tried and to_try is not None and not job.state.finished:
@@ -288,7 +288,7 @@ def progress_of(job: Job, api: Api) -> dict[str, Any]:
             {**point.as_json(), "point": str(point), "best_us": best[point]}
             for point in sorted(best)
         ],
-        "incumbents": _incumbents(job.run_id, planned[0].data, api) if planned else [],
+        "incumbents": _incumbents(job.run_id, planned[0].data, results) if planned else [],
         "to_try": to_try,
         "left_s": left_s,
         "tried_a_minute": pace and pace.tried,
@@ -320,7 +320,9 @@ def _timed(statuses: Mapping[str, int]) -> int:
     return sum(statuses.get(status.value, 0) for status in (Status.OK, Status.PREDICTED))
 
 
-def _incumbents(run_id: int, planned: Mapping[str, Any], api: Api) -> list[dict[str, Any]]:
+def _incumbents(
+    run_id: int, planned: Mapping[str, Any], results: ResultStore
+) -> list[dict[str, Any]]:
     """For each point to tune, the times so far of the engine's own configurations."""
     points = [(one, _point(one)) for one in planned["incumbents"]]
     candidates = {
@@ -328,7 +330,7 @@ def _incumbents(run_id: int, planned: Mapping[str, Any], api: Api) -> list[dict[
         for one, point in points
         for config in one["configs"].values()
     }
-    times = api.results.times_of(run_id, candidates)
+    times = results.times_of(run_id, candidates)
     return [
         {
             **{name: value for name, value in one.items() if name != "configs"},

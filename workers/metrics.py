@@ -196,7 +196,8 @@ NO_GPU = "none"  # the device of a worker without a GPU
 class Metrics:
     """What one application counts, and what its store says when it is asked."""
 
-    def __init__(self, figures: Figures, settings: Settings) -> None:
+    def __init__(self, figures: Figures, *more: Collector) -> None:
+        """`more` collectors are asked too."""
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "tuner_http_requests",
@@ -222,10 +223,8 @@ class Metrics:
         )
         self._registry.register(_Store(figures))
         self._registry.register(PoolCollector(figures))
-        if settings.broker_url:
-            from workers.broker import BrokerCollector  # noqa: PLC0415  # Celery is an extra
-
-            self._registry.register(BrokerCollector(settings))
+        for one in more:
+            self._registry.register(one)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

@@ -30,6 +30,8 @@ from tuner.store.keys import LASTS
 STATIC = "/static/"
 LOGIN = "/login"
 DOCS = "/docs"  # the API browser
+HEALTH_PATHS = ("/healthz", "/readyz")
+OPEN_PATHS = (*HEALTH_PATHS, "/openapi.json")
 # The first parts of the addresses of pages.
 PAGES = (
     *("", "results", "jobs", "workers", "nights", "watches", "keys", "exports"),
@@ -37,9 +39,9 @@ PAGES = (
 )
 
 
-def is_open(path: str) -> bool:
-    """Whether a path needs no key: it shows nothing that is stored."""
-    return path in (LOGIN, DOCS) or path.startswith((STATIC, f"{DOCS}/"))
+def needs_no_key(path: str) -> bool:
+    """Return whether a path needs no key, because it shows nothing that is stored."""
+    return path in (LOGIN, DOCS, *OPEN_PATHS) or path.startswith((STATIC, f"{DOCS}/"))
 
 
 def is_static(path: str) -> bool:

@@ -101,7 +101,7 @@ def list_run_trials(
 )
 def get_progress(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show what a job tried by now, how long the rest takes, and the best time at each point."""
-    return progress_of(api.jobs.get(job_id), api)
+    return progress_of(api.jobs.get(job_id), api.jobs, api.results, api.fleet.reasons())
 
 
 @router.get(

@@ -172,7 +172,7 @@ class TestWaits:
         async def send(message: Any) -> None:
             """Nobody listens."""
 
-        metrics = Metrics(Figures(Database(connect("sqlite://"))), Settings("sqlite://"))
+        metrics = Metrics(Figures(Database(connect("sqlite://"))))
         state = type("State", (), {"api": type("Api", (), {"metrics": metrics})})
         scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": []}
         scope["app"] = type("App", (), {"state": state})

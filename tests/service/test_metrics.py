@@ -84,7 +84,7 @@ def test_workers_and_nights(server, store_url):
 
 def test_a_scrape_outlives_the_store():
     away = "postgresql://tuner@127.0.0.1:1/tuner"
-    seen = Scrape(Metrics(Figures(Database(connect(away))), Settings(away)).text().decode())
+    seen = Scrape(Metrics(Figures(Database(connect(away)))).text().decode())
     assert seen.value("tuner_store_up") == 0
     assert seen.value("tuner_jobs_finished", state="dead") is None
     assert "process_resident_memory_bytes" in seen.families
@@ -103,7 +103,7 @@ def test_counting_finished_jobs_takes_a_hundredth_of_the_time(store_url, monkeyp
             return {JobState.DONE: counts.pop(0)}
 
         monkeypatch.setattr(figures, "finished", count)
-        metrics = Metrics(figures, Settings(store_url))
+        metrics = Metrics(figures)
 
         def done() -> float | None:
             return Scrape(metrics.text().decode()).value("tuner_jobs_finished", state="done")
