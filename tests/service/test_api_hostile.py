@@ -154,8 +154,8 @@ def filled(template: str) -> str:
 
 
 def api_routes() -> Iterator[APIRoute]:
-    for part in api.app._PARTS:  # noqa: SLF001
-        yield from (route for route in part.router.routes if isinstance(route, APIRoute))
+    for router in api.app._ROUTERS:  # noqa: SLF001
+        yield from (route for route in router.routes if isinstance(route, APIRoute))
 
 
 def templates() -> Iterator[tuple[str, str]]:
