@@ -39,6 +39,7 @@ from api.routes import coverage, jobs, results, service
 from api.settings import ApiSettings
 from api.state import Api, Readiness
 from tuner.jobs.job import Job
+from tuner.models.table import presets
 from tuner.store.database import Database, Probe
 from tuner.store.workers import Figures
 from workers.metrics import Metrics
@@ -293,6 +294,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         url = settings.service.database_url
+        presets()  # read here, and not by the first request, in the event loop
         with Database.open(url, settings.store_limits) as store, Probe.of(url) as probe:
             wakes = _announcer(settings.service) if announcer is None else announcer
             metrics = Metrics(Figures(store), *_broker_collectors(settings.service))
