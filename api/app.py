@@ -1,59 +1,278 @@
-"""The application: routes, middleware and the store."""
+"""The application: routes, middleware, the store, the OpenAPI document and its browser at /docs.
+
+The browser is Swagger UI from an installed package; it loads nothing from another host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import anyio
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
+from prometheus_client.registry import Collector
+from starlette.concurrency import run_in_threadpool
+from starlette.staticfiles import StaticFiles
 
-from api import docs, errors, openapi
-from api.auth import OPEN_PATHS, Authenticate
+from api import errors
+from api.auth import Authenticate
 from api.bodies import CheckBody
-from api.metrics import Metrics
+from api.errors import MEDIA_TYPE
+from api.examples import ANSWERS, EVENT, PROBLEMS
+from api.limits import Limiter, TakeTurns
 from api.middleware import AnswerHead, CompressPages, ContinueTrace, Observe, RefuseWithoutStore
-from api.pages import bundles as bundle_page
-from api.pages import compare, exports, fleet, login, several, static
+from api.pages import compare, exports, fleet, login, render
 from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
-from api.pages import keys as key_pages
 from api.pages import results as result_page
-from api.pages.errors import ShowErrors
-from api.rates import Limiter
-from api.readiness import Readiness
-from api.routes import (
-    bundles,
-    coverage,
-    events,
-    health,
-    jobs,
-    keys,
-    nights,
-    results,
-    submissions,
-    tables,
-    workers,
-)
+from api.pages.browser import DOCS, OPEN_PATHS
+from api.pages.render import ShowErrors
+from api.routes import coverage, jobs, results, service
 from api.settings import ApiSettings
-from api.state import Api
-from api.turns import TakeTurns
+from api.state import Api, Readiness
 from tuner.jobs.job import Job
-from tuner.store import Store
-from tuner.store.database import Probe
-from tuner.store.figures import Figures
+from tuner.models.table import presets
+from tuner.store.database import Database, Probe
+from tuner.store.workers import Figures
+from workers.metrics import Metrics
 from workers.queue import Announces
 from workers.settings import Settings
 
-if TYPE_CHECKING:  # FastAPI before 0.165 has none
+if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
 
-_PARTS = (
-    *(submissions, jobs, events, results, bundles, coverage, nights),
-    *(workers, keys, tables, health),
-    *(coverage_page, result_page, several, job_pages, fleet, exports, compare),
-    *(bundle_page, key_pages, login, static),
+
+_FOLDER = str(files("fastapi_swagger.resources"))  # of the package fastapi-swagger
+_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# Addresses are relative, so that a proxy may serve all of this below another path.
+_HTML = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>engine-tuner API</title>
+<link rel="icon" href="docs/assets/favicon-32x32.png">
+<link rel="stylesheet" href="docs/assets/swagger-ui.css">
+</head>
+<body>
+<p><a href="./">Back to the pages</a></p>
+<div id="swagger-ui"></div>
+<script src="docs/assets/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+# A key is forgotten with the page, because others may use this browser later.
+_START = """SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#swagger-ui",
+  deepLinking: true,
+  defaultModelsExpandDepth: 0,
+  displayRequestDuration: true,
+  persistAuthorization: false,
+  validatorUrl: null,
+});
+"""
+
+
+def install_docs(app: FastAPI) -> None:
+    """Add the API browser at /docs and its files."""
+
+    @app.get(DOCS, include_in_schema=False)
+    async def show_docs() -> Response:
+        headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
+        return HTMLResponse(_HTML, headers=headers)
+
+    @app.get(f"{DOCS}/start.js", include_in_schema=False)
+    async def start_docs() -> Response:
+        return Response(_START, media_type="text/javascript")
+
+    app.mount(f"{DOCS}/assets", _Assets(directory=_FOLDER))
+
+
+class _Assets(StaticFiles):
+    """Serves what the page loads. The folder also holds compiled Python, which has its path."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        return super().lookup_path(path) if path in _FILES else ("", None)
+
+
+PATH = "/openapi.json"
+DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' Triton kernels.
+
+**Keys.** Send `Authorization: Bearer KEY`. Each operation names the least scope that a key needs:
+`read`, `submit` or `admin`; each includes those before it.
+
+**Errors** are problem details (RFC 9457). `errors` points at each wrong field (RFC 6901).
+
+**Lists** come in pages: send the `next` of one page as `after`, with the same filters. On the last
+page `next` is null.
+
+**Rates.** `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10) say what is
+allowed and what is left. After a 429 or 503, wait for `Retry-After` seconds.
+
+Times are in microseconds (`_us`), sizes in bytes (`_bytes`).
+"""
+TAGS = {
+    "jobs": "Post tuning jobs, look at them, follow them and end them.",
+    "results": "What came of jobs: winners, trials, and the files that an engine loads.",
+    "coverage": "What is stored, what is watched, and what is still missing.",
+    "workers": "The worker processes, what each can do, whether it takes jobs, and the compile "
+    "results that they share.",
+    "keys": "Which keys there are; making, replacing and revoking them.",
+    "tables": "The devices and models that are known by name.",
+    "health": "For load balancers and Prometheus.",
+}
+_HEADERS: dict[str, dict[str, Any]] = {
+    "X-Request-ID": {
+        "description": "The request's own, if it sent one; the server's log has it too.",
+        "schema": {"type": "string"},
+        "example": "2ccf662ab06a1f80",
+    },
+    "RateLimit-Policy": {
+        "description": "The rates of this caller: requests (q) in a window (w, seconds).",
+        "schema": {"type": "string"},
+        "example": '"rate-60s";q=1200;w=60, "submit-60s";q=300;w=60',
+    },
+    "RateLimit": {
+        "description": "What is left (r), and the seconds until more is allowed for certain (t). "
+        "With several server processes, up to a second old.",
+        "schema": {"type": "string"},
+        "example": '"rate-60s";r=1187;t=42, "submit-60s";r=299;t=60',
+    },
+    "Retry-After": {
+        "description": "Seconds to wait before another try.",
+        "schema": {"type": "integer", "minimum": 1},
+        "example": 5,
+    },
+}
+_OF_BODIES = ("400", "413", "415")  # the body of a GET is not read
+
+
+def operation_id(route: APIRoute) -> str:
+    """The name of the route's function, as JavaScript and Java spell it: submitJob."""
+    first, *others = route.name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def package_version() -> str:
+    """The installed version of this package; 0 where it runs from a bare folder."""
+    try:
+        return version("engine-tuner")
+    except PackageNotFoundError:
+        return "0"
+
+
+def document_tags() -> list[dict[str, str]]:
+    """The tags of the document."""
+    return [{"name": name, "description": text} for name, text in TAGS.items()]
+
+
+def install_document(app: FastAPI) -> None:
+    """Serve the completed document at /openapi.json. It is made when it is first asked for.
+
+    To make it takes longer than all else that a server does at its start. The bytes are kept too:
+    whoever asks for the document needs no key, and each time to write it would take its time from
+    the other requests.
+    """
+    make, making = app.openapi, Lock()
+    made: list[tuple[dict[str, Any], bytes]] = []
+
+    def document() -> tuple[dict[str, Any], bytes]:
+        with making:
+            if not made:
+                found = complete(make())
+                made.append((found, bytes(JSONResponse(found).body)))
+        return made[0]
+
+    app.openapi = lambda: document()[0]  # type: ignore[method-assign]
+
+    @app.get(PATH, include_in_schema=False)
+    async def show_document() -> Response:
+        _, text = made[0] if made else await run_in_threadpool(document)
+        return Response(text, media_type="application/json")
+
+
+def methods_by_path(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
+    """Return the paths of the document, each with its methods in order."""
+    found: dict[str, list[str]] = {}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                found[route.path] = sorted({*found.get(route.path, ()), *(route.methods or ())})
+    return found
+
+
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's document with names, examples and what it cannot see in the routes."""
+    components = document["components"]
+    for name, example in ANSWERS.items():
+        components["schemas"][name]["examples"] = [example]
+    components["headers"] = _HEADERS
+    components["responses"] = {}
+    for operations in document["paths"].values():
+        for method, operation in operations.items():
+            _complete(operation, method)
+            for status, response in operation["responses"].items():
+                if MEDIA_TYPE in response.get("content", {}):
+                    name = f"Error{status}"
+                    components["responses"].setdefault(name, _problem(int(status), response))
+                    operation["responses"][status] = {"$ref": f"#/components/responses/{name}"}
+    return document
+
+
+def _complete(operation: dict[str, Any], method: str) -> None:
+    operation["summary"] = operation["description"].partition(".")[0]
+    for requirement in operation.get("security", ()):
+        for scopes in requirement.values():
+            operation["description"] += f"\n\nThe key needs the scope `{', '.join(scopes)}`."
+    if method in ("get", "head"):
+        for status in _OF_BODIES:
+            operation["responses"].pop(status, None)
+    limited = ("RateLimit-Policy", "RateLimit") if "security" in operation else ()
+    for response in operation["responses"].values():
+        response["headers"] = _refer("X-Request-ID", *limited) | response.get("headers", {})
+        if events := response.get("content", {}).get("text/event-stream"):
+            # FastAPI describes an event with OpenAPI 3.2's itemSchema, in a 3.1 document. Many
+            # tools refuse 3.2; for streams before it, they take `schema` as that of an event.
+            events |= {"schema": events.pop("itemSchema"), "example": EVENT}
+
+
+def _problem(status: int, response: dict[str, Any]) -> dict[str, Any]:
+    """What all operations share of an error's answer. Its headers are sent where they apply."""
+    title = HTTPStatus(status).phrase
+    kind, detail = PROBLEMS.get(status, ("about:blank", title))
+    example = {"type": kind, "title": title, "status": status, "detail": detail}
+    example["request_id"] = _HEADERS["X-Request-ID"]["example"]
+    schema = response["content"][MEDIA_TYPE]["schema"]
+    later = ("Retry-After",) if status in (409, 429, 503) else ()
+    return {
+        "description": title,
+        "headers": _refer("X-Request-ID", "RateLimit-Policy", "RateLimit", *later),
+        "content": {MEDIA_TYPE: {"schema": schema, "example": example}},
+    }
+
+
+def _refer(*headers: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in headers}
+
+
+_ROUTERS = (
+    *(jobs.router, results.router, coverage.router, *service.routers),
+    *(coverage_page.router, result_page.router, job_pages.router, fleet.router, compare.router),
+    *(exports.router, exports.bundles, login.router, login.keys, render.router),
 )
 # Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
 _TELEMETRY: TelemetryConfig = {
@@ -75,9 +294,10 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         url = settings.service.database_url
-        with Store.open(url, settings.store_limits) as store, Probe.of(url) as probe:
+        presets()  # read here, and not by the first request, in the event loop
+        with Database.open(url, settings.store_limits) as store, Probe.of(url) as probe:
             wakes = _announcer(settings.service) if announcer is None else announcer
-            metrics = Metrics(Figures(store), settings.service)
+            metrics = Metrics(Figures(store), *_broker_collectors(settings.service))
             api = Api(settings, store, wakes, metrics, Readiness(probe))
             app.state.api = api
             async with anyio.create_task_group() as tasks:
@@ -89,24 +309,24 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
 
     app = FastAPI(
         title="engine-tuner",
-        version=openapi.package_version(),
-        description=openapi.DESCRIPTION,
+        version=package_version(),
+        description=DESCRIPTION,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         servers=[{"url": "/", "description": "The server that this document came from"}],
-        openapi_tags=openapi.tags(),
-        generate_unique_id_function=openapi.operation_id,
+        openapi_tags=document_tags(),
+        generate_unique_id_function=operation_id,
         lifespan=lifespan,
-        openapi_url=None,  # see openapi.install
-        docs_url=None,  # FastAPI's pages load their scripts from another host: see api.docs
+        openapi_url=None,  # see install_document
+        docs_url=None,  # FastAPI's pages load their scripts from another host: see install_docs
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_TELEMETRY,
     )
-    for part in _PARTS:
-        app.include_router(part.router)
-    openapi.install(app)
-    app.state.methods = openapi.methods_by_path(part.router for part in _PARTS)
-    docs.install(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    install_document(app)
+    app.state.methods = methods_by_path(_ROUTERS)
+    install_docs(app)
     errors.install(app)
     # Starlette runs them from the last to the first: ContinueTrace, AnswerHead, and so on.
     app.add_middleware(CheckBody, settings=settings)
@@ -124,6 +344,14 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
 class _SilentAnnouncer:
     def announce(self, job: Job) -> None:
         """Do nothing: workers find the job the next time they poll."""
+
+
+def _broker_collectors(settings: Settings) -> list[Collector]:
+    if settings.broker_url is None:
+        return []
+    from workers.broker import BrokerCollector  # noqa: PLC0415 (no Celery without a broker)
+
+    return [BrokerCollector(settings)]
 
 
 def _announcer(settings: Settings) -> Announces:

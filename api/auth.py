@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -16,12 +15,10 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import docs
 from api.errors import problem_response, store_problem
-from api.known_keys import TooManyWrong
-from api.pages.places import is_open, is_page, wants_page
-from api.pages.sessions import is_same_origin, session_of
-from api.rates import Limiter
+from api.keys import TooManyWrong, is_loopback
+from api.limits import Limiter
+from api.pages.browser import is_page, is_same_origin, needs_no_key, session_of, wants_page
 from api.state import Api
 from tuner.errors import UnusableStore
 from tuner.store.api_key import LOCAL, ApiKey, KeyState, key_hash
@@ -30,8 +27,6 @@ from tuner.store.database import utc_now
 
 log = logging.getLogger("tuner.api.auth")
 
-HEALTH_PATHS = ("/healthz", "/readyz")
-OPEN_PATHS = (*HEALTH_PATHS, "/openapi.json")
 _SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
 # Headers by which proxies and content delivery networks say for whom they ask.
 _PROXIES = re.compile(
@@ -179,16 +174,6 @@ Submitter = Annotated[Caller, Depends(needs(KeyScope.SUBMIT))]
 Admin = Annotated[Caller, Depends(needs(KeyScope.ADMIN))]
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address is this machine's own."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def _is_direct(headers: Headers) -> bool:
     # A proxy on this machine connects from loopback even if its client is another machine.
     if any(_PROXIES.fullmatch(name) for name in headers):
@@ -214,11 +199,6 @@ def _is_form(scope: Scope) -> bool:
         and wants_page(scope)
         and is_same_origin(Headers(scope=scope))
     )
-
-
-def needs_no_key(path: str) -> bool:
-    """Return whether a path needs no key, because it shows nothing that is stored."""
-    return path in OPEN_PATHS or docs.is_page(path) or is_open(path)
 
 
 def _unauthorized(text: str) -> HTTPException:

@@ -17,7 +17,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.bounds import (
+from api.errors import problem_response
+from api.limits import WRITES, Turns
+from api.middleware import Refused, check_json, check_text
+from api.pages.browser import is_page
+from api.settings import (
     BRING_VALUES,
     FORM_FIELDS,
     LARGE_BYTES,
@@ -25,12 +29,8 @@ from api.bounds import (
     QUERY_FIELDS,
     SMALL_BYTES,
     VALUES,
+    ApiSettings,
 )
-from api.errors import problem_response
-from api.middleware import Refused, check_json, check_text
-from api.pages.places import is_page
-from api.settings import ApiSettings
-from api.turns import WRITES, Turns
 
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/json"

@@ -15,14 +15,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import OPEN_PATHS, Caller
-from api.bounds import DIGITS, JSON_DEPTH
+from api.auth import Caller
 from api.errors import problem_response, store_problem
-from api.pages.places import is_page, is_static
-from api.pages.sessions import is_tls
-from api.rates import rate_headers
-from workers.logs import current_request
-from workers.tracing import checked_traceparent, continued
+from api.limits import rate_headers
+from api.pages.browser import OPEN_PATHS, is_page, is_static, is_tls
+from api.settings import DIGITS, JSON_DEPTH
+from workers.telemetry import checked_traceparent, continued, current_request
 
 log = logging.getLogger("tuner.api.access")
 

@@ -1,4 +1,4 @@
-"""The fields of answers about jobs."""
+"""The fields of answers about jobs, their trials and winners. Times are in microseconds (`_us`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.errors import ProblemDetails
-from api.schemas_out import Next
+from api.paging import Next, Page
+from api.text import DeviceName, Name
 from tuner.jobs.job import JobState
+from tuner.problems.results import Status
 
 
 class RequestOut(BaseModel):
@@ -110,3 +112,176 @@ class EventOut(BaseModel):
     kind: str
     at: datetime
     data: dict[str, Any]
+
+
+class PointOut(BaseModel):
+    """What a configuration is for: a gemm of a fused-MoE layer, or a stage of attention."""
+
+    model_config = ConfigDict(extra="allow")
+
+    gemm: str | None = Field(None, description="Only for a fused-MoE layer: up or down.")
+    part: str | None = Field(
+        None, description="Only for attention: extend, prefill, decode or reduce."
+    )
+    batch_size: int = Field(description="A layer's tokens, or attention's sequences.")
+    new_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
+    cached_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
+
+
+class ResultOut(PointOut):
+    """A configuration, compiled and perhaps timed."""
+
+    config: dict[str, int]
+    status: Status
+    median_us: float | None
+    shared_bytes: int | None
+    n_regs: int | None
+    n_spills: int | None
+
+
+class TrialOut(ResultOut):
+    """A configuration that was tried, or another backend's kernel that was timed."""
+
+    backend: str = Field(description="The library of the kernel: triton, deep_gemm, fa3 ...")
+    min_us: float | None
+    samples: int
+    compile_status: Status
+    detail: str
+
+
+class IncumbentOut(BaseModel):
+    """What the engine could run without this tuner."""
+
+    backend: str = Field(description="The library of the kernel. Only Triton's has a `config`.")
+    config: dict[str, int]
+    status: Status
+    median_us: float | None
+
+
+class WinnerOut(ResultOut):
+    """A configuration that was chosen."""
+
+    incumbents: dict[str, IncumbentOut] = Field(
+        description="By name: default, shipped (in the engine's own file), and other backends. A "
+        "backend that runs all parts of a size as one kernel has 0 at the others than the first."
+    )
+    without_us: str | None = Field(
+        description="The incumbent that servers run without this program. It has no time where it "
+        "is not among the incumbents. Null: not known."
+    )
+    least_us: float = Field(
+        description="The roofline: the least time that the device's memory and tensor cores need."
+    )
+    reason: str
+    run_id: int = Field(description="The run that published it: the job's own, or a later one.")
+    published_at: datetime
+
+
+class TrialsOut(BaseModel):
+    """A page of trials, by gemm or stage, size and configuration."""
+
+    trials: list[TrialOut]
+    next: Next
+
+
+class WinnersOut(BaseModel):
+    """What is published for a job's problem, in the environment it ran in."""
+
+    problem: str
+    environment: EnvironmentOut | None = Field(description="Null until a worker has begun.")
+    winners: list[WinnerOut]
+
+
+class EnvironmentOut(BaseModel):
+    """What a time depends on. Fields are empty where nothing was measured on a GPU."""
+
+    device: str
+    engine: str
+    engine_version: str
+    triton: str
+    kernel_hash: str
+    torch: str
+    cuda: str
+    driver: str
+
+
+class ResultHistoryOut(BaseModel):
+    """What is published for a problem on a device in one environment."""
+
+    environment: EnvironmentOut
+    standing: str
+    why: str
+    winners: list[WinnerOut]
+    current: bool = Field(description="Whether an export would take some of these winners.")
+
+
+class ResultsOut(BaseModel):
+    """What is published for a problem on a device, the newest environment first."""
+
+    problem: str
+    family: str
+    models: list[str]
+    device: str
+    engine: str
+    environments: list[ResultHistoryOut]
+
+
+class BestOut(PointOut):
+    """The best time so far at a point."""
+
+    point: str = Field(description="As the events of the job name it.")
+    best_us: float
+
+
+class IncumbentTimesOut(PointOut):
+    """A point to tune, and what the engine would run there without this tuner."""
+
+    point: str = Field(description="As the events of the job name it.")
+    times_us: dict[str, float | None] = Field(
+        description="By name: default, and shipped if the engine has a file. Null: not timed yet."
+    )
+
+
+class ProgressOut(BaseModel):
+    """How far a job's run has come."""
+
+    trials: dict[str, int] = Field(description="Numbers of trials by their status.")
+    best: list[BestOut]
+    incumbents: list[IncumbentTimesOut] = Field([], description="Empty until the run has begun.")
+    to_try: int | None = Field(None, description="The most configurations that the run tries.")
+    left_s: float | None = Field(
+        None, description="Seconds until all are tried at this pace. Null: not known, or ended."
+    )
+    tried_a_minute: float | None = Field(None, description="The pace of the newest attempt.")
+    timed_a_minute: float | None = None
+
+
+class ServedProofPage(Page):
+    """Which proofs to list."""
+
+    device: DeviceName | None = None
+    model: Name | None = Field(None, description="As `tuner prove` was given it.")
+    limit: int = Field(20, ge=1, le=100)
+
+
+class ServedProofOut(BaseModel):
+    """A proof: an engine's server under load, without and with the exported files."""
+
+    id: int
+    model: str
+    device: str
+    engine: str
+    engine_version: str
+    files: str = Field(description="The SHA-256 of the tuned files.")
+    proven: bool = Field(
+        description="The files were used, outputs stayed and nothing became slower."
+    )
+    report: dict[str, Any] = Field(description="As `tuner prove --server --json` prints it.")
+    created_at: datetime
+
+
+class ServedProofsOut(BaseModel):
+    """A page of proofs, the newest first."""
+
+    proofs: list[ServedProofOut]
+    next: Next

@@ -1,36 +1,125 @@
-"""What the handlers share: the store, the announcer that wakes workers, and the metrics."""
+"""What the handlers share: the store, whether it can be used, the workers, and what is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import anyio
+from anyio import to_thread
 from fastapi import Depends, Request
 
-from api.bundles import Bundles
-from api.exports import Exports
-from api.fleet import Fleet
-from api.known_keys import KnownKeys
+from api.exports import Bundles, Exports
+from api.keys import KnownKeys
+from api.limits import Quotas
 from api.matrix import Matrix
-from api.metrics import Metrics
-from api.pages.sessions import Links
-from api.rates import Quotas
-from api.readiness import Readiness
+from api.pages.browser import Links
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
-from api.waits import Waits
-from tuner.store import JobStore, NightStore, ServedProofStore, Store
-from tuner.store.figures import Estimates
-from tuner.store.keys import KeyStore
+from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
+from tuner.jobs.workers import Reasons, WorkerStatus
+from tuner.store.database import PATIENCE_S, Database, Probe, utc_now
+from tuner.store.jobs import JobStore
+from tuner.store.keys import KeyStore, SessionStore
 from tuner.store.lookups import Lookups
+from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
-from tuner.store.sessions import SessionStore
-from tuner.store.workers import WorkerStore
-from workers.nightly import watch_list_of
+from tuner.store.served_proofs import ServedProofStore
+from tuner.store.workers import Estimates, WorkerStore
+from workers.metrics import Metrics
 from workers.queue import Announces
-from workers.watches import Watch
+from workers.watches import Watch, watch_list_of
+
+log = logging.getLogger("tuner.api")
+
+FRESH_S = 1.0  # an answer serves all who ask within so long: asking needs no key
+LOOK_S = 3.0  # between looks at the schema
+
+
+class Readiness:
+    """Looks at the store that `probe` asks. For one event loop."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.refusal: UnusableStore | None = None  # why no request may use the store
+        self._probe = probe
+        self._turn = anyio.Lock()
+        self._thread = anyio.CapacityLimiter(1)
+        self._answer: UnusableStore | None = None
+        self._asked_at: float | None = None
+
+    async def check(self) -> None:
+        """Raises UnusableStore, after PATIENCE_S at most, where requests cannot be served."""
+        with anyio.move_on_after(PATIENCE_S) as patience:
+            async with self._turn:
+                if self._asked_at is None or time.monotonic() - self._asked_at >= FRESH_S:
+                    self._answer = await self._ask(self._check_all)
+                    self._asked_at = time.monotonic()
+        if patience.cancelled_caught:
+            raise StoreUnreachable(f"the store did not answer within {PATIENCE_S} s")
+        if self._answer:
+            raise self._answer.with_traceback(None)
+
+    async def watch(self) -> NoReturn:
+        """Keep `refusal` up to date."""
+        while True:
+            try:
+                await self._look()
+            except Exception:
+                log.exception("a look at the store's schema failed")
+            await anyio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        found = await self._ask(self._probe.check_schema)
+        if isinstance(found, (WrongSchema, StoreReplaced)):
+            if self.refusal is None:
+                log.error("requests are refused: %s", found)
+            self.refusal = found
+        elif found is None:  # a store that does not answer says nothing about its schema
+            self.refusal = None
+
+    async def _ask(self, question: Callable[[], None]) -> UnusableStore | None:
+        def answer() -> UnusableStore | None:
+            try:
+                question()
+            except UnusableStore as error:
+                return error
+            return None
+
+        return await to_thread.run_sync(answer, abandon_on_cancel=True, limiter=self._thread)
+
+    def _check_all(self) -> None:
+        self._probe.check_schema()
+        self._probe.check_writable()
+
+
+SEEN_FOR_S = 2.0  # a submission need not ask the store for each job
+
+
+class Fleet:
+    """The workers, read from the store every two seconds at most. Threads may share it."""
+
+    def __init__(self, workers: WorkerStore) -> None:
+        self._store = workers
+        self._lock = threading.Lock()
+        self._seen: Sequence[WorkerStatus] = ()
+        self._again_at = 0.0
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """All known workers. Raises UnusableStore."""
+        with self._lock:
+            if time.monotonic() >= self._again_at:
+                self._seen = self._store.list()
+                self._again_at = time.monotonic() + SEEN_FOR_S
+            return self._seen
+
+    def reasons(self) -> Reasons:
+        """Return the object that says of each job why it does not go on."""
+        return Reasons(self.workers(), utc_now())
 
 
 @dataclass
@@ -38,7 +127,7 @@ class Api:
     """What one application's handlers share. Safe to share between threads."""
 
     settings: ApiSettings
-    store: Store
+    store: Database
     announcer: Announces
     metrics: Metrics
     readiness: Readiness
@@ -55,13 +144,12 @@ class Api:
         self.lookups = Lookups(self.store)
         self.estimates = Estimates(self.store)
         self.results = ResultStore(self.store)
-        self.waits = Waits(self.jobs)
         self.workers = WorkerStore(self.store)
         self.fleet = Fleet(self.workers)
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
-        self.exports = Exports(self.store)
-        self.bundles = Bundles(self.store)
+        self.exports = Exports(self.results)
+        self.bundles = Bundles(self.results)
         self.streams = Streams(
             self.jobs.event_counts,
             self.jobs.events,

@@ -1,4 +1,8 @@
-"""The event streams of one process: how many there are, and one reader that wakes them all."""
+"""Clients that follow a job: event streams, requests that wait for its end, and its progress.
+
+One reader wakes all streams of a process; one query asks for all waiting requests. They hold no
+thread.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,33 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NoReturn
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
 
 import anyio
 from anyio import to_thread
+from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from api.known_keys import FRESH_S
-from tuner.errors import StoreUnreachable, TunerError
-from tuner.jobs.job import JobEvent
+from api.keys import FRESH_S
+from tuner.errors import StoreUnreachable, TunerError, UnusableStore
+from tuner.jobs.job import PLANNED, Job, JobEvent, JobState
+from tuner.jobs.workers import Reasons
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import read_part
+from tuner.problems.results import Status
+from tuner.store.jobs import JobStore
+from tuner.store.results import ResultStore
 
 log = logging.getLogger("tuner.api.streams")
 
-POLL_S = 0.5  # between looks for new events
+POLL_S = 0.5  # between looks for new events, and for jobs that have ended
 PAGE = 500  # events read at once
+MOST = 200  # requests that wait at once in this process; more are answered at once
+MOST_OF_ONE = 50  # of one client
+ENDS = {state.value for state in JobState if state.finished}  # kinds of a job's last event
 RETRY_S = 5  # a client that was refused a stream should wait for so long
 ReadCounts = Callable[[Collection[str]], Mapping[str, int]]
 ReadEvents = Callable[[str, int, int], Sequence[JobEvent]]
@@ -48,6 +64,7 @@ class Streams:
         self._most, self._most_per_key = most, most_per_key
         self._by_key: Counter[str] = Counter()
         self._jobs: dict[str, FollowedJob] = {}
+        self._waiting: Counter[str] = Counter()  # requests that wait for an end, by client
         self._anybody = anyio.Event()
         self._thread = anyio.CapacityLimiter(1)
 
@@ -96,6 +113,40 @@ class Streams:
             job.followers -= 1
             if not job.followers:
                 del self._jobs[job_id]
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for the end of their job."""
+        return self._waiting.total()
+
+    async def until_ended(
+        self, job_id: str, seen: int, request: Request, client: str, seconds: float
+    ) -> None:
+        """Return when the job has ended, after so many seconds, or when the client has gone.
+
+        The end is an event behind the one with the number `seen`. Returns at once where too many
+        wait already.
+        """
+        if self.waiting >= MOST or self._waiting[client] >= MOST_OF_ONE:
+            return
+        self._waiting[client] += 1
+        try:
+            with anyio.move_on_after(seconds):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_until_gone, request, tasks.cancel_scope)
+                    await self._end_of(job_id, seen)
+                    tasks.cancel_scope.cancel()
+        finally:
+            _one_less(self._waiting, client)
+
+    async def _end_of(self, job_id: str, seen: int) -> None:
+        while True:
+            with suppress(UnusableStore), self.following(job_id) as job:
+                while events := await job.after(seen):
+                    if any(event.kind in ENDS for event in events):
+                        return
+                    seen = events[-1].seq
+            await anyio.sleep(POLL_S)  # the store did not answer: the next look may succeed
 
     async def watch(self) -> NoReturn:
         """Look for new events of all followed jobs, with one query, and wake their streams."""
@@ -198,3 +249,101 @@ class FollowedJob:
                     return ()
                 self._after, self._page = seen, page
             return [event for event in self._page if event.seq > seen]
+
+
+async def _until_gone(request: Request, waiting: anyio.CancelScope) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    waiting.cancel()
+
+
+_EVENTS = 200  # the newest ones say the pace
+_UNKNOWN = ("to_try", "left_s", "tried_a_minute", "timed_a_minute")  # before a run begins
+_LEAST = timedelta(seconds=2)  # before that, a pace says nothing
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Trials a minute."""
+
+    tried: float
+    timed: float
+
+
+def progress_of(job: Job, jobs: JobStore, results: ResultStore, reasons: Reasons) -> dict[str, Any]:
+    """The fields of `ProgressOut`."""
+    if job.run_id is None:
+        return {"trials": {}, "best": [], "incumbents": [], **dict.fromkeys(_UNKNOWN)}
+    counts, best = results.trial_counts(job.run_id), results.best_trials(job.run_id)
+    planned = jobs.latest_events(job.id, 1, PLANNED)
+    stalled = reasons.stalled(job)
+    pace = None if stalled else pace_of(jobs.latest_events(job.id, _EVENTS))
+    to_try = planned[0].data["to_try"] if planned else None
+    left_s = None
+    if pace and pace.tried and to_try is not None and not job.state.finished:
+        left_s = 60 * max(0, to_try - sum(counts.values())) / pace.tried
+    return {
+        "trials": {status.value: count for status, count in counts.items()},
+        "best": [
+            {**point.as_json(), "point": str(point), "best_us": best[point]}
+            for point in sorted(best)
+        ],
+        "incumbents": _incumbents(job.run_id, planned[0].data, results) if planned else [],
+        "to_try": to_try,
+        "left_s": left_s,
+        "tried_a_minute": pace and pace.tried,
+        "timed_a_minute": pace and pace.timed,
+    }
+
+
+def pace_of(events: Sequence[JobEvent]) -> Pace | None:
+    """The pace since the newest attempt began, or since the first of the events."""
+    began = max((n for n, one in enumerate(events) if _begins(one)), default=0)
+    trials = [one for one in events[began:] if one.kind == "trials"]
+    if not trials:
+        return None
+    passed = trials[-1].at - events[began].at
+    if passed < _LEAST:
+        return None
+    # The first of the events, if it has trials, only says when they were stored.
+    counted = [one.data for one in trials if one is not events[began]]
+    tried = sum(data["tried"] for data in counted)
+    timed = sum(_timed(data.get("statuses", {})) for data in counted)
+    return Pace(*(60 * number / passed.total_seconds() for number in (tried, timed)))
+
+
+def _begins(event: JobEvent) -> bool:
+    return event.kind == JobState.RUNNING.value
+
+
+def _timed(statuses: Mapping[str, int]) -> int:
+    return sum(statuses.get(status.value, 0) for status in (Status.OK, Status.PREDICTED))
+
+
+def _incumbents(
+    run_id: int, planned: Mapping[str, Any], results: ResultStore
+) -> list[dict[str, Any]]:
+    """For each point to tune, the times so far of the engine's own configurations."""
+    points = [(one, _point(one)) for one in planned["incumbents"]]
+    candidates = {
+        Candidate(point, Config(config))
+        for one, point in points
+        for config in one["configs"].values()
+    }
+    times = results.times_of(run_id, candidates)
+    return [
+        {
+            **{name: value for name, value in one.items() if name != "configs"},
+            "times_us": {
+                name: times.get(Candidate(point, Config(config)))
+                for name, config in one["configs"].items()
+            },
+        }
+        for one, point in points
+    ]
+
+
+def _point(said: Mapping[str, Any]) -> Point:
+    part = read_part(said.get("gemm") or said["part"])
+    tokens = said.get("new_tokens") or 0, said.get("cached_tokens") or 0
+    return Point(said["batch_size"], part, *tokens)

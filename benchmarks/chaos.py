@@ -54,7 +54,7 @@ from servers import free_port  # noqa: E402
 
 from tuner.errors import UnusableStore  # noqa: E402
 from tuner.jobs.job import JobState  # noqa: E402
-from tuner.store import JobStore  # noqa: E402
+from tuner.store.jobs import JobStore  # noqa: E402
 from tuner.store.keys import KeyStore, Scope  # noqa: E402
 from tuner.store.workers import WorkerStore  # noqa: E402
 from workers.settings import Settings  # noqa: E402

@@ -22,8 +22,8 @@ from servers import Postgres, Redis
 from worker_processes import descendants
 
 from tuner.errors import BadInput, UnusableStore
-from tuner.store import JobStore
 from tuner.store.database import utc_now
+from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.workers import WorkerStore
 

@@ -29,14 +29,11 @@ from store_writer import KEY, batch  # noqa: E402
 from tuner.errors import RunAlreadyActive, StaleLease, UnusableStore  # noqa: E402
 from tuner.jobs.job import Lease  # noqa: E402
 from tuner.jobs.workers import WorkerInfo, WorkerState  # noqa: E402
-from tuner.problems.results import (  # noqa: E402
-    Run,
-    RunState,
-    Totals,  # noqa: E402
-)
-from tuner.store import Leases, Store  # noqa: E402
+from tuner.problems.results import Run, RunState, Totals  # noqa: E402
+from tuner.store.leases import Leases  # noqa: E402
+from tuner.store.results import ResultStore  # noqa: E402
 from tuner.store.workers import WorkerStore  # noqa: E402
-from workers.worker import engines_here  # noqa: E402
+from workers.machine import engines_here  # noqa: E402
 
 NAME = "liar"
 DEVICE = "NVIDIA_H200"
@@ -48,7 +45,7 @@ T = TypeVar("T")
 
 def main(url: str, path: Path) -> None:
     with insist(lambda: Leases.open(url)) as leases, path.open("a") as said:
-        run = insist(lambda: Store(leases.database.engine).begin_run(KEY))
+        run = insist(lambda: ResultStore(leases.database).begin_run(KEY))
         for number in itertools.count():
             line = json.dumps(lie(leases, run, begins=bool(number % 2)))
             said.write(line + "\n")

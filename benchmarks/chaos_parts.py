@@ -24,9 +24,9 @@ from servers import Postgres, Redis
 from sqlalchemy import text
 from worker_processes import RECORDING
 
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 from workers.fleet import celery_command
-from workers.gpus import worker_environ
+from workers.machine import worker_environ
 from workers.settings import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from chaos_attempts import Attempts, quantile, read_attempts
 from sqlalchemy import text
 
 from tuner.jobs.job import UNFINISHED, JobState
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 
 if TYPE_CHECKING:
     from chaos_clients import Promises

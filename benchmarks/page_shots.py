@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from serving import serving
 from shown_store import add_workers, fill, predict, recorded
 
-from tuner.store import JobStore, Store
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.workers import WorkerStore
 
@@ -52,7 +53,7 @@ def _key(url: str) -> str:
 
 def pages(url: str) -> dict[str, str]:
     """The address of each page, by name."""
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         found = JobStore(store).list(limit=100)
         add_workers(WorkerStore(store))  # they were seen just now
     running = next((job.id for job in found if job.state.value == "running"), "")

@@ -21,7 +21,7 @@ from pictures import entry_of
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.jobs.job import Job, JobFilter, JobRequest
+from tuner.jobs.job import Job, JobFilter, JobRequest, Priority
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem, read_part
@@ -36,8 +36,11 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.store import JobStore, Leases, Store
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
+from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import with_backends
 from workers.nightly import do_round
@@ -61,7 +64,7 @@ def predict(url: str) -> None:
 
 def fill(url: str) -> str:
     """Fill a store, and return the id of the running job."""
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         for report in reports():
             publish(store, report)
         for name in GEMMS:
@@ -82,7 +85,7 @@ def add_night(url: str) -> None:
         Watch(("mixtral-8x7b", "qwen3-235b-a22b"), ("H20", "L40S"), tp=(8,)),
         Watch(("qwen3-32b",), ("H200",)),  # it has no experts
     )
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         nights = NightStore(store)
         for watch in wanted:
             nights.add_watch(watch.as_json(), key=watch.key, client="ci")
@@ -102,21 +105,23 @@ def reports() -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def publish(store: Store, report: Mapping[str, Any]) -> None:
+def publish(store: Database, report: Mapping[str, Any]) -> None:
     """Store the entries of a report, and for one layer its recorded trials."""
     entries = told(report, map(entry_of, report["entries"]))
-    run = store.begin_run(key_of(report, [entry.point for entry in entries]))
+    run = ResultStore(store).begin_run(key_of(report, [entry.point for entry in entries]))
     if report["problem"] == recorded().problem.spec():
-        store.add_trials(run, recorded().trials.values())
-    store.finish_run(run, entries, Totals(**report["totals"]))
+        ResultStore(store).add_trials(run, recorded().trials.values())
+    ResultStore(store).finish_run(run, entries, Totals(**report["totals"]))
 
 
-def publish_gemms(store: Store, report: Mapping[str, Any]) -> None:
+def publish_gemms(store: Database, report: Mapping[str, Any]) -> None:
     """Store the sizes of a report of dense GEMMs."""
     for shape in report["shapes"]:
         entries = told({**report, **shape}, map(gemm_entry, shape["sizes"]))
-        run = store.begin_run(key_of({**report, **shape}, [entry.point for entry in entries]))
-        store.finish_run(run, entries, Totals(**shape["totals"]))
+        run = ResultStore(store).begin_run(
+            key_of({**report, **shape}, [entry.point for entry in entries])
+        )
+        ResultStore(store).finish_run(run, entries, Totals(**shape["totals"]))
 
 
 def told(report: Mapping[str, Any], entries: Iterable[Entry]) -> list[Entry]:
@@ -175,11 +180,11 @@ def add_jobs(url: str) -> str:
     }
     wanted = JobRequest(key.problem, "NVIDIA_H200", "sglang==0.5.16", seed=1, model="deepseek-r1")
     with JobStore.open(url) as jobs, Leases.open(url) as leases:
-        jobs.submit(replace(wanted, seed=2), client="ci")
+        jobs.submit_all([(replace(wanted, seed=2), Priority.NORMAL)], client="ci")
         failed = leases.claim([JobFilter(needs_gpu=True)], "w-1")
         assert failed is not None
         leases.fail(failed, "sglang 0.5.16: the kernels could not be lifted")
-        running = jobs.submit(wanted, client="ci").job
+        running = jobs.submit_all([(wanted, Priority.NORMAL)], client="ci")[0].job
         lease = leases.claim([JobFilter(needs_gpu=True)], "w-1")
         assert lease is not None and lease.job_id == running.id
         store = leases.store(lease)
@@ -188,5 +193,7 @@ def add_jobs(url: str) -> str:
         for first in range(0, TRIED, EACH):
             store.add_trials(run, trials[first : first + EACH])
             time.sleep(PAUSE_S)
-        jobs.submit(replace(wanted, device="NVIDIA_L40S"), client="nightly")
+        jobs.submit_all(
+            [(replace(wanted, device="NVIDIA_L40S"), Priority.NORMAL)], client="nightly"
+        )
     return running.id

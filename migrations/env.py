@@ -1,4 +1,4 @@
-"""Alembic runs this: for `Store.open` on its connection, and for developers who call `alembic`."""
+"""Alembic runs this: for `Database.open`, on its connection, and for who calls `alembic`."""
 
 import os
 from typing import Literal

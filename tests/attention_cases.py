@@ -19,7 +19,7 @@ from tuner.problems.results import (
     Totals,
     Winner,
 )
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 _SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
 EXTEND = parse_attention(f"extend_attention:{_SHAPE}")
@@ -92,7 +92,7 @@ def chosen(
 
 
 def fill(
-    store: Store,
+    store: ResultStore,
     problem: Problem,
     entries: Sequence[Entry] | None = None,
     *,

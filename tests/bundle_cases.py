@@ -29,7 +29,7 @@ from tuner.problems.results import (
     Totals,
     Winner,
 )
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CAPTURES = Path(__file__).parent / "data" / "cluster"
@@ -77,7 +77,7 @@ def entry(point: Point, chosen: Config, status: Status) -> Entry:
     )
 
 
-def fill(store: Store, case: str, statuses: dict[int, Status] | None = None) -> list[Winner]:
+def fill(store: ResultStore, case: str, statuses: dict[int, Status] | None = None) -> list[Winner]:
     """Publish a winner for every batch size, predicted unless told otherwise."""
     device, spec = CASES[case]
     points = tuple(Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm)
@@ -102,7 +102,7 @@ def fill(store: Store, case: str, statuses: dict[int, Status] | None = None) -> 
 
 @cache
 def winners(case: str) -> list[Winner]:
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         return fill(store, case)
 
 

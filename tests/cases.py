@@ -12,6 +12,7 @@ from tuner.families.attention import models as attention_models
 from tuner.families.attention.problem import Attention
 from tuner.families.fused_moe import models as moe_models
 from tuner.families.fused_moe.problem import FusedMoe
+from tuner.jobs.job import JobRequest, Priority, Submitted
 from tuner.jobs.targets import resolve_target
 from tuner.measure.workbench import Workbench
 from tuner.models.attention import HasAttention
@@ -21,6 +22,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_named
 from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.store.jobs import JobStore
 from tuner.tuning.prepare import prepare
 from tuner.tuning.report import Report
 from tuner.tuning.request import Request
@@ -125,3 +127,11 @@ def _layer(resolved: Resolved) -> Layer:
     (problem,) = resolved.problems
     assert isinstance(problem, FusedMoe)
     return Layer(problem, resolved.notes, resolved.device_name)
+
+
+def submit(
+    jobs: JobStore, request: JobRequest, priority: Priority = Priority.NORMAL, **more: Any
+) -> Submitted:
+    """Queue a job, or find the one that answers the request; `more` is for `submit_all`."""
+    (answer,) = jobs.submit_all([(request, priority)], **more)
+    return answer

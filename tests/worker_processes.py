@@ -17,7 +17,7 @@ from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
 from workers.fleet import celery_command
-from workers.gpus import NAME_VARIABLE, worker_environ
+from workers.machine import NAME_VARIABLE, worker_environ
 from workers.service import EmbeddedWorker
 from workers.settings import Settings
 

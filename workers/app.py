@@ -24,9 +24,9 @@ from celery.signals import (
 from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
-from tuner.store import Leases
 from tuner.store.database import Database
-from tuner.store.figures import Figures
+from tuner.store.leases import Leases
+from tuner.store.workers import Figures
 from workers.broker import (
     CONTROL_QUEUE,
     NIGHTLY,
@@ -35,15 +35,13 @@ from workers.broker import (
     BrokerErrors,
     make_app,
 )
-from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of, name_of
-from workers.logs import Outage, log_json
+from workers.machine import FLEET_VARIABLE, describe, devices_of, gpu_of, name_of
 from workers.metrics import PoolCollector, serve_metrics
 from workers.nightly import errors_of, headline, run_nightly
 from workers.queue import Announcer
 from workers.service import Service
 from workers.settings import read_settings
-from workers.tracing import start_tracing
-from workers.worker import describe
+from workers.telemetry import Outage, log_json, start_tracing
 
 log = logging.getLogger("tuner.worker")
 settings = read_settings()

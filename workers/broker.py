@@ -16,9 +16,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from workers.logs import Outage
 from workers.metrics import MESSAGES
 from workers.settings import Settings
+from workers.telemetry import Outage
 
 WAKE = "tuner.wake"
 NIGHTLY = "tuner.nightly"

@@ -13,11 +13,11 @@ from types import FrameType
 
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
-from tuner.store import Store
-from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
-from workers.logs import log_json
+from tuner.store.database import Database
+from workers.machine import FLEET_VARIABLE, LocalGpu, worker_environ
 from workers.queue import queue_names, require_celery
 from workers.settings import Settings
+from workers.telemetry import log_json
 
 log = logging.getLogger("tuner.worker")
 
@@ -36,7 +36,9 @@ def run_fleet(
     if settings.broker_url is None:
         raise BadInput("a worker needs TUNER_BROKER_URL; `tuner serve` is a service without Redis")
     require_celery()
-    Store.open(settings.database_url).close()  # migrate it once, or fail before any process starts
+    Database.open(
+        settings.database_url
+    ).close()  # migrate it once, or fail before any process starts
     names = [find_device(device).name for device in devices] if devices else None
     log_json()
     for gpu in gpus:

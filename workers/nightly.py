@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
 
-from tuner.errors import TunerError
-from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.errors import BadInput, TunerError
+from tuner.jobs.job import Job, JobRequest, JobState, Priority, iso
 from tuner.jobs.targets import engine_version_here
-from tuner.jobs.workers import JobRequirements, WorkerStatus
+from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
 from tuner.problems.results import Winner
-from tuner.store import JobStore, NightStore, Store
-from tuner.store.api_key import NIGHTLY
+from tuner.store.api_key import LOCAL, NIGHTLY
 from tuner.store.current_winners import current_winners
 from tuner.store.database import Database, utc_now
+from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
+from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
-from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import gains, mean_gain
-from workers.coverage import WatchState, WatchStatus, watch_statuses
+from workers.coverage import WatchState, WatchStatus, stored_rows, watch_statuses, watched_rows
 from workers.queue import Announcer, Announces
 from workers.settings import Settings
-from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
+from workers.watches import Unresolved, WatchList, named, read_watch, watch_list_of
 
 KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
 
@@ -140,14 +140,14 @@ def run_nightly(
     settings: Settings, *, dry_run: bool = False, force: bool = False, today: date | None = None
 ) -> dict[str, Any]:
     """`do_round` in the settings' store, with messages over their broker."""
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         announcer = Announcer(settings)
         return do_round(settings, store, announcer, dry_run=dry_run, force=force, today=today)
 
 
 def do_round(
     settings: Settings,
-    store: Store,
+    store: Database,
     announcer: Announces,
     *,
     dry_run: bool = False,
@@ -198,16 +198,7 @@ def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
     return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 
-def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
-    """The watches of the file, and the ones that were added over the API."""
-    listed = read_watch_list(settings.nightly) if settings.nightly else WatchList(())
-    added = [
-        replace(read_watch(row.watch, f"watch {row.id}"), id=row.id) for row in nights.watches()
-    ]
-    return replace(listed, watches=(*listed.watches, *added))
-
-
-def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
+def plan(watch_list: WatchList, store: Database, day: date) -> NightPlan:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
@@ -230,9 +221,9 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
     made = NightPlan(judged, again, errors, gains)
-    needs = [JobRequirements.of(_pinned(request, workers)) for request in made.requests()]
-    unmet = {why for need in needs if (why := need.unmet(workers, utc_now()))}
-    return replace(made, unmet=sorted(unmet))
+    reasons = Reasons(workers, utc_now())
+    pinned = [_pinned(request, workers) for request in made.requests()]
+    return replace(made, unmet=sorted({why for one in pinned if (why := reasons.unmet(one))}))
 
 
 def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:
@@ -250,11 +241,12 @@ def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobReq
 
 
 def _submit(
-    todo: NightPlan, store: Store, announcer: Announces, job_ids: dict[str, str]
+    todo: NightPlan, store: Database, announcer: Announces, job_ids: dict[str, str]
 ) -> dict[str, Any]:
     """Post the jobs, and put their ids into `job_ids`, by the keys of the plan's requests."""
     jobs = JobStore(store)
     workers = WorkerStore(store).list()
+    unmet = Reasons(workers, utc_now()).unmet
     submitted: list[str] = []
     waiting: list[str] = []
     errors: list[dict[str, str]] = []
@@ -262,11 +254,9 @@ def _submit(
     for at in range(0, len(requests), AT_ONCE):
         planned = requests[at : at + AT_ONCE]
         some = [_pinned(one, workers) for one in planned]
-        wanted = [
-            Submission(one, unmet=JobRequirements.of(one).unmet(workers, utc_now())) for one in some
-        ]
+        wanted = [(one, Priority.NORMAL) for one in some]
         try:
-            answers = jobs.submit_all(wanted, client=NIGHTLY, fresh=NOT_FRESH)
+            answers = jobs.submit_all(wanted, unmet=unmet, client=NIGHTLY, fresh=NOT_FRESH)
         except TunerError as error:
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue
@@ -303,3 +293,60 @@ def _named(request: JobRequest) -> dict[str, Any]:
 
 def _dated(summary: Mapping[str, Any], day: date) -> dict[str, Any]:
     return {"schedule": SCHEDULE, "date": day.isoformat(), **summary}
+
+
+PAGE = 100
+
+
+class LocalWatching:
+    """A local store's watches, coverage and nights: a `tuner.jobs.queue.Watching`."""
+
+    def __init__(self, settings: Settings, store: Database) -> None:
+        self._settings = settings
+        self._store = store
+        self._nights = NightStore(store)
+        self._lookups = Lookups(store)
+
+    def watches(self) -> Sequence[dict[str, Any]]:
+        """The watches that were added, in order of their ids."""
+        return [watch.as_json() for watch in self._nights.watches()]
+
+    def add_watch(self, watch: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a watch, a table of nightly.toml, and return it as stored. Raises BadInput."""
+        wanted = named(read_watch(watch))
+        return self._nights.add_watch(wanted.as_json(), wanted.key, LOCAL).as_json()
+
+    def remove_watch(self, watch_id: int) -> None:
+        """Remove a watch. Raises BadInput where there is none with that id."""
+        if not self._nights.remove_watch(watch_id):
+            raise BadInput(f"there is no watch {watch_id}")
+
+    def stored(self, device: str | None) -> Iterator[dict[str, Any]]:
+        """What is stored for a device, or for all, by environment and problem."""
+        after: tuple[int, int] | None = None
+        while found := self._lookups.stored_summaries(device, after, PAGE):
+            seen = self._lookups.environments({one.environment.device for one in found})
+            for row in stored_rows(found, seen):
+                yield {**row, "oldest": iso(row["oldest"]), "newest": iso(row["newest"])}
+            after = found[-1].cursor
+
+    def watched(self, device: str | None) -> Iterator[dict[str, Any]]:
+        """What is watched for a device, or for all, in the watch list's order."""
+        watch_list, skip = watch_list_of(self._settings, self._nights), 0
+        while rows := watched_rows(watch_list, device, skip, PAGE, self._lookups):
+            for row in rows:
+                yield {**row, "tuned_at": iso(row["tuned_at"])}
+            skip += PAGE
+
+    def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
+        """Do tonight's round and return its summary."""
+        announcer = Announcer(self._settings)
+        return do_round(self._settings, self._store, announcer, dry_run=dry_run, force=force)
+
+    def nights(self, limit: int) -> Sequence[dict[str, Any]]:
+        """The newest nights, the last one first."""
+        return [night.as_json() for night in self._nights.nights(limit=limit)]
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """The workers of the last weeks."""
+        return WorkerStore(self._store).list()

@@ -1,4 +1,4 @@
-"""OpenTelemetry's spans, sent over OTLP/HTTP. `workers.tracing` imports this if they are wanted."""
+"""OpenTelemetry's spans, sent over OTLP/HTTP. `workers.telemetry` imports it if they are wanted."""
 
 from __future__ import annotations
 

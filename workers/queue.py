@@ -13,9 +13,9 @@ from typing import Protocol
 from tuner.devices.table import devices as known_devices
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, Priority
-from workers.gpus import LocalGpu
-from workers.logs import Outage
+from workers.machine import LocalGpu
 from workers.settings import Settings
+from workers.telemetry import Outage
 
 log = logging.getLogger("tuner.queue")
 

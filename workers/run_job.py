@@ -28,19 +28,20 @@ from tuner.errors import (
     UnknownEngine,
     UnusableStore,
 )
+from tuner.jobs.attempts import AttemptOutcome, AttemptResult
 from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate
 from tuner.problems.results import MeasureKind, Trial
-from tuner.store import Leases
 from tuner.store.database import Database
+from tuner.store.leases import Leases
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, Source
 from tuner.tuning.run import execute, open_source
 from tuner.tuning.tune import Watcher
-from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
+from workers.machine import GPU_VARIABLE
 from workers.settings import Settings, read_settings
-from workers.tracing import add_span, continued, flush_spans, span, start_tracing
+from workers.telemetry import add_span, continued, flush_spans, span, start_tracing
 
 
 class TrialSpans(Watcher):

@@ -15,19 +15,19 @@ from datetime import timedelta
 from functools import partial
 
 from tuner.errors import UnusableStore
+from tuner.jobs.attempts import AttemptLimits, Exceeded, Held, Stopwatch
 from tuner.jobs.job import Job
-from tuner.jobs.limits import AttemptLimits, Exceeded, Held, Stopwatch
 from tuner.jobs.workers import BEAT, WorkerInfo
-from tuner.store import JobStore, Leases
 from tuner.store.database import Database
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
-from workers.child import child_environ
-from workers.gpus import LocalGpu, detect_gpus
-from workers.logs import Outage
+from workers.machine import LocalGpu, Registration, describe, detect_gpus
 from workers.metrics import EXPIRED_LEASES
 from workers.queue import Announces
 from workers.settings import Settings
-from workers.worker import Registration, Worker, describe
+from workers.telemetry import Outage
+from workers.worker import Worker, child_environ
 
 log = logging.getLogger("tuner.service")
 reconcile_log = logging.getLogger("tuner.reconcile")

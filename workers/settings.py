@@ -13,9 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tuner.errors import BadInput
-from tuner.jobs.limits import AttemptLimits
-from tuner.setting import read_value
-from tuner.store import database_url
+from tuner.jobs.attempts import AttemptLimits
+from tuner.store.connect import database_url
 
 _SCHEMES = ("redis", "rediss")
 _LONGEST_LIMIT_S = 7 * 86_400
@@ -97,3 +96,18 @@ def _read_limits(environ: Mapping[str, str]) -> AttemptLimits:
             )
         given[f"{name}_s"] = float(text)
     return AttemptLimits(**given)
+
+
+def read_value(name: str, environ: Mapping[str, str]) -> str | None:
+    """A variable, or the content of the file that NAME_FILE names; None where neither is set.
+
+    Raises BadInput where both are set, and for a file that cannot be read.
+    """
+    if file := environ.get(f"{name}_FILE"):
+        if environ.get(name):
+            raise BadInput(f"{name} and {name}_FILE are both set: unset one of them")
+        try:
+            return Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{name}_FILE cannot be read: {error}") from None
+    return environ.get(name) or None

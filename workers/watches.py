@@ -43,8 +43,10 @@ from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import find_family, parse_problem
+from tuner.store.nights import NightStore
 from tuner.toml_table import Table, parse_toml
 from tuner.tuning.request import parse_effort, parse_source
+from workers.settings import Settings
 
 REVALIDATE = 2
 _MOST = 4096  # jobs of one watch
@@ -178,6 +180,15 @@ def read_watch_list(path: Path) -> WatchList:
     return WatchList(
         tuple(read_watch(row, f"watch {i + 1}") for i, row in enumerate(rows)), revalidate
     )
+
+
+def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
+    """The watches of the file, and the ones that were added over the API."""
+    listed = read_watch_list(settings.nightly) if settings.nightly else WatchList(())
+    added = [
+        replace(read_watch(row.watch, f"watch {row.id}"), id=row.id) for row in nights.watches()
+    ]
+    return replace(listed, watches=(*listed.watches, *added))
 
 
 def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:

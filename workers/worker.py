@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from tuner.engines.engine import engine_names, find_engine
-from tuner.engines.locate import find_packages, version_order
+from tuner.childprocess import ChildDied, ChildProcess
 from tuner.errors import StaleLease, UnusableStore
+from tuner.jobs.attempts import (
+    AttemptLimits,
+    AttemptOutcome,
+    AttemptPhase,
+    AttemptResult,
+    Stopwatch,
+)
 from tuner.jobs.job import HEARTBEAT, Cost, JobRequest, JobState, Lease
-from tuner.jobs.limits import AttemptLimits, AttemptPhase, Stopwatch
-from tuner.jobs.workers import WorkerInfo, WorkerState
-from tuner.store import Leases
-from tuner.store.figures import Figures, JobTimes
-from tuner.store.workers import WorkerStore
-from workers.child import AttemptOutcome, AttemptResult, Runner
-from workers.gpus import LocalGpu
+from tuner.store.leases import Leases
+from tuner.store.workers import Figures, JobTimes
+from workers.machine import GPU_VARIABLE, Registration
 from workers.metrics import ATTEMPTS, CPU_SECONDS, DURATION, GPU_SECONDS, LOST_LEASES, WAIT
-from workers.tracing import (
+from workers.telemetry import (
     Attributes,
     add_span,
     continued,
@@ -35,88 +36,81 @@ from workers.tracing import (
     span,
 )
 
-log = logging.getLogger("tuner.worker")
-
-FAILED_STARTS = 2  # in a row, after which the worker is set aside
-LOOK_EVERY_S = 60.0  # for engines that were installed or removed meanwhile
-_PACKAGES = ("engine-tuner", "triton", "torch")
+MODULE = "workers.run_job"
+JOBS_A_CHILD = 200  # then a new child takes over, which ends any leak
 
 
-def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> WorkerInfo:
-    """This process as a worker. `name` tells it from the host's other workers."""
-    host = socket.gethostname()
-    full = f"{name}@{host}"
-    return WorkerInfo(
-        # A reboot gives out the same process ids again.
-        id=f"{full}:{os.getpid()}:{secrets.token_hex(3)}",
-        name=full,
-        host=host,
-        gpu=gpu.uuid if gpu else "",
-        device=gpu.device if gpu else "",
-        devices=tuple(devices) if devices is not None else None,
-        engines=engines_here(),
-        packages={one: version for one in _PACKAGES if (version := _version(one))},
-    )
+class Runner:
+    """Does jobs in a child process, one at a time. A job that measures gets a new child."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = dict(environ)
+        self._child: ChildProcess | None = None
+        self._ready = False
+        self._jobs_left = 0
+
+    def start(self, lease: Lease) -> None:
+        """Give the job to a child. If the child dies with it, `poll` tells."""
+        if self._child is None or lease.request.needs_gpu or _died(self._child):
+            self.kill()
+            self._child, self._ready = ChildProcess(MODULE, self._environ), False
+            self._jobs_left = 1 if lease.request.needs_gpu else JOBS_A_CHILD
+        with contextlib.suppress(ChildDied):
+            self._child.send(
+                {
+                    "job_id": lease.job_id,
+                    "owner": lease.owner,
+                    "fence": lease.fence,
+                    "request": lease.request.as_json(),
+                    "trace": lease.trace,
+                }
+            )
+
+    def poll(self, timeout_s: float) -> AttemptResult | None:
+        """How the job ended; None while it goes on. Waits up to `timeout_s` seconds."""
+        assert self._child is not None
+        try:
+            answer: dict[str, Any] | None = self._child.poll(timeout_s)
+        except ChildDied as death:
+            self.kill()
+            if not self._ready:
+                reason = f"the tuning process did not start: {death}"
+                return AttemptResult(AttemptOutcome.REFUSED, reason)
+            return AttemptResult(AttemptOutcome.RETRY, str(death))
+        if answer is None:
+            return None
+        if "ready" in answer:
+            self._ready = True
+            return None
+        self._jobs_left -= 1
+        if not self._jobs_left:
+            self.kill()
+        return AttemptResult(AttemptOutcome(answer["outcome"]), answer["reason"])
+
+    def kill(self) -> None:
+        """Kill the child, and all processes that it started, at once."""
+        if self._child is not None:
+            self._child.reap()
+            self._child = None
 
 
-def engines_here() -> tuple[str, ...]:
-    """The engines on this machine, as `sglang==0.5.16`; the one that `sglang` means comes first."""
-    found: list[str] = []
-    for name in engine_names():
-        versions = {one.version for one in find_packages(name)}
-        if versions:
-            preferred = find_engine(name).version
-            others = sorted(versions - {preferred}, key=version_order, reverse=True)
-            found += [f"{name}=={version}" for version in (preferred, *others)]
-    return tuple(found)
-
-
-class Registration:
-    """Keeps a worker's row up to date. Threads may share it."""
-
-    def __init__(
-        self,
-        workers: WorkerStore,
-        info: WorkerInfo,
-        engines: Callable[[], tuple[str, ...]] = engines_here,
-    ) -> None:
-        self._workers = workers
-        self._engines = engines
-        self._look_at = time.monotonic() + LOOK_EVERY_S
-        self._failed_starts = 0
-        self.info = info
-
-    def beat(self) -> None:
-        """Say that the worker lives, and what it can do now. Raises UnusableStore."""
-        if time.monotonic() >= self._look_at:
-            self.info = self.info.with_engines(self._engines())
-            self._look_at = time.monotonic() + LOOK_EVERY_S
-        state = self._workers.beat(self.info)
-        if state is WorkerState.ACTIVE and self._failed_starts >= FAILED_STARTS:
-            log.info("%s was resumed", self.info.name)
-            self._failed_starts = 0
-
-    def started(self) -> None:
-        """A job began to tune: whatever failed before is over."""
-        self._failed_starts = 0
-
-    def failed_to_start(self, reason: str) -> None:
-        """A job could not begin to tune here. Raises UnusableStore."""
-        self._failed_starts += 1
-        if self._failed_starts >= FAILED_STARTS:
-            self._workers.set_aside(self.info.id, reason)
-            log.error("%s takes no more jobs: %s", self.info.name, reason)
-
-    def stopped(self) -> None:
-        """The worker ends. Raises UnusableStore."""
-        self._workers.stopped(self.info.id)
-
-
-def _version(package: str) -> str:
+def _died(child: ChildProcess) -> bool:
+    """Whether a child without a job has ended, which is no fault of the next job."""
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+        child.poll(0)
+    except ChildDied:
+        return True
+    return False
+
+
+def child_environ(gpu: str | None) -> dict[str, str]:
+    """This process's environment for a child, which may use that GPU only; None: no GPU."""
+    if gpu is None:
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu}
+
+
+log = logging.getLogger("tuner.worker")
 
 
 _WELL = ("done", "cancelled", "stale", "wait")

@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
 from api.matrix import CoverageRow, RowFilter
-from api.pages.forms import asked
+from api.pages.browser import asked
 from api.pages.names import device_short
 from api.pages.points import PartChart, Times, WinnerRow, chart_of, entries_of
 from api.pages.render import page
+from api.paging import ResultOf
 from api.routes.results import get_result
-from api.schemas_query import ResultOf
 from api.state import Api, ApiDep
 from api.text import EngineName, Name
 from tuner.draw.shapes import Colour, Glyph

@@ -10,21 +10,30 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field, ValidationError
 
 from api.auth import Admin, Reader
-from api.pages.forms import Posted, ask_first, asked, mistakes_in, refused_in
+from api.pages.browser import asked
+from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
+from api.paging import Page, WatchedPage
+from api.requests import ModelText, NightIn, WatchIn
 from api.routes.coverage import (
     WatchId,
     add_watch,
+    list_nights,
     list_watched,
     list_watches,
+    outcomes_of,
     remove_watch,
+    run_night,
     set_hidden,
 )
-from api.routes.nights import list_nights, outcomes_of, run_night
-from api.routes.tables import list_devices, list_models
-from api.routes.workers import WorkerName, drain_workers, list_workers, resume_workers
-from api.schemas_in import ModelText, NightIn, WatchIn
-from api.schemas_query import Page, WatchedPage
+from api.routes.service import (
+    WorkerName,
+    drain_workers,
+    list_devices,
+    list_models,
+    list_workers,
+    resume_workers,
+)
 from api.state import ApiDep
 from api.text import DeviceName
 from tuner.errors import BadInput

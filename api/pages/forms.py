@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_origin
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from api.auth import caller_in
-from api.mistakes import mistakes_of
+from api.errors import mistakes_of
+from api.pages.browser import is_proof, is_same_origin
 from api.pages.render import page
-from api.pages.sessions import is_proof, is_same_origin
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, UnknownDevice
 
@@ -32,33 +31,6 @@ async def _posted(request: Request) -> Mapping[str, str]:
         state["too_old"] = fields
         raise HTTPException(403, "this form is too old: open its page again, and send it again")
     return {name: value.strip() for name, value in fields.items() if value.strip()}
-
-
-T = TypeVar("T", bound=BaseModel)
-
-
-def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
-    """A dependency: a page's query, without the fields of its form that were left empty.
-
-    It raises RequestValidationError, as FastAPI does for the API's queries.
-    """
-    fields = model.model_fields.items()
-    lists = {name for name, field in fields if get_origin(field.annotation) is list}
-
-    async def read(request: Request) -> T:
-        given: dict[str, Any] = {}
-        for name, value in request.query_params.multi_items():
-            if value and name in lists:
-                given.setdefault(name, []).append(value)
-            elif value:
-                given[name] = value
-        try:
-            return model.model_validate(given)
-        except ValidationError as error:
-            found = [{**one, "loc": ("query", *one["loc"])} for one in error.errors()]
-            raise RequestValidationError(found) from None
-
-    return read
 
 
 def mistakes_in(error: ValidationError, body: Mapping[str, Any]) -> dict[str, str]:

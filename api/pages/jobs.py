@@ -14,16 +14,16 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Admin, Caller, Reader, Submitter
-from api.pages.forms import Posted, ask_first, asked, full_name, mistakes_in, refused_in
+from api.pages.browser import asked
+from api.pages.forms import Posted, ask_first, full_name, mistakes_in, refused_in
 from api.pages.names import steps_of
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import as_time, go, page
-from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs, retry_job
+from api.paging import JobPage, Page
+from api.requests import SubmitJob
+from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs, retry_job, submit_job
 from api.routes.results import get_progress, list_trials, list_winners
-from api.routes.submissions import submit_job
-from api.routes.tables import list_devices, list_models
-from api.schemas_in import SubmitJob
-from api.schemas_query import JobPage, Page
+from api.routes.service import list_devices, list_models
 from api.state import ApiDep
 from api.text import JobId
 from tuner.errors import BadInput, NotRetriable

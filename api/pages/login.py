@@ -1,27 +1,27 @@
-"""Log in with a key or with a link that works once, log out, and end other sessions."""
+"""Log in and out, sessions, and keys: who may use the service."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.auth import Reader, caller_of, too_many_wrong
-from api.known_keys import TooManyWrong
-from api.pages.forms import Posted, ask_first
-from api.pages.places import checked_return
-from api.pages.render import go, page
-from api.pages.sessions import clear_session, is_same_origin, session_of, set_session
+from api.auth import Admin, Reader, caller_of, too_many_wrong
+from api.keys import TooManyWrong
+from api.pages.browser import checked_return, clear_session, is_same_origin, session_of, set_session
+from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
+from api.pages.render import KEPT, go, login_form, page
+from api.requests import KeyIn
+from api.routes.service import KeyName, add_key, list_keys, revoke_key, rotate_key
 from api.state import Api, ApiDep
+from tuner.errors import BadInput
 
 router = APIRouter(include_in_schema=False)
-
-_KEPT = "kept:"  # before the name of a field of the form that waits for the log in
 
 Next = Annotated[str, Query(max_length=2000)]
 Once = Annotated[str, Query(max_length=200)]
@@ -31,14 +31,14 @@ Once = Annotated[str, Query(max_length=200)]
 async def show_login(request: Request, api: ApiDep, next: Next = "", once: Once = "") -> Response:  # noqa: A002
     """The form for a key; or, with the secret of a link, the session that it gives."""
     if not once or request.scope.get("head"):
-        return _form(request, next=checked_return(next))
+        return login_form(request, next=checked_return(next))
     try:
         name = api.links.take(once, _address(request))
     except TooManyWrong as error:
         raise too_many_wrong(error) from None
     if name is None:
         text = "This link was used before, or is too old. Log in with a key instead."
-        return _form(request, 403, problem=text)
+        return login_form(request, 403, problem=text)
     # A redirect would lose the cookie where the link was opened from another site, such as a mail.
     token = await _start(request, api, name)
     answer = page(request, "welcome", next="")
@@ -53,7 +53,7 @@ async def log_in(request: Request, api: ApiDep) -> Response:
         raise HTTPException(403, "this form was not sent by a page of this server")
     form: dict[str, str] = request.scope["state"]["form"]
     after, again = (checked_return(form.get(name, "")[:2000]) for name in ("next", "again"))
-    kept = {name[len(_KEPT) :]: form[name] for name in form if name.startswith(_KEPT)}
+    kept = {name[len(KEPT) :]: form[name] for name in form if name.startswith(KEPT)}
     key = form.get("key", "").strip()
     try:
         found = await api.known_keys.find(api.keys, key, _address(request), "/login")
@@ -62,7 +62,7 @@ async def log_in(request: Request, api: ApiDep) -> Response:
         raise too_many_wrong(error) from None
     except HTTPException as error:
         text = f"{error.detail[:1].upper()}{error.detail[1:]}."
-        return _form(request, 403, problem=text, next=after, again=again, kept=kept)
+        return login_form(request, 403, problem=text, next=after, again=again, kept=kept)
     token = await _start(request, api, caller.name)
     request.scope["state"].update(session=token, caller=caller)
     answer = (
@@ -74,14 +74,6 @@ async def log_in(request: Request, api: ApiDep) -> Response:
     return answer
 
 
-def log_in_first(request: Request, form: Mapping[str, str]) -> Response:
-    """The log in for a form of somebody whose session has ended; the form's fields wait in it."""
-    kept = {name: value for name, value in form.items() if name != "proof"}
-    again = checked_return(request.scope["path"][1:])
-    text = "Your session has ended. Log in, and what you filled in is there again."
-    return _form(request, 401, problem=text, again=again, kept=kept)
-
-
 @router.post("/logout")
 async def log_out(request: Request, api: ApiDep, caller: Reader, form: Posted) -> Response:
     """End the session."""
@@ -91,26 +83,6 @@ async def log_out(request: Request, api: ApiDep, caller: Reader, form: Posted) -
     answer = go(request, "login")
     clear_session(answer, request.headers)
     return answer
-
-
-def _form(
-    request: Request,
-    status: int = 200,
-    *,
-    problem: str = "",
-    next: str = "",  # noqa: A002
-    again: str = "",
-    kept: Mapping[str, str] = MappingProxyType({}),
-) -> Response:
-    return page(
-        request,
-        "login",
-        status,
-        problem=problem,
-        next=next,
-        again=again,
-        kept={f"{_KEPT}{name}": value for name, value in kept.items()},
-    )
 
 
 async def _start(request: Request, api: Api, key_name: str) -> str:
@@ -144,3 +116,63 @@ def end_others(request: Request, form: Posted, caller: Reader, api: ApiDep) -> R
         count = api.sessions.end_others(token)
         audit.info("ended %d other sessions", count, extra={"client": caller.name})
     return go(request, "sessions")
+
+
+keys = APIRouter(prefix="/keys", include_in_schema=False)
+
+
+@keys.get("")
+def show_keys(request: Request, caller: Admin, api: ApiDep) -> Response:
+    """Who may use the service."""
+    return _keys(request, caller, api)
+
+
+@keys.post("")
+def make_key(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Make a key and show its secret once; with a mistake, say what it is."""
+    try:
+        made = add_key(KeyIn.model_validate(form), Response(), caller, api)
+    except ValidationError as error:
+        return _keys(request, caller, api, given=form, mistakes=mistakes_in(error, form))
+    except BadInput as error:
+        return _keys(request, caller, api, given=form, mistakes=refused_in(error, "name"))
+    return _keys(request, caller, api, made=made)
+
+
+@keys.post("/{name}/rotate")
+def replace_key(
+    name: KeyName, request: Request, form: Posted, caller: Admin, api: ApiDep
+) -> Response:
+    """Give a key a new secret and show it once."""
+    if asking := ask_first(request, form, "keys"):
+        return asking
+    return _keys(request, caller, api, made=rotate_key(name, Response(), caller, api))
+
+
+@keys.post("/{name}/revoke")
+def end_key(name: KeyName, request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Revoke a key."""
+    if asking := ask_first(request, form, "keys"):
+        return asking
+    revoke_key(name, caller, api)
+    return go(request, "keys")
+
+
+def _keys(
+    request: Request,
+    caller: Admin,
+    api: ApiDep,
+    *,
+    made: Mapping[str, Any] | None = None,
+    given: Mapping[str, str] | None = None,
+    mistakes: Mapping[str, str] | None = None,
+) -> Response:
+    return page(
+        request,
+        "keys",
+        422 if mistakes else 200,
+        keys=list_keys(caller, api)["keys"],
+        made=made,
+        given=given or {},
+        mistakes=mistakes or {},
+    )

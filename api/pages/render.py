@@ -1,19 +1,32 @@
-"""Renders templates: what all pages have, and how values are written for people."""
+"""Renders templates: what all pages have, how values are written for people, and errors as pages.
+
+Styles and scripts are read once. Their address changes with their content: browsers keep them.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
+from fastapi import APIRouter, Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from starlette.requests import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import Caller
+from api.errors import MEDIA_TYPE
+from api.pages.browser import checked_return, here, is_page, proof_of, root_of, wants_page
 from api.pages.names import (
     device_short,
     engine_words,
@@ -25,9 +38,36 @@ from api.pages.names import (
     step_words,
     words_of_count,
 )
-from api.pages.places import root_of
-from api.pages.sessions import proof_of
-from api.pages.static import VERSION
+from tuner.draw.svg import scheme_style
+
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FILES = {
+    one.name: one.read_bytes()
+    for one in (files("api.pages") / "static").iterdir()
+    if one.name[one.name.rfind(".") :] in _KINDS
+}
+_FILES["pages.css"] += scheme_style().encode()
+_PACKED = {name: gzip.compress(data, mtime=0) for name, data in _FILES.items()}
+VERSION = hashlib.sha256(b"".join(_FILES[name] for name in sorted(_FILES))).hexdigest()[:12]
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/static/{version}/{name}")
+async def get_static(version: str, name: str, request: Request) -> Response:
+    """A file of these pages. An address of another version is not to be kept."""
+    if name not in _FILES:
+        raise HTTPException(404)
+    kept = version == VERSION
+    headers = {
+        "Cache-Control": "public, max-age=31536000, immutable" if kept else "no-store",
+        "Vary": "Accept-Encoding",
+    }
+    data = _FILES[name]
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        data, headers["Content-Encoding"] = _PACKED[name], "gzip"
+    return Response(data, headers=headers, media_type=_KINDS[name[name.rfind(".") :]])
+
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -228,3 +268,107 @@ def _environment() -> Environment:
 
 
 _TEMPLATES: Any = _environment()
+
+
+# What a page of an error is called; HTTP's own words are for programmers.
+_TITLES = {
+    400: "That could not be read",
+    401: "Log in first",
+    403: "That is not allowed",
+    404: "There is nothing here",
+    405: "That does nothing here",
+    409: "That is not possible now",
+    413: "That is too much at once",
+    415: "That could not be read",
+    422: "Something is not right",
+    429: "Too much at once",
+    500: "The server failed",
+    503: "The service is not available",
+    507: "The disk is full",
+}
+_OWN = ("content-type", "content-length", "content-encoding")  # of the answer that is replaced
+
+
+KEPT = "kept:"  # before the name of a field of the form that waits for the log in
+
+
+def login_form(
+    request: Request,
+    status: int = 200,
+    *,
+    problem: str = "",
+    next: str = "",  # noqa: A002
+    again: str = "",
+    kept: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """The form for a key. `kept` are the fields of another form, which waits for the log in."""
+    return page(
+        request,
+        "login",
+        status,
+        problem=problem,
+        next=next,
+        again=again,
+        kept={f"{KEPT}{name}": value for name, value in kept.items()},
+    )
+
+
+def log_in_first(request: Request, form: Mapping[str, str]) -> Response:
+    """The log in for a form of somebody whose session has ended; the form's fields wait in it."""
+    kept = {name: value for name, value in form.items() if name != "proof"}
+    again = checked_return(request.scope["path"][1:])
+    text = "Your session has ended. Log in, and what you filled in is there again."
+    return login_form(request, 401, problem=text, again=again, kept=kept)
+
+
+class ShowErrors:
+    """ASGI middleware: turns problem details into pages where a browser asked for one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not wants_page(scope):
+            await self._app(scope, receive, send)
+            return
+        started: Message | None = None
+        body = b""
+
+        async def send_page(message: Message) -> None:
+            nonlocal started, body
+            if message["type"] == "http.response.start":
+                if Headers(raw=message["headers"]).get("content-type") == MEDIA_TYPE:
+                    started = message
+                    return
+            elif started is not None:
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    answer = _answer(Request(scope), started["status"], json.loads(body))
+                    _keep_headers(started, answer)
+                    await answer(scope, receive, send)
+                return
+            await send(message)
+
+        await self._app(scope, receive, send_page)
+
+
+def _answer(request: Request, status: int, problem: dict[str, str]) -> Response:
+    if status == 401 and is_page(request.scope["path"]):
+        if request.method == "GET":
+            return go(request, "login?" + urlencode({"next": here(request)}))
+        if (form := request.scope["state"].get("form")) is not None:
+            return log_in_first(request, form)
+    kept, again = request.scope["state"].get("too_old"), checked_return(here(request))
+    if kept is not None and again:
+        return page(request, "again", status, again=again, kept=kept, too_old=True)
+    title = _TITLES.get(status, problem["title"])
+    return page(
+        request, "error", status, get=request.method == "GET", problem={**problem, "title": title}
+    )
+
+
+def _keep_headers(started: Message, answer: Response) -> None:
+    headers = MutableHeaders(raw=answer.raw_headers)
+    for name, value in Headers(raw=started["headers"]).items():
+        if name not in _OWN:
+            headers.setdefault(name, value)

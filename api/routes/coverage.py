@@ -1,7 +1,8 @@
-"""What is tuned, stale or missing, and what is watched."""
+"""What is stored, what is watched, and the nights that tune what is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,17 +13,34 @@ from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses
 from api.matrix import counts_of, devices_of
-from api.paging import page_of, read_cursor, read_one, read_pair
-from api.requests import watch_of
-from api.schemas_coverage import HeldPageOut, MatrixOut, WatchedPageOut, WatchesOut, WatchOut
-from api.schemas_in import HideIn, WatchIn
-from api.schemas_query import MatrixPage, StoredPage, WatchedPage
+from api.paging import (
+    MatrixPage,
+    Page,
+    StoredPage,
+    WatchedPage,
+    page_of,
+    read_cursor,
+    read_date_and_id,
+    read_one,
+    read_pair,
+)
+from api.requests import HideIn, NightIn, WatchIn, watch_of
+from api.schemas_service import (
+    HeldPageOut,
+    MatrixOut,
+    NightOut,
+    NightsOut,
+    SummaryOut,
+    WatchedPageOut,
+    WatchesOut,
+    WatchOut,
+)
 from api.state import Api, ApiDep
 from tuner.devices.table import find_device
 from tuner.problems.registry import parse_problem
 from workers.coverage import stored_rows, watched_rows
-from workers.nightly import watch_list_of
-from workers.watches import Unresolved, read_watch
+from workers.nightly import do_round, outcomes
+from workers.watches import Unresolved, read_watch, watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
 
@@ -131,3 +149,45 @@ def set_hidden(watch_id: int, text: str, *, hidden: bool, api: Api) -> dict[str,
 
 def _no_watch(watch_id: int) -> HTTPException:
     return HTTPException(404, f"there is no watch {watch_id}")
+
+
+@router.post(
+    "/nights",
+    response_model=SummaryOut,
+    response_model_exclude_unset=True,  # what was skipped or only planned lacks the rest
+    responses=responses(415),
+)
+def run_night(caller: Admin, api: ApiDep, body: NightIn = NightIn()) -> dict[str, Any]:
+    """Queue what is missing or stale of what is watched: once a day, or again with `force`."""
+    settings = api.settings.service
+    return do_round(settings, api.store, api.announcer, dry_run=body.dry_run, force=body.force)
+
+
+@router.get(
+    "/nights", response_model=NightsOut, response_model_exclude_unset=True, responses=responses()
+)
+def list_nights(page: Annotated[Page, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """List the nights, the newest first."""
+    after = read_cursor(page.after, read_date_and_id)
+    found = api.nights.nights(after=after, limit=page.limit + 1)
+    nights, cursor = page_of(found, page.limit, lambda night: [night.date.isoformat(), night.id])
+    return {"nights": [asdict(night) for night in nights], "next": cursor}
+
+
+@router.get(
+    "/nights/last",
+    response_model=NightOut,
+    response_model_exclude_unset=True,
+    responses=responses(404),
+)
+def get_last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show what the last night did."""
+    night = api.nights.last()
+    if night is None:
+        raise HTTPException(404, "there was no night yet")
+    return {**asdict(night), "outcomes": outcomes_of(night.summary, api)}
+
+
+def outcomes_of(summary: Mapping[str, Any] | None, api: Api) -> list[dict[str, Any]]:
+    """What came of the things that a night queued."""
+    return [one.as_json() for one in outcomes(summary or {}, api.store)]

@@ -1,27 +1,196 @@
-"""Look at jobs, end them, queue them again and delete them."""
+"""Post jobs, look at them, follow them, end them, queue them again and delete them."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+import anyio
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.auth import Admin, Reader, Submitter
-from api.errors import responses
-from api.paging import job_position, page_of, read_job_cursor
-from api.schemas_jobs import JobOut, JobsOut
-from api.schemas_query import JobPage
-from api.state import ApiDep
+from api.auth import Admin, Caller, Reader, Submitter, may_hurry
+from api.bodies import JsonRoute
+from api.errors import problem_of, problem_of_mistakes, request_id, responses
+from api.pages.browser import wants_page
+from api.paging import JobPage, job_position, page_of, read_job_cursor
+from api.requests import RefusedJob, SubmitJob, SubmitJobs, job_request
+from api.schemas_jobs import BatchOut, EventOut, JobOut, JobsOut, SubmittedOut
+from api.state import Api, ApiDep
+from api.streams import ENDS, FollowedJob
 from api.text import JobId
+from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
+from tuner.jobs.job import JobEvent, JobRequest, Priority, Submitted
 from tuner.store.keys import Scope
+from workers.telemetry import current_traceparent, describe_span, span
 
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+RETRY_S = 5  # a client should ask for the job again after so long
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="Any text that identifies this submission: sent twice, it makes one job.",
+    ),
+]
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=SubmittedOut,
+    response_model_exclude_unset=True,  # a request has the fields of its family only
+    responses={
+        **responses(409, 415),
+        202: {
+            "description": "Accepted, and committed to the store.",
+            "headers": {
+                "Location": {"schema": {"type": "string"}, "description": "The job's URL."},
+                "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."},
+            },
+        },
+    },
+)
+def submit_job(
+    body: SubmitJob,
+    request: Request,
+    response: Response,
+    caller: Submitter,
+    api: ApiDep,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
+    if body.urgent:
+        may_hurry(caller)
+    _admit(request, api, caller, 1)
+    wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
+    with span("submit", {"tuner.device": wanted.device}, "producer"):
+        (answer,) = _submit([(wanted, _priority(body))], body, caller, api, idempotency_key)
+        describe_span({"tuner.job.id": answer.job.id, "tuner.job.created": answer.created})
+    request.scope["state"]["job_id"] = answer.job.id
+    _announce([answer], api)
+    response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
+    response.headers["Retry-After"] = str(RETRY_S)
+    if answer.replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return _answer(answer, notes, api)
+
+
+@router.post(
+    ":batch",
+    response_model=BatchOut,
+    response_model_exclude_unset=True,
+    responses={
+        **responses(409, 415),
+        200: {"description": "An answer for each job. All accepted ones are in the store."},
+    },
+)
+def submit_jobs(
+    body: SubmitJobs,
+    request: Request,
+    response: Response,
+    caller: Submitter,
+    api: ApiDep,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Queue up to 100 tuning jobs at once. One that is refused does not stop the others.
+
+    One idempotency key stands for all of them.
+    """
+    jobs = body.read()
+    if any(job.urgent for job in jobs if isinstance(job, SubmitJob)):
+        may_hurry(caller)
+    _admit(request, api, caller, len(jobs))
+    workers, settings = api.fleet.workers(), api.settings.service
+    wanted: list[tuple[JobRequest, Priority]] = []
+    items: list[dict[str, Any]] = []
+    notes: list[list[str]] = []
+    for one in jobs:
+        try:
+            if isinstance(one, RefusedJob):
+                problem = problem_of_mistakes(one.errors, one.values, request)
+            else:
+                asked, said = job_request(one, settings, workers)
+                wanted.append((asked, _priority(one)))
+                notes.append(said)
+                items.append({"problem": None})
+                continue
+        except BadInput as error:
+            problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
+        items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
+    with span("submit", {"tuner.jobs": len(wanted)}, "producer"):
+        answers = _submit(wanted, body, caller, api, idempotency_key)
+    if len(answers) != len(wanted):
+        raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
+    _announce(answers, api)
+    accepted = (item for item in items if item["problem"] is None)
+    for item, answer, said in zip(accepted, answers, notes, strict=True):
+        item["job"] = _answer(answer, said, api)
+    if answers and answers[0].replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return {"jobs": items}
+
+
+def _admit(request: Request, api: Api, caller: Caller, count: int) -> None:
+    """Raises HTTPException above the caller's rate, or with too many jobs in the queue."""
+    state = request.scope["state"]
+    state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
+    api.quotas.check(caller.name, count)
+
+
+def _submit(
+    wanted: Sequence[tuple[JobRequest, Priority]],
+    body: SubmitJob | SubmitJobs,
+    caller: Caller,
+    api: Api,
+    idempotency_key: str | None,
+) -> Sequence[Submitted]:
+    return api.jobs.submit_all(
+        wanted,
+        unmet=api.fleet.reasons().unmet,
+        client=caller.name,
+        idempotency_key=idempotency_key,
+        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+        trace=current_traceparent(),
+    )
+
+
+def _priority(body: SubmitJob) -> Priority:
+    return Priority.URGENT if body.urgent else Priority.NORMAL
+
+
+def _announce(answers: Sequence[Submitted], api: Api) -> None:
+    """Wake workers for the new jobs: once for each queue, as a woken worker does all it can."""
+    woken = set()
+    for answer in answers:
+        api.metrics.submitted.labels(answer.job.request.device, str(answer.created).lower()).inc()
+        request = answer.job.request
+        queue = request.device, request.needs_gpu, answer.job.priority
+        if answer.created and queue not in woken:
+            woken.add(queue)
+            api.announcer.announce(answer.job)
+
+
+def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]:
+    waiting = api.fleet.reasons().why(answer.job)
+    return {
+        **answer.job.as_json(),
+        "created": answer.created,
+        "notes": notes,
+        "waiting": waiting,
+        "estimated_gpu_s": api.estimates.of(answer.job),
+    }
+
 
 Wait = Annotated[
     int,
@@ -63,7 +232,8 @@ async def get_job(
         if end_turn := state.get("end_turn"):  # other reading requests need not wait too
             end_turn()
         seconds = min(wait, api.settings.wait_s)
-        await api.waits.until_ended(job_id, request, caller.name, seconds)
+        (last,) = await run_in_threadpool(api.jobs.latest_events, job_id, 1)
+        await api.streams.until_ended(job_id, last.seq - 1, request, caller.name, seconds)
         state["waited_s"] = time.monotonic() - began
         job = await run_in_threadpool(api.jobs.get, job_id)
     if job.state.finished:
@@ -124,3 +294,88 @@ def retry_job(job_id: JobId, request: Request, caller: Submitter, api: ApiDep) -
     job = api.jobs.retry(job_id, caller.name)
     api.announcer.announce(job)
     return job.as_json()
+
+
+RECONNECT_MS = 2000  # a client waits for so long after the stream broke
+
+LastEventId = Annotated[
+    int,
+    Header(
+        ge=0,
+        lt=1 << 31,
+        description="The last event received: the stream goes on after it.",
+    ),
+]
+
+
+After = Annotated[
+    int,
+    Query(
+        ge=0,
+        lt=1 << 31,
+        description="As Last-Event-ID, for a client that cannot send it. The header counts more.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class StreamStart:
+    """A stream begins after the job's event with the number `seen`."""
+
+    job: FollowedJob
+    seen: int
+    secret: str  # of the caller
+
+
+async def _stream_start(
+    job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0, after: After = 0
+) -> AsyncIterator[StreamStart]:
+    """The stream's start, and its place. Once it has begun, its status cannot be changed."""
+    seen = await run_in_threadpool(_first_seen, api, job_id, last_event_id or after)
+    with api.streaming(caller.name, caller.secret, job_id) as job:
+        yield StreamStart(job, seen, caller.secret)
+
+
+def _first_seen(api: Api, job_id: str, last_event_id: int) -> int:
+    job = api.jobs.get(job_id)
+    # A store restored from a backup may lack that event: then the stream begins at the first one.
+    known = api.jobs.events(job_id, last_event_id - 1, 1) if last_event_id else ()
+    seen = last_event_id if known else 0
+    if job.state.finished and not api.jobs.events(job_id, seen, 1):
+        raise HTTPException(204)  # a browser does not reconnect after a 204
+    return seen
+
+
+@router.get(
+    "/{job_id}/events",
+    response_class=EventSourceResponse,
+    responses={
+        **responses(404),
+        200: {
+            "description": "A stream. Each event has its number as `id`, its kind as `event`, and "
+            "an `EventOut` as `data`."
+        },
+        204: {"description": "The job has ended and there are no more events."},
+    },
+)
+async def follow_job(
+    start: Annotated[StreamStart, Depends(_stream_start)], api: ApiDep
+) -> AsyncIterator[EventOut]:
+    """Follow a job to its end, from its first step or from the one after Last-Event-ID."""
+    ends_at = time.monotonic() + api.settings.stream_s
+    seen, finished = start.seen, False
+    yield ServerSentEvent(comment="steps of a job", retry=RECONNECT_MS)  # type: ignore[misc]
+    while not finished:
+        events: Sequence[JobEvent] = ()
+        with anyio.move_on_after(ends_at - time.monotonic()):
+            try:
+                events = await start.job.after(seen, start.secret)
+            except UnusableStore:
+                return  # the client reconnects with the last id that it has
+        if not events:
+            return
+        for event in events:
+            seen = event.seq
+            data = event.as_json()
+            yield ServerSentEvent(data=data, event=event.kind, id=str(seen))  # type: ignore[misc]
+            finished = event.kind in ENDS

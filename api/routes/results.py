@@ -1,4 +1,4 @@
-"""What came of jobs: winners, trials, the files that an engine loads, and proofs of these."""
+"""What came of jobs: winners, trials, exports, bundles and proofs in live servers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi import Path as InPath
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
-from api.errors import responses
-from api.exports import Archive, ExportRequest, is_named
-from api.mistakes import said_of
-from api.pages.places import wants_page
-from api.paging import page_of, read_cursor, read_one
-from api.progress import progress_of
-from api.schemas_query import ExportIn, Page, ResultOf
-from api.schemas_results import (
+from api.bodies import JsonRoute
+from api.errors import responses, said_of
+from api.exports import Archive, BundleRequest, ExportRequest, is_named, read_posted
+from api.pages.browser import wants_page
+from api.paging import ExportIn, Page, ResultOf, page_of, read_cursor, read_one
+from api.requests import BundleIn
+from api.schemas_jobs import (
     ProgressOut,
     ResultsOut,
     ServedProofPage,
@@ -28,7 +28,9 @@ from api.schemas_results import (
     WinnersOut,
 )
 from api.state import Api, ApiDep
+from api.streams import progress_of
 from api.text import JobId
+from tuner.deploy.bundle.build import Bundle
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput
 from tuner.jobs.targets import models_of
@@ -41,7 +43,7 @@ from workers.coverage import WatchState, newest_environments, why_stale
 log = logging.getLogger("tuner.api")
 audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
 
-router = APIRouter(prefix="/v1", tags=["results"])
+router = APIRouter(prefix="/v1", tags=["results"], route_class=JsonRoute)
 
 RunId = Annotated[int, InPath(ge=1, lt=1 << 31)]
 
@@ -98,7 +100,7 @@ def list_run_trials(
 )
 def get_progress(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show what a job tried by now, how long the rest takes, and the best time at each point."""
-    return progress_of(api.jobs.get(job_id), api)
+    return progress_of(api.jobs.get(job_id), api.jobs, api.results, api.fleet.reasons())
 
 
 @router.get(
@@ -160,18 +162,21 @@ def _histories(found: Sequence[Winner], api: Api) -> list[dict[str, Any]]:
 
 ExportDevice = Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")]
 _EXPORT_HEADERS = {
-    "ETag": ("Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.", "string"),
-    "X-Tuner-Left-Out": (
-        "How many stored problems the export lacks, because they are only predicted, no server "
-        "could load them, or what runs without them is not slower. "
+    "ETag": {
+        "description": "Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.",
+        "schema": {"type": "string"},
+    },
+    "X-Tuner-Left-Out": {
+        "description": "How many stored problems the export lacks, because they are only "
+        "predicted, no server could load them, or what runs without them is not slower. "
         "`provenance/left_out,device_name=NAME.jsonl` in it lists them.",
-        "integer",
-    ),
-    "X-Tuner-Server-Flags": (
-        "The flags and variables that the files need, besides `server_args`: they were measured to "
-        "be faster with them. Empty where none are needed.",
-        "string",
-    ),
+        "schema": {"type": "integer"},
+    },
+    "X-Tuner-Server-Flags": {
+        "description": "The flags and variables that the files need, besides `server_args`: they "
+        "were measured to be faster with them. Empty where none are needed.",
+        "schema": {"type": "string"},
+    },
 }
 
 
@@ -183,10 +188,7 @@ _EXPORT_HEADERS = {
         200: {
             "description": "The files, under one folder; equal stores give equal bytes.",
             "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
-            "headers": {
-                name: {"description": text, "schema": {"type": kind}}
-                for name, (text, kind) in _EXPORT_HEADERS.items()
-            },
+            "headers": _EXPORT_HEADERS,
         },
         304: {"description": "Equal to what If-None-Match names."},
     },
@@ -239,7 +241,7 @@ async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -
 
 def _trials(run_id: int, page: Page, api: Api) -> dict[str, Any]:
     after = read_cursor(page.after, parse_trial_cursor)
-    found = api.results.trials(run_id, after, page.limit + 1)
+    found = api.results.trials_page(run_id, after, page.limit + 1)
     tried, cursor = page_of(found, page.limit, trial_cursor)
     return {"trials": [_trial(trial) for trial in tried], "next": cursor}
 
@@ -284,3 +286,44 @@ def list_proofs(
     found = api.proofs.proofs(after=after, limit=page.limit + 1, device=device, model=page.model)
     proofs, cursor = page_of(found, page.limit, lambda proof: [proof.id])
     return {"proofs": [asdict(proof) for proof in proofs], "next": cursor}
+
+
+MEDIA = "application/gzip"
+
+
+@router.post(
+    "/bundles",
+    response_class=Response,
+    responses={
+        **responses(409, 415),
+        200: {
+            "description": "The archive; equal stores give equal bytes.",
+            "content": {MEDIA: {"schema": {"type": "string", "format": "binary"}}},
+            "headers": {
+                "Content-Disposition": {
+                    "description": "The name of the archive.",
+                    "schema": {"type": "string"},
+                },
+            },
+        },
+    },
+)
+async def make_archive(body: BundleIn, caller: Reader, api: ApiDep, request: Request) -> Response:
+    """Pack a device's winners with launch scripts and checks for a cluster, as a .tar.gz."""
+    return archive_of(await bundle_of(body, api, request))
+
+
+async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
+    """The bundle of a body."""
+    if end_turn := request.scope["state"].get("end_turn"):  # bundles wait for one another alone
+        end_turn()
+    device = find_device(body.device)
+    cluster = await run_in_threadpool(read_posted, body.cluster)
+    asked = BundleRequest(cluster, device, body.allow_predicted, body.allow_missing)
+    return await api.bundles.get(asked)
+
+
+def archive_of(bundle: Bundle) -> Response:
+    """A bundle as a download."""
+    name = {"Content-Disposition": f'attachment; filename="{bundle.name}.tar.gz"'}
+    return Response(bundle.archive, media_type=MEDIA, headers={**name, "Cache-Control": "no-store"})

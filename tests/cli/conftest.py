@@ -5,7 +5,7 @@ import os
 import pytest
 from bundle_cases import CASES, fill
 
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +33,6 @@ def bundled_store(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/store/tuner.db"
     monkeypatch.setenv("TUNER_DATABASE_URL", url)
     monkeypatch.chdir(tmp_path)
-    with Store.open(url) as opened:
+    with ResultStore.open(url) as opened:
         for case in CASES:
             fill(opened, case)

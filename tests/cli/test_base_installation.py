@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.help import EXAMPLES
+from tuner.cli.app import EXAMPLES
 
 # As `tuner` starts where no extra is installed: a process in which those cannot be found.
 PROGRAM = """

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
+from tuner.cli.app import EXAMPLES, OPTION_NAMES, SECTIONS
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)

@@ -23,7 +23,7 @@ from tuner.measure import recording as recording_file
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, RunKey, Status, Totals
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.request import Effort, Request, Source
 
@@ -54,11 +54,11 @@ def request(text: str, **changes) -> Request:
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
+    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
         yield opened
 
 
-def run(asked: Request, store: Store):
+def run(asked: Request, store: ResultStore):
     return tuned(asked, store)
 
 

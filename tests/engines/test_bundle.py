@@ -38,7 +38,7 @@ from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 L40S, H20, RAY = CASES
 TEXT = (Path(__file__).parents[2] / "examples" / f"{H20}.toml").read_text()
@@ -139,7 +139,7 @@ def test_predicted_entries_are_refused_unless_asked_for_and_marked() -> None:
 
 
 def test_measured_and_untuned_entries_are_told_apart() -> None:
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         statuses = dict.fromkeys(BATCH_SIZES, Status.OK) | {4096: Status.INCUMBENT}
         winners = fill(store, RAY, statuses)
     ray = build(RAY, of=winners, allow_predicted=False)

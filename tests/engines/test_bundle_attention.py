@@ -43,7 +43,7 @@ from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.points import Config
 from tuner.problems.results import Incumbent, Status, Winner
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 L40S, H20, RAY = CASES
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -61,7 +61,7 @@ def winners(
     case: str, problems: Sequence[Attention] = (RANKS,), status: Status = Status.OK
 ) -> list[Winner]:
     device = find_device(CASES[case][0]).name
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         fill_moe(store, case)
         for problem in problems:
             fill(store, problem, status=status, device=device)
@@ -213,7 +213,7 @@ def test_predicted_attention_is_refused_unless_asked_for_and_counted() -> None:
 
 
 def test_what_was_predicted_is_left_out_with_a_note() -> None:
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         fill_moe(store, L40S, dict.fromkeys(BATCH_SIZES, Status.OK))
         fill(store, RANKS, status=Status.PREDICTED, device="NVIDIA_L40S")
         mixed = store.winners(device="NVIDIA_L40S", engine="sglang", engine_version="0.5.16")
@@ -369,7 +369,7 @@ def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
 def test_the_command_packs_both_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/tuner.db"
     monkeypatch.setenv("TUNER_DATABASE_URL", url)
-    with Store.open(url) as store:
+    with ResultStore.open(url) as store:
         fill_moe(store, L40S)
         fill(store, RANKS, device="NVIDIA_L40S")
     toml = Path(__file__).parents[2] / "examples" / f"{L40S}.toml"

@@ -22,7 +22,7 @@ from tuner.engines.launch import unknown_flags
 from tuner.errors import BadProblem, ExportRefused, IndivisibleShape, MalformedCheckpoint
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.registry import parse_problem
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 L40S, H20, RAY = CASES
 ROOT = Path(__file__).parents[2]
@@ -204,7 +204,7 @@ def test_winners_of_another_version_are_named(
 ) -> None:
     url = f"sqlite:///{tmp_path}/tuner.db"
     monkeypatch.setenv("TUNER_DATABASE_URL", url)
-    with Store.open(url) as store:
+    with ResultStore.open(url) as store:
         fill(store, L40S)
     text = (EXAMPLES / f"{L40S}.toml").read_text().replace("sglang:v0.5.16", "sglang:v0.4.4")
     (tmp_path / "cluster.toml").write_text(text)

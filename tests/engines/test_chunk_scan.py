@@ -32,7 +32,7 @@ from tuner.measure.recording import write_trials
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial, Winner
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.prepare import prepare
 from tuner.tuning.report import Report
 from tuner.tuning.request import Effort, Request, Source
@@ -160,7 +160,7 @@ def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NA
     asked = Request(
         problem, H100, find_engine(engine), source, PromptSelection(prompts), Effort.QUICK
     )
-    with Store.open(f"sqlite:///{folder}/{engine}.db") as store, Workbench() as workbench:
+    with ResultStore.open(f"sqlite:///{folder}/{engine}.db") as store, Workbench() as workbench:
         return execute(prepare(asked), open_source(asked, workbench), store)
 
 

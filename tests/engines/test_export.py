@@ -31,7 +31,7 @@ from tuner.problems.results import (
     Totals,
     Winner,
 )
-from tuner.store import Store
+from tuner.store.results import ResultStore
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
 TRITON = "3.6.0"
@@ -336,7 +336,7 @@ def test_the_command_chooses_by_problem_or_model(gpu, tmp_path, monkeypatch):
     mine = resolve(model, tp=16, device=card, engine_version=engine.version).problem
     other = replace(mine, K=6144)
     attention = resolve_attention(model, tp=16, device=card, engine_version=engine.version)
-    with Store.open(url) as store:
+    with ResultStore.open(url) as store:
         for problem in (mine, other):
             some = of(problem, winners(), device=card.name)
             points = tuple(one.entry.point for one in some)

@@ -28,7 +28,7 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status, Winner
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.request import Request, Source
 
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
@@ -43,7 +43,7 @@ def engine():
 
 @pytest.fixture
 def store():
-    with Store.open("sqlite://") as opened:
+    with ResultStore.open("sqlite://") as opened:
         yield opened
 
 
@@ -59,7 +59,7 @@ def write(winners: Sequence[Winner], root: Path):
     return export(winners, find_engine("sglang==0.5.16"), H200, root)
 
 
-def device_report(store: Store, engine, out: Path | None, *, predicted: bool = False):
+def device_report(store: ResultStore, engine, out: Path | None, *, predicted: bool = False):
     return export_device(store, H200, engine, out, allow_predicted=predicted, flags=ON_TRITON)
 
 
@@ -336,7 +336,7 @@ def splits(number: int, problem: Attention = DECODE) -> Attention:
     return replace(problem, kv_splits=number)
 
 
-def flags_of(store: Store, engine, root: Path) -> list[dict]:
+def flags_of(store: ResultStore, engine, root: Path) -> list[dict]:
     return device_report(store, engine, root).as_json()["server_flags"]
 
 
@@ -344,7 +344,7 @@ FLAG = "--triton-attention-num-kv-splits"
 
 
 def publish(
-    store: Store,
+    store: ResultStore,
     problem: Attention,
     us: float,
     cached: tuple[int, ...] = (512, 8000),
@@ -355,7 +355,7 @@ def publish(
     fill(store, problem, [entry(p, status, us=us) for p in points], **environment)
 
 
-def flags_in_files(store: Store, engine, root: Path) -> dict[Attention, dict]:
+def flags_in_files(store: ResultStore, engine, root: Path) -> dict[Attention, dict]:
     files = attention_of(device_report(store, engine, root, predicted=True))
     return {f.problem: dict(read_attention_file(f.path).server_flags) for f in files}
 
@@ -424,7 +424,7 @@ def test_without_the_engine_s_own_splits_none_is_advised_unseen(store, engine, t
 def test_what_was_measured_is_kept_whatever_flags_it_was_for(store, engine, tmp_path):
     publish(store, splits(16), 20.0)
     flags_in_files(store, engine, tmp_path)
-    with Store.open("sqlite://") as other:
+    with ResultStore.open("sqlite://") as other:
         publish(other, splits(8), 10.0)
         publish(other, splits(16), 20.0, status=Status.PREDICTED)
         said = flags_in_files(other, engine, tmp_path)
@@ -519,7 +519,7 @@ def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_p
 def test_the_command_prints_what_was_written(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/tuner.db"
     monkeypatch.setenv("TUNER_DATABASE_URL", url)
-    with Store.open(url) as opened:
+    with ResultStore.open(url) as opened:
         fill(opened, EXTEND)
         publish(opened, splits(16), 20.0)
     out = tmp_path / "out"

@@ -33,7 +33,7 @@ from tuner.measure.recording import read_trials, write_trials
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.report import Report
 from tuner.tuning.request import Effort, Request, Source
@@ -72,8 +72,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
+def store(tmp_path: Path) -> Iterator[ResultStore]:
+    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
         yield opened
 
 
@@ -87,7 +87,7 @@ def replayed(recording: Path) -> Request:
     return asked_of(recording)
 
 
-def run(asked: Request, store: Store, workbench: Workbench | None = None) -> Report:
+def run(asked: Request, store: ResultStore, workbench: Workbench | None = None) -> Report:
     return tuned(asked, store, workbench)
 
 
@@ -99,7 +99,7 @@ class TestRecorded:
 
     @pytest.mark.parametrize(("N", "K"), only(SHAPES[:1], SHAPES))
     def test_a_search_finds_what_is_within_a_percent_of_the_best(
-        self, N: int, K: int, store: Store
+        self, N: int, K: int, store: ResultStore
     ) -> None:
         problem = dataclasses.replace(BLOCKS, N=N, K=K)
         path = RECORDINGS / f"h100_N{N}_K{K}_fp8w8a8_b128.csv.gz"
@@ -120,15 +120,15 @@ class TestRecorded:
 @pytest.fixture(scope="module")
 def searched(
     recording: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Report, Store]]:
+) -> Iterator[tuple[Report, ResultStore]]:
     """The report of a search, and the store that has its winners and trials."""
-    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('searched')}/tuner.db") as opened:
+    with ResultStore.open(f"sqlite:///{tmp_path_factory.mktemp('searched')}/tuner.db") as opened:
         yield run(asked_of(recording), opened), opened
 
 
 class TestReplay:
     def test_a_search_finds_what_is_within_a_percent_of_the_best(
-        self, replayed: Request, store: Store, searched: tuple[Report, Store]
+        self, replayed: Request, store: ResultStore, searched: tuple[Report, ResultStore]
     ) -> None:
         best = run(dataclasses.replace(replayed, effort=Effort.EXHAUSTIVE), store)
         found, _ = searched
@@ -142,7 +142,7 @@ class TestReplay:
             assert entry.median_us <= entry.incumbents["default"].median_us
 
     def test_a_file_gets_every_size_of_the_engines_ladder(
-        self, searched: tuple[Report, Store]
+        self, searched: tuple[Report, ResultStore]
     ) -> None:
         report, store = searched
         kept = store.winners_in(BLOCKS, report.environment)
@@ -151,7 +151,7 @@ class TestReplay:
         assert others == {Status.INCUMBENT}
 
     def test_a_run_begun_again_measures_nothing(
-        self, replayed: Request, searched: tuple[Report, Store]
+        self, replayed: Request, searched: tuple[Report, ResultStore]
     ) -> None:
         first, store = searched
         again = run(replayed, store)
@@ -164,7 +164,7 @@ class TestReplay:
             prepare(asked)
 
     def test_later_gemms_of_a_command_try_the_earlier_ones_winners(
-        self, replayed: Request, store: Store
+        self, replayed: Request, store: ResultStore
     ) -> None:
         with Workbench() as workbench:
             run(replayed, store, workbench)
@@ -251,7 +251,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     source, chosen = Source(MeasureKind.PREDICT), GemmSelection((16, 64))
     asked = Request(BLOCKS, L40S, find_engine(ENGINE), source, chosen, Effort.QUICK)
     path = tmp_path_factory.mktemp("predicted") / "tuner.db"
-    with Store.open(f"sqlite:///{path}") as store, pytest.MonkeyPatch.context() as patch:
+    with ResultStore.open(f"sqlite:///{path}") as store, pytest.MonkeyPatch.context() as patch:
         patch.setitem(PREDICT_KERNELS, Effort.QUICK, 4)  # a few kernels say as much as twenty
         return run(asked, store)
 

@@ -38,7 +38,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Status
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Request, Source
 
 MI300X, MI355X, R9700 = find_device("MI300X"), find_device("MI355X"), find_device("R9700")
@@ -342,7 +342,7 @@ def test_a_prediction_says_that_the_model_never_saw_such_a_card(  # type: ignore
         selection=selection,
         effort=Effort.QUICK,
     )
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         report = tuned(asked, store)
         stored = store.winners(device=MI300X.name, engine="sglang", problem=problem)
     caveat = "The model that predicted these times was never held against a card of AMD's."

@@ -24,7 +24,7 @@ from tuner.measure.recording import Replay
 from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import MeasureKind
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning import run
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Effort, Request, Source, parse_source
@@ -159,8 +159,8 @@ def given(monkeypatch: pytest.MonkeyPatch, no_child: None) -> list[RoutingFile |
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/tuner.db")) as opened:
+def store(tmp_path: Path) -> Iterator[ResultStore]:
+    with contextlib.closing(ResultStore.open(f"sqlite:///{tmp_path}/tuner.db")) as opened:
         yield opened
 
 
@@ -176,7 +176,7 @@ def request_of(effort: Effort, routing: Path | None = None) -> Request:
     )
 
 
-def measured(store: Store, routing: Path | None) -> int:
+def measured(store: ResultStore, routing: Path | None) -> int:
     return tuned(request_of(Effort.QUICK, routing), store).totals.measurements
 
 
@@ -200,7 +200,7 @@ def test_only_exhaustive_runs_time_every_candidate_with_all_routings(
 
 
 def test_a_run_with_a_routing_is_not_answered_from_trials_of_another(
-    store: Store, given: list[RoutingFile | None], tmp_path: Path
+    store: ResultStore, given: list[RoutingFile | None], tmp_path: Path
 ) -> None:
     one, two = (saved(tmp_path, torch.tensor([[i]]), f"{i}.pt") for i in (1, 2))
     assert measured(store, None) > 0

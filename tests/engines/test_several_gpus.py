@@ -16,7 +16,7 @@ from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.results import MeasureKind
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Request, Source
 
 pytestmark = pytest.mark.timeout(900)
@@ -51,7 +51,7 @@ def test_each_problem_is_measured_on_one_gpu_and_stored(tmp_path, told, capsys):
     reports = json.loads(out)["reports"]
     assert [report["problem"] for report in reports] == [one.problem.spec() for one in requests]
     assert "GPU 0: problem 1 of 2: " in err or "GPU 1: problem 1 of 2: " in err
-    with Store.open(f"sqlite:///{tmp_path / 'tuner.db'}") as store:
+    with ResultStore.open(f"sqlite:///{tmp_path / 'tuner.db'}") as store:
         for one, report in zip(requests, reports, strict=True):
             stored = store.winners(device=H200.name, engine="sglang", problem=one.problem)
             configs = [winner.entry.config for winner in stored]

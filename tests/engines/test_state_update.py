@@ -30,7 +30,7 @@ from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.problem import BATCH_SIZES, Update, parse_state_update
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Compiled, Entry, Environment, Status, Winner
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Request, parse_source
 
@@ -250,7 +250,7 @@ def request_of(version: str, **changes) -> Request:
 
 
 def test_a_prediction_tries_everything_and_says_what_it_is(tmp_path):
-    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         report = tuned(request_of("0.33.0", problem=replace(WIDE, state_size=16)), store)
     assert [entry.point.batch_size for entry in report.entries] == [1, 64]
     assert {entry.status for entry in report.entries} == {Status.PREDICTED}

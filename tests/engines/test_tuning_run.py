@@ -20,7 +20,7 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Trial
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Request, Source
 from tuner.tuning.tune import Watcher
 
@@ -54,7 +54,7 @@ def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_p
     folder, database = tmp_path / "folder", tmp_path / "tuner.db"
     folder.mkdir()
     asked = request(text)
-    with Store.open(f"sqlite:///{database}") as store:
+    with ResultStore.open(f"sqlite:///{database}") as store:
         with pytest.raises(UnwritableOutput, match="winners are stored: run it again"):
             # The folder is there when the run begins, and gone when it ends.
             tuned(asked, store, watcher=Removing(folder), record=folder / "trials.csv.gz")
@@ -62,7 +62,7 @@ def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_p
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT state, reason FROM runs").fetchall() == [("done", "")]
     folder.mkdir()
-    with Store.open(f"sqlite:///{database}") as store:
+    with ResultStore.open(f"sqlite:///{database}") as store:
         again = tuned(asked, store, record=folder / "trials.csv.gz")
     assert again.totals.measurements == 0
     assert (folder / "trials.csv.gz").is_file()
@@ -71,7 +71,7 @@ def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_p
 def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path: Path) -> None:
     sizes = (2, 16, 128, 1024, 4096)
     alone = {}
-    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         for gemm in Gemm:
             asked = replace(request(FP8.spec()), selection=MoeSelection(sizes, (gemm,)))
             report = tuned(asked, store)
@@ -79,7 +79,7 @@ def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path
     assert len(alone[Gemm.UP]) == len(sizes)
     assert alone[Gemm.DOWN] == alone[Gemm.UP]
     free = replace(request(FP8.spec()), selection=MoeSelection(sizes, (Gemm.DOWN,)))
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         report = tuned(free, store)
     own = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
     assert own != alone[Gemm.DOWN]  # or nothing was held back
@@ -95,13 +95,13 @@ def test_a_run_starts_from_what_the_store_has_and_keeps_it_unless_it_is_beaten()
     quick = replace(thorough, effort=Effort.QUICK)
     anew = replace(quick, carry_over=False)
 
-    def configs(asked: Request, store: Store) -> dict[Point, Config]:
+    def configs(asked: Request, store: ResultStore) -> dict[Point, Config]:
         report = tuned(asked, store)
         return {entry.point: entry.config for entry in report.entries}
 
-    with Store.open("sqlite://") as empty:
+    with ResultStore.open("sqlite://") as empty:
         alone = configs(quick, empty)
-    with Store.open("sqlite://") as store:
+    with ResultStore.open("sqlite://") as store:
         best = configs(thorough, store)
         assert alone != best  # or the store has nothing to give
         assert configs(anew, store) == alone

@@ -18,7 +18,7 @@ from tuner.families.attention.splits import with_splits
 from tuner.families.attention.workloads import WorkPoint
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Request, parse_source
 
 pytestmark = pytest.mark.gpu
@@ -136,7 +136,7 @@ def test_decode_is_tuned_with_its_splits_and_no_length_gets_slower(tmp_path):
         selection=AttentionSelection((WorkPoint(1, 1, 512), WorkPoint(1, 1, 16384))),
         effort=Effort.QUICK,
     )
-    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+    with ResultStore.open(f"sqlite:///{tmp_path}/t.db") as store:
         entries = tuned(request, store).entries
     assert len(entries) == 4
     for cached in (512, 16384):

@@ -20,7 +20,7 @@ from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Request, parse_source
 
 pytestmark = pytest.mark.gpu
@@ -128,7 +128,7 @@ def test_shapes_of_one_command_share_the_child_and_the_kernels(tmp_path, monkeyp
     monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cache"))
     texts = [FP8, FP8.replace("N=2112", "N=4608")]
     reports, children = [], []
-    with Workbench() as workbench, Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+    with Workbench() as workbench, ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         for text in texts:
             request = Request(
                 problem=parse_dense_gemm(text),

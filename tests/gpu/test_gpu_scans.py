@@ -11,7 +11,7 @@ from tuner.engines.engine import find_engine
 from tuner.families.scans.selection import PromptSelection
 from tuner.measure.workbench import Workbench
 from tuner.problems.registry import parse_problem
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.prepare import prepare
 from tuner.tuning.request import Effort, Request, parse_source
 from tuner.tuning.run import execute, open_source
@@ -36,7 +36,7 @@ def test_each_kernel_of_a_scan_is_right_and_no_slower(text: str, tmp_path: Path)
         PromptSelection(((1, 1000), (2, 512))),
         Effort.QUICK,
     )
-    with Store.open(f"sqlite:///{tmp_path}/t.db") as store, Workbench() as workbench:
+    with ResultStore.open(f"sqlite:///{tmp_path}/t.db") as store, Workbench() as workbench:
         report = execute(prepare(request), open_source(request, workbench), store)
     assert {entry.point.part for entry in report.entries} == {*problem.parts}
     assert len(report.entries) == 2 * len(problem.parts)

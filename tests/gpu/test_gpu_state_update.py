@@ -20,7 +20,7 @@ from tuner.families.state_update.problem import Update, parse_state_update
 from tuner.measure.timing import LAUNCHES
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Status
-from tuner.store import Store
+from tuner.store.results import ResultStore
 from tuner.tuning.request import Request, parse_source
 
 pytestmark = pytest.mark.gpu
@@ -91,7 +91,7 @@ def test_a_run_is_never_slower_than_the_engine(tmp_path, monkeypatch):
         source=parse_source("gpu"),
         selection=StateSelection((1, 64, 512)),
     )
-    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         report = tuned(request, store)
     assert [entry.point.batch_size for entry in report.entries] == [1, 64, 512]
     for entry in report.entries:

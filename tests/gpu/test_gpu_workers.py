@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import submit
 from gpu_benches import this_device
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -17,15 +18,15 @@ from worker_processes import tuning_child, wait_for
 
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import JobRequest, JobState
-from tuner.jobs.limits import AttemptLimits
 from tuner.problems.registry import parse_problem
-from tuner.store import JobStore, Leases
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
 from tuner.tuning.request import Effort
-from workers.child import child_environ
-from workers.gpus import LocalGpu, detect_gpus
-from workers.worker import Registration, Worker, describe
+from workers.machine import LocalGpu, Registration, describe, detect_gpus
+from workers.worker import Worker, child_environ
 
 pytestmark = pytest.mark.gpu
 OTHER_HOST = Path(__file__).parents[1] / "service" / "other_host"
@@ -74,7 +75,7 @@ def measure(seed: int) -> JobRequest:
 
 def test_a_host_without_torch_is_set_aside_and_harms_no_job(leases: Leases) -> None:
     jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
-    posted = [jobs.submit(measure(seed)).job.id for seed in range(3)]
+    posted = [submit(jobs, measure(seed)).job.id for seed in range(3)]
     bad = worker(leases, "bad", lacks="torch")
     assert bad.drain() == 2
     bad.stop()
@@ -90,7 +91,7 @@ def test_a_host_without_torch_is_set_aside_and_harms_no_job(leases: Leases) -> N
 
 def test_a_measuring_process_that_stands_still_loses_its_job(leases: Leases) -> None:
     jobs = JobStore(leases.database)
-    job_id = jobs.submit(measure(7)).job.id
+    job_id = submit(jobs, measure(7)).job.id
     good = worker(leases, "good", AttemptLimits(next_trial_s=30.0))
     thread = threading.Thread(target=good.drain)
     thread.start()

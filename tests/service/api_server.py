@@ -14,12 +14,13 @@ from sqlalchemy import text
 from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
-from api.connections import uvicorn_options
+from api.serve import uvicorn_options
 from api.settings import ApiSettings
 from tuner.jobs.job import Job, JobFilter
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
-from tuner.store import JobStore, Leases
 from tuner.store.connect import connect
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from workers.queue import Announces
 
 _CONFIG = config(16, 64, 128)

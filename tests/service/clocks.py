@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import LEASE, Job
-from tuner.jobs.limits import AttemptLimits
-from tuner.store import Leases
+from tuner.store.leases import Leases
 from workers.service import Overdue
 
 

@@ -14,7 +14,9 @@ from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import make_url
 
 from api.settings import ApiSettings
-from tuner.store import JobStore, Leases, Store
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from workers.settings import Settings
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -31,7 +33,7 @@ def postgres(run_folder):
 def postgres_template(postgres):
     """The name of a PostgreSQL database with an empty store."""
     with postgres_database(postgres) as url:
-        Store.open(url).close()
+        Database.open(url).close()
         yield str(make_url(url).database)
 
 
@@ -39,7 +41,7 @@ def postgres_template(postgres):
 def sqlite_template(tmp_path_factory):
     """A SQLite file with an empty store."""
     file = tmp_path_factory.mktemp("template") / "tuner.db"
-    Store.open(f"sqlite:///{file}").close()
+    Database.open(f"sqlite:///{file}").close()
     return file
 
 
@@ -100,7 +102,7 @@ def clock():
 
 @pytest.fixture
 def store(store_url):
-    with Store.open(store_url) as opened:
+    with Database.open(store_url) as opened:
         yield opened
 
 

@@ -6,7 +6,7 @@
 import sys
 
 from tuner.jobs.job import JobFilter
-from tuner.store import Leases
+from tuner.store.leases import Leases
 
 
 def main(url: str) -> None:

@@ -12,9 +12,9 @@ from datetime import datetime
 
 from store_writer import PROBLEM
 
-from tuner.jobs.job import JobRequest
-from tuner.store import JobStore
+from tuner.jobs.job import JobRequest, Priority
 from tuner.store.database import utc_now
+from tuner.store.jobs import JobStore
 
 BODY = "of the submitter"
 
@@ -57,7 +57,8 @@ def wait_inside() -> datetime:
 def main(url: str, seed: str, key: str) -> None:
     with JobStore.open(url) as opened:
         jobs = JobStore(opened.database, wait_inside)
-        answer = jobs.submit(submitter_request(int(seed)), idempotency_key=key, body_hash=BODY)
+        wanted = [(submitter_request(int(seed)), Priority.NORMAL)]
+        (answer,) = jobs.submit_all(wanted, idempotency_key=key, body_hash=BODY)
         print(answer.job.id)  # noqa: T201
 
 

@@ -14,8 +14,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import insert
 
-from tuner.store import Leases
 from tuner.store.database import utc_now
+from tuner.store.leases import Leases
 from tuner.store.tables import workers
 
 

@@ -18,7 +18,8 @@ from tuner.problems.results import (
     Status,
     Trial,
 )
-from tuner.store import Store
+from tuner.store.database import Database
+from tuner.store.results import ResultStore
 
 PROBLEM = FusedMoe(E=256, N=64, K=7168, top_k=8, dtype=Dtype.INT8_W8A8, per_channel_quant=True)
 ENVIRONMENT = Environment("NVIDIA_L40S", "sglang", "0.5.16", "3.6.0", kernel_hash="ab" * 32)
@@ -62,10 +63,10 @@ def say(line: str) -> None:
 def main(url: str, batches: int) -> None:
     say("ready")
     sys.stdin.readline()
-    with Store.open(url) as store:
-        run = store.begin_run(KEY)
+    with Database.open(url) as store:
+        run = ResultStore(store).begin_run(KEY)
         for number in range(batches):
-            store.add_trials(run, batch(number))
+            ResultStore(store).add_trials(run, batch(number))
             say(str(number))
 
 

@@ -22,7 +22,9 @@ from tuner.jobs.job import Job, JobFilter, JobState
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, Status
-from tuner.store import JobStore, Leases, Store
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
+from tuner.store.results import ResultStore
 from workers.settings import Settings
 
 
@@ -314,7 +316,7 @@ class TestResults:
         keys = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
         config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
         own = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 12.0)}
-        with Store.open(store_url) as store:
+        with ResultStore.open(store_url) as store:
             for problem in twins:
                 fill(
                     store,
@@ -339,7 +341,7 @@ class TestResults:
         server.call("GET", f"{path}&problem=fused_moe:E=1").problem(422)
 
     def test_an_export_holds_attention_too(self, server, store_url):
-        with Store.open(store_url) as store:
+        with ResultStore.open(store_url) as store:
             fill(store, EXTEND)
         flags = "server_args=--attention-backend%20triton"
         found = server.call("GET", f"/v1/exports/H200.tar?engine=sglang==0.5.16&{flags}")
@@ -430,7 +432,7 @@ def test_a_head_is_answered_as_a_get_is_without_the_body(server):
 
 
 def test_the_api_imports_nothing_heavy(sqlite_url):
-    code = "import sys, api.app, api.serve, tuner.store as s; s.Store.open(sys.argv[1]).close()"
+    code = "import sys, api.serve, tuner.store.database as s; s.Database.open(sys.argv[1]).close()"
     command = [sys.executable, "-c", f"{code}; print(*sys.modules)", sqlite_url]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     heavy = {"torch", "triton", "optuna", "numpy", "celery", "workers.app", "alembic"}

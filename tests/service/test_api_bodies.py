@@ -12,8 +12,7 @@ from api_server import JOB, MIXTRAL, Server, serving
 from limits import RateLimitItemPerHour
 
 import api.bodies
-from api.bounds import LARGE_BYTES, VALUES
-from api.settings import ApiSettings
+from api.settings import LARGE_BYTES, VALUES, ApiSettings
 from tuner.store.keys import Scope as KeyScope
 from workers.settings import Settings
 

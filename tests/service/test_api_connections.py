@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from api_server import JOB, Server, eventually, serving
 
-import api.connections
-from api.connections import Places, uvicorn_options
+import api.serve
+from api.serve import Places, uvicorn_options
 from api.settings import ApiSettings
 from workers.settings import Settings
 
@@ -27,7 +27,7 @@ def settings(tmp_path):
 
 @pytest.fixture
 def server(settings, monkeypatch):
-    monkeypatch.setattr("api.connections.HEAD_S", 0.3)
+    monkeypatch.setattr("api.serve.HEAD_S", 0.3)
     with serving(settings) as running:
         yield running
 
@@ -174,19 +174,19 @@ class TestTooMany:
             assert server.call("GET", "/v1/jobs").status == 200
 
     def test_idle_ones_do_not_take_the_places_for_health_checks(self, settings, monkeypatch):
-        monkeypatch.setattr("api.connections.HEALTH_S", 0.1)
+        monkeypatch.setattr("api.serve.HEALTH_S", 0.1)
         with serving(settings) as server, contextlib.ExitStack() as clients:
-            for _ in range(FEW + api.connections.HEALTH_OF_ONE):
+            for _ in range(FEW + api.serve.HEALTH_OF_ONE):
                 clients.enter_context(connect(server, "127.0.0.2"))
             assert server.call("GET", "/healthz").status == 200
-            for _ in range(api.connections.HEALTH_OF_ONE):
+            for _ in range(api.serve.HEALTH_OF_ONE):
                 clients.enter_context(connect(server))
             eventually(lambda: is_healthy(server))
 
     def test_files_are_left_for_the_process_s_own(self, settings, monkeypatch):
-        monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (256, 256))
+        monkeypatch.setattr("api.serve.resource.getrlimit", lambda _: (256, 256))
         assert most(settings) == FEW
-        monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (205, 256))
+        monkeypatch.setattr("api.serve.resource.getrlimit", lambda _: (205, 256))
         assert most(settings) == 5
 
 

@@ -18,13 +18,11 @@ from visitor import FORM
 
 import api.app
 import api.bodies
-import api.bundles
+import api.exports
 import api.middleware
-from api.bounds import CLUSTER_CHARS, QUERY_BYTES, QUERY_FIELDS, SMALL_BYTES
-from api.pages.places import is_page
-from api.pages.sessions import proof_of
-from api.schemas_in import EXAMPLE_CLUSTER
-from api.settings import ApiSettings
+from api.pages.browser import is_page, proof_of
+from api.requests import EXAMPLE_CLUSTER
+from api.settings import CLUSTER_CHARS, QUERY_BYTES, QUERY_FIELDS, SMALL_BYTES, ApiSettings
 from tuner import toml_table
 from workers.settings import Settings
 
@@ -156,8 +154,8 @@ def filled(template: str) -> str:
 
 
 def api_routes() -> Iterator[APIRoute]:
-    for part in api.app._PARTS:  # noqa: SLF001
-        yield from (route for route in part.router.routes if isinstance(route, APIRoute))
+    for router in api.app._ROUTERS:  # noqa: SLF001
+        yield from (route for route in router.routes if isinstance(route, APIRoute))
 
 
 def templates() -> Iterator[tuple[str, str]]:
@@ -283,14 +281,14 @@ def odd_fields(document: Any, schema: Any) -> Iterator[tuple[str, object]]:
 @pytest.mark.parametrize("path", ["/v1/bundles", "/bundles"])
 def test_others_are_answered_while_a_cluster_is_read(server, monkeypatch, path):
     reading, go_on = threading.Event(), threading.Event()
-    parse = api.bundles.parse_cluster
+    parse = api.exports.parse_cluster
 
     def slowly(text: str) -> object:
         reading.set()
         assert go_on.wait(30)
         return parse(text)
 
-    monkeypatch.setattr(api.bundles, "parse_cluster", slowly)
+    monkeypatch.setattr(api.exports, "parse_cluster", slowly)
     fields = {"cluster": EXAMPLE_CLUSTER, "device": "L40S"}
     body, headers = json.dumps(fields).encode(), {"Content-Type": "application/json"}
     if is_page(path):

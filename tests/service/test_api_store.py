@@ -17,12 +17,12 @@ from databases import both_databases
 from servers import Postgres
 from sqlalchemy import event, make_url, text
 
-from api.readiness import Readiness
 from api.settings import ApiSettings
+from api.state import Readiness
 from tuner.errors import StoreUnreachable
-from tuner.store import Leases
 from tuner.store.connect import connect, writer
 from tuner.store.database import HEAD
+from tuner.store.leases import Leases
 from tuner.store.tables import VERSION_TABLE
 from workers.settings import Settings
 
@@ -34,9 +34,9 @@ def settings(store_url):
 
 @pytest.fixture
 def server(settings, monkeypatch):
-    monkeypatch.setattr("api.readiness.FRESH_S", 0)
-    monkeypatch.setattr("api.readiness.LOOK_S", 0.02)
-    monkeypatch.setattr("api.readiness.PATIENCE_S", 30)  # the machine may be busy
+    monkeypatch.setattr("api.state.FRESH_S", 0)
+    monkeypatch.setattr("api.state.LOOK_S", 0.02)
+    monkeypatch.setattr("api.state.PATIENCE_S", 30)  # the machine may be busy
     with serving(settings) as running:
         yield running
 
@@ -156,7 +156,7 @@ class TestReadiness:
             assert server.call("GET", "/healthz").status == 200
 
     def test_it_answers_in_time_where_the_store_does_not(self, monkeypatch):
-        monkeypatch.setattr("api.readiness.PATIENCE_S", 0.05)
+        monkeypatch.setattr("api.state.PATIENCE_S", 0.05)
         answers = threading.Event()
 
         class Hanging:
@@ -187,7 +187,7 @@ class TestReadiness:
 
     def test_who_asks_often_costs_little(self, server, monkeypatch):
         """Nobody needs a key to ask."""
-        monkeypatch.setattr("api.readiness.FRESH_S", 3600)
+        monkeypatch.setattr("api.state.FRESH_S", 3600)
         probe, asked = server.app.state.api.readiness._probe, []
 
         @event.listens_for(probe._writer, "before_cursor_execute")
@@ -258,7 +258,7 @@ class TestFullDisk:
         return server.call("POST", "/v1/jobs", {**JOB, "seed": seed})
 
     def test_a_full_disk_under_sqlite_is_not_ready(self, small_disk, monkeypatch):
-        monkeypatch.setattr("api.readiness.FRESH_S", 0)
+        monkeypatch.setattr("api.state.FRESH_S", 0)
         folder = small_disk(4)
         with serving(
             ApiSettings(Settings(f"sqlite:///{folder / 'tuner.db'}"), no_auth=True)
@@ -270,7 +270,7 @@ class TestFullDisk:
             assert server.call("GET", "/readyz").status == 200
 
     def test_a_full_disk_under_postgresql_is_not_ready(self, small_disk, monkeypatch):
-        monkeypatch.setattr("api.readiness.FRESH_S", 0)
+        monkeypatch.setattr("api.state.FRESH_S", 0)
         folder = small_disk(200)
         with tempfile.TemporaryDirectory(prefix="tuner-pg-", dir=folder) as home:
             postgres = Postgres(Path(home))
@@ -327,7 +327,7 @@ class TestGone:
                 assert str(path) not in answer.body.decode()
 
     def test_a_server_that_stops_and_starts_is_used_again(self, monkeypatch):
-        monkeypatch.setattr("api.readiness.FRESH_S", 0)
+        monkeypatch.setattr("api.state.FRESH_S", 0)
         with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
             postgres = Postgres(Path(home))
             postgres.start()

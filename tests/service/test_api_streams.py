@@ -15,8 +15,8 @@ from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from tuner.errors import StoreUnreachable
 from tuner.jobs.job import JobEvent
-from tuner.store import Leases
 from tuner.store.keys import KeyStore, Scope
+from tuner.store.leases import Leases
 from workers.settings import Settings
 
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)

@@ -5,7 +5,7 @@ from collections import Counter
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
-from api.turns import TakeTurns
+from api.limits import TakeTurns
 
 MANY = 100
 

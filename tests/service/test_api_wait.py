@@ -3,31 +3,28 @@
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import anyio
 import pytest
 from api_server import NEVER, Answer, Server, serving, work
-from databases import both_databases
-from sqlalchemy import update
-from store_writer import PROBLEM
 from test_api import eventually
 
-from api import waits
-from api.metrics import Metrics
+from api import streams
 from api.middleware import Observe
 from api.settings import ApiSettings
-from api.waits import MOST, MOST_OF_ONE, Waits
+from api.streams import MOST, MOST_OF_ONE, Streams
 from tuner.errors import UnusableStore
-from tuner.jobs.job import JobRequest, JobState
-from tuner.store import JobStore, Leases, Store
+from tuner.jobs.job import JobEvent
 from tuner.store.connect import connect
 from tuner.store.database import Database
-from tuner.store.figures import Figures
-from tuner.store.tables import jobs as table
+from tuner.store.leases import Leases
+from tuner.store.workers import Figures
+from workers.metrics import Metrics
 from workers.settings import Settings
 
-STATES = tuple(enumerate(JobState))
+NOW = datetime.now(timezone.utc)
 
 
 @pytest.fixture
@@ -37,9 +34,9 @@ def clients():
 
 
 def waiting(server: Server, clients: ThreadPoolExecutor, job_id: str) -> Future[Answer]:
-    before = server.app.state.api.waits.count
+    before = server.app.state.api.streams.waiting
     future = clients.submit(server.call, "GET", f"/v1/jobs/{job_id}?wait=60")
-    eventually(lambda: server.app.state.api.waits.count > before)
+    eventually(lambda: server.app.state.api.streams.waiting > before)
     return future
 
 
@@ -52,7 +49,7 @@ def test_the_answer_comes_when_the_job_ends(server, store_url, clients):
     answers = [future.result(30).json for future in asked]
     assert [one["state"] for one in answers] == ["done", "done", "cancelled"]
     assert answers[0] == server.call("GET", f"/v1/jobs/{done}").json
-    eventually(lambda: server.app.state.api.waits.count == 0)
+    eventually(lambda: server.app.state.api.streams.waiting == 0)
     assert server.call("GET", f"/v1/jobs/{done}?wait=60").json["state"] == "done"  # at once
 
 
@@ -78,18 +75,22 @@ def test_those_who_wait_hold_neither_threads_nor_turns(server, clients):
 
 
 class Jobs:
-    """Jobs that end when the test says so; the store may be away."""
+    """Jobs whose events the test makes; the store may be away."""
 
     def __init__(self) -> None:
-        self.done: set[str] = set()
+        self.kinds: dict[str, list[str]] = {name: ["submitted"] for name in "xy"}
         self.away = False
         self.asked: list[set[str]] = []
 
-    def ended(self, job_ids: Collection[str]) -> set[str]:
+    def counts(self, job_ids: Collection[str]) -> dict[str, int]:
         self.asked.append(set(job_ids))
         if self.away:
             raise UnusableStore("it is away")
-        return self.done & set(job_ids)
+        return {job_id: len(self.kinds[job_id]) for job_id in job_ids}
+
+    def events(self, job_id: str, after: int, limit: int) -> list[JobEvent]:
+        numbered = enumerate(self.kinds[job_id], start=1)
+        return [JobEvent(job_id, seq, kind, NOW, {}) for seq, kind in numbered if seq > after]
 
 
 class Client:
@@ -111,52 +112,57 @@ class TestWaits:
 
     @pytest.fixture(autouse=True)
     def quickly(self, monkeypatch):
-        monkeypatch.setattr(waits, "POLL_S", 0.0)
+        monkeypatch.setattr(streams, "POLL_S", 0.0)
 
     async def test_one_look_is_for_all_and_a_store_that_is_away_comes_back(self):
         jobs, ended = Jobs(), []
-        waiting = Waits(jobs)
+        waiting = Streams(jobs.counts, jobs.events, frozenset, 9, 9)
         jobs.away = True
 
         async def wait(job_id: str) -> None:
-            await waiting.until_ended(job_id, Client(), "a", 600)
+            await waiting.until_ended(job_id, 0, Client(), "a", 600)
             ended.append(job_id)
 
         with anyio.fail_after(30):
-            async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as looking, anyio.create_task_group() as tasks:
+                looking.start_soon(waiting.watch)
                 for job_id in ("x", "x", "y"):
                     tasks.start_soon(wait, job_id)
                 while {"x", "y"} not in jobs.asked:
                     await anyio.sleep(0)
-                jobs.done, jobs.away = {"y"}, False
+                jobs.kinds["y"] += ["leased", "done"]
+                jobs.away = False
                 while not ended:
                     await anyio.sleep(0)
-                assert (ended, waiting.count) == (["y"], 2)
-                jobs.done = {"x"}
-        assert (ended, waiting.count) == (["y", "x", "x"], 0)
+                assert (ended, waiting.waiting) == (["y"], 2)
+                jobs.kinds["x"] += ["dead"]
+                while len(ended) < 3:
+                    await anyio.sleep(0)
+                looking.cancel_scope.cancel()
+        assert (ended, waiting.waiting) == (["y", "x", "x"], 0)
 
     async def test_a_client_that_has_gone_waits_no_more(self):
-        waiting, client = Waits(Jobs()), Client()
+        waiting, client = Streams(Jobs().counts, Jobs().events, frozenset, 9, 9), Client()
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(waiting.until_ended, "x", client, "a", 600)
+                tasks.start_soon(waiting.until_ended, "x", 1, client, "a", 600)
                 await anyio.sleep(0)
-                assert waiting.count == 1
+                assert waiting.waiting == 1
                 client.gone.set()
-        assert waiting.count == 0
+        assert waiting.waiting == 0
 
     async def test_more_than_the_most_are_answered_at_once(self):
-        waiting = Waits(Jobs())
+        waiting = Streams(Jobs().counts, Jobs().events, frozenset, 9, 9)
         async with anyio.create_task_group() as tasks:
             for number in range(MOST):
                 client = f"client-{number // MOST_OF_ONE}"
-                tasks.start_soon(waiting.until_ended, "x", Client(), client, 600)
+                tasks.start_soon(waiting.until_ended, "x", 1, Client(), client, 600)
             await anyio.sleep(0)
-            assert waiting.count == MOST
+            assert waiting.waiting == MOST
             with anyio.fail_after(30):
-                await waiting.until_ended("x", Client(), "another", 600)
+                await waiting.until_ended("x", 1, Client(), "another", 600)
             tasks.cancel_scope.cancel()
-        assert waiting.count == 0
+        assert waiting.waiting == 0
 
     async def test_waiting_does_not_count_as_a_slow_answer(self):
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -166,7 +172,7 @@ class TestWaits:
         async def send(message: Any) -> None:
             """Nobody listens."""
 
-        metrics = Metrics(Figures(Database(connect("sqlite://"))), Settings("sqlite://"))
+        metrics = Metrics(Figures(Database(connect("sqlite://"))))
         state = type("State", (), {"api": type("Api", (), {"metrics": metrics})})
         scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": []}
         scope["app"] = type("App", (), {"state": state})
@@ -175,18 +181,3 @@ class TestWaits:
             one for one in metrics.text().decode().splitlines() if "request_seconds_sum" in one
         )
         assert float(line.split()[-1]) < -900
-
-
-@both_databases
-def test_a_job_has_ended_in_each_last_state(store_url):
-    with Store.open(store_url) as store:
-        jobs = JobStore(store)
-        request = JobRequest(PROBLEM, "L40S")
-        made = {state: jobs.submit(replace(request, seed=n)).job.id for n, state in STATES}
-        with store.write() as connection:
-            for state, job_id in made.items():
-                one = update(table).where(table.c.id == job_id)
-                connection.execute(one.values(state=state.value))
-        last = (JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
-        assert jobs.ended(made.values()) == {made[state] for state in last}
-        assert jobs.ended([NEVER]) == set()

@@ -10,17 +10,19 @@ from tuner.devices.table import find_device
 from tuner.engines.sglang.attention.binding import CHOICES
 from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.space import attention_space
+from tuner.jobs.attempts import AttemptOutcome
 from tuner.jobs.job import JobFilter, JobRequest
 from tuner.measure.recording import write_trials
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
-from tuner.store import Leases, NightStore, Store
-from workers.child import AttemptOutcome
+from tuner.store.database import Database
+from tuner.store.leases import Leases
+from tuner.store.nights import NightStore
 from workers.coverage import WatchState
-from workers.nightly import plan, watch_list_of
+from workers.nightly import plan
 from workers.run_job import do_job
 from workers.settings import Settings
-from workers.watches import Watch
+from workers.watches import Watch, watch_list_of
 
 SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 PROBLEM: Attention = parse_attention(SPEC)
@@ -149,7 +151,7 @@ def test_every_field_that_does_not_apply_is_pointed_at(untouched):
 
 
 def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings):
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
         nights = NightStore(store)
         nights.add_watch(watch.as_json(), watch.key, "test")

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from cases import FP8, INT8
+from cases import FP8, INT8, submit
 from databases import both_databases
 
 from tuner.families.fused_moe.problem import Gemm
@@ -12,8 +12,9 @@ from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Environment, MeasureKind, RunKey, Totals
-from tuner.store import Store
-from tuner.store.figures import Estimates, Figures
+from tuner.store.database import Database
+from tuner.store.results import ResultStore
+from tuner.store.workers import Estimates, Figures
 from tuner.tuning.gains import (
     START_S,
     Meter,
@@ -35,13 +36,15 @@ def key(problem: Problem = FP8, **changes: object) -> RunKey:
     return replace(made, **changes)
 
 
-def finish(store: Store, gpu_s: float | None, **changes: object) -> None:
+def finish(store: Database, gpu_s: float | None, **changes: object) -> None:
     extra = {} if gpu_s is None else {"gpu_s": gpu_s, "gpu_idle_s": 1.0, "cpu_s": 50.0}
-    store.finish_run(store.begin_run(key(**changes)), [], Totals(wall_s=100.0, extra=extra))
+    ResultStore(store).finish_run(
+        ResultStore(store).begin_run(key(**changes)), [], Totals(wall_s=100.0, extra=extra)
+    )
 
 
 def estimate(
-    store: Store, points: int = 4, effort: Effort = Effort.STANDARD, problem: Problem = FP8
+    store: Database, points: int = 4, effort: Effort = Effort.STANDARD, problem: Problem = FP8
 ) -> float | None:
     return Estimates(store).gpu_s(problem, "NVIDIA_H200", effort, points)
 
@@ -54,7 +57,7 @@ def test_an_estimate_follows_the_runs_of_the_same_kind(store):
     assert estimate(store, points=8) == pytest.approx(START_S + 2 * (12.0 - START_S))
     finish(store, 1.0, seed=10, measure=MeasureKind.PREDICT)
     finish(store, 1.0, seed=11, environment=replace(ENVIRONMENT, device="NVIDIA_L40S"))
-    store.begin_run(key(seed=12))
+    ResultStore(store).begin_run(key(seed=12))
     assert estimate(store) == pytest.approx(12.0)
 
 
@@ -101,7 +104,7 @@ def test_a_later_problem_of_a_command_finds_the_processes_started(problem, point
 
 
 def test_a_done_job_says_what_it_cost(store, jobs, leases):
-    posted = jobs.submit(JobRequest(FP8, "H200", "sglang==0.5.16")).job
+    posted = submit(jobs, JobRequest(FP8, "H200", "sglang==0.5.16")).job
     assert posted.cost is None
     assert Estimates(store).of(posted) is not None
     lease = leases.claim([JobFilter(needs_gpu=True)], "worker")

@@ -17,8 +17,7 @@ from api_server import Server, eventually, serving
 from servers import free_port
 from visitor import HTML
 
-from api.bounds import HEAD_BYTES
-from api.settings import ApiSettings
+from api.settings import HEAD_BYTES, ApiSettings
 from tuner.store.keys import KeyStore, Scope
 from workers.settings import Settings
 

@@ -24,8 +24,8 @@ from tuner.engines.engine import find_engine
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Incumbent, MeasureKind, RunKey, Status, Totals
-from tuner.store import Store
 from tuner.store.keys import Scope
+from tuner.store.results import ResultStore
 from workers.settings import Settings
 
 PLAIN = "/v1/exports/H200.tar?engine=sglang==0.5.16"
@@ -58,14 +58,14 @@ def server(store_url):
 
 @pytest.fixture
 def store(server, store_url):
-    with Store.open(store_url) as opened:
+    with ResultStore.open(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
 def one_server(sqlite_url):
     """For what does not depend on the database."""
-    with Store.open(sqlite_url) as opened:
+    with ResultStore.open(sqlite_url) as opened:
         fill(opened, EXTEND)
     with serving_readers(sqlite_url) as running:
         yield running
@@ -273,7 +273,7 @@ class TestMadeOnce:
 def kept(tmp_path_factory):
     """A server, and the tag of its export."""
     url = f"sqlite:///{tmp_path_factory.mktemp('exports') / 'tuner.db'}"
-    with Store.open(url) as opened:
+    with ResultStore.open(url) as opened:
         fill(opened, EXTEND)
     with serving_readers(url) as running:
         answer = running.call("GET", PATH)
@@ -320,13 +320,13 @@ def test_the_schema_names_the_headers(one_server):
     assert {"304", "409", "507"} < answers.keys()
 
 
-def state(store: Store, device: str = "NVIDIA_H200") -> str:
+def state(store: ResultStore, device: str = "NVIDIA_H200") -> str:
     return store.winners_state(device=device, engine="sglang", engine_version="0.5.16")
 
 
 @both_databases
 def test_the_store_s_state_changes_with_every_winner(store_url):
-    with Store.open(store_url) as store:
+    with ResultStore.open(store_url) as store:
         seen, elsewhere = [state(store)], state(store, "NVIDIA_L40S")
 
         def publish(problem: Problem, number: int, warps: int = 8) -> None:

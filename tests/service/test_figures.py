@@ -5,6 +5,7 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from cases import submit
 from databases import both_databases
 from scraping import add_worker
 from sqlalchemy import update
@@ -12,10 +13,13 @@ from store_writer import PROBLEM
 
 from tuner.errors import UnusableStore
 from tuner.jobs.job import JobFilter, JobRequest, JobState
-from tuner.store import JobStore, Leases, NightStore
+from tuner.jobs.workers import ALIVE
 from tuner.store.database import _VERSION, utc_now
-from tuner.store.figures import ALIVE, KNOWN, Figures, JobTimes, Nights
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
+from tuner.store.nights import NightStore
 from tuner.store.tables import jobs as table
+from tuner.store.workers import KNOWN, Figures, JobTimes, Nights
 
 ON_GPU = JobRequest(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")
@@ -50,7 +54,7 @@ def test_an_empty_store(figures):
 def test_queues_have_their_length_and_the_age_of_their_oldest_job(leases, figures):
     def post(seconds_ago: int, **changes: Any) -> None:
         at = utc_now() - timedelta(seconds=seconds_ago)
-        JobStore(leases.database, lambda: at).submit(replace(ON_GPU, **changes))
+        submit(JobStore(leases.database, lambda: at), replace(ON_GPU, **changes))
 
     post(100, seed=1)
     post(1000, seed=2)
@@ -72,14 +76,14 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(leases, figure
 @both_databases
 def test_a_device_stays_when_all_its_jobs_are_done(leases, figures):
     jobs = JobStore(leases.database)
-    jobs.submit(ON_GPU)
+    submit(jobs, ON_GPU)
     lease = leases.claim(ALL, "me")
     assert lease is not None
     held = figures.read()
     assert held.held == {(JobState.LEASED, "NVIDIA_L40S"): 1}
     assert held.queues == []
     leases.fail(lease, "no")
-    jobs.cancel(jobs.submit(PREDICTION).job.id)
+    jobs.cancel(submit(jobs, PREDICTION).job.id)
     ended = figures.read()
     assert (ended.held, ended.queues, ended.devices) == ({}, [], {"NVIDIA_L40S"})
     counts = figures.finished()
@@ -88,7 +92,7 @@ def test_a_device_stays_when_all_its_jobs_are_done(leases, figures):
 
 @both_databases
 def test_leases_that_nobody_takes_back_are_overdue(leases, figures):
-    JobStore(leases.database).submit(ON_GPU)
+    submit(JobStore(leases.database), ON_GPU)
     lease = leases.claim(ALL, "stopped")
     assert lease is not None
     with leases.database.write() as connection:  # its lease's time is up
@@ -141,7 +145,7 @@ def test_the_last_nights(leases, figures):
 
 @both_databases
 def test_the_times_of_a_job_are_for_the_holder_of_its_lease(leases, figures):
-    job = JobStore(leases.database).submit(ON_GPU).job
+    job = submit(JobStore(leases.database), ON_GPU).job
     first = leases.claim(ALL, "first")
     times = figures.job_times(job.id, first.fence)
     assert times is not None and times.started_at is not None

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from api_server import Server, work
+from cases import submit
 from databases import both_databases
 from sqlalchemy import text, update
 from store_writer import PROBLEM
@@ -15,8 +16,9 @@ from store_writer import PROBLEM
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobRequest, JobState
 from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
-from tuner.store import JobStore, Leases, Store
-from tuner.store.jobs import select_page
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore, select_page
+from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
@@ -39,11 +41,11 @@ class Hourly:
 def jobs(store_url):
     """Twelve jobs, two each hour, in turns of three states and two clients."""
     clock = Hourly()
-    with Store.open(store_url) as store:
+    with Database.open(store_url) as store:
         opened = JobStore(store, clock)
         for number in range(12):
             clock.reads = number // 2
-            job = opened.submit(replace(REQUEST, seed=number), client="ab"[number % 2]).job
+            job = submit(opened, replace(REQUEST, seed=number), client="ab"[number % 2]).job
             with store.write() as connection:
                 state = (QUEUED, DEAD, FAILED)[number % 3].value
                 connection.execute(update(table).where(table.c.id == job.id).values(state=state))

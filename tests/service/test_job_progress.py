@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
+from cases import submit
 from clocks import Clock, Watcher
 from databases import both_databases
 from psycopg.errors import DiskFull
@@ -13,15 +14,15 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 from store_writer import KEY, POINTS, PROBLEM, batch
 
-from api.progress import Pace, pace_of
+from api.streams import Pace, pace_of
 from tuner.errors import StoreFull
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobRequest, JobState, Lease
-from tuner.jobs.limits import AttemptLimits
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.results import Outlook
-from tuner.store import Leases
 from tuner.store.job_rows import REFUSALS
+from tuner.store.leases import Leases
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
 from workers.service import GRACE_S
@@ -33,7 +34,7 @@ LIMITS = AttemptLimits(start_s=100.0, first_trial_s=200.0, next_trial_s=300.0, a
 
 @pytest.fixture
 def lease(jobs, leases):
-    jobs.submit(REQUEST)
+    submit(jobs, REQUEST)
     found = leases.claim(ANY, "worker")
     assert found is not None
     return found
@@ -159,14 +160,14 @@ def test_a_full_disk_takes_no_living_worker_s_job(leases, lease, clock):
 def test_a_job_that_changed_since_it_was_seen_is_left_alone(jobs, leases, lease):
     seen = leases.held()[lease.job_id]
     leases.store(lease).begin_run(KEY)
-    from tuner.jobs.limits import Exceeded  # noqa: PLC0415
+    from tuner.jobs.attempts import Exceeded  # noqa: PLC0415
 
     assert leases.take_back(lease.job_id, seen, Exceeded("too late")) is None
     assert jobs.get(lease.job_id).state is JobState.RUNNING
 
 
 def test_a_job_that_no_worker_can_begin_is_dead_in_the_end(jobs, leases, clock):
-    job_id = jobs.submit(REQUEST).job.id
+    job_id = submit(jobs, REQUEST).job.id
     refused = 0
     while (found := leases.claim(ANY, f"worker {refused}")) is not None:
         leases.refuse(found, "no torch")

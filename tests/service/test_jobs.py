@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import submit
 from clocks import Watcher, expire
 from databases import both_databases
 from job_submitter import BODY, go_on, submitter_request, submitting
@@ -40,9 +41,11 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.problems.results import RunState, Totals
-from tuner.store import JobStore, LeasedStore, Leases, Store
 from tuner.store.connect import connect
-from tuner.store.submissions import Submission
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore
+from tuner.store.leases import LeasedResults, Leases
+from tuner.store.results import ResultStore
 from tuner.store.tables import jobs as table
 from tuner.tuning.request import Effort
 
@@ -73,7 +76,7 @@ def kinds(jobs: JobStore, job_id: str) -> list[str]:
 class TestSubmitting:
     @both_databases
     def test_a_job_is_queued_as_asked(self, jobs, clock):
-        answer = jobs.submit(ON_GPU, client="team", priority=Priority.URGENT)
+        answer = submit(jobs, ON_GPU, priority=Priority.URGENT, client="team")
         job = jobs.get(answer.job.id)
         assert answer.created
         assert not answer.replayed
@@ -86,8 +89,9 @@ class TestSubmitting:
 
     @both_databases
     def test_an_unfinished_equal_job_answers(self, jobs):
-        first = jobs.submit(REQUEST).job
-        again = jobs.submit(replace(REQUEST, model="another name", selection=MoeSelection((2, 16))))
+        first = submit(jobs, REQUEST).job
+        other_words = replace(REQUEST, model="another name", selection=MoeSelection((2, 16)))
+        again = submit(jobs, other_words)
         assert (again.created, again.job.id) == (False, first.id)
 
     @pytest.mark.parametrize(
@@ -106,77 +110,77 @@ class TestSubmitting:
         ids=str,
     )
     def test_a_request_that_differs_is_another_job(self, jobs, change):
-        first = jobs.submit(REQUEST).job
-        other = jobs.submit(replace(REQUEST, **change))
+        first = submit(jobs, REQUEST).job
+        other = submit(jobs, replace(REQUEST, **change))
         assert other.created
         assert other.job.id != first.id
 
     def test_an_urgent_request_hurries_a_queued_job(self, jobs):
-        first = jobs.submit(REQUEST).job
-        jobs.submit(replace(REQUEST, seed=7), priority=Priority.URGENT)
-        hurried = jobs.submit(REQUEST, priority=Priority.URGENT)
+        first = submit(jobs, REQUEST).job
+        submit(jobs, replace(REQUEST, seed=7), Priority.URGENT)
+        hurried = submit(jobs, REQUEST, Priority.URGENT)
         assert (hurried.created, hurried.job.id) == (False, first.id)
         assert hurried.job.priority is Priority.URGENT
-        assert jobs.submit(REQUEST).job.priority is Priority.URGENT
+        assert submit(jobs, REQUEST).job.priority is Priority.URGENT
 
     @both_databases
     def test_a_job_done_lately_answers_and_an_old_one_does_not(self, jobs, leases, clock):
-        first = jobs.submit(REQUEST).job
+        first = submit(jobs, REQUEST).job
         finish(leases, claim(leases))
         clock.advance(FRESH - timedelta(seconds=1))
-        assert jobs.submit(REQUEST).job.id == first.id
-        assert jobs.submit(REQUEST, fresh=timedelta(hours=1)).created
+        assert submit(jobs, REQUEST).job.id == first.id
+        assert submit(jobs, REQUEST, fresh=timedelta(hours=1)).created
         jobs.cancel(jobs.list(limit=1)[0].id)
         clock.advance(timedelta(seconds=2))
-        assert jobs.submit(REQUEST).created
+        assert submit(jobs, REQUEST).created
 
     @pytest.mark.parametrize("end", ["fail", "cancelled"])
     def test_a_job_that_gave_no_answer_is_no_answer(self, jobs, leases, end):
-        jobs.submit(REQUEST)
+        submit(jobs, REQUEST)
         lease = claim(leases)
         leases.fail(lease, "nothing fits") if end == "fail" else leases.cancelled(lease)
-        assert jobs.submit(REQUEST).created
+        assert submit(jobs, REQUEST).created
 
     def test_a_job_being_cancelled_is_no_answer(self, jobs, leases):
-        first = jobs.submit(REQUEST).job
+        first = submit(jobs, REQUEST).job
         claim(leases)
         jobs.cancel(first.id)
-        assert jobs.submit(REQUEST).created
+        assert submit(jobs, REQUEST).created
 
 
 @both_databases
 class TestIdempotency:
     def test_the_same_key_and_body_is_the_same_job(self, jobs, leases, clock):
-        first = jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        first = submit(jobs, REQUEST, idempotency_key="k", body_hash="a")
         finish(leases, claim(leases))
         clock.advance(2 * FRESH)  # by now, only the key says that it was asked for before
-        again = jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        again = submit(jobs, REQUEST, idempotency_key="k", body_hash="a")
         assert (again.job.id, again.created, again.replayed) == (first.job.id, False, True)
         assert len(jobs.list()) == 1
 
     def test_another_body_is_refused_and_leaves_nothing(self, jobs):
-        jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        submit(jobs, REQUEST, idempotency_key="k", body_hash="a")
         with pytest.raises(IdempotencyConflict, match="'k'"):
-            jobs.submit(replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
+            submit(jobs, replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
         assert len(jobs.list()) == 1
 
     def test_clients_do_not_share_keys(self, jobs):
-        jobs.submit(REQUEST, client="a", idempotency_key="k", body_hash="a")
+        submit(jobs, REQUEST, client="a", idempotency_key="k", body_hash="a")
         other = replace(REQUEST, seed=1)
-        assert jobs.submit(other, client="b", idempotency_key="k", body_hash="b").created
+        assert submit(jobs, other, client="b", idempotency_key="k", body_hash="b").created
 
     def test_old_keys_are_forgotten(self, jobs, clock):
-        jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        submit(jobs, REQUEST, idempotency_key="k", body_hash="a")
         clock.advance(timedelta(days=8))
         assert jobs.forget_idempotency_keys() == 1
-        jobs.submit(replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
+        submit(jobs, replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
 
     def test_at_once_it_is_one_job(self, jobs):
         def post(number: int) -> str:
             key = f"k{number % 2}"  # equal requests under two keys, each posted four times
             while True:
                 with contextlib.suppress(IdempotencyKeyInUse):
-                    return jobs.submit(REQUEST, idempotency_key=key, body_hash="a").job.id
+                    return submit(jobs, REQUEST, idempotency_key=key, body_hash="a").job.id
 
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(post, range(8)))) == 1
@@ -187,12 +191,12 @@ class TestIdempotency:
         mine = {"idempotency_key": "k", "body_hash": BODY}
         with submitting(store_url, "k") as other:
             with pytest.raises(IdempotencyKeyInUse, match="try again"):
-                jobs.submit(submitter_request(0), **mine)
+                submit(jobs, submitter_request(0), **mine)
             with pytest.raises(IdempotencyKeyInUse):  # whatever the body
-                jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+                submit(jobs, REQUEST, idempotency_key="k", body_hash="a")
             assert jobs.list() == []
             job_id = go_on(other)
-        answer = jobs.submit(submitter_request(0), **mine)
+        answer = submit(jobs, submitter_request(0), **mine)
         assert (answer.job.id, answer.created, answer.replayed) == (job_id, False, True)
 
     def test_a_key_is_free_when_whoever_had_it_is_killed(self, jobs, store_url):
@@ -208,14 +212,14 @@ class TestIdempotency:
         if store_url.startswith("sqlite"):
             pytest.skip("SQLite has one writer, whatever it writes")
         with submitting(store_url, "k"):
-            assert jobs.submit(REQUEST, idempotency_key="l", body_hash="a").created
+            assert submit(jobs, REQUEST, idempotency_key="l", body_hash="a").created
             other = replace(REQUEST, seed=1)
-            assert jobs.submit(other, client="b", idempotency_key="k", body_hash="a").created
+            assert submit(jobs, other, client="b", idempotency_key="k", body_hash="a").created
 
 
 def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
     try:
-        return jobs.submit(submitter_request(0), idempotency_key=key, body_hash=BODY)
+        return submit(jobs, submitter_request(0), idempotency_key=key, body_hash=BODY)
     except IdempotencyKeyInUse:
         return None
 
@@ -223,7 +227,7 @@ def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
 @both_databases
 class TestListing:
     def test_counts(self, jobs):
-        first, *_ = [jobs.submit(request).job.id for request in seeded(3)]
+        first, *_ = [submit(jobs, request).job.id for request in seeded(3)]
         jobs.cancel(first)
         assert jobs.counts() == {JobState.QUEUED: 2, JobState.CANCELLED: 1}
 
@@ -235,7 +239,7 @@ class TestListing:
         assert jobs.events("nope") == []
 
     def test_events_go_on_from_a_number(self, jobs, leases):
-        job = jobs.submit(REQUEST).job
+        job = submit(jobs, REQUEST).job
         leases.release(claim(leases, "w1"))
         assert [event.kind for event in jobs.events(job.id, after=1)] == ["leased", "requeued"]
         assert [event.seq for event in jobs.events(job.id, after=1, limit=1)] == [2]
@@ -247,14 +251,14 @@ class TestClaiming:
     def test_urgent_before_old_before_new(self, jobs, leases, clock):
         posted = []
         for request in seeded(3):
-            posted.append(jobs.submit(request).job.id)
+            posted.append(submit(jobs, request).job.id)
             clock.advance(timedelta(seconds=1))
-        jobs.submit(seeded(3)[2], priority=Priority.URGENT)
+        submit(jobs, seeded(3)[2], Priority.URGENT)
         assert [claim(leases).job_id for _ in posted] == [posted[2], posted[0], posted[1]]
         assert leases.claim(ANY, "worker") is None
 
     def test_a_lease_says_what_to_do(self, jobs, leases, clock):
-        job = jobs.submit(REQUEST).job
+        job = submit(jobs, REQUEST).job
         lease = claim(leases, "w1")
         assert (lease.job_id, lease.owner, lease.request) == (job.id, "w1", job.request)
         held = jobs.get(job.id)
@@ -262,9 +266,9 @@ class TestClaiming:
         assert held.lease_expires_at == clock.now + LEASE
 
     def test_each_worker_takes_what_it_can_do(self, jobs, leases):
-        on_l40s = jobs.submit(ON_GPU).job.id
-        on_h200 = jobs.submit(replace(ON_GPU, device="H200")).job.id
-        predict = jobs.submit(REQUEST).job.id
+        on_l40s = submit(jobs, ON_GPU).job.id
+        on_h200 = submit(jobs, replace(ON_GPU, device="H200")).job.id
+        predict = submit(jobs, REQUEST).job.id
         l40s = [JobFilter(needs_gpu=True, devices=("NVIDIA_L40S",)), *ANY]
 
         def claims(asks: list[JobFilter]) -> list[str]:
@@ -278,7 +282,7 @@ class TestClaiming:
         ]
 
     def test_processes_share_the_queue(self, jobs, store_url):
-        posted = [jobs.submit(request).job.id for request in seeded(60)]
+        posted = [submit(jobs, request).job.id for request in seeded(60)]
         command = [sys.executable, str(HERE / "job_claimer.py"), store_url]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         claimers = [subprocess.Popen(command, **pipes) for _ in range(3)]
@@ -293,7 +297,7 @@ class TestClaiming:
 @both_databases
 class TestLeases:
     def test_a_job_goes_from_queued_to_done(self, jobs, leases, clock):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         lease = claim(leases)
         leased = leases.store(lease)
         run = leased.begin_run(KEY)
@@ -317,7 +321,7 @@ class TestLeases:
         assert (end.data["run_id"], end.data["totals"]["measurements"]) == (run.id, 100)
 
     def test_trials_that_were_there_are_told_apart(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         leased = leases.store(claim(leases))
         run = leased.begin_run(KEY)
         leased.add_trials(run, [trial(0), trial(1)])
@@ -326,7 +330,7 @@ class TestLeases:
         assert [(one["tried"], one["new"]) for one in data] == [(2, 2), (2, 1)]
 
     def test_the_best_is_that_of_the_run_so_far(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         leased = leases.store(claim(leases))
         run = leased.begin_run(KEY)
         for numbers in ([4, 5], [6], [2, 3, 8], [7]):  # odd ones are of gemm down
@@ -341,7 +345,7 @@ class TestLeases:
         assert events[0].as_json()["at"] == "2026-11-01T00:00:00Z"
 
     def test_a_heartbeat_keeps_the_lease(self, jobs, leases, clock):
-        jobs.submit(REQUEST)
+        submit(jobs, REQUEST)
         lease = claim(leases)
         watcher = Watcher(leases)
         assert watcher.watch(LEASE.total_seconds()) == []
@@ -351,7 +355,7 @@ class TestLeases:
         assert [job.id for job in watcher.watch(10)] == [lease.job_id]
 
     def test_an_expired_lease_gives_the_job_back(self, jobs, leases, clock):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         claim(leases, "killed")
         (expired,) = expire(leases)
         assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
@@ -361,7 +365,7 @@ class TestLeases:
         assert kinds(jobs, job_id) == ["submitted", "leased", "requeued", "leased"]
 
     def test_a_killed_worker_s_trials_are_there_for_the_next(self, jobs, leases, store, clock):
-        jobs.submit(REQUEST)
+        submit(jobs, REQUEST)
         killed = leases.store(claim(leases))
         killed.add_trials(killed.begin_run(KEY), batch(0))
         expire(leases)
@@ -381,7 +385,7 @@ class TestLeases:
 
     @pytest.mark.parametrize("loss", ["expired", "claimed again", "done", "cancelled"])
     def test_a_lost_lease_writes_nothing(self, jobs, leases, store, clock, loss):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         lost = claim(leases)
         if loss == "done":
             finish(leases, lost)
@@ -398,7 +402,7 @@ class TestLeases:
         assert (jobs.get(job_id), kinds(jobs, job_id), runs(store)) == before
 
     def test_a_run_in_hand_is_refused_once_the_lease_is_lost(self, jobs, leases, store, clock):
-        jobs.submit(REQUEST)
+        submit(jobs, REQUEST)
         lost = leases.store(claim(leases))
         run = lost.begin_run(KEY)
         expire(leases)
@@ -410,7 +414,7 @@ class TestLeases:
         ):
             with pytest.raises(StaleLease):
                 write()
-        assert store.trials(run) == []
+        assert ResultStore(store).trials(run) == []
         assert runs(store) == [("running",)]
         winner.finish_run(winner.begin_run(KEY), [], Totals())
         with pytest.raises(StaleLease):
@@ -418,7 +422,7 @@ class TestLeases:
 
     def test_a_run_has_one_worker_at_a_time(self, jobs, leases, store):
         posted = [
-            jobs.submit(request).job.id for request in seeded(2)
+            submit(jobs, request).job.id for request in seeded(2)
         ]  # of one run, as it turns out
         first, second = (leases.store(claim(leases)) for _ in posted)
         run = first.begin_run(KEY)
@@ -433,10 +437,10 @@ class TestLeases:
         assert again.trials(again.begin_run(KEY)) == batch(0)
 
     def test_of_workers_that_begin_a_run_at_once_one_has_it(self, jobs, leases):
-        count = len([jobs.submit(request) for request in seeded(4)])
+        count = len([submit(jobs, request) for request in seeded(4)])
         held = [leases.store(claim(leases)) for _ in range(count)]
 
-        def begin(leased: LeasedStore) -> bool:
+        def begin(leased: LeasedResults) -> bool:
             try:
                 leased.begin_run(KEY)
             except RunAlreadyActive:
@@ -449,7 +453,7 @@ class TestLeases:
         assert states == ["leased"] * (count - 1) + ["running"]
 
     def test_attempts_end(self, jobs, leases, clock):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         for attempt in range(1, MAX_ATTEMPTS + 1):
             lease = claim(leases)
             if attempt % 2:
@@ -465,7 +469,7 @@ class TestLeases:
         assert kinds(jobs, job_id)[-1] == "dead"
 
     def test_a_retry_waits_longer_each_time(self, jobs, leases, clock):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         waits = []
         for _ in range(3):
             leases.retry(claim(leases), "crash")
@@ -475,13 +479,13 @@ class TestLeases:
         assert waits == sorted(set(waits))
 
     def test_a_worker_that_stops_costs_no_attempt(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         for _ in range(MAX_ATTEMPTS + 1):
             leases.release(claim(leases))
         assert (jobs.get(job_id).state, jobs.get(job_id).attempts) == (JobState.QUEUED, 0)
 
     def test_a_job_given_back_waits_as_long_as_it_was_told(self, jobs, leases, clock):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         leases.release(claim(leases), "another is at it", timedelta(seconds=30))
         assert leases.claim(ANY, "worker") is None
         clock.advance(timedelta(seconds=30))
@@ -489,7 +493,7 @@ class TestLeases:
         assert (jobs.get(job_id).attempts, jobs.get(job_id).error) == (1, "another is at it")
 
     def test_a_failed_job_keeps_its_reason(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         leases.fail(claim(leases), "nothing\0fits")
         failed = jobs.get(job_id)
         assert (failed.state, failed.error) == (
@@ -498,7 +502,7 @@ class TestLeases:
         )
 
     def test_reconcilers_at_once_give_a_job_back_once(self, jobs, leases, clock):
-        posted = [jobs.submit(request).job.id for request in seeded(8)]
+        posted = [submit(jobs, request).job.id for request in seeded(8)]
         while leases.claim(ANY, "killed"):
             pass
         with ThreadPoolExecutor(4) as pool:
@@ -515,7 +519,7 @@ class TestRequestsOfANewerVersion:
 
     @pytest.fixture
     def foreign(self, jobs, clock):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         clock.advance(timedelta(seconds=1))  # the others are younger
         with jobs.database.write() as connection:
             request = {**REQUEST.as_json(), "problem": "from_tomorrow:E=1"}
@@ -527,7 +531,7 @@ class TestRequestsOfANewerVersion:
             return connection.execute(select(table).where(table.c.id == job_id)).one()
 
     def test_the_next_job_is_claimed(self, jobs, leases, foreign):
-        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        other = submit(jobs, replace(REQUEST, seed=1)).job.id
         assert claim(leases, "old").job_id == other
         row = self.stored(jobs, foreign)
         assert (row.state, row.attempts) == ("queued", 1)
@@ -545,13 +549,13 @@ class TestRequestsOfANewerVersion:
         with jobs.database.write() as connection:  # a newer worker had it, and was killed
             held = {"state": "running", "attempts": 1, "lease_expires_at": clock.now}
             connection.execute(update(table).where(table.c.id == foreign).values(**held))
-        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        other = submit(jobs, replace(REQUEST, seed=1)).job.id
         claim(leases)
         assert ids(expire(leases)) == [other]
         assert self.stored(jobs, foreign).state == "queued"
 
     def test_the_others_are_announced_again(self, jobs, leases, clock, foreign):
-        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        other = submit(jobs, replace(REQUEST, seed=1)).job.id
         clock.advance(timedelta(minutes=1))
         found = [leases.unannounced(timedelta(seconds=30)) for _ in range(3)]
         assert [job.id for job in found if job] == [other]
@@ -560,7 +564,7 @@ class TestRequestsOfANewerVersion:
 class TestCancelling:
     @both_databases
     def test_a_queued_job_ends_at_once(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         assert jobs.cancel(job_id).state is JobState.CANCELLED
         assert leases.claim(ANY, "worker") is None
         assert jobs.cancel(job_id).state is JobState.CANCELLED
@@ -568,7 +572,7 @@ class TestCancelling:
 
     @both_databases
     def test_a_worker_is_asked(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         lease = claim(leases)
         assert not leases.look(lease).cancel_requested
         asked = jobs.cancel(job_id)
@@ -581,7 +585,7 @@ class TestCancelling:
 
     @pytest.mark.parametrize("end", ["expire", "retry", "release"])
     def test_it_is_not_tried_again(self, jobs, leases, clock, end):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         lease = claim(leases)
         jobs.cancel(job_id)
         if end == "expire":
@@ -593,7 +597,7 @@ class TestCancelling:
         assert jobs.get(job_id).state is JobState.CANCELLED
 
     def test_nobody_is_waited_for_whose_lease_is_over(self, jobs, leases, clock):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         lost = leases.store(claim(leases))
         run = lost.begin_run(KEY)
         clock.advance(LEASE + timedelta(seconds=1))  # and no worker is left to notice
@@ -604,7 +608,7 @@ class TestCancelling:
         assert expire(leases) == []
 
     def test_a_finished_job_stays_as_it_is(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         finish(leases, claim(leases))
         assert jobs.cancel(job_id).state is JobState.DONE
         assert "cancel_requested" not in kinds(jobs, job_id)
@@ -613,7 +617,7 @@ class TestCancelling:
 @both_databases
 class TestDeleting:
     def test_a_job_goes_with_its_events_and_its_run_stays(self, jobs, leases, store):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         with pytest.raises(JobUnfinished, match="is queued: cancel it first"):
             jobs.delete(job_id)
         lease = claim(leases)
@@ -626,18 +630,18 @@ class TestDeleting:
         assert (jobs.list(), jobs.events(job_id), runs(store)) == ([], [], before)
         with pytest.raises(UnknownJob):
             jobs.delete(job_id)
-        assert jobs.submit(REQUEST).created
+        assert submit(jobs, REQUEST).created
 
     def test_an_idempotency_key_of_a_deleted_job_is_free(self, jobs):
-        wanted = [Submission(one) for one in seeded(2)]
+        wanted = [(one, Priority.NORMAL) for one in seeded(2)]
         batch = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
-        jobs.submit(REQUEST, idempotency_key="other", body_hash="b")
+        submit(jobs, REQUEST, idempotency_key="other", body_hash="b")
         for answer in batch:
             jobs.cancel(answer.job.id)
         jobs.delete(batch[1].job.id)
         again = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
         assert [answer.created for answer in again] == [True, True]
-        assert jobs.submit(REQUEST, idempotency_key="other", body_hash="b").replayed
+        assert submit(jobs, REQUEST, idempotency_key="other", body_hash="b").replayed
 
 
 @both_databases
@@ -645,7 +649,7 @@ class TestAnnouncing:
     AGAIN = timedelta(seconds=30)
 
     def test_a_job_that_waits_is_announced_again(self, jobs, leases, clock):
-        waiting = jobs.submit(REQUEST).job.id
+        waiting = submit(jobs, REQUEST).job.id
         assert leases.unannounced(self.AGAIN) is None
         clock.advance(self.AGAIN + timedelta(seconds=1))
         found = leases.unannounced(self.AGAIN)
@@ -653,7 +657,7 @@ class TestAnnouncing:
         assert leases.unannounced(self.AGAIN) is None
 
     def test_one_that_is_held_or_not_yet_due_is_not(self, jobs, leases, clock):
-        jobs.submit(REQUEST)
+        submit(jobs, REQUEST)
         clock.advance(self.AGAIN + timedelta(seconds=1))
         lease = claim(leases)
         assert leases.unannounced(self.AGAIN) is None
@@ -678,7 +682,7 @@ def ids(found: Any) -> list[str]:
     return [job.id for job in found]
 
 
-def runs(store: Store) -> list[tuple[object, ...]]:
+def runs(store: Database) -> list[tuple[object, ...]]:
     with store.read() as connection:
         return [tuple(row) for row in connection.execute(text("SELECT state FROM runs"))]
 

@@ -13,8 +13,7 @@ from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
 from api import matrix
 from api.matrix import CellState, CoverageRow, Matrix, MatrixOrder, RowFilter, counts_of, devices_of
 from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
-from tuner.store import Store
-from tuner.store.database import utc_now
+from tuner.store.database import Database, utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
 from workers.watches import Watch
@@ -28,9 +27,9 @@ def always_fresh(monkeypatch):
     monkeypatch.setattr(matrix, "FRESH_S", 0.0)
 
 
-def publish(store: Store, place: Environment, *entries: Entry, seed: int = 0) -> int:
-    run = store.begin_run(replace(KEY, environment=place, seed=seed))
-    store.finish_run(run, entries, Totals())
+def publish(store: Database, place: Environment, *entries: Entry, seed: int = 0) -> int:
+    run = ResultStore(store).begin_run(replace(KEY, environment=place, seed=seed))
+    ResultStore(store).finish_run(run, entries, Totals())
     return run.id
 
 
@@ -77,8 +76,8 @@ def test_it_follows_what_is_published(store):
 def test_a_stale_cell_says_why(store):
     found = Matrix(Lookups(store), list, list)
     publish(store, OLD, entry(0, 10.0, 20.0))
-    newer = store.begin_run(replace(KEY, problem=OTHER, environment=NEW))
-    store.finish_run(newer, [entry(0, 10.0, 20.0)], Totals())
+    newer = ResultStore(store).begin_run(replace(KEY, problem=OTHER, environment=NEW))
+    ResultStore(store).finish_run(newer, [entry(0, 10.0, 20.0)], Totals())
     cells = {row.problem: row.cells["NVIDIA_L40S"] for row in found.rows()}
     assert cells[PROBLEM.spec()]["state"] is CellState.STALE
     assert "engine_version is now 0.5.23" in cells[PROBLEM.spec()]["why"]
@@ -106,7 +105,7 @@ def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(store, monkeypatch, re
     publish(store, OLD, entry(0, 10.0, 20.0))
     assert cell(found.rows())["speedup"] == pytest.approx(2.0)
     behind = utc_now() - timedelta(minutes=1)
-    monkeypatch.setattr("tuner.store.store.utc_now", lambda: behind)
+    monkeypatch.setattr("tuner.store.results.utc_now", lambda: behind)
     publish(store, OLD, entry(0 if replaces else 1, 5.0, 20.0))
     assert cell(found.rows())["speedup"] == pytest.approx(4.0 if replaces else 40 / 15)
 
@@ -117,7 +116,7 @@ def test_what_has_no_time_has_no_gain(store):
     untuned = cell(found.rows())
     assert (untuned["state"], untuned["speedup"]) == (CellState.UNTUNED, None)
     nothing = replace(entry(0, 10.0, 20.0), incumbents={})
-    store.finish_run(store.begin_run(KEY), [nothing], Totals())
+    ResultStore(store).finish_run(ResultStore(store).begin_run(KEY), [nothing], Totals())
     assert cell(found.rows())["speedup"] is None
 
 
@@ -135,8 +134,8 @@ def test_what_is_watched_is_missing_until_it_is_there(store):
 def test_rows_are_found_and_sorted(store):
     publish(store, OLD, entry(0, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
-    other = store.begin_run(replace(KEY, problem=OTHER))
-    store.finish_run(other, [entry(0, 10.0, 90.0)], Totals())
+    other = ResultStore(store).begin_run(replace(KEY, problem=OTHER))
+    ResultStore(store).finish_run(other, [entry(0, 10.0, 90.0)], Totals())
     found = Matrix(Lookups(store), list, list)
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
     assert counts_of(found.rows())["measured"] == 3
@@ -172,8 +171,8 @@ def test_what_another_server_withdraws_is_gone(store, monkeypatch):
 def test_rows_with_nothing_on_a_device_are_found(store):
     publish(store, OLD, entry(0, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
-    other = store.begin_run(replace(KEY, problem=OTHER))
-    store.finish_run(other, [entry(0, 10.0, 90.0)], Totals())
+    other = ResultStore(store).begin_run(replace(KEY, problem=OTHER))
+    ResultStore(store).finish_run(other, [entry(0, 10.0, 90.0)], Totals())
     found = Matrix(Lookups(store), list, list)
     assert counts_of(found.rows())["nothing"] == 1
 
@@ -187,14 +186,14 @@ def test_rows_with_nothing_on_a_device_are_found(store):
 
 
 def test_what_a_run_tried_is_counted(store):
-    run = store.begin_run(KEY)
-    store.add_trials(run, batch(0))
+    run = ResultStore(store).begin_run(KEY)
+    ResultStore(store).add_trials(run, batch(0))
     results = ResultStore(store)
     assert results.trial_counts(run.id) == {Status.OK: 100}
     assert results.best_trials(run.id) == {POINTS[0]: 0.5, POINTS[1]: 1.5}
     assert results.trial_counts(99) == {} and results.best_trials(99) == {}
     assert results.winners_at(PROBLEM, "NVIDIA_L40S", "sglang") == []
-    store.finish_run(run, [ENTRY], Totals())
+    ResultStore(store).finish_run(run, [ENTRY], Totals())
     (winner,) = results.winners_at(PROBLEM, "NVIDIA_L40S", "sglang")
     assert winner.run_id == run.id
 

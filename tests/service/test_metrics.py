@@ -9,20 +9,22 @@ from subprocess import PIPE, run
 
 import pytest
 from api_server import Server, serving
-from cases import RECORDINGS
+from cases import RECORDINGS, submit
 from databases import both_databases
 from scraping import Scrape, add_worker, fleet, running, scrape, scrape_port
 from servers import free_ports, started_redis
 from worker_processes import REPLAY, descendants, embedded, replay, wait_for
 from worker_processes import running as is_running
 
-from api.metrics import Metrics
 from api.settings import ApiSettings
 from tuner.jobs.job import JobState
-from tuner.store import JobStore, Leases, NightStore
 from tuner.store.connect import connect
 from tuner.store.database import Database
-from tuner.store.figures import Figures
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
+from tuner.store.nights import NightStore
+from tuner.store.workers import Figures
+from workers.metrics import Metrics
 from workers.settings import Settings
 
 L40S = "NVIDIA_L40S"
@@ -82,7 +84,7 @@ def test_workers_and_nights(server, store_url):
 
 def test_a_scrape_outlives_the_store():
     away = "postgresql://tuner@127.0.0.1:1/tuner"
-    seen = Scrape(Metrics(Figures(Database(connect(away))), Settings(away)).text().decode())
+    seen = Scrape(Metrics(Figures(Database(connect(away)))).text().decode())
     assert seen.value("tuner_store_up") == 0
     assert seen.value("tuner_jobs_finished", state="dead") is None
     assert "process_resident_memory_bytes" in seen.families
@@ -91,7 +93,7 @@ def test_a_scrape_outlives_the_store():
 
 def test_counting_finished_jobs_takes_a_hundredth_of_the_time(store_url, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("api.metrics.time.monotonic", lambda: now)
+    monkeypatch.setattr("workers.metrics.time.monotonic", lambda: now)
     with Figures.open(store_url) as figures:
         counts = [0, 7, 8]
 
@@ -101,7 +103,7 @@ def test_counting_finished_jobs_takes_a_hundredth_of_the_time(store_url, monkeyp
             return {JobState.DONE: counts.pop(0)}
 
         monkeypatch.setattr(figures, "finished", count)
-        metrics = Metrics(figures, Settings(store_url))
+        metrics = Metrics(figures)
 
         def done() -> float | None:
             return Scrape(metrics.text().decode()).value("tuner_jobs_finished", state="done")
@@ -179,9 +181,9 @@ def test_a_fleet_shows_its_processes_on_one_port_starts_them_again_and_stops_the
             assert first.value("process_resident_memory_bytes", worker=worker)
             assert first.value("tuner_store_pool_size", worker=worker)
 
-        posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
+        posted = [submit(jobs, replay(seed)).job.id for seed in range(3)]
         missing = replay(recording=Path("/none.csv"))
-        posted.append(jobs.submit(missing).job.id)
+        posted.append(submit(jobs, missing).job.id)
         wait_for(lambda: all(jobs.get(one).state.finished for one in posted))
 
         h200 = "NVIDIA_H200"

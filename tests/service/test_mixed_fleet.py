@@ -8,13 +8,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from cases import submit
 from worker_processes import celery_worker, other_host, predict, replay, wait_for
 
 from tuner.jobs.job import Job, JobState
-from tuner.store import JobStore, Leases
-from tuner.store.local_queue import LocalQueue
+from tuner.store.jobs import JobStore, LocalQueue
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
-from workers.worker import Registration, Worker, describe
+from workers.machine import Registration, describe
+from workers.worker import Worker
 
 VERSIONS = ("0.5.12", "0.5.16")
 
@@ -44,18 +46,18 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(jobs, postgres_url, re
         alive(jobs, len(VERSIONS))
         queue = LocalQueue(jobs.database)
         pinned = [
-            jobs.submit(replace(replay(seed), engine=f"sglang=={version}")).job.id
+            submit(jobs, replace(replay(seed), engine=f"sglang=={version}")).job.id
             for seed in range(3)
             for version in VERSIONS
         ]
-        unpinned = [jobs.submit(replay(seed)).job.id for seed in range(10, 13)]
+        unpinned = [submit(jobs, replay(seed)).job.id for seed in range(10, 13)]
         done = [finished(jobs, job_id) for job_id in (*pinned, *unpinned)]
         assert {one.state for one in done} == {JobState.DONE}
         assert {one.attempts for one in done} == {1}
         for one in done:
             worker = one.owner.partition("@")[0]
             assert one.request.engine == f"sglang=={worker}"
-        unknown = jobs.submit(replace(replay(), engine="sglang==0.4.4")).job
+        unknown = submit(jobs, replace(replay(), engine="sglang==0.4.4")).job
         waiting = queue.waiting(unknown)
         assert waiting == "no worker for predictions of NVIDIA_H200 and sglang 0.4.4 was ever seen"
 
@@ -66,7 +68,7 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
 ):
     broken = other_host(tmp_path, "broken", "0.5.16", lacks="triton")
     with celery_worker(postgres_url, redis_url, tmp_path / "broken.log", **broken):
-        posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
+        posted = [submit(jobs, predict(seed)).job.id for seed in range(3)]
         workers = WorkerStore(jobs.database)
         (aside,) = wait_for(
             lambda: [one for one in workers.list() if one.doing == "set aside"], 120
@@ -90,7 +92,7 @@ def test_a_worker_without_triton_refuses_what_it_cannot_compile(sqlite_url, tmp_
         registration.beat()
         broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": sqlite_url})
         monkeypatch.setattr(broken._stopping, "wait", lambda pause_s: None)
-        posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
+        posted = [submit(jobs, predict(seed)).job.id for seed in range(3)]
         assert broken.drain() == 2
         broken.stop()
         (aside,) = workers.list()

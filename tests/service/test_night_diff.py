@@ -24,7 +24,8 @@ from tuner.problems.results import (
     Totals,
     Trial,
 )
-from tuner.store import Leases, Store
+from tuner.store.database import Database
+from tuner.store.leases import Leases
 from tuner.store.nights import diff_nights
 from workers.nightly import SCHEDULE, run_nightly
 from workers.settings import Settings
@@ -74,7 +75,7 @@ def night(settings: Settings, day: date, blocks: dict[int, float]) -> None:
 def test_the_fastest_trials_of_two_nights_are_compared(settings):
     night(settings, FIRST, {16: 20.0, 32: 30.0})
     night(settings, SECOND, {16: 18.0, 64: 10.0})
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         found = diff_nights(store, SCHEDULE, FIRST, SECOND)
         (one,) = found.problems
         assert (one.change, one.states, one.sizes) == ("changed", ("done", "done"), 4)
@@ -90,7 +91,7 @@ def test_the_fastest_trials_of_two_nights_are_compared(settings):
 def test_a_problem_of_one_night_alone_and_one_without_times(settings):
     run_nightly(settings, today=FIRST)  # nobody does its job
     night(settings, SECOND, {16: 18.0})
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         (one,) = diff_nights(store, SCHEDULE, FIRST, SECOND).problems
         assert one.change == "the same"  # the second night waited for the first one's job
         night(settings, SECOND + timedelta(days=1), {16: 18.0})

@@ -30,10 +30,12 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.store import JobStore, Leases, NightStore, Store
-from tuner.store.database import utc_now
+from tuner.store.database import Database, utc_now
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.lookups import Lookups
-from tuner.store.nights import GIVEN_UP
+from tuner.store.nights import GIVEN_UP, NightStore
+from tuner.store.results import ResultStore
 from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
 from workers.nightly import (
     SCHEDULE,
@@ -71,7 +73,7 @@ def settings(store_url, tmp_path):
 
 @pytest.fixture
 def store(settings):
-    with Store.open(settings.database_url) as opened:
+    with Database.open(settings.database_url) as opened:
         yield opened
 
 
@@ -92,23 +94,25 @@ def engine_here(tmp_path, monkeypatch):
 
 
 def tuned(
-    store: Store,
+    store: Database,
     problem: FusedMoe,
     environment: Environment = ENVIRONMENT,
     sizes: tuple[int, ...] = (1, 2),
     status: Status = Status.OK,
     gain: float | None = None,
     seed: int = 0,
+    results: ResultStore | None = None,  # those of a lease
 ) -> None:
+    results = results or ResultStore(store)
     points = tuple(Point(size, gemm) for size in sizes for gemm in Gemm)
     key = RunKey(problem, environment, MeasureKind.GPU, "standard", seed, points, "sglang")
     config, compiled = Config({"BLOCK_SIZE_M": 16}), Compiled(Status.OK)
     own = {"default": Incumbent(config, status, 9.0 * gain)} if gain else {}
     entries = [Entry(point, config, status, 9.0, compiled, own, "") for point in points]
-    store.finish_run(store.begin_run(key), entries, Totals())
+    results.finish_run(results.begin_run(key), entries, Totals())
 
 
-def standings(settings: Settings, store: Store) -> list[WatchState]:
+def standings(settings: Settings, store: Database) -> list[WatchState]:
     watch_list = watch_list_of(settings, NightStore(store))
     return [one.standing for one in plan(watch_list, store, DAY).watched]
 
@@ -143,7 +147,7 @@ class TestPlan:
         point = Point(4, Stage.DECODE, 1, 512)
         key = RunKey(ATTENTION, other, MeasureKind.GPU, "standard", 0, (point,), "x")
         entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
-        store.finish_run(store.begin_run(key), [entry], Totals())
+        ResultStore(store).finish_run(ResultStore(store).begin_run(key), [entry], Totals())
         assert standings(settings, store)[0] is WatchState.TUNED
         lookups = Lookups(store)
         rows = stored_rows(
@@ -328,7 +332,8 @@ class TestRound:
             if lease.job_id == missing["job_id"]:
                 leases.fail(lease, "nothing fits")
                 continue
-            tuned(leases.store(lease), PROBLEMS[0], gain=1.8, seed=DAY.toordinal())
+            results = leases.store(lease)
+            tuned(store, PROBLEMS[0], gain=1.8, seed=DAY.toordinal(), results=results)
         failed, done = outcomes(summary, store)  # failures come first
         assert (failed.kind, failed.job and failed.job.error) == ("missing", "nothing fits")
         assert (failed.gain_after, done.kind) == (None, "revalidated")

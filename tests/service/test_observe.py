@@ -13,6 +13,7 @@ import promql_parser as promql
 import pytest
 import yaml
 from api_server import JOB, serving
+from cases import submit
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -21,7 +22,9 @@ from servers import free_ports, postgres_database
 from worker_processes import replay, wait_for
 
 from api.settings import ApiSettings
-from tuner.store import JobStore, Leases, NightStore
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
+from tuner.store.nights import NightStore
 from workers.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +73,7 @@ def shown(postgres, redis_url, tmp_path_factory):
         stack.enter_context(running(fleet("--device", "H200"), of_fleet))
         stack.enter_context(running(beat(folder), of_beat))
         jobs, nights = JobStore(leases.database), NightStore(leases.database)
-        done = jobs.submit(replay()).job.id
+        done = submit(jobs, replay()).job.id
         server.submit()
         server.call("POST", "/v1/jobs", {**JOB, "device": "nothing"})
         server.call("GET", "/healthz")

@@ -18,7 +18,7 @@ from visitor import Visitor, links_of
 from api.matrix import CellState
 from api.pages.coverage import cells_of
 from api.pages.names import device_short, plain, problem_words
-from api.pages.trial_map import map_of
+from api.pages.results import map_of
 from api.settings import ApiSettings
 from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.outputs import OutputCheck
@@ -31,8 +31,11 @@ from tuner.jobs.targets import models_of
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Measurement, Status, Totals
-from tuner.store import Leases, ServedProofStore, Store
+from tuner.store.database import Database
 from tuner.store.keys import Scope
+from tuner.store.leases import Leases
+from tuner.store.results import ResultStore
+from tuner.store.served_proofs import ServedProofStore
 from tuner.store.tables import job_events
 from workers.settings import Settings
 
@@ -89,14 +92,14 @@ def fill(server: Server, url: str) -> None:
         Leases(leases.database, lambda: then).heartbeat(lease)  # nobody hears of its worker again
     server.submit(seed=2, urgent=True)
     newer = replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         for place in (ENVIRONMENT, newer, replace(ENVIRONMENT, device="NVIDIA_H200")):
-            run = store.begin_run(replace(KEY, environment=place, seed=7))
+            run = ResultStore(store).begin_run(replace(KEY, environment=place, seed=7))
             failed = trial(3)
             broken = Measurement(Status.WRONG_RESULT, detail=STEERING)
             some = [replace(failed, measurement=broken), trial(4), trial(5), trial(6)]
-            store.add_trials(run, some)
-            store.finish_run(run, [replace(ENTRY, reason=STEERING)], Totals())
+            ResultStore(store).add_trials(run, some)
+            ResultStore(store).finish_run(run, [replace(ENTRY, reason=STEERING)], Totals())
     api = server.app.state.api
     api.workers.beat(WORKER)
     api.workers.set_aside("w-1", STEERING)

@@ -26,9 +26,10 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import JobFilter, Lease
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Outlook, RunKey, Status, Totals, Trial
-from tuner.store import Leases, Store
 from tuner.store.database import Database, utc_now
 from tuner.store.keys import Scope
+from tuner.store.leases import Leases
+from tuner.store.results import ResultStore
 from tuner.store.rows import entry_row, environment_row, run_row
 from tuner.store.tables import environments, problems, runs, winners
 from workers.settings import Settings
@@ -121,12 +122,12 @@ def claim(url: str) -> tuple[Leases, Lease]:
 def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
     browser: Browser, server: Server, url: str
 ) -> None:
-    with Store.open(url) as store:  # something is stored for one device, and nothing for another
+    with Database.open(url) as store:  # something is stored for one device, and nothing for another
         for device in ("NVIDIA_L40S", "NVIDIA_H200"):
-            run = store.begin_run(key_at(device))
+            run = ResultStore(store).begin_run(key_at(device))
             if device == "NVIDIA_L40S":
-                store.add_trials(run, batch(0))
-            store.finish_run(run, [ENTRY], Totals())
+                ResultStore(store).add_trials(run, batch(0))
+            ResultStore(store).finish_run(run, [ENTRY], Totals())
     server.call("POST", "/v1/watches", {"models": [PROBLEM.spec()], "devices": ["H20"]})
     with logged_in(browser, server) as tab:
         page = tab.page
@@ -349,7 +350,7 @@ def test_thousands_of_cells_are_shown(
     browser: Browser, server: Server, url: str, count: int
 ) -> None:
     names = [one.name for one in devices()][:25]
-    with Store.open(url) as store, store.write() as connection:
+    with Database.open(url) as store, store.write() as connection:
         for number in range(count):
             problem = replace(PROBLEM, E=8 + number, top_k=2)
             row = {"spec": problem.spec(), "family": problem.family}

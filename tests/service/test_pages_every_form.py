@@ -16,10 +16,11 @@ from test_pages import PAGES, RESULT
 from test_pages_browser import Tab, logged_in
 from test_pages_forms import server_of_forms
 
-from api.schemas_in import EXAMPLE_CLUSTER
+from api.requests import EXAMPLE_CLUSTER
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.results import Totals
-from tuner.store import Store
+from tuner.store.database import Database
+from tuner.store.results import ResultStore
 
 CLUSTER = EXAMPLE_CLUSTER.replace("mixtral-8x7b", "deepseek-r1")
 IDLE = WorkerInfo("w-2", "idle", "host", "", "", None, (), {})
@@ -249,9 +250,11 @@ def bundle(page: Page, server: Server) -> None:
 
 def withdraw(page: Page, server: Server) -> None:
     url = server.app.state.api.settings.service.database_url
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         place = replace(ENVIRONMENT, device="NVIDIA_A10")
-        store.finish_run(store.begin_run(replace(KEY, environment=place)), [ENTRY], Totals())
+        ResultStore(store).finish_run(
+            ResultStore(store).begin_run(replace(KEY, environment=place)), [ENTRY], Totals()
+        )
     path = RESULT.replace("L40S", "A10")
     press_twice(page, path, "form[action$='/withdraw'] button", danger=True)
     expect(page.locator("h1")).to_have_text("Coverage")

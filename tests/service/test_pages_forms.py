@@ -17,9 +17,10 @@ from test_pages import STEERING, filled_server
 from visitor import Visitor
 
 from api.pages.names import problem_words
-from api.schemas_in import EXAMPLE_CLUSTER
+from api.requests import EXAMPLE_CLUSTER
 from tuner.problems.results import Totals
-from tuner.store import Store
+from tuner.store.database import Database
+from tuner.store.results import ResultStore
 
 CLUSTER = EXAMPLE_CLUSTER.replace("mixtral-8x7b", "deepseek-r1")
 SECRET = re.compile(r'id="secret" readonly value="(tuner_[^"]+)"')
@@ -35,9 +36,11 @@ def server_of_forms(url: str) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("api.matrix.FRESH_S", 0.0)
         for running in filled_server(url):
-            with Store.open(url) as store:  # a reason that a manifest may hold
-                run = store.begin_run(replace(KEY, environment=replace(ENVIRONMENT), seed=8))
-                store.finish_run(run, [ENTRY], Totals())
+            with Database.open(url) as store:  # a reason that a manifest may hold
+                run = ResultStore(store).begin_run(
+                    replace(KEY, environment=replace(ENVIRONMENT), seed=8)
+                )
+                ResultStore(store).finish_run(run, [ENTRY], Totals())
             yield running
 
 

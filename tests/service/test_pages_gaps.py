@@ -15,7 +15,7 @@ from visitor import Visitor
 
 from tuner.jobs.job import JobFilter
 from tuner.problems.results import Totals
-from tuner.store import Leases
+from tuner.store.leases import Leases
 
 
 @pytest.fixture(scope="module")

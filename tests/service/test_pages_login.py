@@ -16,38 +16,21 @@ from fastapi.routing import APIRoute
 from test_pages import SCRIPT
 from visitor import FORM, Visitor
 
-from api.known_keys import MOST_WRONG, TooManyWrong
-from api.pages import (
-    bundles,
-    compare,
-    coverage,
-    exports,
-    fleet,
-    jobs,
-    login,
-    results,
-    several,
-    static,
-)
-from api.pages import keys as key_pages
-from api.pages.places import checked_return
-from api.pages.sessions import VALID_S, Links
+from api.keys import MOST_WRONG, TooManyWrong
+from api.pages import compare, coverage, exports, fleet, jobs, login, render, results
+from api.pages.browser import VALID_S, Links, checked_return
 from api.settings import ApiSettings
 from tuner.errors import BadInput
-from tuner.store import Store
 from tuner.store.api_key import key_hash
-from tuner.store.keys import KeyStore, Scope
-from tuner.store.sessions import LASTS, SessionStore
+from tuner.store.database import Database
+from tuner.store.keys import LASTS, KeyStore, Scope, SessionStore
 from workers.settings import Settings
 
-MODULES = (
-    *(bundles, compare, coverage, exports, fleet, jobs, key_pages, login, results),
-    *(several, static),
-)
+MODULES = (compare, coverage, exports, fleet, jobs, login, results, render)
 ROUTES = [
     (method, route.path)
-    for module in MODULES
-    for route in module.router.routes
+    for router in (*(module.router for module in MODULES), exports.bundles, login.keys)
+    for route in router.routes
     if isinstance(route, APIRoute)
     for method in route.methods
 ]
@@ -160,7 +143,7 @@ class TestSessions:
         assert server.app.state.api.jobs.list() == []
 
     def test_it_lasts_a_week_if_it_is_used_each_day(self, store_url: str, clock: Clock) -> None:
-        with Store.open(store_url) as store:
+        with Database.open(store_url) as store:
             keys, sessions = KeyStore(store), SessionStore(store, clock)
             keys.add("me", Scope.SUBMIT)
             token, ends_at = sessions.start("me"), clock.now + LASTS

@@ -17,7 +17,8 @@ from tiers import only
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.store import ServedProofStore, Store
+from tuner.store.results import ResultStore
+from tuner.store.served_proofs import ServedProofStore
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(plac
         json.dumps({"problem": DECODE.spec()})
     )
     faster = entries(DECODE, others={"flashinfer": 40.0}, without_us="flashinfer")
-    with Store.open(f"sqlite:///{place / 'tuner.db'}") as store:
+    with ResultStore.open(f"sqlite:///{place / 'tuner.db'}") as store:
         fill(store, DECODE, faster, device="NVIDIA_L40S")
     run = prove(place, "model", "--server", "--args=--x 1", "--json")
     shown = json.loads(run.stdout)

@@ -6,11 +6,12 @@ from queue import SimpleQueue
 
 import pytest
 import redis as redis_client
+from cases import submit
 from servers import Redis, started_redis
 from worker_processes import replay
 
 from tuner.jobs.job import Priority
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 from workers.broker import WAITING
 from workers.queue import Announcer, InBackground
 from workers.settings import Settings
@@ -27,7 +28,7 @@ def redis():
 @pytest.fixture
 def job(sqlite_url):
     with JobStore.open(sqlite_url) as jobs:
-        yield jobs.submit(replay()).job
+        yield submit(jobs, replay()).job
 
 
 def announcer(redis: Redis) -> Announcer:
@@ -43,7 +44,7 @@ def test_a_queue_that_nobody_reads_is_not_filled(redis, job):
     announces = announcer(redis)
     for _ in range(WAITING + 20):
         announces.announce(job)
-    announces.announce(replace(job, priority=Priority.URGENT))
+    announces.announce(replace(job, Priority.URGENT))
     assert waiting(redis) == WAITING
     assert waiting(redis, f"{QUEUE}.urgent") == 1
 

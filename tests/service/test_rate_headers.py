@@ -10,7 +10,7 @@ from limits import RateLimitItemPerHour, RateLimitItemPerMinute
 from limits.strategies import MovingWindowRateLimiter
 from test_api_guards import Nobody
 
-from api import rates
+from api import limits
 from api.settings import ApiSettings
 from tuner.store.keys import Scope
 from workers.settings import Settings
@@ -70,7 +70,7 @@ def test_redis_is_seldom_asked(settings, redis_url, monkeypatch, known_s, asked)
         return ask(self, *arguments)
 
     monkeypatch.setattr(MovingWindowRateLimiter, "get_window_stats", count)
-    monkeypatch.setattr(rates, "KNOWN_S", known_s)
+    monkeypatch.setattr(limits, "KNOWN_S", known_s)
     service = replace(settings.service, broker_url=redis_url)
     few = replace(settings, service=service, rate=(RateLimitItemPerHour(4),), no_auth=False)
     with serving(few, Nobody()) as server:
@@ -82,7 +82,7 @@ def test_redis_is_seldom_asked(settings, redis_url, monkeypatch, known_s, asked)
 
 
 def test_what_other_processes_count_is_seen(settings, redis_url, monkeypatch):
-    monkeypatch.setattr(rates, "KNOWN_S", 0.0)
+    monkeypatch.setattr(limits, "KNOWN_S", 0.0)
     service = replace(settings.service, broker_url=redis_url)
     few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),), no_auth=False)
     with serving(few, Nobody()) as first, serving(few, Nobody()) as second:

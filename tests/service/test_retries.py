@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from api_server import JOB, NEVER, serving
+from cases import submit
 from databases import both_databases
 from sqlalchemy import select, update
 from store_writer import PROBLEM
@@ -17,9 +18,9 @@ from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.errors import EqualJobUnfinished, NotRetriable, UnknownJob
 from tuner.jobs.job import JobRequest, JobState
-from tuner.store import JobStore
 from tuner.store.database import utc_now
 from tuner.store.job_rows import append_event
+from tuner.store.jobs import JobStore
 from tuner.store.keys import Scope
 from tuner.store.tables import jobs as table
 from workers.settings import Settings
@@ -36,7 +37,7 @@ def jobs(store_url):
 
 def ended(jobs: JobStore, request: JobRequest = REQUEST, state: JobState = JobState.DEAD) -> str:
     """A job that ended in that state a minute ago."""
-    job_id = jobs.submit(request, client="team").job.id
+    job_id = submit(jobs, request, client="team").job.id
     set_job(jobs, job_id, state=state.value, attempts=5, error=WHY, trial_count=7)
     set_job(jobs, job_id, finished_at=utc_now() - timedelta(minutes=1), started_at=utc_now())
     with jobs.database.write() as connection:
@@ -94,7 +95,7 @@ class TestStore:
 
     def test_an_equal_unfinished_job_is_named_and_nothing_changes(self, jobs):
         job_id = ended(jobs)
-        before, equal = jobs.get(job_id), jobs.submit(REQUEST).job
+        before, equal = jobs.get(job_id), submit(jobs, REQUEST).job
         with pytest.raises(EqualJobUnfinished, match=f"job {equal.id} asks for the same work"):
             jobs.retry(job_id)
         assert jobs.get(job_id) == before
@@ -140,7 +141,7 @@ class TestApi:
 
     def test_a_conflict_has_a_type(self, server, jobs):
         job_id = ended(jobs)
-        equal = jobs.submit(REQUEST).job.id
+        equal = submit(jobs, REQUEST).job.id
         refused = server.call("POST", f"/v1/jobs/{job_id}/retry")
         assert equal in refused.problem(409)
         assert refused.json["type"] == "urn:engine-tuner:error:equal-job-unfinished"

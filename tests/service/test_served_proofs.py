@@ -4,7 +4,7 @@ import pytest
 from api_server import serving
 
 from api.settings import ApiSettings
-from tuner.store import ServedProofStore
+from tuner.store.served_proofs import ServedProofStore
 from workers.settings import Settings
 
 REPORT = {

@@ -8,14 +8,15 @@ from api_server import Server, serving
 from store_writer import KEY, batch
 from visitor import Visitor
 
-from api.fleet import Fleet
 from api.settings import ApiSettings
+from api.state import Fleet
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobFilter
 from tuner.jobs.workers import WorkerInfo
-from tuner.store import Leases, Store
+from tuner.store.database import Database
+from tuner.store.jobs import LocalQueue
 from tuner.store.keys import Scope
-from tuner.store.local_queue import LocalQueue
+from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
 from workers.settings import Settings
 
@@ -37,7 +38,7 @@ def server(url):
 def begin(server: Server, url: str, ago: timedelta) -> None:
     """A worker takes a job and stores trials, and does nothing more."""
     then = datetime.now(timezone.utc) - ago
-    with Store.open(url) as store:
+    with Database.open(url) as store:
         WorkerStore(store, lambda: then).beat(WORKER)
         leases = Leases(store)
         lease = leases.claim([JobFilter(needs_gpu=True)], WORKER.id)

@@ -32,13 +32,18 @@ from tuner.problems.results import (
     Totals,
     Trial,
 )
-from tuner.store import Store
 from tuner.store.connect import connect
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore, trial_cursor
 
 UP, DOWN = POINTS
 ATTENTION = Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
+
+
+@pytest.fixture
+def store(store_url):
+    with ResultStore.open(store_url) as opened:
+        yield opened
 
 
 def entry(point: Point, median_us: float = 10.0, status: Status = Status.OK) -> Entry:
@@ -52,7 +57,7 @@ def extend(batch_size: int, new_tokens: int, cached_tokens: int) -> Point:
     return Point(batch_size, Stage.EXTEND, new_tokens, cached_tokens)
 
 
-def publish(store: Store, key: RunKey, *entries: Entry) -> None:
+def publish(store: ResultStore, key: RunKey, *entries: Entry) -> None:
     store.finish_run(store.begin_run(key), entries, Totals())
 
 
@@ -66,10 +71,10 @@ class TestRuns:
         assert store.trials(run) == []
 
     def test_an_equal_key_is_the_same_run_with_its_trials(self, store_url):
-        with Store.open(store_url) as first:
+        with ResultStore.open(store_url) as first:
             run = first.begin_run(KEY)
             first.add_trials(run, [trial(0), trial(1)])
-        with Store.open(store_url) as second:
+        with ResultStore.open(store_url) as second:
             again = second.begin_run(replace(KEY, points=KEY.points[::-1]))
             assert (again.id, again.created_at) == (run.id, run.created_at)
             assert second.trials(again) == [trial(0), trial(1)]
@@ -144,7 +149,7 @@ class TestTrials:
         assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
 
     def test_each_backend_of_a_point_has_its_trial(self, store):
-        run, results = store.begin_run(KEY), ResultStore(store)
+        run = store.begin_run(KEY)
         none = Config({})
         others = [
             replace(trial(0), candidate=Candidate(UP, none, backend))
@@ -153,11 +158,11 @@ class TestTrials:
         faster = [replace(one, measurement=Measurement(Status.OK, 0.25, 0.25, 3)) for one in others]
         store.add_trials(run, [trial(0), *faster, *others])
         assert store.trials(run) == [trial(0), *faster]
-        first, second, third = results.trials(run.id, None, 9)
+        first, second, third = store.trials_page(run.id, None, 9)
         assert [first, second] == faster[::-1]  # no configuration comes before any
-        assert list(results.trials(run.id, trial_cursor(first), 9)) == [second, third]
+        assert list(store.trials_page(run.id, trial_cursor(first), 9)) == [second, third]
         # "Best so far" is Triton's.
-        assert results.best_trials(run.id) == {UP: trial(0).measurement.median_us}
+        assert store.best_trials(run.id) == {UP: trial(0).measurement.median_us}
 
 
 @both_databases
@@ -171,10 +176,10 @@ class TestWinners:
         publish(store, KEY, one)
         (winner,) = store.winners_in(KEY.problem, KEY.environment)
         assert winner.entry == one
-        (summary,) = Lookups(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store.database).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(0.8), True)
         publish(store, KEY, replace(one, without_us="cutlass"))  # which was not measured
-        (summary,) = Lookups(store).stored_summaries(None, None, 9)
+        (summary,) = Lookups(store.database).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(1.25), False)
 
     def test_entries_come_back_with_what_they_hold_for(self, store):
@@ -287,7 +292,7 @@ class TestWinners:
 @both_databases
 def test_a_reader_does_not_stop_a_writer(store):
     run = store.begin_run(KEY)
-    with store.read() as reader:
+    with store.database.read() as reader:
         reader.execute(text("SELECT * FROM trials")).all()
         store.add_trials(run, [trial(0)])  # SQLite without its write-ahead log: locked
         assert reader.execute(text("SELECT count(*) FROM runs")).scalar() == 1
@@ -297,9 +302,12 @@ def test_a_reader_does_not_stop_a_writer(store):
 @both_databases
 def test_a_failing_database_is_one_line_of_ours(store):
     run = store.begin_run(KEY)
-    with store._writer.begin() as connection:
+    with store.database._writer.begin() as connection:
         connection.execute(text("DROP TABLE trials"))
-    for use in (lambda: store.trials(run), lambda: store.add_trials(run, [trial(0)])):
+    for use in (
+        lambda: store.trials(run),
+        lambda: store.add_trials(run, [trial(0)]),
+    ):
         with pytest.raises(UnusableStore, match="trials") as caught:
             use()
         assert "\n" not in str(caught.value)
@@ -388,14 +396,14 @@ def test_everything_comes_back_as_it_was_given(store):
     check()
 
 
-def medians(store: Store, **wanted: object) -> list[float]:
+def medians(store: ResultStore, **wanted: object) -> list[float]:
     found = store.winners(**{"device": "NVIDIA_L40S", "engine": "sglang", **wanted})
     return [winner.entry.median_us for winner in found]
 
 
-def counted(store: Store, *devices: str) -> list[float]:
+def counted(store: ResultStore, *devices: str) -> list[float]:
     """The medians of what the service counts, by size and part: as `medians` has them."""
-    found = Lookups(store).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
+    found = Lookups(store.database).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
     rows = read(store, "SELECT run_id, status, batch_size, part, median_us FROM winners")
     medians = {row[:-1]: row[-1] for row in rows}
     places = [
@@ -407,8 +415,8 @@ def counted(store: Store, *devices: str) -> list[float]:
     return [medians[place] for place in order]
 
 
-def read(store: Store, query: str) -> list[tuple[object, ...]]:
-    engine = connect(store.engine.url.render_as_string(hide_password=False))
+def read(store: ResultStore, query: str) -> list[tuple[object, ...]]:
+    engine = connect(store.database.engine.url.render_as_string(hide_password=False))
     with engine.connect() as connection:
         rows = [tuple(row) for row in connection.execute(text(query))]
     engine.dispose()

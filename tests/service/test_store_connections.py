@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from cases import submit
 from databases import both_databases
 from servers import Postgres
 from sqlalchemy import make_url, text
@@ -15,9 +16,9 @@ from store_writer import PROBLEM
 
 from tuner.errors import StoreReplaced, StoreUnreachable
 from tuner.jobs.job import JobRequest
-from tuner.store import JobStore, Store
 from tuner.store.connect import IDLE_S, PoolLimits
 from tuner.store.database import HEAD, Database, try_file_lock
+from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.tables import VERSION_TABLE
 
@@ -55,7 +56,7 @@ class TestRoundTrips:
     def test_one_for_what_one_statement_reads(self, postgres_url, tmp_path):
         with JobStore.open(postgres_url) as jobs:
             keys = KeyStore(jobs.database)
-            token, job_id = keys.add("team", Scope.READ), jobs.submit(REQUEST).job.id
+            token, job_id = keys.add("team", Scope.READ), submit(jobs, REQUEST).job.id
             keys.find(token)  # its first use is stored
             assert round_trips(jobs.database, tmp_path, lambda: keys.find(token)) == 1
             assert round_trips(jobs.database, tmp_path, lambda: jobs.get(job_id)) == 1
@@ -102,8 +103,8 @@ class TestLimits:
                 with pytest.raises(StoreUnreachable, match="lock timeout"):
                     jobs.counts()
                 with pytest.raises(StoreUnreachable, match="lock timeout"):
-                    jobs.submit(REQUEST)
-            assert jobs.submit(REQUEST).created
+                    submit(jobs, REQUEST)
+            assert submit(jobs, REQUEST).created
 
     def test_a_statement_that_takes_too_long_is_given_up(self, postgres_url):
         with (
@@ -126,11 +127,11 @@ class TestLimits:
     def test_sqlite_s_writers_of_one_process_give_up_too(self, sqlite_url):
         with JobStore.open(sqlite_url, IMPATIENT) as jobs, jobs.database.write():
             with pytest.raises(StoreUnreachable, match="it is being written"):
-                jobs.submit(REQUEST)
+                submit(jobs, REQUEST)
             assert jobs.counts() == {}
 
     def test_by_default_nothing_is_cut_off(self, postgres_url):
-        with Store.open(postgres_url) as store, store.read() as connection:
+        with Database.open(postgres_url) as store, store.read() as connection:
             for name in ("statement_timeout", "lock_timeout"):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == "0"
 
@@ -145,14 +146,14 @@ class TestLimits:
                 "EXECUTE FUNCTION slow()"
             )
             short = PoolLimits(statement_s=0.2, lock_s=0.2)
-            with Store.open(empty_postgres_url, short) as store, store.read() as connection:
+            with Database.open(empty_postgres_url, short) as store, store.read() as connection:
                 version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
                 assert connection.execute(version).scalar_one() == HEAD
 
     def test_the_url_s_own_options_win(self, postgres_url):
         url = make_url(postgres_url).update_query_dict({"options": "-c lock_timeout=7s"})
         text_of_url = url.render_as_string(hide_password=False)
-        with Store.open(text_of_url, IMPATIENT) as store, store.read() as connection:
+        with Database.open(text_of_url, IMPATIENT) as store, store.read() as connection:
             for name, value in (("lock_timeout", "7s"), ("statement_timeout", "20s")):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == value
 
@@ -166,33 +167,33 @@ class TestFiles:
 
     def test_a_deleted_file_is_refused(self, file):
         with JobStore.open(f"sqlite:///{file}") as jobs:
-            jobs.submit(REQUEST)
+            submit(jobs, REQUEST)
             for one in file.parent.glob("tuner.db*"):
                 one.unlink()
-            for call in (jobs.counts, lambda: jobs.submit(REQUEST)):
+            for call in (jobs.counts, lambda: submit(jobs, REQUEST)):
                 with pytest.raises(StoreReplaced, match="deleted or replaced"):
                     call()
             jobs.database.engine.dispose()  # new connections make no new file
             with pytest.raises(StoreReplaced):
-                jobs.submit(REQUEST)
+                submit(jobs, REQUEST)
             assert not file.exists()
 
     def test_another_file_in_its_place_is_refused(self, file):
         other = file.with_name("other.db")
-        Store.open(f"sqlite:///{other}").close()
+        Database.open(f"sqlite:///{other}").close()
         with JobStore.open(f"sqlite:///{file}") as jobs:
             other.replace(file)
             with pytest.raises(StoreReplaced, match="deleted or replaced"):
-                jobs.submit(REQUEST)
+                submit(jobs, REQUEST)
         with JobStore.open(f"sqlite:///{file}") as jobs:  # as after a restart
-            assert jobs.submit(REQUEST).created
+            assert submit(jobs, REQUEST).created
 
     def test_a_new_one_is_its_owner_s_alone(self, file):
         below = file.parent / "data" / file.name
         before = os.umask(0o022)
         try:
             with JobStore.open(f"sqlite:///{below}") as jobs:
-                jobs.submit(REQUEST)
+                submit(jobs, REQUEST)
                 with try_file_lock(jobs.database.engine, "a name"):
                     modes = {one.name: one.stat().st_mode & 0o777 for one in below.parent.iterdir()}
         finally:
@@ -205,6 +206,6 @@ class TestFiles:
         file.touch()
         file.chmod(0o660)
         with JobStore.open(f"sqlite:///{file}") as jobs:
-            jobs.submit(REQUEST)
+            submit(jobs, REQUEST)
             modes = {one.stat().st_mode & 0o777 for one in file.parent.glob("tuner.db*")}
         assert modes == {0o660}

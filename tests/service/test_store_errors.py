@@ -10,11 +10,11 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
 from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
-from tuner.store import Store
 from tuner.store.connect import translated
+from tuner.store.database import Database
 
 
-def run(store: Store, *statements: str) -> None:
+def run(store: Database, *statements: str) -> None:
     with store.write() as connection:
         for statement in statements:
             connection.execute(text(statement))
@@ -41,7 +41,7 @@ def raising(code: str) -> str:
     ],
 )
 def test_postgresql_says_by_its_codes_what_is_wrong(postgres_url, code, kind):
-    with Store.open(postgres_url) as store, pytest.raises(UnusableStore) as caught:
+    with Database.open(postgres_url) as store, pytest.raises(UnusableStore) as caught:
         run(store, raising(code))
     assert type(caught.value) is kind
 
@@ -53,14 +53,14 @@ def test_a_server_that_does_not_let_us_in_is_unreachable(postgres_url):
         server.execute("CREATE ROLE tuner_nobody LOGIN")
     try:
         with pytest.raises(StoreUnreachable):
-            Store.open(name.set(username="tuner_nobody").render_as_string(hide_password=False))
+            Database.open(name.set(username="tuner_nobody").render_as_string(hide_password=False))
     finally:
         with psycopg.connect(name.render_as_string(hide_password=False)) as server:
             server.execute("DROP ROLE tuner_nobody")
 
 
 def test_a_full_disk_under_sqlite_is_said_to_be_full(sqlite_url):
-    with Store.open(sqlite_url) as store, pytest.raises(StoreFull, match="disk is full"):
+    with Database.open(sqlite_url) as store, pytest.raises(StoreFull, match="disk is full"):
         run(
             store,
             "PRAGMA max_page_count = 1",
@@ -70,7 +70,7 @@ def test_a_full_disk_under_sqlite_is_said_to_be_full(sqlite_url):
 
 
 def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(sqlite_url):
-    with Store.open(sqlite_url) as first, Store.open(sqlite_url) as second:
+    with Database.open(sqlite_url) as first, Database.open(sqlite_url) as second:
         with second.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA busy_timeout = 0")
         with first.write(), pytest.raises(StoreUnreachable, match="is locked"):
@@ -79,7 +79,7 @@ def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(
 
 @both_databases
 def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url):
-    with Store.open(store_url) as store:
+    with Database.open(store_url) as store:
         postgres = store.engine.dialect.name == "postgresql"
         off = "SET TRANSACTION READ ONLY" if postgres else "PRAGMA query_only = on"
         with pytest.raises(StoreReadOnly):

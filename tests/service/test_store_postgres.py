@@ -4,6 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import psycopg
 import pytest
+from cases import submit
 from clocks import Watcher
 from sqlalchemy import make_url, text
 from store_writer import PROBLEM
@@ -11,9 +12,10 @@ from worker_processes import wait_for
 
 from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import LEASE, JobFilter, JobRequest, JobState
-from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
 from tuner.store.job_rows import leased_row
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 
@@ -37,7 +39,7 @@ def impatient(url: str) -> str:
 
 def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(jobs, postgres_url):
     assert show(jobs, "idle_in_transaction_session_timeout") == "30s"
-    job_id = jobs.submit(REQUEST).job.id
+    job_id = submit(jobs, REQUEST).job.id
     with Leases.open(impatient(postgres_url)) as stopped:
         lease = stopped.claim([JobFilter(needs_gpu=False)], "stopped")
         assert lease is not None
@@ -56,7 +58,7 @@ def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(jobs, monkeypatch):
     hour = timedelta(hours=1)
     for wrong in (utc_now() + hour, utc_now() - hour):
         monkeypatch.setattr("tuner.store.database.utc_now", lambda wrong=wrong: wrong)
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         lease = leases.claim([JobFilter(needs_gpu=False)], "worker")  # at once, whoever posted it
         assert lease is not None
         expires_at = jobs.get(job_id).lease_expires_at

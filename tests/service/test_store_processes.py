@@ -13,8 +13,9 @@ from sqlalchemy import text
 from store_writer import BATCH, KEY, number_of
 from tiers import only
 
-from tuner.store import Store
 from tuner.store.connect import connect
+from tuner.store.database import Database
+from tuner.store.results import ResultStore
 
 WRITER = Path(__file__).with_name("store_writer.py")
 
@@ -45,8 +46,11 @@ def finish(process: subprocess.Popen[str], batches: int) -> None:
 
 
 def stored(url: str) -> list[int]:
-    with Store.open(url) as store:
-        return [number_of(trial) for trial in store.trials(store.begin_run(KEY))]
+    with Database.open(url) as store:
+        return [
+            number_of(trial)
+            for trial in ResultStore(store).trials(ResultStore(store).begin_run(KEY))
+        ]
 
 
 @both_databases

@@ -15,9 +15,9 @@ from sqlalchemy import inspect, make_url, text
 from store_writer import KEY
 
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
-from tuner.store import Store
 from tuner.store.connect import connect, writer
-from tuner.store.database import HEAD, alembic_config
+from tuner.store.database import HEAD, Database, alembic_config
+from tuner.store.results import ResultStore
 from tuner.store.tables import VERSION_TABLE, metadata
 
 
@@ -43,14 +43,14 @@ def snapshot(url: str) -> dict[str, list[tuple[object, ...]]]:
 
 def refusal(url: str) -> str:
     with pytest.raises(UnusableStore) as caught:
-        Store.open(url)
+        Database.open(url)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @both_databases
 def test_migrations_make_what_the_code_uses(empty_store_url):
-    Store.open(empty_store_url).close()
+    Database.open(empty_store_url).close()
     engine = connect(empty_store_url)
     with engine.connect() as connection:
         options = {"version_table": VERSION_TABLE}
@@ -64,7 +64,7 @@ def test_migrations_make_what_the_code_uses(empty_store_url):
 
 @both_databases
 def test_a_difference_between_migrations_and_code_is_seen(empty_store_url):
-    Store.open(empty_store_url).close()
+    Database.open(empty_store_url).close()
     execute(
         empty_store_url,
         "ALTER TABLE trials ADD COLUMN notes TEXT",
@@ -84,10 +84,10 @@ def test_the_code_knows_the_newest_migration():
 
 @both_databases
 def test_opening_again_changes_nothing(empty_store_url):
-    with Store.open(empty_store_url) as store:
-        store.begin_run(KEY)
+    with Database.open(empty_store_url) as store:
+        ResultStore(store).begin_run(KEY)
     before = snapshot(empty_store_url)
-    Store.open(empty_store_url).close()
+    Database.open(empty_store_url).close()
     assert snapshot(empty_store_url) == before
 
 
@@ -102,7 +102,7 @@ def test_opening_again_changes_nothing(empty_store_url):
 )  # fmt: skip
 @both_databases
 def test_another_schema_is_refused_and_left_alone(empty_store_url, version, said):
-    Store.open(empty_store_url).close()
+    Database.open(empty_store_url).close()
     execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
     before = snapshot(empty_store_url)
     assert refusal(empty_store_url) == said.format(HEAD)
@@ -111,7 +111,7 @@ def test_another_schema_is_refused_and_left_alone(empty_store_url, version, said
 
 @both_databases
 def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url):
-    with Store.open(empty_store_url) as store:
+    with Database.open(empty_store_url) as store:
         store.check_schema()
         for version, kind, said in [
             ("9999", NewerSchema, f"to schema 9999 and this program knows {HEAD}: upgrade"),
@@ -127,7 +127,7 @@ def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url):
 
 
 def test_a_store_that_holds_more_than_its_version_says_is_refused(empty_store_url):
-    Store.open(empty_store_url).close()
+    Database.open(empty_store_url).close()
     execute(empty_store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
     before = snapshot(empty_store_url)
     said = refusal(empty_store_url)
@@ -150,13 +150,13 @@ def test_other_programs_migrations_are_left_alone(empty_store_url):
         "CREATE TABLE alembic_version (version_num VARCHAR(32))",
         "INSERT INTO alembic_version VALUES ('theirs')",
     )
-    Store.open(empty_store_url).close()
+    Database.open(empty_store_url).close()
     assert snapshot(empty_store_url)["alembic_version"] == [("theirs",)]
 
 
 @both_databases
 def test_a_store_that_may_only_be_read_is_refused(empty_store_url):
-    Store.open(empty_store_url).close()
+    Database.open(empty_store_url).close()
     url = make_url(empty_store_url)
     if url.get_backend_name() == "sqlite":
         url = url.set(database=f"file:{url.database}").update_query_dict({"mode": "ro", "uri": "1"})
@@ -188,7 +188,7 @@ def modes_hold():
 @pytest.fixture
 def read_only_file(open_folder):
     file = open_folder / "tuner.db"
-    Store.open(f"sqlite:///{file}").close()
+    Database.open(f"sqlite:///{file}").close()
     file.chmod(0o444)
     return file
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import UnusableStore
-from tuner.store import Store, database_url
-from tuner.store.connect import connect
-from tuner.store.database import try_file_lock
+from tuner.store.connect import connect, database_url
+from tuner.store.database import Database, try_file_lock
 
 
 def test_the_environment_names_the_store():
@@ -20,7 +19,7 @@ def test_the_default_is_a_file_in_the_users_data_folder(environ, tmp_path, monke
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     url = database_url(environ)
     assert url.startswith(f"sqlite:///{tmp_path}")
-    Store.open(url).close()
+    Database.open(url).close()
     assert Path(url.removeprefix("sqlite:///")).is_file()
 
 
@@ -40,7 +39,7 @@ def test_the_default_is_a_file_in_the_users_data_folder(environ, tmp_path, monke
 def test_an_unusable_url_is_refused_in_one_line(url, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnusableStore) as caught:
-        Store.open(url)
+        Database.open(url)
     message = str(caught.value)
     assert reason in message
     assert "secret" not in message
@@ -58,7 +57,7 @@ def test_what_is_no_database_is_left_as_it_is(tmp_path):
         (notes / "below" / "tuner.db", "Not a directory"),
     ]:
         with pytest.raises(UnusableStore, match=reason) as caught:
-            Store.open(f"sqlite:///{path}")
+            Database.open(f"sqlite:///{path}")
         assert "\n" not in str(caught.value)
     assert notes.read_bytes() == before
     assert list(tmp_path.iterdir()) == [notes]

@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 from api_server import JOB, Server, serving
-from cases import FP8, RECORDINGS
+from cases import FP8, RECORDINGS, submit
 from sqlalchemy import select
 from trace_collector import Collector, Span, trace_collector
 from worker_processes import REPLAY, celery_worker, replay, wait_for
 
 from api.settings import ApiSettings
 from tuner.jobs.job import JobFilter, JobState
-from tuner.store import JobStore, Leases
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
 from tuner.store.workers import WorkerStore
+from workers.machine import Registration, describe
 from workers.settings import Settings
-from workers.tracing import checked_traceparent
-from workers.worker import Registration, Worker, describe
+from workers.telemetry import checked_traceparent
+from workers.worker import Worker
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
@@ -76,7 +78,7 @@ def test_a_traceparent_passes_through_without_opentelemetry(store_url):
 def test_what_makes_spans_is_not_imported_without_an_endpoint():
     code = (
         "import sys, workers.app, workers.run_job, api.app, api.serve\n"
-        "from workers.tracing import start_tracing\n"
+        "from workers.telemetry import start_tracing\n"
         "start_tracing('x')\n"
         "wanted = ('workers.otel', 'opentelemetry.sdk.trace', 'opentelemetry.exporter')\n"
         "print(*[name for name in sys.modules if name.startswith(wanted)])"
@@ -91,7 +93,7 @@ def test_what_makes_spans_is_not_imported_without_an_endpoint():
 def test_an_endpoint_without_the_extra_is_a_warning():
     code = (
         "import sys; sys.modules['opentelemetry.sdk.trace'] = None\n"  # as if it were not installed
-        "from workers.tracing import start_tracing; start_tracing('x'); print('goes on')"
+        "from workers.telemetry import start_tracing; start_tracing('x'); print('goes on')"
     )
     environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     ran = subprocess.run(
@@ -190,7 +192,7 @@ def check_failure(collector: Collector, database_url: str) -> None:
     other = TRACE_ID[::-1]
     lacking = replay(recording=RECORDINGS / "none.csv.gz")
     with JobStore.open(database_url) as jobs:
-        jobs.submit(lacking, trace=TRACEPARENT.replace(TRACE_ID, other))
+        submit(jobs, lacking, trace=TRACEPARENT.replace(TRACE_ID, other))
 
     def new(name: str) -> list[Span]:
         return [one for one in collector.named(name) if one.trace_id == other]
@@ -211,7 +213,7 @@ def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url):
         jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
         registration = Registration(workers, describe(None, None, "test"))
         registration.beat()
-        posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
+        posted = [submit(jobs, replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
         worker = Worker(
             leases, registration, {**os.environ, **NOBODY, "TUNER_DATABASE_URL": sqlite_url}
         )
@@ -224,6 +226,6 @@ def test_a_child_whose_collector_is_away_does_its_jobs(sqlite_url):
 def test_a_collector_that_is_away_delays_no_job_for_long(postgres_url, redis_url, tmp_path):
     with Leases.open(postgres_url) as leases:
         jobs = JobStore(leases.database)
-        posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
+        posted = [submit(jobs, replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
         with celery_worker(postgres_url, redis_url, tmp_path / "worker.log", **NOBODY):
             wait_for(lambda: all(jobs.get(one).state is JobState.DONE for one in posted))

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from cases import submit
 from databases import both_databases
 from store_writer import KEY, PROBLEM
 
@@ -11,9 +12,8 @@ from tuner.errors import IdempotencyConflict
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState, Priority
 from tuner.problems.results import Totals
-from tuner.store import JobStore, Leases
-from tuner.store.leases import AGED, LONGEST_DELAY
-from tuner.store.submissions import Submission
+from tuner.store.jobs import JobStore
+from tuner.store.leases import AGED, LONGEST_DELAY, Leases
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
 ANY = [JobFilter(needs_gpu=False)]
@@ -23,7 +23,7 @@ def post(jobs: JobStore, clients: str, first_seed: int = 0, **more: object) -> l
     """The ids of a job for each letter, posted by the client of that letter."""
     requests = [replace(REQUEST, seed=first_seed + at) for at in range(len(clients))]
     pairs = zip(requests, clients, strict=True)
-    return [jobs.submit(request, client=client, **more).job.id for request, client in pairs]
+    return [submit(jobs, request, client=client, **more).job.id for request, client in pairs]
 
 
 def served(jobs: JobStore, leases: Leases) -> str:
@@ -69,22 +69,22 @@ class TestTurns:
         assert served(jobs, leases).index("a") < 2
 
     def test_what_one_worker_cannot_do_gives_others_their_turn(self, jobs, leases):
-        jobs.submit(replace(REQUEST, engine="sglang==0.5.12"), client="a")
-        jobs.submit(replace(REQUEST, engine="sglang==0.5.16"), client="b")
+        submit(jobs, replace(REQUEST, engine="sglang==0.5.12"), client="a")
+        submit(jobs, replace(REQUEST, engine="sglang==0.5.16"), client="b")
         newer = [JobFilter(False, None, ("sglang==0.5.16", "sglang"))]
         lease = leases.claim(newer, "worker")
         assert lease.request.engine == "sglang==0.5.16"
         assert leases.claim(newer, "worker") is None
 
     def test_a_version_is_chosen_at_the_latest_when_a_worker_takes_the_job(self, jobs, leases):
-        job_id = jobs.submit(REQUEST).job.id
+        job_id = submit(jobs, REQUEST).job.id
         lease = leases.claim(ANY, "worker", {"sglang": "sglang==0.5.16"})
         assert lease.request.engine == "sglang==0.5.16"
         assert jobs.get(job_id).request == lease.request
 
     def test_the_queued_jobs_of_a_client_are_counted_up_to_a_number(self, jobs):
         post(jobs, "aaab")
-        jobs.submit(replace(REQUEST, measure="gpu"), client="a")
+        submit(jobs, replace(REQUEST, measure="gpu"), client="a")
         assert jobs.queued_of("a", 100) == 4
         assert jobs.queued_of("a", 2) == 2
         assert jobs.queued_of("c", 2) == 0
@@ -101,8 +101,8 @@ class TestTurns:
 @both_databases
 class TestSharedJobs:
     def test_the_others_job_goes_on(self, jobs):
-        first = jobs.submit(REQUEST, client="a").job
-        second = jobs.submit(REQUEST, client="b")
+        first = submit(jobs, REQUEST, client="a").job
+        second = submit(jobs, REQUEST, client="b")
         assert (second.created, second.job.id) == (False, first.id)
         assert second.job.clients == ("a", "b")
         left = jobs.cancel(first.id, "a")
@@ -113,31 +113,31 @@ class TestSharedJobs:
         assert kinds == ["submitted", "joined", "withdrawn", "cancelled"]
 
     def test_a_running_job_is_ended_with_its_last_client(self, jobs, leases):
-        job_id = jobs.submit(REQUEST, client="a").job.id
-        jobs.submit(REQUEST, client="b")
+        job_id = submit(jobs, REQUEST, client="a").job.id
+        submit(jobs, REQUEST, client="b")
         lease = leases.claim(ANY, "worker")
         assert not jobs.cancel(job_id, "b").cancel_requested
         assert jobs.cancel(job_id, "a").cancel_requested
         assert leases.look(lease).cancel_requested
 
     def test_without_a_client_it_ends_for_all(self, jobs):
-        job_id = jobs.submit(REQUEST, client="a").job.id
-        jobs.submit(REQUEST, client="b")
+        job_id = submit(jobs, REQUEST, client="a").job.id
+        submit(jobs, REQUEST, client="b")
         assert jobs.cancel(job_id).state is JobState.CANCELLED
 
     def test_posting_it_again_takes_the_withdrawal_back(self, jobs):
-        job_id = jobs.submit(REQUEST, client="a").job.id
-        jobs.submit(REQUEST, client="b")
+        job_id = submit(jobs, REQUEST, client="a").job.id
+        submit(jobs, REQUEST, client="b")
         jobs.cancel(job_id, "a")
-        assert jobs.submit(REQUEST, client="a").job.clients == ("b", "a")
+        assert submit(jobs, REQUEST, client="a").job.clients == ("b", "a")
 
 
 class TestBatches:
-    def wanted(self, *seeds: int) -> list[Submission]:
-        return [Submission(replace(REQUEST, seed=seed)) for seed in seeds]
+    def wanted(self, *seeds: int) -> list[tuple[JobRequest, Priority]]:
+        return [(replace(REQUEST, seed=seed), Priority.NORMAL) for seed in seeds]
 
     def test_each_request_has_its_answer(self, jobs):
-        old = jobs.submit(replace(REQUEST, seed=1), client="a").job
+        old = submit(jobs, replace(REQUEST, seed=1), client="a").job
         answers = jobs.submit_all(self.wanted(0, 1, 2, 0), client="a")
         assert [answer.created for answer in answers] == [True, False, True, False]
         assert answers[1].job.id == old.id
@@ -148,10 +148,8 @@ class TestBatches:
 
     def test_urgency_and_what_nobody_can_do_are_told_for_each(self, jobs):
         plain, urgent = jobs.submit_all(
-            [
-                Submission(REQUEST, unmet="no worker"),
-                Submission(replace(REQUEST, seed=1), Priority.URGENT),
-            ]
+            [(REQUEST, Priority.NORMAL), (replace(REQUEST, seed=1), Priority.URGENT)],
+            unmet=lambda request: "" if request.seed else "no worker",
         )
         assert (plain.job.priority, urgent.job.priority) == (Priority.NORMAL, Priority.URGENT)
         waiting = jobs.events(plain.job.id)[1]
@@ -176,7 +174,7 @@ class TestBatches:
         def fail(*_: object) -> None:
             raise RuntimeError("the disk is on fire")
 
-        monkeypatch.setattr("tuner.store.submissions.new_job", fail)
+        monkeypatch.setattr("tuner.store.job_rows.new_job", fail)
         with pytest.raises(RuntimeError):
             jobs.submit_all(self.wanted(0, 1))
         assert jobs.list() == []

@@ -14,8 +14,11 @@ from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Entry, Environment, Status, Totals
-from tuner.store import JobStore, NightStore, Store
+from tuner.store.database import Database
+from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
+from tuner.store.nights import NightStore
+from tuner.store.results import ResultStore
 from workers.settings import Settings
 
 Tuner = Callable[..., Result]
@@ -44,13 +47,13 @@ def tuner(request, store_url, monkeypatch, tmp_path):
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
-def tuned(store: Store, environment: Environment) -> None:
+def tuned(store: Database, environment: Environment) -> None:
     entries = [
         Entry(point, Config({"BLOCK_SIZE_M": 16}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
         for point in KEY.points
     ]
-    run = store.begin_run(replace(KEY, environment=environment))
-    store.finish_run(run, entries, Totals())
+    run = ResultStore(store).begin_run(replace(KEY, environment=environment))
+    ResultStore(store).finish_run(run, entries, Totals())
 
 
 ADD = ("watches", "add", PROBLEM, "--device", "l40s", "--batch-sizes", "1")

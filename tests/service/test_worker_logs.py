@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 import redis
+from cases import submit
 from kombu.exceptions import OperationalError
 from servers import Postgres, started_redis
 from worker_processes import embedded, replay, wait_for
 
 from tuner.jobs.job import JobState
-from tuner.store import JobStore
+from tuner.store.jobs import JobStore
 from workers.broker import BrokerErrors
 from workers.fleet import celery_command
-from workers.logs import Outage
 from workers.queue import Announcer
 from workers.settings import Settings
+from workers.telemetry import Outage
 
 BIN = Path(sys.executable).parent
 Lines = Callable[[], list[dict[str, Any]]]
@@ -106,7 +107,7 @@ def test_outages_are_two_lines_and_every_line_is_json(postgres_alone, redis_alon
             wait_for(lambda lines=lines: said(lines, "the broker answers again after"))
 
         with JobStore.open(url) as jobs:
-            job = jobs.submit(replay()).job
+            job = submit(jobs, replay()).job
             Announcer(Settings(url, redis_alone.url)).announce(job)
             wait_for(lambda: jobs.get(job.id).state is JobState.DONE)
         assert wait_for(lambda: said(worker_lines, f"job {job.id}: done"))[0]["job_id"] == job.id
@@ -131,7 +132,7 @@ def test_a_worker_outlives_its_store_and_says_so_twice(postgres_alone, monkeypat
         postgres_alone.start()
         wait_for(lambda: store_said()[1:] == ["the store answers again"])
         with JobStore.open(url) as jobs:
-            job = jobs.submit(replay()).job
+            job = submit(jobs, replay()).job
             wait_for(lambda: jobs.get(job.id).state is JobState.DONE)
     assert len(store_said()) == 2
 

@@ -12,13 +12,15 @@ import pytest
 from api.settings import ApiSettings
 from tuner.devices.table import devices
 from tuner.errors import BadInput
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import JobFilter, Priority, new_job_id
-from tuner.jobs.limits import AttemptLimits
 from tuner.store.connect import place_of
-from workers.gpus import (
+from workers.machine import (
     LocalGpu,
+    describe,
     detect_gpus,
     devices_of,
+    engines_here,
     gpu_of,
     known_gpus,
     name_of,
@@ -26,7 +28,6 @@ from workers.gpus import (
 )
 from workers.queue import queue_name, queue_names
 from workers.settings import Settings, read_settings
-from workers.worker import describe, engines_here
 
 L40S = LocalGpu("GPU-1", "NVIDIA_L40S")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from cases import RECORDINGS
+from cases import RECORDINGS, submit
 from servers import postgres_database, started_redis
 from sqlalchemy import select, update
 from tls_proxy import tls_proxy
@@ -30,17 +30,18 @@ from worker_processes import (
 
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
+from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
-from tuner.jobs.limits import AttemptLimits
-from tuner.store import JobStore, Leases
 from tuner.store.database import Database, utc_now
+from tuner.store.jobs import JobStore
+from tuner.store.leases import Leases
 from tuner.store.tables import idempotency_keys
 from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore
-from workers.child import Runner
+from workers.machine import Registration, describe
 from workers.queue import Announcer
 from workers.settings import Settings, read_settings
-from workers.worker import BACKOFF_S, Registration, Worker, describe
+from workers.worker import BACKOFF_S, Runner, Worker
 
 PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
 
@@ -54,7 +55,7 @@ class Board:
         self.announcer = Announcer(self.settings)
 
     def post(self, request: JobRequest) -> str:
-        job = self.jobs.submit(request).job
+        job = submit(self.jobs, request).job
         self.announcer.announce(job)
         return job.id
 
@@ -133,7 +134,7 @@ def at_work(postgres, tmp_path_factory):
         url = redis.url.replace("redis:", "rediss:").replace(str(redis.port), str(proxy.port))
         (folder / "broker-url").write_text(f"{url}\n")
         board = Board(database_url, url, proxy.certificate)
-        unannounced = board.jobs.submit(replay(100)).job.id
+        unannounced = submit(board.jobs, replay(100)).job.id
         more = {
             "TUNER_BROKER_URL": "",
             "TUNER_BROKER_URL_FILE": str(folder / "broker-url"),
@@ -202,13 +203,13 @@ def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(sqlite_u
         worker = Worker(
             leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
         )
-        first = jobs.submit(replay()).job.id
+        first = submit(jobs, replay()).job.id
         assert worker.drain() == 1
         assert jobs.get(first).error == ""
         child = wait_for(lambda: tuning_child(os.getpid()))
         os.kill(child, signal.SIGKILL)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # its threads have ended, too
-        second = jobs.submit(replay(1)).job.id
+        second = submit(jobs, replay(1)).job.id
         assert worker.drain() == 1
         worker.stop()
         assert (jobs.get(second).state, jobs.get(second).attempts) == (JobState.DONE, 1)
@@ -323,7 +324,7 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     rests: list[float] = []
     with Leases.open(sqlite_url) as leases:
         jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
-        posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
+        posted = [submit(jobs, replay(seed)).job.id for seed in range(3)]
         registration = registered(leases)
         broken = Worker(leases, registration, {**works, "TUNER_DATABASE_URL": "mysql://"})
         monkeypatch.setattr(broken._stopping, "wait", rests.append)
@@ -355,8 +356,8 @@ def test_a_worker_takes_no_job_whose_engine_it_lacks(sqlite_url):
         worker = Worker(
             leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
         )
-        lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
-        good = jobs.submit(replay()).job.id
+        lacking = submit(jobs, replace(replay(), engine="sglang==99.9")).job.id
+        good = submit(jobs, replay()).job.id
         assert worker.drain() == 1
         worker.stop()
         assert [event.kind for event in jobs.events(lacking)] == ["submitted"]
@@ -372,7 +373,7 @@ def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(board, monkeypat
     # Less than three seconds without a trial may pass in good runs, where the machine is busy.
     settings = read_settings({"TUNER_DATABASE_URL": url, "TUNER_NEXT_TRIAL_LIMIT_S": "3"})
     with embedded(settings):
-        job_id = board.jobs.submit(replay()).job.id
+        job_id = submit(board.jobs, replay()).job.id
         child = wait_for(lambda: tuning_child(os.getpid()))
         wait_for(lambda: "trials" in board.kinds(job_id))
         os.kill(child, signal.SIGSTOP)
@@ -389,11 +390,11 @@ def test_a_job_whose_run_another_worker_has_waits_for_it(sqlite_url):
         worker = Worker(
             leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
         )
-        first = jobs.submit(replay()).job.id
+        first = submit(jobs, replay()).job.id
         assert worker.drain() == 1
         set_job(leases, first, state=JobState.RUNNING.value)  # as if another had it yet
         version = find_engine("sglang").version
-        same = jobs.submit(replace(replay(), engine=f"sglang=={version}")).job.id
+        same = submit(jobs, replace(replay(), engine=f"sglang=={version}")).job.id
         assert worker.drain() == 1
         waits = jobs.get(same)
         assert (waits.state, waits.attempts) == (JobState.QUEUED, 0)
@@ -415,7 +416,7 @@ def test_workers_forget_old_idempotency_keys(sqlite_url):
     with JobStore.open(sqlite_url) as jobs:
         for days in (6, 8):
             past = JobStore(jobs.database, lambda days=days: utc_now() - timedelta(days=days))
-            past.cancel(past.submit(replay(), idempotency_key=f"{days} days").job.id)
+            past.cancel(submit(past, replay(), idempotency_key=f"{days} days").job.id)
 
         def keys() -> list[str]:
             with jobs.database.read() as connection:
@@ -432,8 +433,8 @@ def test_a_failed_replay_names_the_recording_and_not_its_folder(sqlite_url, monk
     request = replace(replay(recording=Path(RECORDING.name)), selection=MoeSelection((3,)))
     with Leases.open(sqlite_url) as leases:
         jobs = JobStore(leases.database)
-        job_id = jobs.submit(request).job.id
-        lacking = jobs.submit(replay(recording=Path("none.csv.gz"))).job.id
+        job_id = submit(jobs, request).job.id
+        lacking = submit(jobs, replay(recording=Path("none.csv.gz"))).job.id
         with embedded(Settings(sqlite_url)):
             errors = [
                 wait_for(lambda one=one: jobs.get(one).state.finished and jobs.get(one).error)
@@ -448,7 +449,7 @@ def test_embedded_workers_need_no_redis(sqlite_url, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", sqlite_url)
     before = descendants(os.getpid())  # servers that other tests share
     with embedded(Settings(sqlite_url)) as worker, JobStore.open(sqlite_url) as jobs:
-        for job in [jobs.submit(replay(seed)).job for seed in range(2)]:
+        for job in [submit(jobs, replay(seed)).job for seed in range(2)]:
             worker.announce(job)
             wait_for(lambda job=job: jobs.get(job.id).state is JobState.DONE)
     assert descendants(os.getpid()).keys() <= before.keys()

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from api.turns import READS, TakeTurns
+from api.limits import READS, TakeTurns
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +98,7 @@ async def test_who_gives_up_waiting_takes_no_turn():
 
 
 async def test_who_waits_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr("api.turns.WAIT_S", 0)
+    monkeypatch.setattr("api.limits.WAIT_S", 0)
     handler, statuses = Handler(), []
     app = TakeTurns(handler)
     async with anyio.create_task_group() as tasks:

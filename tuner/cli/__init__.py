@@ -20,8 +20,7 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     submit,
     tuning,
 )
-from tuner.cli.app import app
-from tuner.cli.help import add_examples
+from tuner.cli.app import add_examples, app
 
 add_examples(app)
 

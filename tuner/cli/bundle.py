@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tuner.engines.engine import Engine
     from tuner.engines.logs.served import CompletedHints
     from tuner.problems.results import Winner
-    from tuner.store import Store
+    from tuner.store.results import ResultStore
 
 _bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(_bundle, name="bundle")
@@ -176,7 +176,7 @@ def _winners(
     return select(found, chosen) if chosen else found
 
 
-def _refuse_other_versions(store: Store, device: Device, engine: Engine, tune: str) -> None:
+def _refuse_other_versions(store: ResultStore, device: Device, engine: Engine, tune: str) -> None:
     """Raises ExportRefused: there are no winners, or only those of other versions of the engine.
 
     `tune` is the command that makes them.

@@ -19,7 +19,7 @@ from tuner.problems.options import parse_batch_sizes
 from tuner.render import printable
 
 if TYPE_CHECKING:
-    from tuner.jobs.watching import Watching
+    from tuner.jobs.queue import Watching
     from workers.settings import Settings
 
 AGAIN = "may be given again"
@@ -36,18 +36,17 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
     if server is not None:
         import os
 
-        from tuner.jobs.client import api_key
-        from tuner.jobs.watching import RemoteWatching
+        from tuner.jobs.client import RemoteQueue, api_key
 
-        yield RemoteWatching(server, api_key(os.environ))
+        yield RemoteQueue(server, api_key(os.environ))
         return
     refuse_foreign("workers")
-    from tuner.store import Store
-    from workers.local import LocalWatching
+    from tuner.store.database import Database
+    from workers.nightly import LocalWatching
     from workers.settings import read_settings
 
     settings = settings or read_settings()
-    with Store.open(settings.database_url) as store:
+    with Database.open(settings.database_url) as store:
         yield LocalWatching(settings, store)
 
 

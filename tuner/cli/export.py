@@ -140,7 +140,7 @@ def _diff_nights(old: str, new: str) -> NightDiff:
     except ValueError as error:
         raise BadInput(f"{old} and {new} must be days, as 2026-11-24: {error}") from None
     with open_store() as store:
-        return diff_nights(store, SCHEDULE, before, now)
+        return diff_nights(store.database, SCHEDULE, before, now)
 
 
 @command

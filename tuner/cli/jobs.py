@@ -51,8 +51,8 @@ def open_jobs(server: str | None) -> Iterator[Queue]:
 
         yield RemoteQueue(server, api_key(os.environ))
         return
-    from tuner.store import database_url
-    from tuner.store.local_queue import LocalQueue
+    from tuner.store.connect import database_url
+    from tuner.store.jobs import LocalQueue
 
     with LocalQueue.open(database_url(os.environ)) as jobs:
         yield jobs

@@ -112,13 +112,13 @@ def planned(
 ) -> ModelPlan:
     """Plan problems with what the local store knows of them."""
     from tuner.export.plan import plan_model
-    from tuner.store.figures import Estimates
+    from tuner.store.workers import Estimates
 
     with open_store() as store:
         winners = store.winners(
             device=device.name, engine=engine.name, engine_version=engine.version
         )
-        estimates = Estimates(store)
+        estimates = Estimates(store.database)
 
         def seconds(problem: Problem) -> float | None:
             points = selection_of(family_of(problem), problem, choice).points(problem)

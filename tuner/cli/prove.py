@@ -138,12 +138,12 @@ def _prove_server(request: ProofRequest, as_json: bool) -> None:
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
-    from tuner.store import ServedProofStore
+    from tuner.store.served_proofs import ServedProofStore
 
     with open_store() as store, plan_of(request, store) as plan:
         proof = prove_served(plan, say)
         write_report(proof, request.folder)
-        ServedProofStore(store).add(proof.as_json())
+        ServedProofStore(store.database).add(proof.as_json())
     say(f"the report and the logs are in {request.folder}")
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:

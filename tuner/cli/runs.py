@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.check_files import CheckReport
     from tuner.measure.workbench import Workbench
-    from tuner.store import Store
+    from tuner.store.results import ResultStore
     from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
     from tuner.tuning.request import Request
@@ -131,20 +131,18 @@ def run_here(
         return execute(prepared, source, store, progress, record=record, add_to_record=add)
 
 
-def _say_estimate(prepared: Prepared, store: Store) -> None:
+def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
-
-    request, device = prepared.request, prepared.request.device.name
-    if request.source.kind is not MeasureKind.GPU:
-        return
-    from tuner.store.figures import Estimates
+    from tuner.store.workers import Estimates
     from tuner.tuning.gains import estimate_line
 
-    points = len(prepared.points)
-    gpu_s = Estimates(store).gpu_s(request.problem, device, request.effort, points)
-    if gpu_s is not None:
-        say(estimate_line(gpu_s, device))
+    request, device = prepared.request, prepared.request.device.name
+    if request.source.kind is MeasureKind.GPU:
+        estimates = Estimates(store.database)
+        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(prepared.points))
+        if gpu_s is not None:
+            say(estimate_line(gpu_s, device))
 
 
 def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> None:

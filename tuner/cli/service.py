@@ -18,7 +18,7 @@ from tuner.errors import BadInput
 from tuner.render import list_width, table
 
 if TYPE_CHECKING:
-    from tuner.jobs.watching import Watching
+    from tuner.jobs.queue import Watching
     from tuner.jobs.workers import WorkerStatus
 
 
@@ -62,12 +62,12 @@ def serve(
 def migrate() -> None:
     """Create the store, or upgrade its schema. Other commands do this too when they open it."""
     refuse_foreign("workers")
-    from tuner.store import Store
     from tuner.store.connect import place_of
+    from tuner.store.database import Database
     from workers.settings import read_settings
 
     settings = read_settings()
-    Store.open(settings.database_url).close()
+    Database.open(settings.database_url).close()
     say(f"the store {place_of(settings.database_url)} has this program's schema")
 
 
@@ -87,7 +87,7 @@ def worker(
     """Run queued jobs on this machine: one process per GPU, or --processes without a GPU."""
     refuse_foreign("workers")
     from workers.fleet import run_fleet
-    from workers.gpus import detect_gpus
+    from workers.machine import detect_gpus
     from workers.settings import read_settings
 
     run_fleet(read_settings(), detect_gpus(), device, processes)

@@ -22,7 +22,7 @@ from tuner.cli.runs import not_tuned, print_objects
 from tuner.errors import MeasurerFailed, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
-from tuner.store.figures import Estimates
+from tuner.store.workers import Estimates
 from tuner.tuning.gains import later_gpu_s, work_line
 from tuner.tuning.request import Request
 
@@ -181,7 +181,7 @@ class _Board:
 def _estimates(requests: Sequence[Request]) -> list[float]:
     """How long each run will take, in seconds or, with an effort without an estimate, in points."""
     with open_store() as store:
-        known = Estimates(store)
+        known = Estimates(store.database)
         points = [len(one.selected.points(one.problem)) for one in requests]
         alone = [
             known.gpu_s(one.problem, one.device.name, one.effort, count)

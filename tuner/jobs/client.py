@@ -1,4 +1,4 @@
-"""Where the command line finds the key of a server."""
+"""A server's queue, watches and nights over HTTP, and where the command line finds its key."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, TypeVar
 
 import platformdirs
 
@@ -29,7 +31,7 @@ from tuner.jobs.job import (
     read_request,
     read_time,
 )
-from tuner.jobs.queue import ALL_JOBS, JobQuery
+from tuner.jobs.queue import ALL_JOBS, JobQuery, Json
 from tuner.jobs.workers import WorkerStatus, read_worker
 
 KEY_VARIABLE = "TUNER_API_KEY"
@@ -78,10 +80,21 @@ TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a submission is sent again, with its idempotency key
 LARGEST_ANSWER = 64 << 20  # bytes
 MOST_AT_ONCE = 100  # jobs of one request
+NIGHT_S = 600.0  # a round submits thousands of jobs before it answers
+
+_WATCH = ("id", "watch", "client", "created_at")
+_TABLE = ("models", "devices", "tp", "ep", "dtypes", "batch_sizes", "engine", "measure", "effort")
+_PLACE = ("engine", "engine_version", "triton", "torch", "driver")
+_STORED = ("device", "problem", "environment", "standing", "why", "points", "newest")
+_WATCHED = ("model", "problem", "device", "engine", "measure", "standing", "why")
+_NIGHT = ("schedule", "date", "summary", "started_at", "finished_at")
+_SUMMARY = ("schedule", "date")
+NOTHING: Mapping[str, str] = MappingProxyType({})
+T = TypeVar("T")
 
 
 class RemoteQueue:
-    """A server's queue.
+    """A server's queue, watches, coverage and nights.
 
     Raises ServerUnavailable where the server does not answer, and BadInput, with the server's
     message, for a request that it refuses.
@@ -106,12 +119,15 @@ class RemoteQueue:
         for at in range(0, len(requests), MOST_AT_ONCE):
             some = [_job_body(one, priority) for one in requests[at : at + MOST_AT_ONCE]]
             headers = {"Idempotency-Key": secrets.token_hex(16)}
-            answer = self._ask_with_retries("POST", "/v1/jobs:batch", {"jobs": some}, headers)
-            with self._expecting_this_version():
-                items = list(answer["jobs"])
-                refused = [str(item["problem"]["detail"]) for item in items if item["problem"]]
-                good = [item["job"] for item in items if not item["problem"]]
-                answers += [_read_submitted(one) for one in good]
+            good, refused = self._ask(
+                "POST",
+                "/v1/jobs:batch",
+                {"jobs": some},
+                headers,
+                read=_read_batch,
+                pauses_s=PAUSES_S,
+            )
+            answers += good
             if refused:
                 queued = ", ".join(one.job.id for one in answers)
                 text = f"; these jobs were queued: {queued}" if queued else ""
@@ -120,9 +136,7 @@ class RemoteQueue:
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""
-        answer = self._ask("GET", _job_path(job_id))
-        with self._expecting_this_version():
-            return _read_job(answer)
+        return self._ask("GET", _job_path(job_id), read=_read_job)
 
     def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]:
         """List at most `limit` jobs, which is 1 to 1000."""
@@ -133,28 +147,27 @@ class RemoteQueue:
     ) -> Sequence[tuple[Job, str]]:
         """List jobs as `list`, each with the reason why it does not go on."""
         wanted = {**query.parameters(), "limit": str(limit)}
-        answer = self._ask("GET", f"/v1/jobs?{urllib.parse.urlencode(wanted, doseq=True)}")
-        with self._expecting_this_version():
-            return [(_read_job(one), str(one.get("waiting", ""))) for one in answer["jobs"]]
+        path = f"/v1/jobs?{urllib.parse.urlencode(wanted, doseq=True)}"
+        return self._ask("GET", path, read=lambda answer: _each(answer["jobs"], _read_waiting))
 
     def cancel(self, job_id: str, *, everyone: bool = False) -> Job:
         """Withdraw from the job, or end it for everyone. Raises UnknownJob."""
         query = "?everyone=true" if everyone else ""
-        answer = self._ask("POST", f"{_job_path(job_id)}/cancel{query}")
-        with self._expecting_this_version():
-            return _read_job(answer)
+        return self._ask("POST", f"{_job_path(job_id)}/cancel{query}", read=_read_job)
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a dead, failed or cancelled job again. Raises UnknownJob."""
+        return self._ask("POST", f"{_job_path(job_id)}/retry", read=_read_job)
 
     def waiting(self, job: Job) -> str:
         """Why a job does not go on; "" if nothing is known to hinder it."""
         if job.state.finished:
             return ""
-        return str(self._ask("GET", _job_path(job.id)).get("waiting", ""))
+        return self._ask("GET", _job_path(job.id), read=_read_waiting)[1]
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""
-        answer = self._ask("GET", "/v1/workers")
-        with self._expecting_this_version():
-            return [read_worker(values) for values in answer["workers"]]
+        return self._ask("GET", "/v1/workers", read=lambda got: _each(got["workers"], read_worker))
 
     def drain(self, name: str) -> None:
         """Let workers take no more jobs. Raises BadInput."""
@@ -167,7 +180,7 @@ class RemoteQueue:
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """A job's events after number `after`, as they happen, until the job or the stream ends."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-        stream = self._open("GET", f"{_job_path(job_id)}/events", None, headers)
+        stream = self._open("GET", f"{_job_path(job_id)}/events", headers=headers)
         with stream as answer, self._expecting_this_version():
             try:
                 for data in _event_data(answer):
@@ -175,36 +188,81 @@ class RemoteQueue:
             except (OSError, http.client.HTTPException, ValueError):
                 return  # the stream broke: the caller asks again
 
-    def retry(self, job_id: str) -> Job:
-        """Queue a dead, failed or cancelled job again. Raises UnknownJob."""
-        answer = self._ask("POST", f"{_job_path(job_id)}/retry")
-        with self._expecting_this_version():
-            return _read_job(answer)
+    def watches(self) -> Sequence[Json]:
+        """The watches that were added, in order of their ids."""
+        return self._ask("GET", "/v1/watches", read=lambda got: _each(got["watches"], _watch))
 
-    def _ask_with_retries(
-        self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> dict[str, Any]:
-        for pause_s in PAUSES_S:
-            with contextlib.suppress(ServerUnavailable):
-                return self._ask(method, path, body, headers)
-            time.sleep(pause_s)
-        return self._ask(method, path, body, headers)
+    def add_watch(self, watch: Mapping[str, Any]) -> Json:
+        """Add a watch, a table of nightly.toml, and return it as stored."""
+        return self._ask("POST", "/v1/watches", watch, read=_watch)
+
+    def remove_watch(self, watch_id: int) -> None:
+        """Remove a watch. Raises BadInput where there is none with that id."""
+        with self._open("DELETE", f"/v1/watches/{watch_id}"):
+            pass
+
+    def stored(self, device: str | None) -> Iterator[Json]:
+        """What is stored for a device, or for all, by environment and problem."""
+        check = partial(_checked, fields=_STORED, environment=_PLACE)
+        return self._pages("/v1/coverage", "stored", check, device=device, limit=1000)
+
+    def watched(self, device: str | None) -> Iterator[Json]:
+        """What is watched for a device, or for all, in the watch list's order."""
+        check = partial(_checked, fields=_WATCHED)
+        return self._pages("/v1/coverage/watched", "watched", check, device=device, limit=100)
+
+    def run_night(self, *, dry_run: bool, force: bool) -> Json:
+        """Do tonight's round on the server and return its summary."""
+        body, check = {"dry_run": dry_run, "force": force}, partial(_checked, fields=_SUMMARY)
+        return self._ask("POST", "/v1/nights", body, timeout_s=NIGHT_S, read=check)
+
+    def nights(self, limit: int) -> Sequence[Json]:
+        """The newest nights, the last one first."""
+        check = partial(_checked, fields=_NIGHT)
+        path = f"/v1/nights?limit={limit}"
+        return self._ask("GET", path, read=lambda got: _each(got["nights"], check))
+
+    def _pages(
+        self, path: str, name: str, read: Callable[[Any], Json], **query: object
+    ) -> Iterator[Json]:
+        """All items of a list, page by page."""
+        given = {key: value for key, value in query.items() if value is not None}
+        while True:
+            page, given["after"] = self._ask(
+                "GET",
+                f"{path}?{urllib.parse.urlencode(given)}",
+                read=lambda got: (_each(got[name], read), got["next"]),
+            )
+            yield from page
+            if given["after"] is None:
+                return
 
     def _ask(
         self,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] = NOTHING,
+        *,
         timeout_s: float = TIMEOUT_S,
-    ) -> dict[str, Any]:
-        with self._open(method, path, body, headers or {}, timeout_s) as answer:
+        read: Callable[[Any], T] = dict,  # type: ignore[assignment]
+        pauses_s: Sequence[float] = (),
+    ) -> T:
+        """What `read` makes of the answer. After each pause, a server that was away is asked again.
+
+        Raises ServerUnavailable, too, for an answer that `read` does not know.
+        """
+        for pause_s in pauses_s:
+            with contextlib.suppress(ServerUnavailable):
+                return self._ask(method, path, body, headers, timeout_s=timeout_s, read=read)
+            time.sleep(pause_s)
+        with self._open(method, path, body, headers, timeout_s) as answer:
             try:
                 values = json.loads(answer.read(LARGEST_ANSWER))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise ServerUnavailable(f"{self._url}: no whole answer came: {error}") from None
         with self._expecting_this_version():
-            return dict(values)
+            return read(values)
 
     @contextlib.contextmanager
     def _expecting_this_version(self) -> Iterator[None]:
@@ -219,8 +277,8 @@ class RemoteQueue:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
-        headers: Mapping[str, str],
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] = NOTHING,
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator[IO[bytes]]:
         data = None if body is None else json.dumps(body).encode()
@@ -260,6 +318,21 @@ def _is_loopback(url: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _each(values: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
+    return [read(one) for one in values]
+
+
+def _read_waiting(values: Mapping[str, Any]) -> tuple[Job, str]:
+    return _read_job(values), str(values.get("waiting", ""))
+
+
+def _read_batch(values: Mapping[str, Any]) -> tuple[list[Submitted], list[str]]:
+    """The answers of the accepted jobs, and why others were refused."""
+    items = list(values["jobs"])
+    refused = [str(item["problem"]["detail"]) for item in items if item["problem"]]
+    return _each((item["job"] for item in items if not item["problem"]), _read_submitted), refused
 
 
 def _read_submitted(values: Mapping[str, Any]) -> Submitted:
@@ -330,3 +403,16 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         finished_at=times.get("finished_at"),
         cost=Cost(**cost) if (cost := values["cost"]) else None,
     )
+
+
+def _checked(values: Json, fields: Sequence[str], **inner: Sequence[str]) -> Json:
+    """The object. Raises KeyError where it, or an object in it, lacks one of these fields."""
+    if lacking := [name for name in fields if name not in values]:
+        raise KeyError(*lacking)
+    for name, within in inner.items():
+        _checked(values[name], within)
+    return values
+
+
+def _watch(values: Json) -> Json:
+    return _checked(values, _WATCH, watch=_TABLE)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from tuner.errors import BadInput, did_you_mean
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
@@ -98,3 +98,29 @@ class Queue(Protocol):
     def resume(self, name: str) -> object: ...
 
     def retry(self, job_id: str) -> Job: ...
+
+
+Json = dict[str, Any]
+
+
+class Watching(Protocol):
+    """What a server and the local store (`workers.nightly.LocalWatching`) have in common.
+
+    Values are the JSON objects of the API.
+    """
+
+    def watches(self) -> Sequence[Json]: ...
+
+    def add_watch(self, watch: Mapping[str, Any]) -> Json: ...
+
+    def remove_watch(self, watch_id: int) -> None: ...
+
+    def stored(self, device: str | None) -> Iterator[Json]: ...
+
+    def watched(self, device: str | None) -> Iterator[Json]: ...
+
+    def run_night(self, *, dry_run: bool, force: bool) -> Json: ...
+
+    def nights(self, limit: int) -> Sequence[Json]: ...
+
+    def workers(self) -> Sequence[WorkerStatus]: ...

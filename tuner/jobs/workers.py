@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -101,16 +101,8 @@ class WorkerStatus:
 
     def as_json(self) -> dict[str, Any]:
         """The worker as the API and `tuner workers --json` show it."""
-        info = self.info
         return {
-            "id": info.id,
-            "name": info.name,
-            "host": info.host,
-            "gpu": info.gpu,
-            "device": info.device,
-            "devices": None if info.devices is None else list(info.devices),
-            "engines": list(info.engines),
-            "packages": dict(info.packages),
+            **asdict(self.info),
             "state": self.doing.replace(" ", "_"),
             "reason": self.reason,
             "job_id": self.job_id,
@@ -119,22 +111,19 @@ class WorkerStatus:
         }
 
 
+def read_info(values: Mapping[Any, Any]) -> WorkerInfo:
+    """A worker process from its row, or from the JSON object of a worker."""
+    info = WorkerInfo(**{one.name: values[one.name] for one in fields(WorkerInfo)})
+    devices = None if info.devices is None else tuple(info.devices)
+    return replace(info, devices=devices, engines=tuple(info.engines))
+
+
 def read_worker(values: Mapping[str, Any]) -> WorkerStatus:
     """A worker from the JSON object that `WorkerStatus.as_json` makes."""
     doing = values["state"]
     states = {"set_aside": WorkerState.SET_ASIDE, "stopped": WorkerState.STOPPED}
-    devices = values["devices"]
     return WorkerStatus(
-        info=WorkerInfo(
-            id=values["id"],
-            name=values["name"],
-            host=values["host"],
-            gpu=values["gpu"],
-            device=values["device"],
-            devices=None if devices is None else tuple(devices),
-            engines=tuple(values["engines"]),
-            packages=values["packages"],
-        ),
+        info=read_info(values),
         state=states.get(doing, WorkerState.ACTIVE),
         reason=values["reason"],
         drain=doing in ("draining", "drained"),
@@ -292,15 +281,16 @@ class Reasons:
             return stalled.why
         if job.state is not JobState.QUEUED:
             return ""
-        if unmet := self.unmet(JobRequirements.of(job.request)):
+        if unmet := self.unmet(job.request):
             return unmet
         if job.available_at > self._now:
             after = f" after: {job.error}" if job.error else ""
             return f"it is tried again at {self._clock(job.available_at)}{after}"
         return ""
 
-    def unmet(self, need: JobRequirements) -> str:
-        """Why no living worker can do a job of that need; "" if one can."""
+    def unmet(self, request: JobRequest) -> str:
+        """Why no living worker can do a job; "" if one can."""
+        need = JobRequirements.of(request)
         if need not in self._unmet:
             self._unmet[need] = need.unmet(self._workers, self._now)
         return self._unmet[need]

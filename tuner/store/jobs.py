@@ -1,9 +1,10 @@
-"""The queue for clients: posting, showing and cancelling jobs."""
+"""The queue for clients: posting, showing and cancelling jobs, on a server and on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,7 +32,6 @@ from tuner.errors import (
 )
 from tuner.jobs.job import (
     FRESH,
-    UNFINISHED,
     Job,
     JobEvent,
     JobRequest,
@@ -40,10 +40,21 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
-from tuner.store.database import Queries
-from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
-from tuner.store.submissions import Submission, find_or_add
+from tuner.jobs.workers import Reasons
+from tuner.store.api_key import LOCAL
+from tuner.store.database import Database, Queries, utc_now
+from tuner.store.job_rows import (
+    Asked,
+    Unmet,
+    append_event,
+    find_or_add,
+    get_job,
+    move,
+    read_job,
+    update_job,
+)
 from tuner.store.tables import IS_COALESCIBLE, IS_QUEUED, idempotency_keys, job_events, jobs
+from tuner.store.workers import Estimates, WorkerStore
 
 
 class JobStore(Queries):
@@ -52,22 +63,11 @@ class JobStore(Queries):
     Every method is one transaction, and raises UnusableStore when the database fails.
     """
 
-    def submit(
-        self,
-        request: JobRequest,
-        *,
-        priority: Priority = Priority.NORMAL,
-        unmet: str = "",
-        **options: Any,  # noqa: ANN401 (of `submit_all`)
-    ) -> Submitted:
-        """Queue a job, or find the one that answers the request; see `submit_all`."""
-        (answer,) = self.submit_all([Submission(request, priority, unmet)], **options)
-        return answer
-
     def submit_all(
         self,
-        wanted: Sequence[Submission],
+        wanted: Sequence[Asked],
         *,
+        unmet: Unmet = lambda _: "",
         client: str = "local",
         idempotency_key: str | None = None,
         body_hash: str = "",
@@ -75,6 +75,8 @@ class JobStore(Queries):
         trace: str = "",
     ) -> Sequence[Submitted]:
         """For each request, queue a job or find the one that answers it: all or none.
+
+        A new job that no living worker can do says why, as `unmet` does, in its events.
 
         A job answers a request if it has the same request and is unfinished, or was done within
         `fresh`. The jobs that this client got before with the same idempotency key are answered
@@ -84,13 +86,14 @@ class JobStore(Queries):
         """
         if not wanted:
             return []
+        more = client, self._clock, fresh, trace, unmet
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
-                _, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
+                _, answers = find_or_add(connection, wanted, *more)
                 return answers
             if found := _earlier_answer(connection, client, idempotency_key, body_hash):
                 return [Submitted(job, created=False, replayed=True) for job in found]
-            now, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
+            now, answers = find_or_add(connection, wanted, *more)
             ids = [answer.job.id for answer in answers]
             row = {
                 "client": client,
@@ -157,13 +160,6 @@ class JobStore(Queries):
         some = select(jobs.c.id).where(*mine).limit(most).subquery()
         with self._read() as connection:
             return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
-
-    def ended(self, job_ids: Collection[str]) -> set[str]:
-        """Which of these jobs have ended."""
-        unfinished = [state.value for state in UNFINISHED]
-        query = select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.state.not_in(unfinished))
-        with self._read() as connection:
-            return set(connection.execute(query).scalars())
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """A job's events with numbers above `after`, in order; none for an unknown job."""
@@ -335,3 +331,43 @@ def _equal(connection: Connection, job_id: str) -> str:
     if row is None:  # it has just ended
         return "an equal job was unfinished: try again"
     return f"job {row.id} asks for the same work and is {row.state}: follow that one"
+
+
+class LocalQueue(Queries):
+    """The `tuner.jobs.queue.Queue` of a database. Methods raise UnusableStore."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        jobs, workers = JobStore(database), WorkerStore(database)
+        self._jobs = jobs
+        self.get, self.list, self.events = jobs.get, jobs.list, jobs.events
+        self.workers, self.drain, self.resume = workers.list, workers.drain, workers.resume
+
+    def submit_all(
+        self, requests: Sequence[JobRequest], *, priority: Priority
+    ) -> Sequence[Submitted]:
+        """Queue jobs, or find the ones that answer the requests: all or none."""
+        estimates, reasons = Estimates(self.database), Reasons(self.workers(), utc_now())
+        wanted = [(request, priority) for request in requests]
+        answers = self._jobs.submit_all(wanted, unmet=reasons.unmet, client=LOCAL)
+        return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
+
+    def cancel(self, job_id: str, *, everyone: bool = False) -> Job:
+        """Withdraw from the job, or end it for everyone. Raises UnknownJob."""
+        return self._jobs.cancel(job_id, None if everyone else LOCAL)
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a dead, failed or cancelled job again. Raises UnknownJob and NotRetriable."""
+        return self._jobs.retry(job_id, LOCAL)
+
+    def waiting(self, job: Job) -> str:
+        """Why a job does not go on; "" if nothing is known to hinder it."""
+        return Reasons(self.workers(), utc_now()).why(job)
+
+    def list_waiting(
+        self, query: JobQuery = ALL_JOBS, *, limit: int = 50
+    ) -> Sequence[tuple[Job, str]]:
+        """List jobs, each with the reason why it does not go on."""
+        found = self.list(query, limit=limit)
+        reasons = Reasons(self.workers(), utc_now())
+        return [(job, reasons.why(job)) for job in found]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,18 +19,33 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    tuple_,
     update,
 )
 
-from tuner.jobs.job import LEASE, Job, JobFilter, JobState, Lease, Priority, read_request
-from tuner.jobs.limits import AttemptPhase, Exceeded, Held
-from tuner.store.database import Queries, check_head, insert_into
+from tuner.errors import RunAlreadyActive
+from tuner.jobs.attempts import AttemptPhase, Exceeded, Held
+from tuner.jobs.job import (
+    LEASE,
+    PLANNED,
+    Cost,
+    Job,
+    JobFilter,
+    JobState,
+    Lease,
+    Priority,
+    read_request,
+)
+from tuner.problems.points import TRITON, Candidate, Point
+from tuner.problems.results import Entry, Outlook, Run, RunKey, Totals, Trial
+from tuner.store.database import Clock, Database, Queries, check_head, insert_into
 from tuner.store.job_rows import (
     IS_HELD,
     RETRY_DELAY,
     UNREADABLE,
     append_event,
     claimed,
+    cost_columns,
     give_back,
     held_of,
     leased_row,
@@ -36,9 +54,9 @@ from tuner.store.job_rows import (
     refuse,
     update_job,
 )
+from tuner.store.results import ResultStore
 from tuner.store.rows import storable
-from tuner.store.store import LeasedStore
-from tuner.store.tables import IS_QUEUED, client_turns, jobs
+from tuner.store.tables import IS_QUEUED, POINT_COLUMNS, client_turns, jobs, trials
 from tuner.store.workers import may_claim, set_worker_aside
 
 # No job is told to wait for longer. A job that seems to was told so before the clock went back.
@@ -274,9 +292,9 @@ class Leases(Queries):
             update_job(connection, row["id"], announced_at=now)
             return read_if_possible(row)
 
-    def store(self, lease: Lease) -> LeasedStore:
-        """The store for that job's worker. It shares this object's connections."""
-        return LeasedStore(self.database.engine, lease, self._clock)
+    def store(self, lease: Lease) -> LeasedResults:
+        """The results for that job's worker to write. It shares this object's connections."""
+        return LeasedResults(self.database, lease, self._clock)
 
     def _end(
         self, lease: Lease, state: JobState, data: Mapping[str, Any], **values: object
@@ -285,3 +303,108 @@ class Leases(Queries):
             job_id, now = leased_row(connection, lease)["id"], self._now(connection)
             move(connection, job_id, state, now, **values)
             append_event(connection, job_id, now, state.value, data)
+
+
+class LeasedResults(ResultStore):
+    """Results whose every write needs a job's lease.
+
+    Writes raise StaleLease once the lease is lost. Beginning the run makes the job RUNNING.
+    Finishing it publishes the winners and makes the job DONE in one transaction, so that nothing is
+    published twice. Beginning a run that another job is working on raises RunAlreadyActive.
+    """
+
+    def __init__(self, database: Database, lease: Lease, clock: Clock | None = None) -> None:
+        super().__init__(database, clock)
+        self._write = self._write_leased
+        self._lease = lease
+        self._incumbents: dict[Candidate, str] = {}  # their names
+
+    @contextmanager
+    def _write_leased(self) -> Iterator[Connection]:
+        with self.database.write() as connection:
+            leased_row(connection, self._lease)
+            yield connection
+
+    def expect(self, run: Run, outlook: Outlook) -> None:
+        """Note what the run will try, as an event of the job."""
+        named = {
+            Candidate(point, config): name
+            for point, by_name in outlook.incumbents.items()
+            for name, config in by_name.items()
+        }
+        data = {
+            "to_try": outlook.to_try,
+            "incumbents": [
+                {
+                    **point.as_json(),
+                    "point": str(point),
+                    "configs": {name: dict(config) for name, config in by_name.items()},
+                }
+                for point, by_name in sorted(outlook.incumbents.items())
+            ],
+        }
+        with self._write() as connection:
+            now = self._now(connection)
+            append_event(connection, self._lease.job_id, now, PLANNED, data)
+        self._incumbents = named
+
+    def _begin(self, connection: Connection, key: RunKey) -> Run:
+        run = super()._begin(connection, key)  # this locks the run's row
+        same = jobs.c.run_id == run.id, jobs.c.state == JobState.RUNNING.value
+        other = select(jobs.c.id).where(*same, jobs.c.id != self._lease.job_id).limit(1)
+        if found := connection.execute(other).scalar_one_or_none():
+            raise RunAlreadyActive(f"job {found} is working on the same run")
+        now = self._now(connection)
+        move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
+        data = {"run_id": run.id, "environment": asdict(key.environment)}
+        append_event(connection, self._lease.job_id, now, JobState.RUNNING.value, data)
+        return run
+
+    def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
+        inserted = super()._add(connection, run, new)
+        best = _best(connection, run.id, [trial.candidate.point for trial in new])
+        data = {
+            "tried": len(new),
+            "new": inserted,
+            "statuses": Counter(trial.measurement.status.value for trial in new),
+            "best_us": best,
+            "incumbents_us": self._incumbent_times(new),
+        }
+        now = self._now(connection)
+        count = jobs.c.trial_count + len(new)
+        append_event(connection, self._lease.job_id, now, "trials", data, trial_count=count)
+        return inserted
+
+    def _incumbent_times(self, new: Sequence[Trial]) -> dict[str, dict[str, float]]:
+        """The times of the incumbents among some trials, by point and name."""
+        found: dict[str, dict[str, float]] = {}
+        for trial in new:
+            name, time_us = self._incumbents.get(trial.candidate), trial.measurement.median_us
+            if name is not None and time_us is not None:
+                found.setdefault(str(trial.candidate.point), {})[name] = time_us
+        return found
+
+    def _finish(
+        self, connection: Connection, run: Run, entries: Iterable[Entry], totals: Totals
+    ) -> None:
+        super()._finish(connection, run, entries, totals)
+        now = self._now(connection)
+        cost = cost_columns(Cost.of(totals))
+        move(connection, self._lease.job_id, JobState.DONE, now, error="", **cost)
+        data = {"run_id": run.id, "totals": asdict(totals)}
+        append_event(connection, self._lease.job_id, now, JobState.DONE.value, data)
+
+
+def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:
+    """Triton's best time of the run so far, in microseconds, at each of these points with one."""
+    wanted = {(p.part.value, p.batch_size, p.new_tokens, p.cached_tokens): str(p) for p in points}
+    place = [trials.c[name] for name in POINT_COLUMNS]
+    query = (
+        select(*place, func.min(trials.c.median_us))
+        .where(trials.c.run_id == run_id, trials.c.median_us.is_not(None))
+        .where(trials.c.backend == TRITON)
+        .where(tuple_(*place).in_(list(wanted)))
+        .group_by(*place)
+    )
+    best = {(*at,): time_us for *at, time_us in connection.execute(query)}
+    return {name: best[at] for at, name in wanted.items() if at in best}

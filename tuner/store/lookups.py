@@ -16,8 +16,8 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import WINNING, Environment, Published, Status
 from tuner.store.current_winners import current_points
 from tuner.store.database import Queries, utc_now
+from tuner.store.results import ENVIRONMENT_COLUMNS
 from tuner.store.rows import read_environment, read_points
-from tuner.store.store import ENVIRONMENT_COLUMNS
 from tuner.store.tables import POINT_COLUMNS, environments, problems, winners
 
 # Winners have the time of the host that published them. Its clock may be so far behind.

@@ -1,29 +1,165 @@
-"""What the service shows of one result or one run."""
+"""Runs and trials, from which tuning resumes, and winners, which are exported and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from sqlalchemy import delete, func, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    Text,
+    case,
+    cast,
+    delete,
+    func,
+    select,
+    tuple_,
+    update,
+)
 
 from tuner.errors import BadInput
 from tuner.problems.points import TRITON, Candidate, Point, Problem
-from tuner.problems.registry import read_part
-from tuner.problems.results import Status, Trial, Winner
-from tuner.store.database import Queries
-from tuner.store.rows import read_trial, read_winner
-from tuner.store.store import SELECT_WINNERS, by_point
-from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
+from tuner.problems.registry import parts, read_part
+from tuner.problems.results import (
+    Entry,
+    Environment,
+    Outlook,
+    Run,
+    RunKey,
+    RunState,
+    Status,
+    Totals,
+    Trial,
+    Winner,
+)
+from tuner.store.current_winners import current_winners
+from tuner.store.database import Queries, insert_into, utc_now
+from tuner.store.rows import (
+    ENVIRONMENT_FIELDS,
+    entry_row,
+    environment_row,
+    read_run,
+    read_trial,
+    read_winner,
+    run_row,
+    storable,
+    trial_row,
+)
+from tuner.store.tables import (
+    POINT_COLUMNS,
+    WINNER_KEY,
+    environments,
+    problems,
+    runs,
+    trials,
+    winners,
+)
+
+ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
+SELECT_WINNERS = (  # the rows that `read_winner` reads
+    select(winners, problems.c.spec, *ENVIRONMENT_COLUMNS)
+    .join(problems, winners.c.problem_id == problems.c.id)
+    .join(environments, winners.c.environment_id == environments.c.id)
+)
 
 # Part, batch size, new tokens, cached tokens, config key, backend.
 TrialCursor = tuple[str, int, int, int, str, str]
 
 
 class ResultStore(Queries):
-    """Reads results, and withdraws them.
+    """Stores runs with their trials, and winners; reads and withdraws them.
 
-    Methods are single transactions; a failing database raises UnusableStore.
+    Every method is one transaction, and raises UnusableStore when the database fails.
     """
+
+    def begin_run(self, key: RunKey) -> Run:
+        """Begin the run with this key: a new one, or the stored one with its trials."""
+        with self._write() as connection:
+            return self._begin(connection, key)
+
+    def trials(self, run: Run) -> list[Trial]:
+        """A run's trials in the order in which they were added."""
+        query = select(trials).where(trials.c.run_id == run.id).order_by(trials.c.id)
+        with self._read() as connection:
+            return [read_trial(row) for row in connection.execute(query).mappings()]
+
+    def add_trials(self, run: Run, new: Iterable[Trial]) -> None:
+        """Add all trials or none. A candidate's first trial stays where the run has one already."""
+        added = list(new)
+        if added:
+            with self._write() as connection:
+                self._add(connection, run, added)
+
+    def expect(self, run: Run, outlook: Outlook) -> None:
+        """Do nothing: nobody follows a run that is not a job's."""
+
+    def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
+        """Publish the run's entries as winners and mark it DONE, all or nothing.
+
+        An entry replaces the winner with the same problem, environment, point and status. So a
+        predicted entry never replaces a measured one.
+        """
+        with self._write() as connection:
+            self._finish(connection, run, entries, totals)
+
+    def stop_run(self, run: Run, state: RunState, reason: str = "") -> None:
+        """Mark a run FAILED or INTERRUPTED. Its trials stay, and the run can begin again."""
+        with self._write() as connection:
+            _set_run(connection, run.id, state=state.value, reason=storable(reason))
+
+    def winners(
+        self,
+        *,
+        device: str,
+        engine: str,
+        engine_version: str | None = None,
+        triton: str | None = None,
+        problem: Problem | None = None,
+    ) -> list[Winner]:
+        """The current winners, in order of problem, size and part (up before down).
+
+        `current_winners` tells which one is current where a point has several.
+        """
+        wanted: dict[Any, str | None] = {
+            environments.c.device: device,
+            environments.c.engine: engine,
+            environments.c.engine_version: engine_version,
+            environments.c.triton: triton,
+            problems.c.spec: problem.spec() if problem else None,
+        }
+        conditions = [field == value for field, value in wanted.items() if value is not None]
+        return current_winners(self._winners(*conditions))
+
+    def winners_state(self, *, device: str, engine: str, engine_version: str) -> str:
+        """A text that changes whenever `winners` of these would answer otherwise.
+
+        Entries that were published together have one time, and keep it until they are replaced.
+        """
+        place = environments.c.device, environments.c.engine, environments.c.engine_version
+        wanted = zip(place, (device, engine, engine_version), strict=True)
+        here = select(environments.c.id).where(*(field == value for field, value in wanted))
+        at = winners.c.environment_id, winners.c.published_at
+        # An index has all of this, in this order.
+        query = select(*at[:1], cast(at[1], Text), func.count()).group_by(*at).order_by(*at)
+        with self._read() as connection:
+            rows = connection.execute(query.where(at[0].in_(here)))
+            return hashlib.sha256(repr([tuple(row) for row in rows]).encode()).hexdigest()
+
+    def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
+        """All winners for a problem in an environment, current or not."""
+        return self._winners(
+            problems.c.spec == problem.spec(),
+            environments.c.fingerprint == environment.fingerprint,
+        )
+
+    def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
+        query = SELECT_WINNERS.where(*conditions).order_by(problems.c.id, *by_point())
+        with self._read() as connection:
+            return [read_winner(row) for row in connection.execute(query).mappings()]
 
     def winners_at(self, problem: Problem, device: str, engine: str) -> Sequence[Winner]:
         """The winners of all environments, for a problem on a device with an engine."""
@@ -53,7 +189,7 @@ class ResultStore(Queries):
             )
             return done.rowcount
 
-    def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
+    def trials_page(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
         """A page of a run's trials, in order of part, size and configuration."""
         place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key", "backend")]
         query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
@@ -106,6 +242,92 @@ class ResultStore(Queries):
             rows = connection.execute(query).all()
         return {Point(size, read_part(part), *rest): best for part, size, *rest, best in rows}
 
+    # The next three run in the caller's transaction, so that a subclass may add to it.
+
+    def _begin(self, connection: Connection, key: RunKey) -> Run:
+        now = utc_now()
+        row = {
+            **run_row(key),
+            "problem_id": _id_of(connection, problems, _problem_row(key.problem), "spec"),
+            "environment_id": _environment_id(connection, key.environment),
+            "state": RunState.RUNNING.value,
+            "reason": "",
+            "created_at": now,
+            "updated_at": now,
+        }
+        run_id = _id_of(connection, runs, row, "fingerprint")
+        _set_run(connection, run_id, state=RunState.RUNNING.value, reason="")
+        return _read_run(connection, run_id)
+
+    def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
+        """Add trials, and return how many of them were new."""
+        insert = insert_into(connection, trials).on_conflict_do_nothing()
+        inserted = connection.execute(insert, [trial_row(run.id, trial) for trial in new])
+        _set_run(connection, run.id)
+        return inserted.rowcount
+
+    def _finish(
+        self, connection: Connection, run: Run, entries: Iterable[Entry], totals: Totals
+    ) -> None:
+        published = {
+            "run_id": run.id,
+            "problem_id": _id_of(connection, problems, _problem_row(run.key.problem), "spec"),
+            "environment_id": _environment_id(connection, run.key.environment),
+            "published_at": utc_now(),
+        }
+        for entry in entries:
+            _publish(connection, {**published, **entry_row(entry)})
+        _set_run(connection, run.id, state=RunState.DONE.value, totals=asdict(totals))
+
+
+def by_point() -> tuple[ColumnElement[Any], ...]:
+    """Columns that sort winners by size, then by part in the order of launch."""
+    return (
+        winners.c.batch_size,
+        winners.c.new_tokens,
+        winners.c.cached_tokens,
+        case({part.value: at for at, part in enumerate(parts())}, value=winners.c.part),
+    )
+
+
+def _problem_row(problem: Problem) -> dict[str, Any]:
+    return {"spec": problem.spec(), "family": problem.family}
+
+
+def _environment_id(connection: Connection, environment: Environment) -> int:
+    return _id_of(connection, environments, environment_row(environment), "fingerprint")
+
+
+def _id_of(connection: Connection, target: Table, row: dict[str, Any], unique: str) -> int:
+    """The id of the row with this unique value. Inserts the row where there is none."""
+    query = select(target.c.id).where(target.c[unique] == row[unique])
+    found = connection.execute(query).scalar()
+    if found is None:
+        connection.execute(insert_into(connection, target).on_conflict_do_nothing(), row)
+        found = connection.execute(query).scalar_one()
+    return int(found)
+
+
+def _publish(connection: Connection, row: dict[str, Any]) -> None:
+    changes = {name: value for name, value in row.items() if name not in WINNER_KEY}
+    insert = insert_into(connection, winners).values(row)
+    connection.execute(insert.on_conflict_do_update(index_elements=WINNER_KEY, set_=changes))
+
+
+def _set_run(connection: Connection, run_id: int, **values: object) -> None:
+    row = runs.c.id == run_id
+    connection.execute(update(runs).where(row).values(updated_at=utc_now(), **values))
+
+
+def _read_run(connection: Connection, run_id: int) -> Run:
+    query = (
+        select(runs, problems.c.spec, *ENVIRONMENT_COLUMNS)
+        .join(problems, runs.c.problem_id == problems.c.id)
+        .join(environments, runs.c.environment_id == environments.c.id)
+        .where(runs.c.id == run_id)
+    )
+    return read_run(connection.execute(query).mappings().one())
+
 
 def _columns(point: Point) -> tuple[str | int, ...]:
     """A point's values of POINT_COLUMNS."""
@@ -113,7 +335,7 @@ def _columns(point: Point) -> tuple[str | int, ...]:
 
 
 def trial_cursor(trial: Trial) -> TrialCursor:
-    """The cursor with which `ResultStore.trials` continues after a trial."""
+    """The cursor with which `ResultStore.trials_page` continues after a trial."""
     tried = trial.candidate
     point, last = tried.point, (tried.config.key, tried.backend)
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, *last

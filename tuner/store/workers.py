@@ -1,9 +1,12 @@
-"""The workers' rows: what each can do, whether it lives, and whether it may take jobs."""
+"""The workers' rows, and figures of the service: what monitoring reads, and how long runs take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from statistics import median
 from typing import Any
 
 from sqlalchemy import (
@@ -12,17 +15,25 @@ from sqlalchemy import (
     RowMapping,
     and_,
     delete,
+    func,
     or_,
     select,
     update,
 )
+from sqlalchemy.pool import QueuePool
 
 from tuner.errors import UnknownWorker, did_you_mean
-from tuner.jobs.job import HELD
-from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus
-from tuner.store.database import Queries, insert_into
+from tuner.jobs.job import HELD, Cost, Job, JobState
+from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus, read_info
+from tuner.problems.points import Problem
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import MeasureKind, RunState
+from tuner.store.database import Database, Queries, check_head, insert_into, time_of
+from tuner.store.job_rows import COST, read_cost
 from tuner.store.rows import storable
-from tuner.store.tables import jobs, workers
+from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
+from tuner.tuning.gains import start_s, typical_gpu_s
+from tuner.tuning.request import Effort
 
 _HELD = [state.value for state in HELD]
 
@@ -37,20 +48,13 @@ class WorkerStore(Queries):
         """
         with self._write() as connection:
             now = self._now(connection)
-            seen: dict[str, Any] = {"engines": list(info.engines), "seen_at": now}
+            seen: dict[str, Any] = {"engines": info.engines, "seen_at": now}
             insert = insert_into(connection, workers).values(
-                id=info.id,
-                name=info.name,
-                host=info.host,
-                gpu=info.gpu,
-                device=info.device,
-                devices=None if info.devices is None else list(info.devices),
-                packages=dict(info.packages),
+                **asdict(info) | seen,
                 state=WorkerState.ACTIVE.value,
                 reason="",
                 drain=False,
                 started_at=now,
-                **seen,
             )
             upsert = insert.on_conflict_do_update(index_elements=[workers.c.id], set_=seen)
             return WorkerState(connection.execute(upsert.returning(workers.c.state)).scalar_one())
@@ -141,16 +145,7 @@ def _set(connection: Connection, worker_id: str, **values: object) -> None:
 def _read(row: RowMapping, now: datetime) -> WorkerStatus:
     state = WorkerState(row["state"])
     return WorkerStatus(
-        info=WorkerInfo(
-            id=row["id"],
-            name=row["name"],
-            host=row["host"],
-            gpu=row["gpu"],
-            device=row["device"],
-            devices=None if row["devices"] is None else tuple(row["devices"]),
-            engines=tuple(row["engines"]),
-            packages=row["packages"],
-        ),
+        info=read_info(row),
         state=state,
         reason=row["reason"],
         drain=row["drain"],
@@ -159,3 +154,232 @@ def _read(row: RowMapping, now: datetime) -> WorkerStatus:
         alive=state is not WorkerState.STOPPED and abs(now - row["seen_at"]) < ALIVE,
         job_id=row["job_id"],
     )
+
+
+KNOWN = timedelta(days=7)  # a device whose worker was seen within this is still shown, with zeros
+FINISHED = tuple(state for state in JobState if state.finished)
+
+
+@dataclass(frozen=True)
+class QueueLength:
+    """The queued jobs of a device that need its GPU, or that need none."""
+
+    device: str
+    needs_gpu: bool
+    jobs: int
+    oldest_s: float  # since the oldest one was posted
+
+
+@dataclass(frozen=True)
+class LiveWorker:
+    """A worker that was seen within `ALIVE`."""
+
+    device: str  # of its GPU; "" without one
+    devices: tuple[str, ...] | None  # whose predictions and replays it does; None: all devices
+    engines: tuple[str, ...]  # sglang==0.5.16
+    state: str
+
+    def serves(self, device: str, *, needs_gpu: bool) -> bool:
+        """Whether it now takes such jobs, if it has their engine."""
+        if self.state != "active":
+            return False
+        if needs_gpu:
+            return self.device == device
+        return self.devices is None or device in self.devices
+
+
+@dataclass(frozen=True)
+class Nights:
+    """The newest round that was begun, and the newest one that was finished."""
+
+    started_at: datetime | None
+    finished_at: datetime | None
+    summary: Mapping[str, Any]  # of the finished one
+
+
+@dataclass(frozen=True)
+class StoreFigures:
+    """What the store holds at one moment."""
+
+    devices: frozenset[str]  # that have had jobs or lately had workers
+    queues: Sequence[QueueLength]  # without the empty ones
+    held: Mapping[tuple[JobState, str], int]  # jobs that a worker has, by state and device
+    overdue: int  # of these, jobs whose lease has run out
+    workers: Sequence[LiveWorker]
+    nights: Nights
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """The connections of a pool."""
+
+    size: int  # that it keeps open
+    idle: int
+    used: int
+
+
+@dataclass(frozen=True)
+class JobTimes:
+    """The course of a job under one lease, by the clock of the database's host."""
+
+    state: JobState
+    created_at: datetime
+    started_at: datetime | None  # its first claim
+    finished_at: datetime | None
+    cost: Cost | None = None  # of a job that is done
+
+
+class Figures(Queries):
+    """Reads figures. Every method is one transaction, and raises UnusableStore."""
+
+    def read(self) -> StoreFigures:
+        """The present figures. Raises UnusableStore for another version's schema too."""
+        with self._read() as connection:
+            check_head(connection)
+            now = time_of(connection, None)
+            held, overdue = _held(connection, now)
+            return StoreFigures(
+                devices=_devices(connection, now),
+                queues=_queues(connection, now),
+                held=held,
+                overdue=overdue,
+                workers=_workers(connection, now),
+                nights=_nights(connection),
+            )
+
+    def finished(self) -> dict[JobState, int]:
+        """The number of jobs in each final state. It reads an index entry for each such job."""
+        ended = jobs.c.state.in_([state.value for state in FINISHED])
+        query = select(jobs.c.state, func.count()).where(ended).group_by(jobs.c.state)
+        with self._read() as connection:
+            found = {JobState(state): count for state, count in connection.execute(query)}
+        return {state: found.get(state, 0) for state in FINISHED}
+
+    def job_times(self, job_id: str, fence: int) -> JobTimes | None:
+        """The job's times; None once it has another lease than the one with this number."""
+        columns = jobs.c.state, jobs.c.created_at, jobs.c.started_at, jobs.c.finished_at
+        query = select(*columns, *COST).where(jobs.c.id == job_id, jobs.c.fence == fence)
+        with self._read() as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            return None
+        state, created, started, finished = row[:4]
+        return JobTimes(JobState(state), created, started, finished, read_cost(row._mapping))
+
+    def pool(self) -> PoolUse | None:
+        """The use of this database's pool; None where connections are not pooled."""
+        pool = self.database.engine.pool
+        if not isinstance(pool, QueuePool):
+            return None
+        return PoolUse(pool.size(), pool.checkedin(), pool.checkedout())
+
+
+def _devices(connection: Connection, now: datetime) -> frozenset[str]:
+    # One probe of an index for each device, where DISTINCT would read an entry for each job.
+    first = select(func.min(jobs.c.device).label("device")).cte("seen", recursive=True)
+    following = select(func.min(jobs.c.device)).where(jobs.c.device > first.c.device)
+    seen = first.union_all(select(following.scalar_subquery()).where(first.c.device.is_not(None)))
+    with_jobs = select(seen.c.device).where(seen.c.device.is_not(None))
+    with_workers = select(workers.c.device).where(workers.c.seen_at > now - KNOWN).distinct()
+    found = connection.execute(with_jobs.union(with_workers)).scalars()
+    return frozenset(device for device in found if device)
+
+
+def _queues(connection: Connection, now: datetime) -> list[QueueLength]:
+    kind = jobs.c.device, jobs.c.needs_gpu
+    query = select(*kind, func.count(), func.min(jobs.c.created_at)).where(IS_QUEUED)
+    return [
+        QueueLength(device, needs_gpu, count, max((now - oldest).total_seconds(), 0.0))
+        for device, needs_gpu, count, oldest in connection.execute(query.group_by(*kind))
+    ]
+
+
+def _held(connection: Connection, now: datetime) -> tuple[dict[tuple[JobState, str], int], int]:
+    overdue = func.count().filter(jobs.c.lease_expires_at < now)
+    query = (
+        select(jobs.c.state, jobs.c.device, func.count(), overdue)
+        .where(jobs.c.state.in_([state.value for state in HELD]))
+        .group_by(jobs.c.state, jobs.c.device)
+    )
+    rows = connection.execute(query).all()
+    return {(JobState(row[0]), row[1]): row[2] for row in rows}, sum(row[3] for row in rows)
+
+
+def _workers(connection: Connection, now: datetime) -> list[LiveWorker]:
+    columns = workers.c.device, workers.c.devices, workers.c.engines, workers.c.state
+    query = select(*columns).where(workers.c.seen_at > now - ALIVE)
+    return [
+        LiveWorker(device, None if devices is None else tuple(devices), tuple(engines), state)
+        for device, devices, engines, state in connection.execute(query)
+    ]
+
+
+def _nights(connection: Connection) -> Nights:
+    columns = nightly_runs.c.started_at, nightly_runs.c.finished_at, nightly_runs.c.summary
+    newest = select(*columns).order_by(nightly_runs.c.started_at.desc()).limit(1)
+    begun = connection.execute(newest).one_or_none()
+    ended = connection.execute(newest.where(columns[1].is_not(None))).one_or_none()
+    return Nights(
+        started_at=begun and begun[0],
+        finished_at=ended and ended[1],
+        summary=(ended and ended[2]) or {},
+    )
+
+
+_NEWEST = 20  # runs that are looked at
+_KEEP_S = 60.0  # a service need not ask again for each submission
+
+
+class Estimates(Queries):
+    """Reads finished runs. Raises UnusableStore."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._known: dict[tuple[str, str, Effort], tuple[float, float | None]] = {}
+
+    def of(self, job: Job) -> float | None:
+        """As `gpu_s`, to a tenth, for a job; None for one that needs no GPU or has ended."""
+        asked = job.request
+        if not asked.needs_gpu or job.state.finished:
+            return None
+        found = self.gpu_s(asked.problem, asked.device, asked.effort, len(asked.points))
+        return found and round(found, 1)
+
+    def gpu_s(self, problem: Problem, device: str, effort: Effort, points: int) -> float | None:
+        """The seconds that a run over so many points will need a GPU; None where nothing is known.
+
+        The newest runs of the family on the device say so, with the same effort. Without one, the
+        number of tries does, with the time of a try on an H200.
+        """
+        kind = problem.family, device, effort
+        until, a_point = self._known.get(kind, (0.0, None))
+        if time.monotonic() >= until:
+            a_point = self._seconds_a_point(*kind)
+            self._known[kind] = time.monotonic() + _KEEP_S, a_point
+        if a_point is None:
+            return typical_gpu_s(problem, points, effort)
+        return start_s(problem) + points * a_point
+
+    def _seconds_a_point(self, family: str, device: str, effort: Effort) -> float | None:
+        query = (
+            select(problems.c.spec, runs.c.points, runs.c.totals)
+            .join(problems, runs.c.problem_id == problems.c.id)
+            .join(environments, runs.c.environment_id == environments.c.id)
+            .where(
+                problems.c.family == family,
+                environments.c.device == device,
+                runs.c.measure == MeasureKind.GPU.value,
+                runs.c.effort == effort.value,
+                runs.c.state == RunState.DONE.value,
+            )
+            .order_by(runs.c.id.desc())
+            .limit(_NEWEST)
+        )
+        with self._read() as connection:
+            found = connection.execute(query).all()
+        taken = [
+            max(0.0, totals["extra"]["gpu_s"] - start_s(parse_problem(spec))) / len(tuned)
+            for spec, tuned, totals in found
+            if tuned and totals
+        ]
+        return median(taken) if taken else None

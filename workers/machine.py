@@ -1,26 +1,36 @@
-"""The GPUs of this machine, from the driver's library. It needs no torch."""
+"""This machine as a worker: its GPUs, from the driver's library, its engines, and its row."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tuner.devices.table import find_device
+from tuner.engines.engine import engine_names, find_engine
+from tuner.engines.locate import find_packages, version_order
 from tuner.errors import UnknownDevice
+from tuner.jobs.workers import WorkerInfo, WorkerState
+from tuner.store.workers import WorkerStore
 
 # `tuner worker` sets these for its processes.
 WORKER_VARIABLE = "TUNER_WORKER_GPU"  # UUID=DEVICE
 DEVICES_VARIABLE = "TUNER_WORKER_DEVICES"
 NAME_VARIABLE = "TUNER_WORKER_NAME"
+GPU_VARIABLE = "TUNER_GPU"  # the GPU that a job's process measures on, by CUDA's name
 FLEET_VARIABLE = "TUNER_WORKER_FLEET"  # the process id of `tuner worker`
 
 _CHECK_DRIVER = "see that `nvidia-smi` works here; a container needs the GPUs (`--gpus all`)"
 
 log = logging.getLogger("tuner.gpus")
+worker_log = logging.getLogger("tuner.worker")
 
 
 @dataclass(frozen=True)
@@ -126,3 +136,85 @@ def devices_of(environ: Mapping[str, str] = os.environ) -> list[str] | None:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+FAILED_STARTS = 2  # in a row, after which the worker is set aside
+LOOK_EVERY_S = 60.0  # for engines that were installed or removed meanwhile
+_PACKAGES = ("engine-tuner", "triton", "torch")
+
+
+def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> WorkerInfo:
+    """This process as a worker. `name` tells it from the host's other workers."""
+    host = socket.gethostname()
+    full = f"{name}@{host}"
+    return WorkerInfo(
+        # A reboot gives out the same process ids again.
+        id=f"{full}:{os.getpid()}:{secrets.token_hex(3)}",
+        name=full,
+        host=host,
+        gpu=gpu.uuid if gpu else "",
+        device=gpu.device if gpu else "",
+        devices=tuple(devices) if devices is not None else None,
+        engines=engines_here(),
+        packages={one: version for one in _PACKAGES if (version := _version(one))},
+    )
+
+
+def engines_here() -> tuple[str, ...]:
+    """The engines on this machine, as `sglang==0.5.16`; the one that `sglang` means comes first."""
+    found: list[str] = []
+    for name in engine_names():
+        versions = {one.version for one in find_packages(name)}
+        if versions:
+            preferred = find_engine(name).version
+            others = sorted(versions - {preferred}, key=version_order, reverse=True)
+            found += [f"{name}=={version}" for version in (preferred, *others)]
+    return tuple(found)
+
+
+class Registration:
+    """Keeps a worker's row up to date. Threads may share it."""
+
+    def __init__(
+        self,
+        workers: WorkerStore,
+        info: WorkerInfo,
+        engines: Callable[[], tuple[str, ...]] = engines_here,
+    ) -> None:
+        self._workers = workers
+        self._engines = engines
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._failed_starts = 0
+        self.info = info
+
+    def beat(self) -> None:
+        """Say that the worker lives, and what it can do now. Raises UnusableStore."""
+        if time.monotonic() >= self._look_at:
+            self.info = self.info.with_engines(self._engines())
+            self._look_at = time.monotonic() + LOOK_EVERY_S
+        state = self._workers.beat(self.info)
+        if state is WorkerState.ACTIVE and self._failed_starts >= FAILED_STARTS:
+            worker_log.info("%s was resumed", self.info.name)
+            self._failed_starts = 0
+
+    def started(self) -> None:
+        """A job began to tune: whatever failed before is over."""
+        self._failed_starts = 0
+
+    def failed_to_start(self, reason: str) -> None:
+        """A job could not begin to tune here. Raises UnusableStore."""
+        self._failed_starts += 1
+        if self._failed_starts >= FAILED_STARTS:
+            self._workers.set_aside(self.info.id, reason)
+            worker_log.error("%s takes no more jobs: %s", self.info.name, reason)
+
+    def stopped(self) -> None:
+        """The worker ends. Raises UnusableStore."""
+        self._workers.stopped(self.info.id)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,4 +1,7 @@
-"""How long a held job may go without progress, on the clock of the process that watches it."""
+"""An attempt at a job: how it ends, and how long it may go without progress.
+
+Times are on the clock of the process that watches it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,29 @@ from tuner.jobs.job import LEASE
 
 # A process that was itself stopped for a while has not watched the job in that time.
 LONGEST_LOOK_S = 15.0
+
+
+class AttemptOutcome(str, Enum):
+    """How an attempt ended."""
+
+    DONE = "done"  # its winners are published
+    FAILED = "failed"  # every attempt would fail
+    RETRY = "retry"  # another attempt may succeed
+    REFUSED = "refused"  # nothing can be tuned here: the job is not to blame
+    STORE_FAILED = "store failed"  # neither the job nor the worker is to blame
+    WAIT = "wait"  # another worker is doing the same work
+    STALE = "stale"  # the lease was lost
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """How an attempt ended, and why."""
+
+    outcome: AttemptOutcome
+    reason: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"outcome": self.outcome.value, "reason": self.reason}
 
 
 class AttemptPhase(str, Enum):

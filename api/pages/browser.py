@@ -1,7 +1,8 @@
-"""The cookie of a session, and the proof that a form was filled in on a page of this server.
+"""What a browser sends and is sent: addresses of pages, the cookie of a session, proofs of forms.
 
-A cookie is named for the port, because browsers send the cookies of a host to all of its ports.
-Behind TLS its name begins with `__Host-`: browsers then let no other host and no plain page set it.
+Links are relative, so that a proxy may serve all of this below another path. A cookie is named for
+the port, because browsers send the cookies of a host to all of its ports. Behind TLS its name
+begins with `__Host-`: browsers then let no other host and no plain page set it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,75 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, get_origin
+from urllib.parse import quote, urlsplit
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from api.known_keys import TooManyWrong, WrongKeys
+from api.keys import TooManyWrong, WrongKeys
 from tuner.store.api_key import key_hash
-from tuner.store.sessions import LASTS
+from tuner.store.keys import LASTS
+
+STATIC = "/static/"
+LOGIN = "/login"
+DOCS = "/docs"  # the API browser
+HEALTH_PATHS = ("/healthz", "/readyz")
+OPEN_PATHS = (*HEALTH_PATHS, "/openapi.json")
+# The first parts of the addresses of pages.
+PAGES = (
+    *("", "results", "jobs", "workers", "nights", "watches", "keys", "exports"),
+    *("bundles", "devices", "models", "compare", "sessions"),
+)
+
+
+def needs_no_key(path: str) -> bool:
+    """Return whether a path needs no key, because it shows nothing that is stored."""
+    return path in (LOGIN, DOCS, *OPEN_PATHS) or path.startswith((STATIC, f"{DOCS}/"))
+
+
+def is_static(path: str) -> bool:
+    """Whether a path names a style or a script, which are the same for all."""
+    return path.startswith(STATIC)
+
+
+def is_page(path: str) -> bool:
+    """Whether a path names a page, and no other part of the API."""
+    first = path.removeprefix("/").partition("/")[0]
+    return first in PAGES or f"/{first}" in (LOGIN, "/logout")
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a request is a browser's, for something to look at."""
+    accept = Headers(scope=scope).get("accept", "")
+    return "text/html" in accept and not scope["path"].startswith("/v1/")
+
+
+def root_of(request: Request) -> str:
+    """What stands before an address, so that it is relative to the page that was asked for."""
+    return "../" * (request.scope["path"].count("/") - 1) or "./"
+
+
+def here(request: Request) -> str:
+    """The address of a page, relative to the root, for a return after the log in."""
+    query = request.url.query
+    return quote(request.scope["path"][1:]) + (f"?{query}" if query else "")
+
+
+def checked_return(address: str) -> str:
+    """`address` if it is a page here, else the first page."""
+    path, _, query = address.partition("?")
+    plain = all(c.isalnum() or c in "-._~/" for c in path) and path.isascii() and "//" not in path
+    if not plain or ".." in path or not is_page(f"/{path}") or path in ("login", "logout"):
+        return ""
+    printable = query.isascii() and query.isprintable() and not set(query) & set(" \\<>\"'#")
+    return f"{path}?{query}" if query and printable else path
+
 
 VALID_S = 600.0  # of a link
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{20,100}")
@@ -125,3 +186,30 @@ class Links:
             return name
         self._wrong.add(address, "/login")
         return None
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency: a page's query, without the fields of its form that were left empty.
+
+    It raises RequestValidationError, as FastAPI does for the API's queries.
+    """
+    fields = model.model_fields.items()
+    lists = {name for name, field in fields if get_origin(field.annotation) is list}
+
+    async def read(request: Request) -> T:
+        given: dict[str, Any] = {}
+        for name, value in request.query_params.multi_items():
+            if value and name in lists:
+                given.setdefault(name, []).append(value)
+            elif value:
+                given[name] = value
+        try:
+            return model.model_validate(given)
+        except ValidationError as error:
+            found = [{**one, "loc": ("query", *one["loc"])} for one in error.errors()]
+            raise RequestValidationError(found) from None
+
+    return read
