@@ -148,8 +148,10 @@ def test_shapes_of_one_command_share_the_child_and_the_kernels(tmp_path, monkeyp
         assert [entry.point.batch_size for entry in report.entries] == [1, 64, 1024]
         for entry in report.entries:
             assert entry.status is Status.OK
-            own = entry.incumbents.values()
-            assert all(entry.median_us <= 1.005 * one.median_us for one in own)
+            # Another library has no time if it is not installed.
+            own = [one.median_us for one in entry.incumbents.values() if one.median_us is not None]
+            assert own
+            assert all(entry.median_us <= 1.005 * us for us in own)
 
 
 def test_the_target_is_known():
