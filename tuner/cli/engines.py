@@ -13,7 +13,6 @@ import typer
 from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, say, show
 from tuner.cli.options import Json
-from tuner.problems.registry import families
 from tuner.render import printable, table
 
 if TYPE_CHECKING:
@@ -52,26 +51,23 @@ def models(as_json: Json = False) -> None:
         named = [(model, [one.name for one in found]) for model, found in known]
         print_json([{**model.as_json(), "families": names} for model, names in named])
         return
-    shown = [one for one in families() if any(one in found for _, found in known)]
-    headers = (
-        "model",
-        "experts",
-        "stored as",
-        *(one.name for one in shown),
-    )
     rows = [
-        (
-            model.name,
-            _experts(model),
-            _stored_as(model),
-            *("yes" if one in found else "-" for one in shown),
-        )
+        (model.name, _experts(model), _stored_as(model), " ".join(one.name for one in found) or "-")
         for model, found in known
     ]
+    headers = ("model", "experts", "stored as", "families")
     head, rule, *lines = table(headers, rows, width=_WIDTH, drop=["stored as"]).split("\n")
     typer.echo(f"{head}\n{rule}")
-    for line, (model, _) in zip(lines, known, strict=True):
-        typer.echo("\n".join([line, *(f"  or {alias}" for alias in model.aliases)]))
+    more: list[str] = []  # the other names of a model stand below all lines of its row
+    models_left = iter(model for model, _ in known)
+    for line in lines:
+        if not line.startswith(" "):
+            more = [*more, line]
+            typer.echo("\n".join(more))
+            more = [f"  or {alias}" for alias in next(models_left).aliases]
+        else:
+            typer.echo(line)
+    typer.echo("\n".join(more), nl=bool(more))
 
 
 def _stored_as(model: Model) -> str:

@@ -13,14 +13,12 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-from tuner.devices.target import CUDA, Target
+from tuner.devices.target import CUDA
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.kernels.branches import platform_probes
 from tuner.kernels.source import (
@@ -34,10 +32,6 @@ from tuner.kernels.source import (
     full_name,
     names_read,
 )
-from tuner.problems.points import Candidate
-
-if TYPE_CHECKING:
-    from tuner.kernels.binding import Binding
 
 _LIFTED_IMPORTS = ("triton", "math", "packaging")  # packages that the text may import
 NO_DEFAULT = object()
@@ -317,29 +311,3 @@ def _refusal(engine: EngineSource, path: Path, name: str) -> str | None:
 def _may_jit(path: Path) -> bool:
     content = path.read_bytes()
     return b"jit" in content and b"triton" in content
-
-
-class FamilyKernels(ABC):
-    """An engine's kernels of one family, lifted as one text.
-
-    All methods may raise UnsupportedKernel.
-    """
-
-    lifted: Lifted
-
-    @abstractmethod
-    def bound(self, problem: Any, candidate: Candidate, target: Target) -> Binding:  # noqa: ANN401
-        """The first kernel that the engine launches with a candidate, and its arguments."""
-
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        return self.lifted.hash
-
-    def binder(
-        self,
-        problem: Any,  # noqa: ANN401  # one of the family
-        target: Target,
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bound` as a function of a candidate, for the compiler."""
-        return lambda candidate: (self.lifted, self.bound(problem, candidate, target))

@@ -11,8 +11,7 @@ from tuner.engines.config_files import EntryFields
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import PointwiseFiles
 from tuner.families.state_update.problem import StateUpdate
-from tuner.kernels.binding import Binding
-from tuner.kernels.lift import FamilyKernels
+from tuner.kernels.binding import Binding, FamilyKernels
 from tuner.problems.points import Candidate, Config
 
 
