@@ -132,7 +132,7 @@ def known_messages() -> MessageTable:
 
 
 def _message(row: Mapping[str, Any]) -> Message:
-    people = [["people", "", "", thread] for thread in row["threads"]]
+    people = [["people", "", "", thread] for thread in row.get("threads", ())]
     words = [{"text": text, "in": people[:1]} for text in row.get("words", ())]
     return Message(
         name=row["name"],
