@@ -3,6 +3,7 @@
 import io
 import random
 import string
+from pathlib import Path
 
 import pytest
 from diagnose_cases import CASES, MOE, OUT, SGLANG_MOE, UNKNOWN, Case, ranks, sglang
@@ -15,6 +16,7 @@ from tuner.diagnose.scan import scan
 from tuner.diagnose.table import Kind, known_messages, split_form
 from tuner.errors import BadInput, UnreadableLog
 from tuner.models.serving import Serving
+from tuner.toml_table import parse_toml
 
 TABLE = known_messages()
 WARNING = MOE.format(
@@ -140,6 +142,16 @@ def test_every_message_is_found_by_its_own_form():
             assert all(message.name in _named(other).unless for other in others) or others <= {
                 "nccl_silent"
             }, (text, found)
+
+
+MESSAGES = Path(__file__).parents[1] / "data" / "network_messages.toml"
+
+
+@pytest.mark.parametrize(
+    ("cause", "lines"), parse_toml(MESSAGES.read_bytes(), MESSAGES.name, BadInput).items()
+)
+def test_lines_of_distributed_programs_get_their_cause_and_no_other(cause, lines):
+    assert {line: names(line) for line in lines} == {line: [cause] for line in lines}
 
 
 def _named(name):

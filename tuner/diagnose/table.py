@@ -21,7 +21,7 @@ mail programs break lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -132,13 +132,13 @@ def known_messages() -> MessageTable:
 
 
 def _message(row: Mapping[str, Any]) -> Message:
-    people = [["people", "", "", thread] for thread in row["threads"]]
+    people = [["people", "", "", thread] for thread in row.get("threads", ())]
     words = [{"text": text, "in": people[:1]} for text in row.get("words", ())]
     return Message(
         name=row["name"],
         title=row["title"],
         kind=Kind(row["kind"]),
-        forms=tuple(_form(form) for form in (*row.get("forms", ()), *words)),
+        forms=tuple(_form(form) for form in (*row.get("forms", ()), *words, *_texts(row))),
         cause=tuple(row["cause"]),
         fix=tuple(row["fix"]),
         answer=row.get("answer", ""),
@@ -151,6 +151,13 @@ def _message(row: Mapping[str, Any]) -> Message:
         below=row.get("below", 0),
         not_in=tuple(row.get("not_in", ())),
     )
+
+
+def _texts(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The forms of a row's `texts`, which stand below "PROGRAM, SOURCE"."""
+    for origin, texts in row.get("texts", {}).items():
+        program, _, source = origin.partition(", ")
+        yield from ({"text": text, "in": [[program, "", "", source]]} for text in texts)
 
 
 def _form(row: Mapping[str, Any]) -> Form:
