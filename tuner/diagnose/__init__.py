@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
+from tuner.toml_table import shipped_toml
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 
@@ -95,6 +97,8 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
     yield from _told(context)
     if frame := launch_of(next(iter(findings.frames.values()), findings.last_frames)):
         yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
+        places = shipped_toml(__package__, "refusals.toml")["place"]
+        yield from [one["says"] for one in places if re.search(one["file"], frame.path)][:1]
         if family := family_launched_at(frame):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "

@@ -137,12 +137,12 @@ def _message(row: Mapping[str, Any], shared: Mapping[str, Sequence[str]]) -> Mes
         parts = (shared[field] if one == "[shared]" else [one] for one in row.get(field, ()))
         return tuple(line for part in parts for line in part)
 
-    people = [["people", "", "", thread] for thread in row["threads"]]
+    people = [["people", "", "", thread] for thread in row.get("threads", ())]
     words = [{"text": text, "in": people[:1]} for text in row.get("words", ())]
     return Message(
         name=row["name"],
         title=row["title"],
-        kind=Kind(row["kind"]),
+        kind=Kind(row.get("kind", "stops")),
         forms=tuple(_form(form) for form in (*row.get("forms", ()), *words)),
         cause=tuple(row["cause"]),
         fix=tuple(row["fix"]),
