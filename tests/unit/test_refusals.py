@@ -88,6 +88,22 @@ SAID = {
         "context_length (4096). This may lead to errors. To allow overriding this maximum, set "
         "the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
     ],
+    "cublas_failed": ["RuntimeError: bmm_fp8_internal_cublaslt failed: an error"],
+    "kernel_for_other_gpus": [
+        "AssertionError: Only SM 10.x and 11.x are supported",
+        "ValueError: cutedsl_bf16_gemm requires an SM10x GPU",
+    ],
+    "jit_build": ["RuntimeError: ninja exited with status 139"],
+    "json_broken": ["  Value error, Expecting value: line 1 column 1 (char 0) [type=value_error"],
+    "weights_shape": ["    assert param_data.shape == loaded_weight.shape"],
+    "deep_gemm_failed": [
+        "RuntimeError: CUDA driver error (/w/jit/handle.hpp:141): 200 (CUDA_ERROR_INVALID_IMAGE, "
+        "device kernel image is invalid)",
+    ],
+    "deep_gemm_toolkit": [
+        "RuntimeError: Assertion error (/w/jit/compiler.hpp:187): (major > 12) and x",
+    ],
+    "triton_cache_broken": ["KeyError: \"Unknown key: 'cubin'\""],
     "rank_not_loaded": [
         "ValueError: TP rank 1 could finish the model loading, but there are other ranks that "
         "didn't finish loading.",
@@ -119,3 +135,10 @@ def test_a_refusal_is_named_by_its_cause(name: str, text: str):
 def test_the_place_of_an_unknown_exception_tells_what_stopped(file: str, said: str):
     text = f'  File "/x/{file}", line 3, in f\n    raise\nValueError: what nobody knows\n'
     assert said in diagnose_text(text).as_text()
+
+
+def test_an_assertion_without_words_is_told_by_its_source():
+    text = '  File "/x/sglang/srt/layers/moe/a.py", line 3, in f\n    assert m == 3\nAssertionError\n'
+    found = diagnose_text(text)
+    assert [*found.unknown] == ["AssertionError: assert m == 3"]
+    assert "stopped in the experts" in found.as_text()
