@@ -1065,11 +1065,6 @@ UNKNOWN = (
         (),
     ),
     Case(
-        "vllm-project/vllm#30324",
-        core("RuntimeError: bmm_fp8_internal_cublaslt failed: an error"),
-        (),
-    ),
-    Case(
         "sgl-project/sglang#165",
         "AttributeError: 'NoneType' object has no attribute 'cpu'",
         (),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
+from tuner.toml_table import shipped_toml
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 
@@ -93,8 +95,13 @@ def _told(context: Context) -> Iterator[str]:
 def _read(context: Context, findings: Findings) -> Iterator[str]:
     """What was read of a server whose exceptions no message explains, and the sure next step."""
     yield from _told(context)
-    if frame := launch_of(next(iter(findings.frames.values()), findings.last_frames)):
+    error, frames = next(iter(findings.frames.items()), ("", findings.last_frames))
+    if frame := launch_of(frames):
         yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
+        for place in shipped_toml(__package__, "refusals.toml")["place"]:
+            if re.search(place["file"], frame.path) and re.search(place.get("error", ""), error):
+                yield place["says"]
+                break
         if family := family_launched_at(frame):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "

@@ -20,7 +20,10 @@ from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
 _TITLE = 3  # lines above a message that answers may read
 _FRAME = re.compile(r'File "([^"]{1,400})", line (\d{1,9})(?:, in ([\w<>.]{1,200}))?')
-_ERROR = re.compile(r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources)): ?(.{0,300})")
+_ERROR = re.compile(
+    r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources))(?:: ?(.{0,300})|\s*$)"
+)
+_NAMES_ERROR = re.compile(r"\b(?:raise|except|import|class)\b")  # source, and no exception
 _SHOWN = 1000  # characters of a line
 
 
@@ -145,12 +148,12 @@ class _Scan:
             line = self._lines[i]
             if (b"Error" in line or b"Exception" in line) and i not in explained:
                 match = _ERROR.search(self._text(i))
-                if match:
-                    text, where = (
-                        f"{match[1]}: {match[2]}".strip(),
-                        f"{self.name}:{self._first + i}",
-                    )
-                    self.findings.add_error(text, where, self._frames(i))
+                if match and (match[2] is not None or not _NAMES_ERROR.search(self._text(i))):
+                    # An assertion may have no words: the line above it is its source.
+                    said = self._text(i - 1).split("] ")[-1] if match[2] is None and i else match[2]
+                    where = f"{self.name}:{self._first + i}"
+                    text = f"{match[1]}: {(said or '').strip()}"
+                    self.findings.add_error(text.removesuffix(": "), where, self._frames(i))
 
     def _text(self, i: int) -> str:
         return self._lines[i].decode("utf-8", errors="replace")

@@ -127,17 +127,22 @@ def known_messages() -> MessageTable:
     for file in sorted(f.name for f in resources.files(__package__).iterdir()):
         if file.endswith(".toml"):
             values = shipped_toml(__package__, file)
-            messages += [_message(row) for row in values.get("message", ())]
+            shared = values.get("shared", {})
+            messages += [_message(row, shared) for row in values.get("message", ())]
     return MessageTable(tuple(messages))
 
 
-def _message(row: Mapping[str, Any]) -> Message:
+def _message(row: Mapping[str, Any], shared: Mapping[str, Sequence[str]]) -> Message:
+    def lines(field: str) -> tuple[str, ...]:
+        parts = (shared[field] if one == "[shared]" else [one] for one in row.get(field, ()))
+        return tuple(line for part in parts for line in part)
+
     people = [["people", "", "", thread] for thread in row.get("threads", ())]
     words = [{"text": text, "in": people[:1]} for text in row.get("words", ())]
     return Message(
         name=row["name"],
         title=row["title"],
-        kind=Kind(row["kind"]),
+        kind=Kind(row.get("kind", "stops")),
         forms=tuple(_form(form) for form in (*row.get("forms", ()), *words, *_texts(row))),
         cause=tuple(row["cause"]),
         fix=tuple(row["fix"]),
@@ -145,8 +150,8 @@ def _message(row: Mapping[str, Any]) -> Message:
         per=tuple(row.get("per", ())),
         unless=tuple(row.get("unless", ())),
         threads=tuple(row.get("threads", ())),
-        unified_cause=tuple(row.get("unified_cause", ())),
-        unified_fix=tuple(row.get("unified_fix", ())),
+        unified_cause=lines("unified_cause"),
+        unified_fix=lines("unified_fix"),
         alone=row.get("alone", False),
         below=row.get("below", 0),
         not_in=tuple(row.get("not_in", ())),

@@ -1,0 +1,144 @@
+"""Messages by which engines and compilers refuse, by cause; the words are the sources' own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner.diagnose import diagnose_text
+
+SAID = {
+    "settings_refused": ["  Value error, an option is missing [type=value_error, input_value=x]"],
+    "flag_unknown": [
+        "vllm: error: unrecognized arguments: --moe-backend marlin",
+        "launch_server.py: error: argument --tp: invalid choice: 'x' (choose from 'a', 'b')",
+    ],
+    "ops_missing": [
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'cutlass_moe_mm'",
+        "ModuleNotFoundError: No module named 'vllm._C'",
+    ],
+    "rank_devices": ["RuntimeError: CUDA error: invalid device ordinal"],
+    "launch_refused": [
+        "RuntimeError: CUDA error: invalid configuration argument",
+        "RuntimeError: Triton Error [CUDA]: invalid argument",
+    ],
+    "capture_forbidden": [
+        "RuntimeError: CUDA error: operation not permitted when stream is capturing",
+    ],
+    "triton_cpu_tensor": [
+        "ValueError: Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)",
+    ],
+    "triton_constants": ["AssertionError: Input shapes should have M >= 1, N >= 1 and K >= 16"],
+    "ptxas_missing": ["RuntimeError: Cannot find ptxas"],
+    "ptxas_failed": ["triton.runtime.errors.PTXASError: PTXAS error: `ptxas` raised SIGSEGV"],
+    "inductor_tool": ["torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in x"],
+    "compile_cache": ["AssertionError: Inductor cache lookup failed. Please remove the cache"],
+    "flashinfer_workspace": [
+        "RuntimeError: Buffer overflow when allocating memory for batch_prefill_tmp_v with size "
+        "470286336 and alignment 16, but only 402653184 bytes available",
+    ],
+    "moe_backend_refused": [
+        "ValueError: NvFp4 MoE backend 'FLASHINFER_TRTLLM' does not support the deployment "
+        "configuration since kernel does not support current device cuda.",
+        "ValueError: moe_backend='machete' is not supported for FP8 MoE. Expected one of ['a'].",
+    ],
+    "moe_backend_none": [
+        "NotImplementedError: No NvFp4 MoE backend supports the deployment configuration.",
+    ],
+    "linear_backend_refused": [
+        "ValueError: --linear-backend=cutlass was requested but no 'cutlass' kernel exists for x.",
+        "RuntimeError: CUTLASS block FP8 requested via --fp8-gemm-backend=cutlass, but hardware "
+        "does not support it.",
+    ],
+    "type_needs_gpu": [
+        "ValueError: Current platform does not support NVFP4 quantization. Please use Blackwell",
+        "RuntimeError: MXFP8 dense linear requires Blackwell GPUs (SM100/SM120).",
+    ],
+    "kv_fp8_refused": [
+        "NotImplementedError: FlashAttention does not support fp8 kv-cache on this device.",
+        "NotImplementedError: TritonMLA with FP8 KV cache not yet supported",
+    ],
+    "attention_gpu": [
+        "ValueError: TRTLLM MHA backend is only supported on Blackwell GPUs (SM100). Please",
+        "ValueError: Head size 80 is not supported by FlashAttention. Supported head sizes are: x",
+    ],
+    "quant_shape": [
+        "ValueError: The input size is not aligned with the quantized weight shape. This can be",
+        "AssertionError: intermediate_size_per_partition=352 must be divisible by 256",
+    ],
+    "tp_divides": ["AssertionError: 40 is not divisible by 3"],
+    "quant_mismatch": [
+        "ValueError: Quantization method specified in the model config (fp8) does not match the "
+        "quantization method specified in the `quantization` argument (awq).",
+        "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported "
+        "dtypes: [torch.float16]",
+    ],
+    "quant_scheme": [
+        "NotImplementedError: No compressed-tensors compatible scheme was found.",
+        "ValueError: WNA16MoE is not supported with actorder=group/dynamic.",
+    ],
+    "state_cache": [
+        "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (101). Each decode",
+    ],
+    "pool_small": ["AssertionError: Memory pool size is too small"],
+    "batched_tokens": ["max_num_batched_tokens (2048) is smaller than max_model_len (8192)"],
+    "kernel_package": ["AssertionError: DeepEP kernels not found. Please follow the guide"],
+    "nvcc_failed": ["RuntimeError: Error compiling objects for extension"],
+    "context_above_model": [
+        "ValueError: Warning: User-specified context_length (9000) is greater than the derived "
+        "context_length (4096). This may lead to errors. To allow overriding this maximum, set "
+        "the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+    ],
+    "cublas_failed": ["RuntimeError: bmm_fp8_internal_cublaslt failed: an error"],
+    "kernel_for_other_gpus": [
+        "AssertionError: Only SM 10.x and 11.x are supported",
+        "ValueError: cutedsl_bf16_gemm requires an SM10x GPU",
+    ],
+    "jit_build": ["RuntimeError: ninja exited with status 139"],
+    "json_broken": ["  Value error, Expecting value: line 1 column 1 (char 0) [type=value_error"],
+    "weights_shape": ["    assert param_data.shape == loaded_weight.shape"],
+    "deep_gemm_failed": [
+        "RuntimeError: CUDA driver error (/w/jit/handle.hpp:141): 200 (CUDA_ERROR_INVALID_IMAGE, "
+        "device kernel image is invalid)",
+    ],
+    "deep_gemm_toolkit": [
+        "RuntimeError: Assertion error (/w/jit/compiler.hpp:187): (major > 12) and x",
+    ],
+    "triton_cache_broken": ["KeyError: \"Unknown key: 'cubin'\""],
+    "rank_not_loaded": [
+        "ValueError: TP rank 1 could finish the model loading, but there are other ranks that "
+        "didn't finish loading.",
+    ],
+    "worker_follow": [
+        "Exception: WorkerProc initialization failed due to an exception in a background "
+        "process. See stack trace for root cause.",
+    ],
+}
+CASES = [(name, text) for name, texts in SAID.items() for text in texts]
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_a_refusal_is_named_by_its_cause(name: str, text: str):
+    answers = diagnose_text(f'  File "/x/vllm/a.py", line 3, in f\n{text}\n').answers
+    assert [one.finding.message.name for one in answers] == [name]
+    assert answers[0].cause
+    assert answers[0].fix
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("sglang/srt/server_args.py", "checking its settings"),
+        ("vllm/model_executor/layers/quantization/fp8.py", "quantised weights"),
+        ("vllm/v1/attention/backends/triton_attn.py", "attention backend"),
+    ],
+)
+def test_the_place_of_an_unknown_exception_tells_what_stopped(file: str, said: str):
+    text = f'  File "/x/{file}", line 3, in f\n    raise\nValueError: what nobody knows\n'
+    assert said in diagnose_text(text).as_text()
+
+
+def test_an_assertion_without_words_is_told_by_its_source():
+    text = '  File "/x/sglang/srt/layers/moe/a.py", line 3, in f\n    assert m == 3\nAssertionError'
+    found = diagnose_text(text)
+    assert [*found.unknown] == ["AssertionError: assert m == 3"]
+    assert "stopped in the experts" in found.as_text()
