@@ -13,6 +13,7 @@ from tuner.engines.engine import Engine, find_engine
 from tuner.engines.launch import ServingFlags, read_flags
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.settings import as_words
+from tuner.engines.versions import published
 from tuner.errors import BadInput, BadProblem, UnknownDevice, UnknownEngine, UnknownModel
 from tuner.models.fields import is_path
 from tuner.models.table import find_preset
@@ -111,6 +112,7 @@ class CompletedHints:
     def spec(self, name: str) -> str:
         """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
         version = self.version(name)
+        version = version if self.hints.engine else published(name, version)
         return f"{name}=={version}" if name and version else name
 
     def engine(self, name: str) -> Engine | None:

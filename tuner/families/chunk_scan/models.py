@@ -6,9 +6,8 @@ A name is a folder or file with a config.json. No preset has Mamba-2 layers yet.
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.errors import BadProblem
 from tuner.families.chunk_scan.problem import NAME, ChunkScan
-from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba
+from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba, refuse_preset
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
@@ -26,10 +25,7 @@ def resolve(text: str, serving: Serving) -> Resolved:
     """
     found = preset_or_file(text, read_mamba)
     if isinstance(found, Model):
-        raise BadProblem(
-            f"no Mamba-2 layers are known of {found.name}: give the folder of its config.json, or "
-            f"the problem itself, {NAME}:heads=.."
-        )
+        refuse_preset(found)
     return resolve_model(found, serving)
 
 
