@@ -105,9 +105,9 @@ def resolve_all(
             problems, notes = resolved.problems, resolved.notes
             found.append(TuningTarget(family, problems, notes, True, architecture))
     reasons: dict[str, list[str]] = {}
-    for family, error in refused:
-        if not isinstance(error, LacksLayers):
-            reasons.setdefault(str(error), []).append(family.title)
+    for family, refusal in refused:
+        if not isinstance(refusal, LacksLayers):
+            reasons.setdefault(str(refusal), []).append(family.title)
     if not found:
         if len(reasons) < 2:
             raise refused[0][1]
