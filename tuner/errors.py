@@ -176,6 +176,10 @@ class MalformedCheckpoint(BadInput):
     """A model's config.json cannot be read."""
 
 
+class LacksLayers(MalformedCheckpoint):
+    """A model has no layers of the family that was asked for."""
+
+
 class MalformedConfigFile(BadInput):
     """An engine config file does not hold batch sizes and launch configurations."""
 

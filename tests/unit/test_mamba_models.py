@@ -8,6 +8,7 @@ from tuner.devices.table import find_device
 from tuner.errors import (
     BadProblem,
     IndivisibleShape,
+    LacksLayers,
     MalformedCheckpoint,
     UnknownModel,
     UnsupportedFamily,
@@ -99,7 +100,7 @@ def test_models_without_such_layers_are_refused(name):
 
 
 def test_what_cannot_be_resolved_says_what_to_do():
-    with pytest.raises(BadProblem, match="no Mamba-2 layers are known of deepseek-r1: give"):
+    with pytest.raises(LacksLayers, match="no Mamba-2 layers are known of deepseek-r1: give"):
         resolve("deepseek-r1", served())
     with pytest.raises(UnknownModel):
         resolve("no-such-model", served())

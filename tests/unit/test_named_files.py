@@ -34,6 +34,11 @@ NAMED = [
     ("- `vllm/model_executor/layers/fused_moe/configs/E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json`", ["--device GB10 --engine vllm"], ["--engine sglang"]),
     # vllm-project/vllm#39263: blocks without a type
     ("E=256,N=256,device_name=NVIDIA_GeForce_RTX_5090,block_shape=[128,128].json", ["Neither sglang nor vLLM looks for"], ["tuner tune"]),
+    # vllm-project/vllm#40129: the name is of 16-bit experts, the model is not
+    ("Qwen3.6-35B-A3B-FP8: vllm/model_executor/layers/fused_moe/configs/E=256,N=512,device_name=NVIDIA_RTX_A5000.json", ["they do not read this file", "tuner tune qwen3.6-35b-a3b-fp8 --device A5000 --engine vllm"], ["dtype=bfloat16"]),
+    ("sglang ships strategy,E=896,topk=16,device_name=NVIDIA_H200.json", ["no kernel that this tuner tunes"], ["Neither", "$ tuner"]),
+    # sgl-project/sglang#34460: a virtual machine's name
+    ("sglang: E=384,N=256,device_name=AMD_Instinct_MI350X_VF.json", ["--device AMD_Instinct_MI350X_VF --engine sglang"], []),
     # sgl-project/sglang#9978: sglang's spelling, in the folder of a Triton
     (f"python/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_4_0/{BLOCKS.format(', ', '')}", ["in the spelling of sglang", "folder of Triton 3.4.0", "before sglang 0.5.11"], ["spelling of vLLM"]),
     (f"vLLM 0.33.0: is {BLOCKS.format(', ', '')} used?", ["vLLM looks for no file that is spelled so", "--engine sglang"], ["--engine vllm"]),
@@ -62,6 +67,8 @@ SPOKEN = [
     # vllm-project/vllm#44688, #52192: E and N alone, for one engine or both
     ("Qwen3.6-35B-A3B-FP8 on RTX PRO 6000 is slow; missing FP8 MoE config for E=256,N=256", ["block_shape=[128, 128].json", "block_shape=[128,128].json", "K=2048,top_k=8,dtype=fp8_w8a8,block_shape=128x128 --device RTX_PRO_6000_Blackwell_Workstation_Edition --engine vllm"], ["dtype=bfloat16"]),
     ("vLLM: no `E=512,N=2688,device_name=NVIDIA_GB10` MoE config: every Nemotron-3-Super serve", ["K=1024,top_k=22,dtype=bfloat16 --device GB10 --engine vllm"], ["--engine sglang"]),
+    # sgl-project/sglang#34750: the type stands in another line than the shape
+    ("sglang ships no fused MoE config for `E=40,N=512` on the RTX 5080\nAdd one FP8 W8A8 file for ibm-granite/granite-3.1-3b-a800m-instruct, TP=1", ["dtype=fp8_w8a8.json", "tuner tune config.json --tp 1 --dtype fp8_w8a8 --device 5080"], []),
     # sgl-project/sglang#20565, vllm-project/vllm#15117: the engines' scripts, as commands
     ("on H200 (TP4)\npython tuning_fused_moe_triton.py --model /m/Qwen3.5-35B-A3B/ --tp-size 4 --tune", ["tuner tune qwen3.5-35b-a3b --tp 4 --device H200 --engine sglang"], []),
     ("R1 on L20:\npython3 benchmark_moe.py \\\n  --model /w/DeepSeek-R1 \\\n  --tp-size 8 --tune", ["tuner tune deepseek-r1 --tp 8 --device L20 --engine vllm"], []),

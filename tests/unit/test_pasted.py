@@ -13,6 +13,7 @@ from diagnose_cases import CASES
 
 from tuner.cli import app
 from tuner.diagnose import Hints, diagnose_text
+from tuner.engines.locate import published
 
 DATA = Path(__file__).parents[1] / "data" / "pasted"
 GROUP = typer.main.get_command(app)
@@ -55,7 +56,27 @@ GPU 1: NVIDIA H100 80GB HBM3
 [pip3] triton==3.6.0
 """
 
+BOTH = (
+    "docker run lmsysorg/sglang:v0.5.9 python3 -m sglang.launch_server --model-path a/B-7B --tp 2\n"
+)
+PODS = """- image: lmsysorg/sglang:v0.5.9
+  args: ["--model-path", "a/B-7B", "--tp", "2"]
+- image: vllm/vllm-openai:v0.11.0
+  args:
+  - --model=c/D-9B
+  - --tensor-parallel-size=4
+  - --enable-expert-parallel
+"""
+
 FACTS = [
+    ("vllm serve is slow. vllm serve 'a/B-7B' -ep --tensor_parallel_size=4", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "ep": "4"}),
+    ("I run `vllm serve a/B-7B --tensor-parallel-size 2`.", {"engine": "vllm", "model": "a/B-7B", "tp": "2"}),
+    ("vllm serve a/B-7B \\\n  --enable-expert-parallel \\\n  -tp ${TP:-2}", {"engine": "vllm", "model": "a/B-7B", "tp": "2", "ep": "2", "server_args": "--enable-expert-parallel"}),
+    ("llm = LLM(\n    model='a/B-7B',\n    tensor_parallel_size=4,\n    quantization='fp8',\n)", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "quantization": "fp8"}),
+    ("non-default args: {'model': 'a/B-7B', 'tensor_parallel_size': 2, 'enable_expert_parallel': True}", {"engine": "vllm", "model": "a/B-7B", "tp": "2", "ep": "2", "server_args": "--enable-expert-parallel"}),
+    (BOTH + "vllm serve c/D-9B -tp 4 -ep --quantization fp8", {"engine": "sglang", "version": "0.5.9", "model": "a/B-7B", "tp": "2", "ep": None, "quantization": None, "server_args": None}),
+    (BOTH + "python -m sglang.launch_server --model-path c/D-9B --ep 4 --attention-backend triton", {"engine": "sglang", "version": "0.5.9", "model": "a/B-7B", "tp": "2", "ep": None, "quantization": None, "server_args": None}),
+    (PODS, {"engine": "sglang", "version": "0.5.9", "model": "a/B-7B", "tp": "2", "ep": None, "quantization": None, "server_args": None}),
     ("python -m sglang.launch_server --model-path a/B-7B --tp 8 --ep-size 4", {"engine": "sglang", "model": "a/B-7B", "tp": "8", "ep": "4"}),
     ("sglang serve --model-path=/m/R1 --tp=2 --dp 2", {"engine": "sglang", "model": "/m/R1", "tp": "2", "dp": "2"}),
     ("$ vllm serve a/B-7B -tp 4 --pipeline-parallel-size 2", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "pp": "2"}),
@@ -92,8 +113,25 @@ def facts(text: str) -> dict[str, str]:
 def test_facts_of_every_text_that_people_paste(subtests):
     for text, expected in FACTS:
         with subtests.test(text[:60]):
-            assert expected.items() <= facts(text).items(), facts(text)
-            assert expected or not facts(text)
+            found = facts(text)
+            assert expected == {name: found.get(name) for name in expected}, found
+            assert expected or not found
+
+
+@pytest.mark.parametrize(
+    ("engine", "build", "release"),
+    [
+        ("vllm", "0.8.3.0rc0", "0.8.3"),
+        ("vllm", "0.11.1rc2.dev10+g1a2b3c", "0.11.1"),
+        ("vllm", "0.10.2+cu129", "0.10.2"),
+        ("vllm", "0.1.dev10684+g1a2b3c", ""),
+        ("sglang", "0.5.6.post3.dev12+g1a2b3c", "0.5.6.post2"),
+        ("sglang", "0.5.3rc0", "0.5.3rc0"),
+        ("sglang", "0.5.4.post2", "0.5.4.post2"),
+    ],
+)
+def test_commands_take_a_release_that_an_index_has(engine, build, release):
+    assert published(engine, build) == release
 
 
 def test_quotes_prefixes_and_cuts_do_not_matter(subtests):

@@ -227,7 +227,14 @@ def _key(text: str) -> str:
 
 @cache
 def _by_key() -> dict[str, Device]:
-    return {_key(text): device for device in devices() for text in (device.name, *device.aliases)}
+    named = {_key(text): one for one in devices() for text in (one.name, *one.aliases)}
+    # What a virtual machine calls an AMD card, and so the engines' config files there.
+    virtual = {
+        f"{key}vf": replace(device, name=f"{device.name}_VF", aliases=())
+        for key, device in named.items()
+        if device.name.startswith("AMD_Instinct")
+    }
+    return named | virtual
 
 
 @cache

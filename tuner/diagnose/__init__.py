@@ -156,7 +156,7 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
 
 
 def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
-    """Sentences on the GPU of commands, if people's words alone tell it, and on other servers."""
+    """Sentences on what commands take from people's words, other servers and builds."""
     given = " --device "
     for word, name in ((" --tp ", "tp"), (f" tune {context.target()} ", "model")):
         first, other = context.facts.get(name), context.facts.others.get(name)
@@ -170,6 +170,12 @@ def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
                 f"The text shows {name} {first} and, in {other.where}, {other.value}: the commands "
                 "are for the first."
             )
+    version = context.version(context.engine_name())
+    if version and version not in context.spec(context.engine_name()) and " --engine " in str(fix):
+        yield (
+            f"The server's version, {version}, is not on PyPI: the commands are for "
+            f"{context.spec(context.engine_name())}."
+        )
     if context.facts.in_words and not context.hints.device and any(given in one for one in fix):
         yield (
             f"--device is what the text calls {context.facts.get('device')}: if `nvidia-smi -L` "

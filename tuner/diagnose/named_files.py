@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
     served = context.target() and context.tp
     if device and not served and (names := _names_of(finding, engine, device, context)):
         return _each(names[:_MOST], engine, context)
-    wanted = "dense_gemm" if "gemm" in finding.message.name else "fused_moe"
+    kernels = {"block_gemm": "dense_gemm", "mamba": "state_update"}
+    wanted = kernels.get(finding.message.name.partition("_config")[0], "fused_moe")
     family = next(family for family in families() if family.name == wanted)
     if engine and not supports(engine, wanted):
         return Added()
@@ -131,6 +132,8 @@ def _read(path: str, context: Context) -> tuple[str, Family | None, list[str], s
         return name, None, [], f"Nothing here makes {name}: {UNTUNED}."
     readers = _readers(path, name, family) if family else []
     why = "" if readers else f"Neither sglang nor vLLM looks for {name}."
+    if family is None:
+        why = f"Nothing here makes {name}: no kernel that this tuner tunes has a file named so."
     return name, family if readers else None, readers, why
 
 
@@ -144,6 +147,8 @@ def _name_of(match: re.Match[str], engine: str, device: Device, context: Context
     if model and model.quantization != "none" and model.dtype and ",device_name=" not in line:
         dtype = dtype or model.dtype.value
         shape = shape or (model.block_shape if dtype == model.dtype.value else None)
+    if ",device_name=" not in line:
+        dtype = dtype or context.weights()
     name = (
         f"E={match[1]},N={match[2]},device_name={device.name}{f',dtype={dtype}' if dtype else ''}"
     )
@@ -172,7 +177,9 @@ def _named(path: str, served: str, context: Context) -> Added:
     for engine in asked:
         added = about(config_file(path, engine, context, Serving()), context)
         details |= added.details
-        instead = list(_asked_instead(engine, family, name, context))
+        instead = [*_asked_instead(engine, family, name, context)] or _of_another_type(
+            family, details["fields"], context
+        )
         cause += [*_shipped(engine, family, name, context), *added.cause, *instead]
         fix += [f"If the server is {ENGINES[engine]}:"] if len(asked) > 1 else []
         fix += commands_for(family, engine, context, device) if instead else added.fix
@@ -220,6 +227,22 @@ def _asked_instead(name: str, family: Family, file: str, context: Context) -> It
     server = f"{context.target()} at tp={context.tp}{ep} and otherwise without flags"
     who = f"For {server}, {ENGINES[name]} {engine.version}"
     yield from (one.why for one in not_among([Path(file)], asked, who))
+
+
+def _of_another_type(family: Family, fields: Mapping[str, str], context: Context) -> list[str]:
+    """A sentence, if the text's model is quantised, and the name is of 16-bit experts."""
+    said = re.search(r"fp8|int8|w8a8", context.model, re.IGNORECASE)  # a preset may stand for more
+    other = "dtype" in fields or "quantization" in context.facts.known
+    if family.name != "fused_moe" or other or not (said and context.quantised()):
+        return []
+    model = find_preset(context.target())
+    if not model.dtype:
+        return []
+    return [
+        f"The name is of 16-bit experts, and {context.model} has {model.dtype.value}: its servers "
+        "look for a name with that type, so they do not read this file. For the model, with --tp "
+        "of the server's command if it is not 1:"
+    ]
 
 
 def _fields(name: str, path: str) -> dict[str, str]:

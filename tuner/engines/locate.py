@@ -155,3 +155,19 @@ def release_of(text: str) -> Release:
         raise BadProblem(f"{text!r} is not an engine version such as 0.5.23")
     release = version.major, version.minor, version.micro
     return (*release, version.post) if version.post else release
+
+
+def published(name: str, text: str) -> str:
+    """The release of an engine that stands for a build which no package index has: 0.11.1 for
+    0.11.1rc2.dev10+g1a2b3c4; "" where none is known, as for 0.1.dev1. vLLM publishes no candidates.
+    """
+    match = _LEADING.match(text)
+    version = Version(match[0]) if match else None
+    own = version and (version.dev is not None or version.local or len(version.release) > 3)
+    if version is None or not (own or (version.pre and name == "vllm")):
+        return text
+    if len(version.release) < 3:
+        return ""
+    # A build after 0.5.6.post2 calls itself 0.5.6.post3.dev12.
+    post = (version.post or 0) - (version.dev is not None)
+    return ".".join(map(str, version.release[:3])) + (f".post{post}" if post > 0 else "")

@@ -19,6 +19,7 @@ from tuner.errors import (
     BadInput,
     BadProblem,
     IndivisibleShape,
+    LacksLayers,
     OptionsRefused,
     UnknownEngine,
     UnknownModel,
@@ -87,8 +88,8 @@ def resolve_all(
     """The problems of each family of which a model has some; see `resolve_target`.
 
     `among` are the families to look at, all without it. Notes say why a family is left out. Raises
-    IndivisibleShape if tp does not divide the layers of one, and the first family's error if the
-    model has no problem of any.
+    IndivisibleShape if tp does not divide the layers of one, and each family's reason if the model
+    has no problem of any.
     """
     found: list[TuningTarget] = []
     architecture = class_of(target)
@@ -103,9 +104,16 @@ def resolve_all(
         else:
             problems, notes = resolved.problems, resolved.notes
             found.append(TuningTarget(family, problems, notes, True, architecture))
+    reasons: dict[str, list[str]] = {}
+    for family, refusal in refused:
+        if not isinstance(refusal, LacksLayers):
+            reasons.setdefault(str(refusal), []).append(family.title)
     if not found:
-        raise refused[0][1]
-    left_out = tuple(f"left out {family.title}: {error}" for family, error in refused)
+        if len(reasons) < 2:
+            raise refused[0][1]
+        whys = (f"{_listed(titles)}: {why}" for why, titles in reasons.items())
+        raise BadProblem(f"nothing of it can be tuned; {'; '.join(whys)}")
+    left_out = tuple(f"left out {_listed(titles)}: {why}" for why, titles in reasons.items())
     return [replace(found[0], notes=(*left_out, *found[0].notes)), *found[1:]]
 
 

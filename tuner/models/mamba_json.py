@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
+from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, MalformedCheckpoint
 from tuner.models.fields import (
     Json,
     architecture_of,
@@ -21,6 +22,7 @@ from tuner.models.fields import (
 )
 from tuner.models.folder import read_with
 from tuner.models.layer_counts import PATTERN
+from tuner.models.model import Model
 from tuner.problems.dtypes import Dtype
 
 
@@ -90,6 +92,15 @@ def read_mamba(path: Path) -> MambaShape:
     return read_with(path, parse_mamba_json)
 
 
+def refuse_preset(model: Model) -> NoReturn:
+    """Refuse a preset without Mamba-2 layers. Raises LacksLayers for a class that has none."""
+    kind = MalformedCheckpoint if model.architecture in _NAMES else LacksLayers
+    raise kind(
+        f"no Mamba-2 layers are known of {model.name}: give the folder of its config.json, or the "
+        "problem itself, state_update:heads=.. or chunk_scan:heads=.."
+    )
+
+
 def parse_mamba_json(data: bytes, name: str) -> MambaShape:
     """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
     config = parse(data)
@@ -97,7 +108,7 @@ def parse_mamba_json(data: bytes, name: str) -> MambaShape:
     names = _NAMES.get(architecture)
     layers = _count(fields)
     if names is None or layers == 0:
-        raise MalformedCheckpoint(
+        raise LacksLayers(
             f"{architecture} has no Mamba-2 layers that are known here: name the problem itself, "
             "state_update:heads=.. or chunk_scan:heads=.."
         )

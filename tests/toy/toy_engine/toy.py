@@ -19,8 +19,8 @@ from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, PlannedFile
 from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
-from tuner.kernels.binding import Binding, Constant, Integer, Pointer, bind
-from tuner.kernels.lift import FamilyKernels, Lifted, lift
+from tuner.kernels.binding import Binding, Constant, FamilyKernels, Integer, Pointer, bind
+from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Problem
 from tuner.problems.results import Winner
 

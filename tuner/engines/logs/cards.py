@@ -10,7 +10,7 @@ from tuner.devices.in_words import cards_in
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice
 
-_VENDORS = {"nvidia", "amd", "tesla", "geforce"}
+_VENDORS = {"nvidia", "amd", "instinct", "tesla", "geforce"}
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,25 @@ from tuner.toml_table import shipped_toml
 
 _COMMAND = re.compile(
     r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|--model-path\b"
-    r"|\bbenchmark_moe\w*\.py|\btuning_\w+\.py"
+    r"|\bbenchmark_moe\w*\.py|\btuning_\w+\.py|\bLLM\(|\bsgl(?:ang)?\.Engine\("
     r"|\b(?:command|args)[\"']?\s*[:=]\s*(?:[\[>|\"'-]|$)"
 )
 _STARTS = (  # of them, without blanks
     *(b"launch_server", b"sglangserve", b"vllmserve", b"vllm.entrypoints", b"dockerrun"),
-    *(b"--model-path", b"command", b"args", b"benchmark_moe", b"tuning_"),
+    *(b"--model-path", b"command", b"args", b"benchmark_moe", b"tuning_", b"LLM(", b".Engine("),
 )
-_GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])")  # an argument of its own line
+# What begins a server of its own, unless it goes on with a command: a launcher, or the same key of
+# another container.
+_SERVER = re.compile(
+    r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|\bLLM\("
+    r"|\bsgl(?:ang)?\.Engine\(|^\W*(?P<key>image|command|args)[\"']?\s*:"
+)
+# An argument of its own line, of a command or of a call in Python.
+_GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])|\s+\w+ ?=")
+_SPREAD = re.compile(
+    r"--enable[-_]expert[-_]parallel\b|(?<![\w-])-ep(?=[\s\\\"'\]`]|$)(?!\s+\d)"
+    r"|\benable_expert_parallel[\"']?\s*[=:]\s*True"
+)
 _LONGEST = 80  # lines of a command
 # Where an engine logs the arguments that it was started with, without blanks.
 _ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=")
@@ -38,7 +49,7 @@ _ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=
 _RANK = re.compile(rb"(?:\d |[_ ]DP\d+_| DP\d+ |Worker[_ ])TP(\d{1,3})\b")
 # A shell's variable that is set in a line of its own, as scripts of launch commands do.
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
-_USED = re.compile(r"\$\{?(\w+)\}?")
+_USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
 # An engine's name as a word of its own: no part of a path, a package, an image or a link.
 _ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![\w/]|[.:-]\w)", re.IGNORECASE)
@@ -80,6 +91,12 @@ class Facts:
     _flag: str = ""  # a flag of `settings` that ended it
     _variables: dict[str, str] = field(default_factory=dict)  # of a shell, by their names
     _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: the variable, where
+    _keys: set[str] = field(default_factory=set)  # of a container, in a compose or Kubernetes file
+    _containers: bool = False  # the keys are of another container than the first server's
+    _named: bool = False  # a command has named the model
+    _served: bool = False  # a command has said how a server is started
+    _another: bool = False  # the command is of another server than the first
+    _spread: str = ""  # where the experts are said to be divided among all ranks
     settings: dict[str, str] = field(default_factory=dict)  # flags and variables of the server
 
     def get(self, name: str) -> str:
@@ -114,6 +131,7 @@ class Facts:
                 self._read_command(texts[0], where)
             for form in hits[at]:
                 self._match(form, texts, where)
+            self._spread_experts(texts[0], where)
         self._read_settings(lines, joined, starts, name, first)
         self._see_ranks(lines, name, first)
         self._see_words(lines, name, first)
@@ -232,26 +250,53 @@ class Facts:
 
     def _read_command(self, text: str, where: str) -> None:
         """Read the flags and variables of a launch command, which may take several lines."""
+        begins, goes_on = _SERVER.search(text), self._continued or _GOES_ON.match(text)
+        if begins:
+            self._begin_server(begins["key"] or "")
         if _COMMAND.search(text):
             self._command = _LONGEST
-        elif not (self._continued or _GOES_ON.match(text)):
-            self._command = 0
-        self._continued = text.rstrip().endswith("\\")
+        elif not goes_on:
+            self._command, self._another = 0, bool(begins) and self._another
+        self._continued = text.rstrip().endswith(("\\", "`"))
         if not self._command:
             return
         self._command = self._command - 1
         for name, pattern in _flags().items():
             if match := pattern.search(text):
-                self.add(name, match[1], where)
+                self._add_of_command(name, match[1] or match[2], where)
             elif self._waits == name:
-                self.add(name, text.strip(" \t-\"',[]\\"), where)
+                self._add_of_command(name, text.strip(" \t-\"',[]\\"), where)
         self._waits = _flag_alone(text)
-        if "--enable-expert-parallel" in text:
-            self.add("ep", self.get("tp"), where)
+        found = list(of_command(text))
         if self._flag:
-            self._keep_settings([(self._flag, text.strip(" \t-\"',[]\\"))], where)
+            found.append((self._flag, text.strip(" \t-\"',[]\\")))
         self._flag = waiting_flag(text)
-        self._keep_settings(of_command(text), where)
+        if not self._another:
+            self._keep_settings(found, where)
+
+    def _begin_server(self, key: str) -> None:
+        """A launcher, or a key of a container, begins the first server or another one."""
+        if key:
+            self._containers |= key in self._keys and self._served
+            self._keys.add(key)
+            self._another = self._containers
+        elif not self._continued:
+            self._another = self._served
+
+    def _add_of_command(self, name: str, value: str, where: str) -> None:
+        """Keep a flag's value, unless the command is of another model than the first server's."""
+        if name == "model" and self._named and _last(value) != _last(self.get("model")):
+            self._another = True
+        self.add(name, value, where)
+        self._named |= name == "model"
+        self._served |= name in _NUMBERS
+
+    def _spread_experts(self, text: str, where: str) -> None:
+        """Divide the experts among all ranks, if the first server's command or its log says so."""
+        if not self._another and _SPREAD.search(text):
+            self._spread = self._spread or where
+        if self._spread and self.get("tp") and "ep" not in self.known:
+            self.known["ep"] = Fact(self.get("tp"), self._spread)
 
     def add(self, name: str, value: str | None, where: str) -> None:
         """Keep a value, if it is one: not empty, no hole of a template.
@@ -260,10 +305,10 @@ class Facts:
         """
         value = (value or "").strip().rstrip(".")
         if used := _USED.fullmatch(value):
-            if used[1] not in self._variables:
+            if used[1] not in self._variables and not used[2]:
                 self._unset.setdefault(name, (used[1], where))
                 return
-            value = self._variables[used[1]]
+            value = self._variables.get(used[1], used[2] or "")
         if not value or value[0] in "$<{-" or (name in _NUMBERS and not value.isdecimal()):
             return
         if name in ("card", "card_of_file"):
@@ -275,7 +320,9 @@ class Facts:
         if name == "model" and self._called:
             self._called = False
             self.known.pop("model", None)
-        old = self.known.setdefault(name, Fact(value, where))
+        old = self.known.get(name, Fact(value, where))
+        if not self._another:
+            self.known.setdefault(name, old)
         if _last(old.value) != _last(value):
             self.others.setdefault(name, Fact(value, where))
 
@@ -304,13 +351,20 @@ def _forms() -> tuple[_Form, ...]:
 def _flags() -> dict[str, re.Pattern[str]]:
     """The pattern of each fact's flags with a value in the same line."""
     rows = shipped_toml(__package__, "facts.toml")["flags"]
-    return {
-        name: re.compile(
-            rf"(?<![\w-])(?:{'|'.join(map(re.escape, flags))})(?:=|[\"']?,?\s+(?:-\s+)?)[\"']?"
-            r"([^\s\"',\\\]]+)"
+    value = r"[\"']?([^\s\"',\\\]`;)]+)"
+    found = {}
+    for name, flags in rows.items():
+        words = "|".join(map(_spellings, flags))
+        fields = "|".join(flag.strip("-").replace("-", "_") for flag in flags)
+        found[name] = re.compile(
+            rf"(?<![\w-])(?:{words})(?:=|[\"']?,?\s+(?:-\s+)?){value}|\b(?:{fields})={value}"
         )
-        for name, flags in rows.items()
-    }
+    return found
+
+
+def _spellings(flag: str) -> str:
+    """A flag's pattern: vLLM takes underscores too."""
+    return flag[:2] + re.escape(flag[2:]).replace("\\-", "[-_]")
 
 
 def _last(value: str) -> str:

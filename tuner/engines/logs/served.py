@@ -11,6 +11,7 @@ from typing import Any
 from tuner.devices.table import Device, card_to_check, find_device, other_maker
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.launch import ServingFlags, read_flags
+from tuner.engines.locate import published
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.settings import as_words
 from tuner.errors import BadInput, BadProblem, UnknownDevice, UnknownEngine, UnknownModel
@@ -79,8 +80,10 @@ class CompletedHints:
 
     def serving(self, name: str, family: Family) -> str:
         """The options by which a family's problems are those of this server's ranks."""
+        quantised = {"--quantization": said} if (said := self.facts.get("quantization")) else {}
+        given = {**quantised, **self.facts.settings}
         try:
-            flags = read_flags(name, self.facts.settings) if name in ENGINES else ServingFlags()
+            flags = read_flags(name, given) if name in ENGINES else ServingFlags()
         except BadProblem:  # a flag's value is cut, or no number
             flags = ServingFlags()
         asked = dict(flags.options)
@@ -89,12 +92,26 @@ class CompletedHints:
         if "--enable-dp-attention" in self.facts.settings and self.facts.get("dp"):
             asked["dp"] = int(self.facts.get("dp"))
         words = [f"--tp {self.tp}"] if self.tp else []
-        if flags.dtype and family.name in _OF_WEIGHTS:
-            words.append(f"--dtype {flags.dtype.value}")
+        dtype = flags.dtype.value if flags.dtype else "" if self.quantised() else self.weights()
+        if dtype and family.name in _OF_WEIGHTS:
+            words.append(f"--dtype {dtype}")
         for option in family.shaping:
             if option.name in asked:
                 words.append(_option(option, asked[option.name]))
         return " ".join(words)
+
+    def quantised(self) -> bool:
+        """Whether the text's model is a preset of quantised weights."""
+        target = "" if self.hints.model else self.target()
+        return bool(target) and find_preset(target).quantization != "none"
+
+    def weights(self) -> str:
+        """The type of quantised weights that people's words name alone; "" if they do not."""
+        said = self.facts.get("weights").lower().replace(" ", "_").partition("_")[0]
+        others = self.facts.others.get("weights")
+        if others and not others.value.lower().startswith(said):
+            return ""
+        return f"{said}_w8a8" if said in ("fp8", "int8") else ""
 
     def engine_name(self) -> str:
         """The engine: sglang, vllm, or nothing where neither the hints nor the text tell."""
@@ -111,6 +128,7 @@ class CompletedHints:
     def spec(self, name: str) -> str:
         """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
         version = self.version(name)
+        version = version if self.hints.engine else published(name, version)
         return f"{name}=={version}" if name and version else name
 
     def engine(self, name: str) -> Engine | None:

@@ -6,9 +6,8 @@ A name is a preset, or a folder or file with a config.json.
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.errors import BadProblem
 from tuner.families.chunk_scan.problem import NAME, ChunkScan
-from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba
+from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba, refuse_preset
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
@@ -25,13 +24,9 @@ def resolve(text: str, serving: Serving) -> Resolved:
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
     found = preset_or_file(text, read_mamba)
-    shape = found.mamba if isinstance(found, Model) else found
-    if shape is None:
-        raise BadProblem(
-            f"no Mamba-2 layers are known of {found.name}: give the folder of its config.json, or "
-            f"the problem itself, {NAME}:heads=.."
-        )
-    return resolve_model(shape, serving)
+    if isinstance(found, Model):
+        found = found.mamba or refuse_preset(found)
+    return resolve_model(found, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:

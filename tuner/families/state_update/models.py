@@ -9,8 +9,8 @@ from types import ModuleType
 
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem
-from tuner.families.state_update.problem import NAME, StateUpdate
-from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba
+from tuner.families.state_update.problem import StateUpdate
+from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba, refuse_preset
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
@@ -38,13 +38,9 @@ def resolve(text: str, serving: Serving) -> Resolved:
             api="its problem",
         )
     found = preset_or_file(text, read_mamba)
-    shape = found.mamba if isinstance(found, Model) else found
-    if shape is None:
-        raise BadProblem(
-            f"no Mamba-2 layers are known of {found.name}: give the folder of its config.json, or "
-            f"the problem itself, {NAME}:heads=.."
-        )
-    return resolve_model(shape, serving)
+    if isinstance(found, Model):
+        found = found.mamba or refuse_preset(found)
+    return resolve_model(found, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
