@@ -69,7 +69,7 @@ def test_presets_have_their_layers(preset, sizes):
     found = scan.heads, scan.head_dim, scan.groups, scan.state_size, scan.chunk_size
     assert found == sizes
     assert (update.heads, update.head_dim, update.groups, update.state_size) == sizes[:4]
-    with pytest.raises(BadProblem, match="no Mamba-2 layers are known of qwen3-8b"):
+    with pytest.raises(LacksLayers, match="no Mamba-2 layers are known of qwen3-8b"):
         resolve_scan("qwen3-8b", served())
 
 

@@ -22,7 +22,6 @@ from tuner.models.fields import (
 )
 from tuner.models.folder import read_with
 from tuner.models.layer_counts import PATTERN
-from tuner.models.model import Model
 from tuner.problems.dtypes import Dtype
 
 
@@ -92,11 +91,11 @@ def read_mamba(path: Path) -> MambaShape:
     return read_with(path, parse_mamba_json)
 
 
-def refuse_preset(model: Model) -> NoReturn:
+def refuse_preset(name: str, architecture: str) -> NoReturn:
     """Refuse a preset without Mamba-2 layers. Raises LacksLayers for a class that has none."""
-    kind = MalformedCheckpoint if model.architecture in _NAMES else LacksLayers
+    kind = MalformedCheckpoint if architecture in _NAMES else LacksLayers
     raise kind(
-        f"no Mamba-2 layers are known of {model.name}: give the folder of its config.json, or the "
+        f"no Mamba-2 layers are known of {name}: give the folder of its config.json, or the "
         "problem itself, state_update:heads=.. or chunk_scan:heads=.."
     )
 

@@ -25,7 +25,7 @@ def resolve(text: str, serving: Serving) -> Resolved:
     """
     found = preset_or_file(text, read_mamba)
     if isinstance(found, Model):
-        found = found.mamba or refuse_preset(found)
+        found = found.mamba or refuse_preset(found.name, found.architecture)
     return resolve_model(found, serving)
 
 
