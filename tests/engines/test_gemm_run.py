@@ -18,9 +18,8 @@ from gemm_cases import BLOCKS, CHANNELS, point, tile
 from tiers import only
 
 from tuner.devices.constants import Constants
-from tuner.devices.gemm import GemmModel, Product, RowBlocks
-from tuner.devices.occupancy import Footprint
 from tuner.devices.table import find_device
+from tuner.devices.tile_model import Footprint, GemmModel, Product, RowBlocks
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.dense_gemm.engine import gemm_engine

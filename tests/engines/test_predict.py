@@ -9,14 +9,14 @@ import statistics
 import pytest
 from cases import FP8, FP8_RECORDING, H200, INT8, L40S, config
 
-from tuner.devices.occupancy import (
+from tuner.devices.table import devices, find_device
+from tuner.devices.tile_model import (
     Footprint,
     TensorStep,
     blocks_per_sm,
     tensor_step,
     uses_warpgroup,
 )
-from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.choose import MoePolicy, choose
 from tuner.families.fused_moe.engine import moe_engine
