@@ -1,7 +1,7 @@
 """What a picture consists of, its axes, and the picture as SVG or on a page of HTML.
 
-Lengths are pixels at its natural size. A page is light or dark as the system is. It stands alone: it
-loads no script, style sheet, picture or font.
+Lengths are pixels at its natural size. A page is light or dark as the system is. It stands alone:
+it loads no script, style sheet, picture or font.
 """
 
 from __future__ import annotations
