@@ -9,7 +9,7 @@ import pytest
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, seen_to_run, what_runs
 from tuner.engines.dispatch_table import DispatchRule, UnknownFact, dispatch_table, read_dispatch
-from tuner.engines.locate import release_of
+from tuner.engines.engine import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem, problem_names

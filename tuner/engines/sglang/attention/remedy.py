@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.locate import version_order
+from tuner.engines.engine import version_order
 from tuner.engines.sglang.attention.binding import launcher_source
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import UnsupportedKernel

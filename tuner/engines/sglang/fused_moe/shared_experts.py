@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.devices.target import Target
-from tuner.engines.locate import Release, release_of
+from tuner.engines.engine import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.engine import Fusion
 from tuner.models.model import Model
