@@ -135,7 +135,7 @@ def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
     from tuner.store.workers import Estimates
-    from tuner.tuning.gains import estimate_line
+    from tuner.tuning.request import estimate_line
 
     request, device = prepared.request, prepared.request.device.name
     if request.source.kind is MeasureKind.GPU:
