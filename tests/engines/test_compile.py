@@ -40,8 +40,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import PTXAS_SETTINGS, Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Request, parse_source
+from tuner.tuning.request import Request, parse_source, prepare
 from tuner.tuning.run import open_source
 
 SMALL = config(16, 64, 64, 4, 2)

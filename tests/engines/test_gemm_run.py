@@ -33,9 +33,8 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.store.results import ResultStore
-from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.request import Effort, Known, Request, Source, prepare
 from tuner.tuning.search import Search
 
 H100, L40S = find_device("H100"), find_device("L40S")

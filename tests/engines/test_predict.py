@@ -38,8 +38,7 @@ from tuner.families.fused_moe.space import baseline_configs, space_for
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.tuning.prepare import Known, prepare
-from tuner.tuning.request import Request, Source
+from tuner.tuning.request import Known, Request, Source, prepare
 from tuner.tuning.seeds import cover
 
 PROBLEMS = [

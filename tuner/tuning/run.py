@@ -42,9 +42,8 @@ from tuner.problems.results import (
     untimed,
 )
 from tuner.tuning.gains import Meter, with_backends
-from tuner.tuning.prepare import Known, Prepared, triton_version
 from tuner.tuning.report import Report, mark_untested
-from tuner.tuning.request import Effort, Request
+from tuner.tuning.request import Effort, Known, Prepared, Request, triton_version
 from tuner.tuning.space import space_identity
 from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
 
