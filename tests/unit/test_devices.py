@@ -13,7 +13,7 @@ from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.space import space_for
-from tuner.kernels.branches import platform_probes
+from tuner.kernels.source import platform_probes
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config

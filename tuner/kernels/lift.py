@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.devices.target import CUDA, Target
 from tuner.errors import UnsupportedKernel, did_you_mean
-from tuner.kernels.branches import platform_probes
 from tuner.kernels.source import (
     Assignment,
     EngineSource,
@@ -30,9 +29,10 @@ from tuner.kernels.source import (
     SourceModule,
     bindings,
     bound_name,
-    free_names,
+    compiler_options,
     full_name,
     names_read,
+    platform_probes,
 )
 from tuner.problems.points import Candidate
 
@@ -343,3 +343,19 @@ class FamilyKernels(ABC):
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bound` as a function of a candidate, for the compiler."""
         return lambda candidate: (self.lifted, self.bound(problem, candidate, target))
+
+
+def free_names(node: ast.FunctionDef) -> Iterator[str]:
+    """Names that a jitted function reads from its module."""
+    local = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    stores = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    local |= {n.id for n in stores}
+    parts: list[ast.AST] = [
+        compiler_options(node.decorator_list[-1]),
+        *node.args.defaults,
+        *node.body,
+    ]
+    for part in parts:
+        for name in names_read(part):
+            if name not in local:
+                yield name
