@@ -12,6 +12,7 @@ import copy
 import operator
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -65,7 +66,9 @@ class Evaluator:
     def value(self, node: ast.expr) -> object:
         """The value of an expression, or UNKNOWN."""
         if isinstance(node, ast.Constant | ast.Tuple | ast.List | ast.Set):
-            return _literal(node)
+            with suppress(ValueError):
+                return ast.literal_eval(node)
+            return UNKNOWN
         answer = self._answer(node)
         if answer is not UNKNOWN:
             return answer
@@ -122,13 +125,6 @@ class Evaluator:
             return True
         if function.endswith("environ.get") or last == "getenv":
             return self.value(node.args[1]) if len(node.args) > 1 else None
-        return UNKNOWN
-
-
-def _literal(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
         return UNKNOWN
 
 
