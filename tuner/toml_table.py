@@ -9,11 +9,6 @@ from importlib import resources
 from itertools import accumulate
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from tuner.errors import BadInput, did_you_mean
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -39,10 +34,9 @@ def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[st
     try:
         text = data if isinstance(data, str) else data.decode()
         _check_structure(text)
-        values: dict[str, Any] = tomllib.loads(text)
+        return _loads(text)
     except (ValueError, RecursionError) as cause:
         raise error(f"{source} is not TOML: {_line(str(cause))}") from None
-    return values
 
 
 def _check_structure(text: str) -> None:
@@ -57,9 +51,16 @@ def _check_structure(text: str) -> None:
 
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
     """The values of a TOML file inside a package."""
-    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
-    values: dict[str, Any] = tomllib.loads(text)
-    return values
+    return _loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def _loads(text: str) -> dict[str, Any]:
+    # Imported late: the attention plugin reads files inside a server, which may have no parser.
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+    return tomllib.loads(text)
 
 
 class Table:
