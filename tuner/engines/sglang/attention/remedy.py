@@ -19,7 +19,7 @@ from tuner.engines.sglang.package import SGLang
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.engine import Remedy
 from tuner.families.attention.problem import AttentionPhase
-from tuner.toml_table import shipped_toml
+from tuner.files import shipped_toml
 
 _CAPABILITY = "CUDA_CAPABILITY"
 _TILE = {"BLOCK_M", "BLOCK_N"}

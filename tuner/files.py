@@ -1,4 +1,7 @@
-"""Read TOML files field by field, so that every error names the field."""
+"""Read files that people write: up to a size, and TOML field by field.
+
+So every error names the file or the field.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from tuner.errors import BadInput, did_you_mean
+
+
+def read_limited(path: Path, limit: int, kind: str, error: type[BadInput]) -> bytes:
+    """A file's bytes. Raises `error` for a file that cannot be read or is larger than `limit`.
+
+    `limit` is in bytes, a multiple of 1 MiB; `kind` names the expected file, e.g. "config.json".
+    """
+    text = str(path)
+    where = text if text.isprintable() and len(text) < 300 else repr(text[:200])
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except (OSError, ValueError) as cause:  # ValueError: the name holds a NUL
+        reason = getattr(cause, "strerror", None) or cause
+        raise error(f"{where}: cannot be read: {reason}") from None
+    if len(data) > limit:
+        raise error(f"{where}: larger than {limit >> 20} MiB, no {kind}")
+    return data
+
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # tomllib takes seconds for a key of ten thousand parts.
