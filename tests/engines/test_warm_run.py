@@ -17,8 +17,7 @@ from gemm_cases import BLOCKS
 from tiers import only
 
 from tuner.compile import CompileJob, Farm
-from tuner.compile.environment import TritonRelease, triton_for
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import TritonRelease, find_engine, triton_for
 from tuner.measure.gpu import child_env
 from tuner.problems.points import Problem
 from tuner.problems.results import Compiled, MeasureKind

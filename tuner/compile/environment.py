@@ -1,68 +1,16 @@
-"""The Triton that compile processes run, and the environment they run it in."""
+"""What tells one build of Triton from another, and the environment of a process that runs it."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
-import re
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 
-from tuner.engines.engine import Engine, engine_triton, find_triton
-from tuner.errors import CompilerUnavailable
+from tuner.engines.engine import TritonRelease
 from tuner.problems.points import PTXAS_SETTINGS, version_folder
-
-
-@dataclass(frozen=True)
-class TritonRelease:
-    """One Triton on this machine."""
-
-    version: str
-    folder: Path | None = None  # comes first on a process's path; None: Triton is installed
-    note: str = ""  # what to tell users if an engine's servers run another one
-
-
-def triton_for(engine: Engine) -> TritonRelease:
-    """The Triton to compile an engine's kernels with: the one that its servers run.
-
-    Where that one is unknown or not on this machine, it is the installed one. Raises
-    CompilerUnavailable, which says how to get it, where that is missing too.
-    """
-    here = installed_triton() if importlib.util.find_spec("triton") is not None else None
-    wanted = engine_triton(engine)
-    if wanted is None or wanted == here:
-        return TritonRelease(installed_triton())
-    folder = find_triton(wanted)
-    if folder is not None:
-        return TritonRelease(wanted, folder)
-    name = f"{engine.name}=={engine.version}"
-    if here is None:
-        raise CompilerUnavailable(
-            f"Triton {wanted}, which {name} runs, is not here: `tuner engines add {name}` adds it"
-        )
-    return TritonRelease(
-        here,
-        note=f"{name} runs Triton {wanted}, which is not here: kernels are compiled with Triton "
-        f"{here}, and their registers and times may differ; to get it: tuner engines add {name}",
-    )
-
-
-def installed_triton() -> str:
-    """The version of the installed triton, found without importing it.
-
-    Raises CompilerUnavailable where triton is not installed.
-    """
-    spec = importlib.util.find_spec("triton")
-    if spec is None or spec.origin is None:
-        raise CompilerUnavailable("triton is not installed: pip install 'engine-tuner[compile]'")
-    found = re.search(r"__version__ = ['\"]([^'\"]+)", Path(spec.origin).read_text())
-    if found is None:
-        raise CompilerUnavailable(f"{spec.origin} does not say which triton it is")
-    return found[1]
 
 
 @lru_cache(maxsize=16)

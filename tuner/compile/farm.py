@@ -15,15 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tuner.childprocess import ChildDied, ChildProcess
-from tuner.compile.environment import (
-    TritonRelease,
-    file_hash,
-    installed_triton,
-    triton_build,
-    worker_env,
-)
+from tuner.compile.environment import file_hash, triton_build, worker_env
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.devices.target import Target
+from tuner.engines.engine import TritonRelease, installed_triton
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted

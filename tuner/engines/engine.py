@@ -25,7 +25,13 @@ from typing import Protocol
 import platformdirs
 from packaging.version import VERSION_PATTERN, Version
 
-from tuner.errors import BadProblem, UnknownEngine, UnsupportedFamily, did_you_mean
+from tuner.errors import (
+    BadProblem,
+    CompilerUnavailable,
+    UnknownEngine,
+    UnsupportedFamily,
+    did_you_mean,
+)
 
 # The release of each that this program was checked with most: what to add if nobody names one.
 CHECKED = {"sglang": "0.5.16", "vllm": "0.33.0"}
@@ -186,6 +192,54 @@ def engine_triton(engine: Engine, environ: Mapping[str, str] = os.environ) -> st
     """`pinned_triton` of an engine that `find_engine` gave."""
     found = (p for p in find_packages(engine.name, environ) if p.root == engine.root)
     return next((pinned_triton(package) for package in found), None)
+
+
+@dataclass(frozen=True)
+class TritonRelease:
+    """One Triton on this machine."""
+
+    version: str
+    folder: Path | None = None  # comes first on a process's path; None: Triton is installed
+    note: str = ""  # what to tell users if an engine's servers run another one
+
+
+def triton_for(engine: Engine) -> TritonRelease:
+    """The Triton to compile an engine's kernels with: the one that its servers run.
+
+    Where that one is unknown or not on this machine, it is the installed one. Raises
+    CompilerUnavailable, which says how to get it, where that is missing too.
+    """
+    here = installed_triton() if find_spec("triton") is not None else None
+    wanted = engine_triton(engine)
+    if wanted is None or wanted == here:
+        return TritonRelease(installed_triton())
+    folder = find_triton(wanted)
+    if folder is not None:
+        return TritonRelease(wanted, folder)
+    name = f"{engine.name}=={engine.version}"
+    if here is None:
+        raise CompilerUnavailable(
+            f"Triton {wanted}, which {name} runs, is not here: `tuner engines add {name}` adds it"
+        )
+    return TritonRelease(
+        here,
+        note=f"{name} runs Triton {wanted}, which is not here: kernels are compiled with Triton "
+        f"{here}, and their registers and times may differ; to get it: tuner engines add {name}",
+    )
+
+
+def installed_triton() -> str:
+    """The version of the installed triton, found without importing it.
+
+    Raises CompilerUnavailable where triton is not installed.
+    """
+    spec = find_spec("triton")
+    if spec is None or spec.origin is None:
+        raise CompilerUnavailable("triton is not installed: pip install 'engine-tuner[compile]'")
+    found = re.search(r"__version__ = ['\"]([^'\"]+)", Path(spec.origin).read_text())
+    if found is None:
+        raise CompilerUnavailable(f"{spec.origin} does not say which triton it is")
+    return found[1]
 
 
 # The version of a package whose files do not name one, such as a bare source checkout.

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tuner.compile.candidates import Binder, Companions
-from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
 from tuner.devices.target import Target
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, triton_for
 from tuner.errors import BadInput, CompilerUnavailable, one_of
 from tuner.measure import Measurer
 from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials, write_trials

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.compile import Compiler, Farm, KernelCompiler
-from tuner.compile.environment import triton_for
 from tuner.engines.dispatch import Runs, of_class, what_runs
+from tuner.engines.engine import triton_for
 from tuner.errors import UnwritableOutput
 from tuner.measure import Measurer
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
