@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.candidates import fit
-from tuner.compile.environment import file_hash, triton_build
+from tuner.compile.farm import file_hash, triton_build
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.devices.table import find_device
 from tuner.devices.target import Target, cuda_target
