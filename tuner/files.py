@@ -83,7 +83,8 @@ def _loads(text: str) -> dict[str, Any]:
         import tomllib  # noqa: PLC0415
     else:
         import tomli as tomllib  # noqa: PLC0415
-    return tomllib.loads(text)
+    values: dict[str, Any] = tomllib.loads(text)
+    return values
 
 
 class Table:
