@@ -44,6 +44,22 @@ NO_DEFAULT = object()
 UNREADABLE_DEFAULT = object()  # there is a default, but it is not a plain value
 
 
+def free_names(node: ast.FunctionDef) -> Iterator[str]:
+    """Names that a jitted function reads from its module."""
+    local = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    stores = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    local |= {n.id for n in stores}
+    parts: list[ast.AST] = [
+        compiler_options(node.decorator_list[-1]),
+        *node.args.defaults,
+        *node.body,
+    ]
+    for part in parts:
+        for name in names_read(part):
+            if name not in local:
+                yield name
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One parameter of a jitted function."""
@@ -343,19 +359,3 @@ class FamilyKernels(ABC):
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bound` as a function of a candidate, for the compiler."""
         return lambda candidate: (self.lifted, self.bound(problem, candidate, target))
-
-
-def free_names(node: ast.FunctionDef) -> Iterator[str]:
-    """Names that a jitted function reads from its module."""
-    local = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-    stores = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    local |= {n.id for n in stores}
-    parts: list[ast.AST] = [
-        compiler_options(node.decorator_list[-1]),
-        *node.args.defaults,
-        *node.body,
-    ]
-    for part in parts:
-        for name in names_read(part):
-            if name not in local:
-                yield name
