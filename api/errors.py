@@ -18,8 +18,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from api.fields import IN_WORDS, MALFORMED, REFUSED, UNKNOWN_FIELD
 from api.pages.browser import DOCS, PAGES, wants_page
-from api.text import IN_WORDS, MALFORMED, REFUSED
 from tuner.errors import (
     BadInput,
     ExportRefused,
@@ -41,7 +41,6 @@ from tuner.errors import (
     WrongSchema,
     did_you_mean,
 )
-from tuner.problems.fields import UNKNOWN_FIELD
 
 _MOST = 20  # mistakes that are named
 # What pages say of a value, by Pydantic's type of the error.

@@ -15,13 +15,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from api.examples import EXAMPLE_PROBLEM
+from api.fields import Cursor, DeviceName, EngineName, EngineSpec, Name, Strict, Time
 from api.matrix import CellState, MatrixOrder, RowFilter
-from api.text import Cursor, DeviceName, EngineName, EngineSpec, Name, Time
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, JobState
 from tuner.jobs.queue import JobOrder, JobQuery
-from tuner.problems.fields import Strict
 
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
 

@@ -22,19 +22,25 @@ from pydantic import (
 )
 
 from api.examples import EXAMPLE_PROBLEM
-from api.settings import CLUSTER_CHARS
-from api.text import (
+from api.fields import (
     ENDS,
     NAME_OF_KEY,
     PLAIN,
     REFUSED,
     SCOPES,
+    BatchSize,
+    Count,
     EngineSpec,
+    Flag,
     KnownDevice,
     Measure,
     Name,
+    Seed,
+    Strict,
+    body_field,
     refusing,
 )
+from api.settings import CLUSTER_CHARS
 from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, IndivisibleShape
@@ -43,7 +49,6 @@ from tuner.jobs.targets import TuningTarget, engine_version_here, refuse_too_lar
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Note, Serving
 from tuner.problems.dtypes import Dtype
-from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict, body_field
 from tuner.problems.options import Option
 from tuner.problems.registry import families, problem_texts
 from tuner.problems.results import MeasureKind

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.errors import ProblemDetails
+from api.fields import DeviceName, Name
 from api.paging import Next, Page
-from api.text import DeviceName, Name
 from tuner.jobs.job import JobState
 from tuner.problems.results import Status
 

@@ -5,7 +5,7 @@ key, as the command line does.) NAME_FILE may stand for NAME, as in `workers.set
 
 Parsers take far longer than the bytes take to arrive, and some of them by the square: so each text
 is measured first, in linear time. What is left is parsed in a thread, apart from small bodies. The
-bounds of TOML itself stand in `tuner.toml_table`.
+bounds of TOML itself stand in `tuner.files`.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from tuner.deploy.bench_report.plot import (
 )
 from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH
-from tuner.draw.shapes import Drawing, heading, stack
-from tuner.draw.svg import svg_text
+from tuner.draw.shapes import Drawing, heading, stack, svg_text
 from tuner.engines.dispatch import what_runs
 from tuner.pictures.rows import rows_of, summary_line
 from tuner.pictures.write import problem_charts, title_of

@@ -23,9 +23,8 @@ from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_named
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.store.jobs import JobStore
-from tuner.tuning.prepare import prepare
 from tuner.tuning.report import Report
-from tuner.tuning.request import Request
+from tuner.tuning.request import Request, prepare
 from tuner.tuning.run import RunStore, execute, open_source
 
 H200, L40S = find_device("H200"), find_device("L40S")

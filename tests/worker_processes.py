@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from cases import FP8, FP8_RECORDING
 
-from tuner.engines.locate import find_packages
+from tuner.engines.engine import find_packages
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort

@@ -16,8 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from tuner.engines.engine import find_engine, kernel_hash, parse_spec
-from tuner.engines.locate import version_order
+from tuner.engines.engine import find_engine, kernel_hash, parse_spec, version_order
 from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here

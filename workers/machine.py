@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import engine_names, find_engine
-from tuner.engines.locate import find_packages, version_order
+from tuner.engines.engine import engine_names, find_engine, find_packages, version_order
 from tuner.errors import UnknownDevice
 from tuner.jobs.workers import WorkerInfo, WorkerState
 from tuner.store.workers import WorkerStore

@@ -35,8 +35,7 @@ from tuner.problems.points import Candidate
 from tuner.problems.results import MeasureKind, Trial
 from tuner.store.database import Database
 from tuner.store.leases import Leases
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Request, Source
+from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 from tuner.tuning.tune import Watcher
 from workers.machine import GPU_VARIABLE

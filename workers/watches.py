@@ -30,6 +30,7 @@ from typing import Any
 from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, MalformedWatchList, TunerError
+from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import (
     engine_version_here,
@@ -44,7 +45,6 @@ from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import find_family, parse_problem
 from tuner.store.nights import NightStore
-from tuner.toml_table import Table, parse_toml
 from tuner.tuning.request import parse_effort, parse_source
 from workers.settings import Settings
 

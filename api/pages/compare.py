@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
+from api.fields import EngineName, Name, Strict
 from api.matrix import CoverageRow, RowFilter
 from api.pages.browser import asked
 from api.pages.names import device_short
@@ -19,9 +20,7 @@ from api.pages.render import page
 from api.paging import ResultOf
 from api.routes.results import get_result
 from api.state import Api, ApiDep
-from api.text import EngineName, Name
 from tuner.draw.shapes import Colour, Glyph
-from tuner.problems.fields import Strict
 from tuner.tuning.gains import NOISE, mean_gain
 
 router = APIRouter(include_in_schema=False)

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader
+from api.fields import Strict
 from api.matrix import CoverageRow, devices_of
 from api.pages.browser import asked
 from api.pages.forms import Posted, full_name, mistakes_in, refused_in
@@ -29,7 +30,6 @@ from api.state import Api, ApiDep
 from tuner.deploy.bundle.build import Bundle
 from tuner.errors import BadInput, ExportRefused, UnknownDevice, UnknownEngine
 from tuner.jobs.targets import served_as
-from tuner.problems.fields import Strict
 from tuner.problems.registry import parse_problem
 from tuner.tuning.gains import WITHOUT_US
 

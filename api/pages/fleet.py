@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field, ValidationError
 
 from api.auth import Admin, Reader
+from api.fields import DeviceName
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
@@ -35,7 +36,6 @@ from api.routes.service import (
     resume_workers,
 )
 from api.state import ApiDep
-from api.text import DeviceName
 from tuner.errors import BadInput
 from tuner.problems.dtypes import Dtype
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Admin, Caller, Reader, Submitter
+from api.fields import JobId
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, full_name, mistakes_in, refused_in
 from api.pages.names import steps_of
@@ -25,7 +26,6 @@ from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs, retry_jo
 from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.service import list_devices, list_models
 from api.state import ApiDep
-from api.text import JobId
 from tuner.errors import BadInput, NotRetriable
 from tuner.jobs.job import MAX_ATTEMPTS, JobState
 from tuner.problems.dtypes import Dtype

@@ -10,8 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from tuner.draw.chart import Chart, Series, Spot, draw_chart
-from tuner.draw.shapes import Colour, Drawing, Glyph, LogScale
-from tuner.draw.svg import svg_text
+from tuner.draw.shapes import Colour, Drawing, Glyph, LogScale, svg_text
 from tuner.problems.points import title_of
 from tuner.problems.registry import parts
 from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain

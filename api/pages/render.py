@@ -38,7 +38,7 @@ from api.pages.names import (
     step_words,
     words_of_count,
 )
-from tuner.draw.svg import scheme_style
+from tuner.draw.shapes import scheme_style
 
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FILES = {

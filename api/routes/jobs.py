@@ -18,13 +18,13 @@ from starlette.exceptions import HTTPException
 from api.auth import Admin, Caller, Reader, Submitter, may_hurry
 from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
+from api.fields import JobId
 from api.pages.browser import wants_page
 from api.paging import JobPage, job_position, page_of, read_job_cursor
 from api.requests import RefusedJob, SubmitJob, SubmitJobs, job_request
 from api.schemas_jobs import BatchOut, EventOut, JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.streams import ENDS, FollowedJob
-from api.text import JobId
 from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
 from tuner.jobs.job import JobEvent, JobRequest, Priority, Submitted
 from tuner.store.keys import Scope

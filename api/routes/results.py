@@ -16,6 +16,7 @@ from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses, said_of
 from api.exports import Archive, BundleRequest, ExportRequest, is_named, read_posted
+from api.fields import JobId
 from api.pages.browser import wants_page
 from api.paging import ExportIn, Page, ResultOf, page_of, read_cursor, read_one
 from api.requests import BundleIn
@@ -29,7 +30,6 @@ from api.schemas_jobs import (
 )
 from api.state import Api, ApiDep
 from api.streams import progress_of
-from api.text import JobId
 from tuner.deploy.bundle.build import Bundle
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput

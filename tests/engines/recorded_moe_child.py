@@ -10,7 +10,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from tuner.compile.environment import installed_triton
+from tuner.engines.engine import installed_triton
 from tuner.measure.messages import read_point
 from tuner.problems.points import Config
 

@@ -8,8 +8,8 @@ import statistics
 import pytest
 from cases import H200, SWEEP
 
-from tuner.devices.occupancy import Footprint
 from tuner.devices.table import devices
+from tuner.devices.tile_model import Footprint
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.families.attention.predict.predictor import (

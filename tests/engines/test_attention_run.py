@@ -24,8 +24,7 @@ from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, RunKey, Status, Totals
 from tuner.store.results import ResultStore
-from tuner.tuning.prepare import Known, prepare
-from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.request import Effort, Known, Request, Source, prepare
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"

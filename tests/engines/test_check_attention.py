@@ -3,9 +3,8 @@
 import pytest
 from tiers import only
 
-from tuner.compile.environment import triton_for
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import find_engine, triton_for
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.check import check_problems
 from tuner.families.attention.problem import parse_attention

@@ -33,9 +33,8 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial, Winner
 from tuner.store.results import ResultStore
-from tuner.tuning.prepare import prepare
 from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.request import Effort, Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 
 H100 = find_device("H100")

@@ -26,11 +26,11 @@ from typer.testing import CliRunner
 from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.candidates import fit
-from tuner.compile.environment import TritonRelease, file_hash, triton_build
+from tuner.compile.farm import file_hash, triton_build
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.devices.table import find_device
 from tuner.devices.target import Target, cuda_target
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import TritonRelease, find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import CompilerUnavailable, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm
@@ -40,8 +40,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import PTXAS_SETTINGS, Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Request, parse_source
+from tuner.tuning.request import Request, parse_source, prepare
 from tuner.tuning.run import open_source
 
 SMALL = config(16, 64, 64, 4, 2)

@@ -8,8 +8,7 @@ from functools import lru_cache
 import pytest
 
 from tuner.diagnose.table import Form, MessageSource, known_messages
-from tuner.engines.engine import find_engine
-from tuner.engines.locate import version_order
+from tuner.engines.engine import find_engine, version_order
 from tuner.engines.logs.lines import BLANKS
 
 RELEASES = ("0.4.3.post2", "0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")

@@ -13,7 +13,7 @@ import torch
 from served_cases import STAND_INS
 
 from tuner.engines.dummy_weights import fill_weight
-from tuner.engines.locate import find_packages
+from tuner.engines.engine import find_packages
 
 # Engines start the processes that load a model with `spawn`, which imports the main module again.
 SERVER = """

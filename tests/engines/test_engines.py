@@ -14,8 +14,7 @@ from cases import L40S
 from real_sglang import VERSIONS, kernel_source, package
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import Engine, engine_module, find_engine
-from tuner.engines.locate import release_of, version_order
+from tuner.engines.engine import Engine, engine_module, find_engine, release_of, version_order
 from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
 from tuner.errors import BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.families.fused_moe.engine import format_file_name, moe_engine

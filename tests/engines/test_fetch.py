@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from package_index import ENGINE_FILES, Index, serving
 
-from tuner.engines.engine import find_triton, pinned_triton
+from tuner.engines.engine import find_packages, find_triton, own_folders, pinned_triton
 from tuner.engines.fetch import add as adding
 from tuner.engines.fetch.add import add, remove
 from tuner.engines.inventory import releases
-from tuner.engines.locate import find_packages, own_folders
 from tuner.errors import EngineNotFetched, UnknownEngine
 
 TRITON_FILES = {"triton/__init__.py": b"__version__ = '9.1.0'\n", "triton/_C/lib.so": b"\x7fELF"}

@@ -18,9 +18,8 @@ from gemm_cases import BLOCKS, CHANNELS, point, tile
 from tiers import only
 
 from tuner.devices.constants import Constants
-from tuner.devices.gemm import GemmModel, Product, RowBlocks
-from tuner.devices.occupancy import Footprint
 from tuner.devices.table import find_device
+from tuner.devices.tile_model import Footprint, GemmModel, Product, RowBlocks
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.dense_gemm.engine import gemm_engine
@@ -34,9 +33,8 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.store.results import ResultStore
-from tuner.tuning.prepare import Known, prepare
 from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.request import Effort, Known, Request, Source, prepare
 from tuner.tuning.search import Search
 
 H100, L40S = find_device("H100"), find_device("L40S")

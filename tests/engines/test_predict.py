@@ -9,14 +9,14 @@ import statistics
 import pytest
 from cases import FP8, FP8_RECORDING, H200, INT8, L40S, config
 
-from tuner.devices.occupancy import (
+from tuner.devices.table import devices, find_device
+from tuner.devices.tile_model import (
     Footprint,
     TensorStep,
     blocks_per_sm,
     tensor_step,
     uses_warpgroup,
 )
-from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.choose import MoePolicy, choose
 from tuner.families.fused_moe.engine import moe_engine
@@ -38,8 +38,7 @@ from tuner.families.fused_moe.space import baseline_configs, space_for
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.tuning.prepare import Known, prepare
-from tuner.tuning.request import Request, Source
+from tuner.tuning.request import Known, Request, Source, prepare
 from tuner.tuning.seeds import cover
 
 PROBLEMS = [

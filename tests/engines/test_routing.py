@@ -26,8 +26,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.results import MeasureKind
 from tuner.store.results import ResultStore
 from tuner.tuning import run
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Effort, Request, Source, parse_source
+from tuner.tuning.request import Effort, Request, Source, parse_source, prepare
 from tuner.tuning.run import SerialBench, open_source
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)

@@ -11,8 +11,7 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.space import seeds_for, space_for, spaces_at
 from tuner.problems.points import Point
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Request, parse_source
+from tuner.tuning.request import Request, parse_source, prepare
 
 
 @pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])

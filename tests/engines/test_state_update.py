@@ -31,8 +31,7 @@ from tuner.families.state_update.problem import BATCH_SIZES, Update, parse_state
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Compiled, Entry, Environment, Status, Winner
 from tuner.store.results import ResultStore
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Request, parse_source
+from tuner.tuning.request import Request, parse_source, prepare
 
 READING = ("0.24.0", "0.33.0")
 OLDER = ("0.10.2", "0.15.1")

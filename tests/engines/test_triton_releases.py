@@ -11,9 +11,8 @@ from gemm_cases import BLOCKS, tile
 from tiers import only
 
 from tuner.compile import CompileJob, Farm
-from tuner.compile.environment import TritonRelease, triton_for
 from tuner.devices.target import cuda_target
-from tuner.engines.engine import RECORD, find_engine, find_triton
+from tuner.engines.engine import RECORD, TritonRelease, find_engine, find_triton, triton_for
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.engines.sglang.package import SGLang

@@ -17,13 +17,11 @@ from gemm_cases import BLOCKS
 from tiers import only
 
 from tuner.compile import CompileJob, Farm
-from tuner.compile.environment import TritonRelease, triton_for
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import TritonRelease, find_engine, triton_for
 from tuner.measure.gpu import child_env
 from tuner.problems.points import Problem
 from tuner.problems.results import Compiled, MeasureKind
-from tuner.tuning.prepare import Known, prepare
-from tuner.tuning.request import Request, Source
+from tuner.tuning.request import Known, Request, Source, prepare
 
 # Engines that run three releases of Triton, with two ways to take a kernel's constants.
 SOME, OLDER = ("sglang==0.5.16", (INT8, EXTEND, CHOSEN, BLOCKS)), ("sglang==0.4.4", (BLOCKS,))

@@ -12,8 +12,7 @@ from tuner.families.scans.selection import PromptSelection
 from tuner.measure.workbench import Workbench
 from tuner.problems.registry import parse_problem
 from tuner.store.results import ResultStore
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Effort, Request, parse_source
+from tuner.tuning.request import Effort, Request, parse_source, prepare
 from tuner.tuning.run import execute, open_source
 
 pytestmark = pytest.mark.gpu

@@ -23,7 +23,7 @@ import api.middleware
 from api.pages.browser import is_page, proof_of
 from api.requests import EXAMPLE_CLUSTER
 from api.settings import CLUSTER_CHARS, QUERY_BYTES, QUERY_FIELDS, SMALL_BYTES, ApiSettings
-from tuner import toml_table
+from tuner import files
 from workers.settings import Settings
 
 MANY = CLUSTER_CHARS // 2 - 10
@@ -137,8 +137,8 @@ def on_the_loop(monkeypatch):
 
         monkeypatch.setattr(owner, name, note)
 
-    watched(toml_table.tomllib, "loads")
-    watched(toml_table, "_check_structure")
+    watched(files, "_loads")
+    watched(files, "_check_structure")
     watched(api.bodies, "check_json")
     watched(api.bodies, "parse_qsl")
     monkeypatch.setattr("api.bodies.UNWELCOME_S", 0.0)

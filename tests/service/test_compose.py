@@ -25,7 +25,8 @@ from servers import free_ports, redis_answers, redis_binary, started_redis
 from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings
-from tuner.toml_table import tomllib
+from tuner.errors import BadInput
+from tuner.files import parse_toml
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -127,7 +128,8 @@ def test_redis_gets_its_password_by_no_argument(secrets):
 
 
 def test_the_locks_hold_what_the_images_install():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "pyproject.toml").read_bytes()
+    project = parse_toml(text, "pyproject.toml", BadInput)["project"]
     images = {
         "api": ("api", "postgres", "service"),
         "worker-cpu": ("compile", "postgres", "service"),

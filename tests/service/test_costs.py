@@ -15,17 +15,8 @@ from tuner.problems.results import Environment, MeasureKind, RunKey, Totals
 from tuner.store.database import Database
 from tuner.store.results import ResultStore
 from tuner.store.workers import Estimates, Figures
-from tuner.tuning.gains import (
-    START_S,
-    Meter,
-    cost_line,
-    estimate_line,
-    later_gpu_s,
-    start_s,
-    typical_gpu_s,
-    work_line,
-)
-from tuner.tuning.request import Effort
+from tuner.tuning.gains import Meter, cost_line, work_line
+from tuner.tuning.request import START_S, Effort, estimate_line, later_gpu_s, start_s, typical_gpu_s
 
 ENVIRONMENT = Environment("NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "kernels", driver="550")
 POINTS = tuple(Point(size, gemm) for size in (1, 64) for gemm in Gemm)

@@ -28,7 +28,7 @@ from api.serve import listen
 from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.errors import BadInput
-from tuner.toml_table import parse_toml
+from tuner.files import parse_toml
 from workers.settings import Settings
 
 TUNER = Path(sys.executable).with_name("tuner")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError, create_model
 
+from api.fields import Strict, body_field
 from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
 from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
@@ -31,7 +32,6 @@ from tuner.errors import (
 from tuner.export.delivery import Delivery, delivery_of
 from tuner.models.serving import Resolved, Serving
 from tuner.problems import registry
-from tuner.problems.fields import Strict, body_field
 from tuner.problems.options import Whole
 from tuner.problems.points import ChartPosition, Part, Point
 from tuner.problems.registry import Family, families, family_of, parse_problem

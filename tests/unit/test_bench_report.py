@@ -28,8 +28,7 @@ from tuner.deploy.bench_report.plot import (
 from tuner.deploy.bench_report.readers import parse_samples
 from tuner.deploy.bench_report.samples import Comparison, Key, LoadKind, Sample
 from tuner.deploy.bench_report.tables import summary_dict
-from tuner.draw.shapes import Mark
-from tuner.draw.svg import svg_text
+from tuner.draw.shapes import Mark, svg_text
 from tuner.errors import MalformedBenchmark
 from tuner.render import gain_text
 

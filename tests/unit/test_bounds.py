@@ -3,11 +3,11 @@
 import pytest
 
 from api.bodies import _parse_form
-from tuner import toml_table
+from tuner import files
 from tuner.deploy.cluster import parse_cluster
 from tuner.errors import BadInput, MalformedCluster
 from tuner.families.attention.workloads import read_workload
-from tuner.toml_table import KEY_PARTS, TOML_DEPTH, parse_toml
+from tuner.files import KEY_PARTS, TOML_DEPTH, parse_toml
 from workers.watches import read_watch_list
 
 MANY = 20_000
@@ -39,7 +39,7 @@ def test_toml_that_takes_too_long_is_refused_unparsed(subtests, monkeypatch):
     def parsed(text: str) -> object:
         raise AssertionError(text[:100])
 
-    monkeypatch.setattr(toml_table.tomllib, "loads", parsed)
+    monkeypatch.setattr(files, "_loads", parsed)
     for bombs, said in ((LONG_KEYS, "a key has at most 16 parts"), (DEEP, "at most 32 deep")):
         for name, text in bombs.items():
             with subtests.test(name), pytest.raises(MalformedCluster, match=said):

@@ -5,15 +5,15 @@ import re
 import pytest
 from cases import FP8
 
-from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device, architecture, card_to_check, devices, find_device
 from tuner.devices.target import Target, cuda_target
+from tuner.devices.tile_model import Footprint, blocks_per_sm
 from tuner.engines.sglang.fused_moe.binding import takes_tma
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.space import space_for
-from tuner.kernels.branches import platform_probes
+from tuner.kernels.source import platform_probes
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config

@@ -15,8 +15,8 @@ from tuner.diagnose.files import missing_files
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import Kind, known_messages, split_form
 from tuner.errors import BadInput, UnreadableLog
+from tuner.files import parse_toml
 from tuner.models.serving import Serving
-from tuner.toml_table import parse_toml
 
 TABLE = known_messages()
 WARNING = MOE.format(

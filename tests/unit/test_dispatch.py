@@ -9,11 +9,11 @@ import pytest
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, seen_to_run, what_runs
 from tuner.engines.dispatch_table import DispatchRule, UnknownFact, dispatch_table, read_dispatch
-from tuner.engines.locate import release_of
+from tuner.engines.engine import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
+from tuner.files import shipped_toml
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem, problem_names
-from tuner.toml_table import shipped_toml
 
 RELEASES = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 CARDS = (

@@ -13,7 +13,7 @@ from diagnose_cases import CASES
 
 from tuner.cli import app
 from tuner.diagnose import Hints, diagnose_text
-from tuner.engines.locate import published
+from tuner.engines.engine import published
 
 DATA = Path(__file__).parents[1] / "data" / "pasted"
 GROUP = typer.main.get_command(app)

@@ -21,9 +21,9 @@ from tuner.draw.shapes import (
     Text,
     cut_text,
     log_scale,
+    svg_text,
     text_width,
 )
-from tuner.draw.svg import svg_text
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
 from tuner.pictures.rows import Origin, PictureRow, rows_of, summary_line

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.engines.engine import RECORD, find_triton, pinned_triton
-from tuner.engines.locate import Package, PackageSource
+from tuner.engines.engine import RECORD, Package, PackageSource, find_triton, pinned_triton
 
 
 def _package(folder: Path, version: str) -> None:

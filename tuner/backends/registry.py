@@ -76,12 +76,11 @@ BACKENDS = (
     Backend("fa2", _ATTENTION, ("torch",)),
     Backend("cudnn", _ATTENTION, ("torch",)),
 )
-_BY_NAME: Mapping[str, Backend] = {backend.name: backend for backend in BACKENDS}
 
 
 def find_backend(name: str) -> Backend | None:
     """The backend of a name; None if no module here runs it."""
-    return _BY_NAME.get(name)
+    return next((backend for backend in BACKENDS if backend.name == name), None)
 
 
 def no_module(name: str, family: str) -> str:

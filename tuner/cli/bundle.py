@@ -181,7 +181,7 @@ def _refuse_other_versions(store: ResultStore, device: Device, engine: Engine, t
 
     `tune` is the command that makes them.
     """
-    from tuner.engines.locate import version_order
+    from tuner.engines.engine import version_order
 
     others = store.winners(device=device.name, engine=engine.name)
     versions = sorted({one.environment.engine_version for one in others}, key=version_order)

@@ -150,7 +150,7 @@ def bench_report(
 
 def _draw(drawing: Drawing, path: Path) -> None:
     """Write a picture as SVG. Raises UnwritableOutput."""
-    from tuner.draw.svg import svg_text
+    from tuner.draw.shapes import svg_text
     from tuner.export.files import write_all
 
     write_all(path.parent, {path: svg_text(drawing).encode()})

@@ -23,8 +23,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Config, Point, Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
-from tuner.tuning.prepare import Prepared
-from tuner.tuning.request import Source
+from tuner.tuning.request import Prepared, Source
 from tuner.tuning.run import TimeSource
 
 

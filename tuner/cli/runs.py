@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from tuner.cli.check_files import CheckReport
     from tuner.measure.workbench import Workbench
     from tuner.store.results import ResultStore
-    from tuner.tuning.prepare import Prepared
     from tuner.tuning.report import Report
-    from tuner.tuning.request import Request
+    from tuner.tuning.request import Prepared, Request
     from tuner.tuning.run import TimeSource
 
 
@@ -72,7 +71,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
 
 def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource]:
     """A request's run and its source of times. A GPU's process starts, and so do first compiles."""
-    from tuner.tuning.prepare import prepare
+    from tuner.tuning.request import prepare
     from tuner.tuning.run import GpuTimes, open_source
 
     prepared = prepare(request)
@@ -135,7 +134,7 @@ def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
     from tuner.store.workers import Estimates
-    from tuner.tuning.gains import estimate_line
+    from tuner.tuning.request import estimate_line
 
     request, device = prepared.request, prepared.request.device.name
     if request.source.kind is MeasureKind.GPU:

@@ -23,8 +23,8 @@ from tuner.errors import MeasurerFailed, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.problems.results import Totals
 from tuner.store.workers import Estimates
-from tuner.tuning.gains import later_gpu_s, work_line
-from tuner.tuning.request import Request
+from tuner.tuning.gains import work_line
+from tuner.tuning.request import Request, later_gpu_s
 
 MODULE = "tuner.cli.one_gpu"
 _POLL_S = 0.1

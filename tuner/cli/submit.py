@@ -91,7 +91,7 @@ def submit(
 
 
 def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:
-    from tuner.tuning.gains import estimate_line
+    from tuner.tuning.request import estimate_line
 
     for reason in waiting:
         say(f"waiting: {reason}")

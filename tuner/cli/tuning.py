@@ -250,7 +250,7 @@ def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
 
 def _say_other_triton(engine: Engine) -> None:
     """Say so if kernels are compiled with another Triton than the engine's servers run."""
-    from tuner.compile.environment import triton_for
+    from tuner.engines.engine import triton_for
 
     try:
         note = triton_for(engine).note

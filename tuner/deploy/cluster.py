@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tuner.deploy.preflight.facts import Expected, ExpectedNode
 from tuner.errors import MalformedCluster, did_you_mean
-from tuner.limited_file import read_limited
-from tuner.toml_table import Table, parse_toml
+from tuner.files import Table, parse_toml, read_limited
 
 _VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from tuner.devices.target import CUDA, Target
 from tuner.errors import UnknownDevice, UnsupportedKernel, did_you_mean
+from tuner.files import shipped_toml
 from tuner.problems.dtypes import Dtype
-from tuner.toml_table import shipped_toml
 
 OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)")

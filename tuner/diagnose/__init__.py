@@ -25,7 +25,7 @@ from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
-from tuner.toml_table import shipped_toml
+from tuner.files import shipped_toml
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 

@@ -15,8 +15,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point, Problem
 from tuner.problems.registry import Family, family_of
 from tuner.problems.results import MeasureKind
-from tuner.tuning.prepare import prepare
-from tuner.tuning.request import Request, Source
+from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import own_launches
 
 # Checkpoints of a model differ in these; a server's log seldom says which one it is.

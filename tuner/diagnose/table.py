@@ -29,7 +29,7 @@ from importlib import resources
 from typing import Any
 
 from tuner.engines.logs.lines import BLANKS
-from tuner.toml_table import shipped_toml
+from tuner.files import shipped_toml
 
 _HOLE = re.compile(r"\{(?:(?P<name>\w*):)?(?P<kind>[^{}]*)\}")
 _ANY = ".{1,400}"

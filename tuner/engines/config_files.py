@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tuner.devices.target import CUDA, HIP
 from tuner.errors import MalformedConfigFile, did_you_mean
-from tuner.limited_file import read_limited
+from tuner.files import read_limited
 from tuner.problems.points import TRITON_DEFAULTS, Config, triton_defaults
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")

@@ -21,8 +21,7 @@ from tuner.engines.dispatch_table import (
     UnknownFact,
     dispatch_table,
 )
-from tuner.engines.engine import engine_package
-from tuner.engines.locate import release_of
+from tuner.engines.engine import engine_package, release_of
 from tuner.errors import BadInput, BadProblem
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.engine import engine_package
-from tuner.engines.locate import release_of, version_order
+from tuner.engines.engine import engine_package, release_of, version_order
+from tuner.files import shipped_toml
 from tuner.problems.points import Problem
-from tuner.toml_table import shipped_toml
 
 _TABLE = "dispatch.toml"
 # The model's class among a server's settings. It is no flag: nobody prints it.

@@ -7,8 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.engines.engine import CHECKED, engine_names, find_engine, find_triton, pinned_triton
-from tuner.engines.locate import Package, PackageSource, find_packages
+from tuner.engines.engine import (
+    CHECKED,
+    Package,
+    PackageSource,
+    engine_names,
+    find_engine,
+    find_packages,
+    find_triton,
+    pinned_triton,
+)
 from tuner.errors import UnknownEngine, did_you_mean
 
 _SOURCES = {

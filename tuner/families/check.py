@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder, Companions
-from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, engine_runs
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, triton_for
 from tuner.problems.points import Candidate, Config, Part, Problem
 from tuner.problems.results import Compiled, Status, compiled_json
 from tuner.render import folded, verdicts

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from tuner.engines.locate import version_order
+from tuner.engines.engine import version_order
 from tuner.jobs.job import (
     HEARTBEAT,
     HELD,

@@ -20,7 +20,6 @@ from types import ModuleType
 
 from tuner.devices.target import CUDA
 from tuner.errors import UnsupportedKernel, did_you_mean
-from tuner.kernels.branches import platform_probes
 from tuner.kernels.source import (
     Assignment,
     EngineSource,
@@ -28,14 +27,31 @@ from tuner.kernels.source import (
     SourceModule,
     bindings,
     bound_name,
-    free_names,
+    compiler_options,
     full_name,
     names_read,
+    platform_probes,
 )
 
 _LIFTED_IMPORTS = ("triton", "math", "packaging")  # packages that the text may import
 NO_DEFAULT = object()
 UNREADABLE_DEFAULT = object()  # there is a default, but it is not a plain value
+
+
+def free_names(node: ast.FunctionDef) -> Iterator[str]:
+    """Names that a jitted function reads from its module."""
+    local = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    stores = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    local |= {n.id for n in stores}
+    parts: list[ast.AST] = [
+        compiler_options(node.decorator_list[-1]),
+        *node.args.defaults,
+        *node.body,
+    ]
+    for part in parts:
+        for name in names_read(part):
+            if name not in local:
+                yield name
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, overload
 
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.branches import platform_probes
+from tuner.kernels.source import platform_probes
 
 
 @dataclass(frozen=True)

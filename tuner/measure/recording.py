@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.errors import BadInput, BadProblem, MalformedRecording, UnwritableOutput, did_you_mean
-from tuner.limited_file import read_limited
+from tuner.files import read_limited
 from tuner.problems.points import Candidate, Config, Part, Point, Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Compiled, Measurement, Status, Trial

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.compile import Farm
-from tuner.compile.environment import TritonRelease
+from tuner.engines.engine import TritonRelease
 from tuner.measure.gpu_worker import CHILD_MODULE, ChildLimits, GpuWorker
 from tuner.problems.points import Config, Point, Problem
 

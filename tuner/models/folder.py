@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tuner.errors import MalformedCheckpoint
-from tuner.limited_file import read_limited
+from tuner.files import read_limited
 from tuner.models.fields import MAX_BYTES, language_fields, parse
 from tuner.models.quantization import is_mixed, quantization_fields
 

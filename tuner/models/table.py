@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tuner.errors import MalformedCheckpoint, UnknownModel
+from tuner.files import shipped_toml
 from tuner.models.attention import AttentionShape, Layers
 from tuner.models.fields import architecture_of, is_path, parse
 from tuner.models.folder import read_with
@@ -20,7 +21,6 @@ from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization, unquantised
 from tuner.problems.dtypes import Dtype
-from tuner.toml_table import shipped_toml
 
 T = TypeVar("T")
 _PATHS = ("/", "./", "../", "~")

@@ -8,8 +8,7 @@ from textwrap import fill
 
 from tuner.devices.table import Device
 from tuner.draw.chart import WIDTH, Chart, Row, Series, Spot, draw_chart, draw_rows
-from tuner.draw.shapes import Colour, Drawing, Glyph, heading, stack
-from tuner.draw.svg import html_page, joined, svg_text
+from tuner.draw.shapes import Colour, Drawing, Glyph, heading, html_page, joined, stack, svg_text
 from tuner.pictures.rows import Origin, PictureRow, by_problem, over_title, rows_of, summary_line
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner

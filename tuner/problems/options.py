@@ -1,8 +1,7 @@
 """Options that families add to requests, and batch sizes, by which several families select points.
 
 An option is declared once. The flag of the command line and its reader come from the declaration
-(`Option.kind`, `Option.parse`), and so does the field of a posted body (`fields.body_field`, which
-needs Pydantic).
+(`Option.kind`, `Option.parse`), and so does the field of a posted body (`body_field` of `api`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
+from tuner.files import shipped_toml
 from tuner.profile.profile import Phase
-from tuner.toml_table import shipped_toml
 
 # Families of attention kernels. Engines launch them in every layer of every step.
 ATTENTION = (

@@ -32,8 +32,7 @@ from tuner.store.database import Database, Queries, check_head, insert_into, tim
 from tuner.store.job_rows import COST, read_cost
 from tuner.store.rows import storable
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
-from tuner.tuning.gains import start_s, typical_gpu_s
-from tuner.tuning.request import Effort
+from tuner.tuning.request import Effort, start_s, typical_gpu_s
 
 _HELD = [state.value for state in HELD]
 

@@ -13,11 +13,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.dispatch import Kernel, Runs
-from tuner.problems.points import TRITON, Config, Point, Problem, title_of
-from tuner.problems.registry import family_of
+from tuner.problems.points import TRITON, Config, Point, title_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Totals, Trial
 from tuner.render import gain_text
-from tuner.tuning.request import TRIES, Effort
 
 # Triton's own configurations: the one in the engine's file, where it finds one, comes first.
 OWN = ("shipped", "default")
@@ -210,15 +208,6 @@ def _size(point: Point) -> tuple[int, int, int]:
     return point.batch_size, point.new_tokens, point.cached_tokens
 
 
-# What a run takes beside its tries: the first kernels compile, references are computed, and other
-# backends are loaded, compiled and timed. Eight quick runs of 3 to 36 points on one H100 took 97 s
-# in all, and these two figures make it 94 s (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
-# A command's later problems find the processes and libraries started, and need AGAIN_S of it.
-START_S, AGAIN_S = 9.0, 2.0
-# The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
-_TRY_S = (27.4 - START_S) / 1440
-
-
 class Meter:
     """Counts from when it is made. Its figures become a run's totals."""
 
@@ -263,24 +252,3 @@ def work_line(totals: Sequence[Totals], *, predicted: bool = False) -> str:
         f"{times} time{'s' * (times != 1)} {'predicted' if predicted else 'taken'}, "
         f"{sum(one.wall_s for one in totals):.1f} s in all"
     )
-
-
-def start_s(problem: Problem) -> float:
-    """The GPU seconds of a run beside its tries."""
-    return max(START_S, family_of(problem).wait_s(problem))
-
-
-def later_gpu_s(problem: Problem, gpu_s: float) -> float:
-    """The seconds of a run that would take `gpu_s` alone, as a later one of a command."""
-    return gpu_s - start_s(problem) + AGAIN_S + family_of(problem).wait_s(problem)
-
-
-def typical_gpu_s(problem: Problem, points: int, effort: Effort) -> float | None:
-    """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
-    return start_s(problem) + points * TRIES[effort] * _TRY_S if effort in TRIES else None
-
-
-def estimate_line(gpu_s: float, device: str) -> str:
-    """An estimate in words: about 22 s of one NVIDIA_H200."""
-    text = f"{gpu_s:.0f} s" if gpu_s < 600 else f"{gpu_s / 60:.0f} minutes"
-    return f"about {text} of one {device}"

@@ -15,7 +15,7 @@ from tuner.errors import NothingFits
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, MeasureKind, Status, Trial
 from tuner.tuning.gains import CLEAR_GAIN
-from tuner.tuning.prepare import NOISE
+from tuner.tuning.request import NOISE
 from tuner.tuning.tune import STAYS, RunPlan
 
 # A smaller gain than this is no gain: the ratio of two raced times of a dense GEMM differs by more

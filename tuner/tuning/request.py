@@ -1,20 +1,32 @@
-"""What a tuning run is asked for: the problem, the source of times, the effort.
+"""What a tuning run is asked for, what it takes, and the run as a value.
 
-This module imports little, so that the command line and the API can read a request quickly.
+A family's module `tuning` has `prepare(request)`, a plain function that gives a `Prepared`: all
+that the family says of a request before anything is measured. It starts no process and reads no
+store.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any, Protocol
 
+from tuner.compile.candidates import Binder, Companions
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine
-from tuner.errors import BadInput, one_of
-from tuner.problems.points import Problem
+from tuner.devices.target import Target
+from tuner.engines.engine import Engine, triton_for
+from tuner.errors import BadInput, CompilerUnavailable, one_of
+from tuner.measure import Measurer
+from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials, write_trials
+from tuner.problems.points import Config, Part, Point, Problem
 from tuner.problems.registry import Selection, family_of
-from tuner.problems.results import MeasureKind
+from tuner.problems.results import MeasureKind, Winner
+from tuner.tuning import gains
+from tuner.tuning.report import EntryTable
+from tuner.tuning.space import Space
+from tuner.tuning.tune import RunPlan, Strategy
 
 
 class Effort(str, Enum):
@@ -95,3 +107,123 @@ class Request:
     def selected(self) -> Selection:
         """The selection, or the family's default."""
         return self.selection or family_of(self.problem).read_selection(self.problem, {})
+
+
+# What a run takes beside its tries: the first kernels compile, references are computed, and other
+# backends are loaded, compiled and timed. Eight quick runs of 3 to 36 points on one H100 took 97 s
+# in all, and these two figures make it 94 s (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
+# A command's later problems find the processes and libraries started, and need AGAIN_S of it.
+START_S, AGAIN_S = 9.0, 2.0
+# The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
+_TRY_S = (27.4 - START_S) / 1440
+
+
+def start_s(problem: Problem) -> float:
+    """The GPU seconds of a run beside its tries."""
+    return max(START_S, family_of(problem).wait_s(problem))
+
+
+def later_gpu_s(problem: Problem, gpu_s: float) -> float:
+    """The seconds of a run that would take `gpu_s` alone, as a later one of a command."""
+    return gpu_s - start_s(problem) + AGAIN_S + family_of(problem).wait_s(problem)
+
+
+def typical_gpu_s(problem: Problem, points: int, effort: Effort) -> float | None:
+    """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
+    return start_s(problem) + points * TRIES[effort] * _TRY_S if effort in TRIES else None
+
+
+def estimate_line(gpu_s: float, device: str) -> str:
+    """An estimate in words: about 22 s of one NVIDIA_H200."""
+    text = f"{gpu_s:.0f} s" if gpu_s < 600 else f"{gpu_s / 60:.0f} minutes"
+    return f"about {text} of one {device}"
+
+
+# The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
+NOISE = {MeasureKind.GPU: gains.NOISE, MeasureKind.REPLAY: 0.0}
+Chosen = tuple[Problem, Mapping[Point, Config]]  # a problem, and what was chosen for it
+
+
+class Kernels(Protocol):
+    """An engine's kernels of one family."""
+
+    @property
+    def hash(self) -> str:
+        """The kernels' identity in the store."""
+        ...
+
+    def binder(self, problem: Any, target: Target) -> Binder:  # noqa: ANN401
+        """The kernel of a candidate and its arguments, for the compiler."""
+        ...
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of earlier runs when a run begins."""
+
+    # What the store has for the run's points, measured in the same environment.
+    previous: Mapping[Point, Config] = field(default_factory=dict)
+    winners: Sequence[Winner] = ()  # all that the store has for the problem in the environment
+    chosen: Sequence[Chosen] = ()  # by earlier runs of the same command
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request, ready to run."""
+
+    request: Request
+    points: tuple[Point, ...]  # the points to tune
+    spaces: Mapping[Part, Space]
+    kernels: Kernels
+    plan: Callable[[Known], RunPlan]  # what the run must answer
+    strategy: Callable[[Known], Strategy]  # how configurations are tried; new for each run
+    predictor: Measurer  # gives the times of a prediction
+    tries: Mapping[str, int]  # the most configurations to try at each size (`Point.size`)
+    file_names: Mapping[Part, str]  # names of the engine files that the winners are for
+    table: EntryTable  # how the entries are printed
+    recording: RecordedTrials | None = None  # the recording that is replayed
+    companions: Companions | None = None  # further kernels that a candidate launches
+    notes: Sequence[str] = ()  # what users should know before the run
+    # Does once what takes `strategy` seconds of CPU, while a GPU's process starts.
+    warm_up: Callable[[], object] = lambda: None
+    # Whether the first candidates are compiled before the run begins, for a GPU.
+    compiles_ahead: bool = False
+    write_recording: Callable[..., None] = write_trials
+    shares_recordings: bool = True  # whether a file may also hold trials of other problems
+
+
+def prepare(request: Request) -> Prepared:
+    """Prepare a request.
+
+    Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
+    """
+    prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
+    _ = (
+        prepared.kernels.hash
+    )  # of some engines and families, kernels are only lifted when asked for
+    return prepared
+
+
+def recording_of(request: Request) -> TrialRecording | None:
+    """The recording that a request replays; None for times that are not recorded."""
+    path = request.source.recording
+    return read_trials(path, request.problem) if path else None
+
+
+def triton_version(engine: Engine) -> str:
+    """The version of the Triton that compiles an engine's kernels; "none" if there is none.
+
+    A replay needs no Triton.
+    """
+    try:
+        return triton_for(engine).version
+    except CompilerUnavailable:
+        return "none"
+
+
+def refuse_moe_options(request: Request, title: str) -> None:
+    """Raise BadInput for options that only fused-MoE layers have."""
+    if request.source.routing is not None:
+        raise BadInput(f"{title} has no routing: leave --routing out")
+    if request.wide is not None:
+        raise BadInput(f"{title} has one space to search: leave --wide and --grid out")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.compile import Compiler, Farm, KernelCompiler
-from tuner.compile.environment import triton_for
 from tuner.engines.dispatch import Runs, of_class, what_runs
+from tuner.engines.engine import triton_for
 from tuner.errors import UnwritableOutput
 from tuner.measure import Measurer
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
@@ -42,9 +42,8 @@ from tuner.problems.results import (
     untimed,
 )
 from tuner.tuning.gains import Meter, with_backends
-from tuner.tuning.prepare import Known, Prepared, triton_version
 from tuner.tuning.report import Report, mark_untested
-from tuner.tuning.request import Effort, Request
+from tuner.tuning.request import Effort, Known, Prepared, Request, triton_version
 from tuner.tuning.space import space_identity
 from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
 

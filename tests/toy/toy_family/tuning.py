@@ -14,9 +14,8 @@ from tuner.problems.results import (
     Status,
     Trial,
 )
-from tuner.tuning.prepare import Known, Prepared, recording_of
 from tuner.tuning.report import EntryTable
-from tuner.tuning.request import Request
+from tuner.tuning.request import Known, Prepared, Request, recording_of
 from tuner.tuning.search import Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import RunPlan, Strategy, everything

@@ -11,9 +11,8 @@ from typing import Any
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, release_of
 from tuner.engines.launch import all_config_variables, config_folder_since, config_variables
-from tuner.engines.locate import release_of
 from tuner.errors import ExportRefused
 from tuner.export.delivery import PlannedFile
 from tuner.export.export import deliveries_for, export, packaged_to_carry

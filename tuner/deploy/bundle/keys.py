@@ -19,8 +19,8 @@ from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, Unsup
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut
 from tuner.families.fused_moe.problem import FusedMoe
+from tuner.files import read_limited
 from tuner.jobs.targets import resolve_all
-from tuner.limited_file import read_limited
 from tuner.models.fields import MAX_BYTES
 from tuner.models.serving import Serving
 from tuner.models.table import class_of, find_preset

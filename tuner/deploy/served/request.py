@@ -22,8 +22,7 @@ from tuner.deploy.served.report import Subject
 from tuner.devices.here import asked_here
 from tuner.devices.table import Device, find_device
 from tuner.engines.dispatch import flags_of, of_class
-from tuner.engines.engine import parse_spec
-from tuner.engines.locate import PackageSource, find_packages
+from tuner.engines.engine import PackageSource, find_packages, parse_spec
 from tuner.engines.server import server_of
 from tuner.errors import (
     BadInput,

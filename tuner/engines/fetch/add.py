@@ -15,12 +15,11 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from tuner.engines.engine import RECORD, find_triton
+from tuner.engines.engine import RECORD, PackageSource, find_packages, find_triton, own_folders
 from tuner.engines.fetch import pip
 from tuner.engines.fetch.archive import unpack_engine
 from tuner.engines.fetch.pins import TRITON, released_with
 from tuner.engines.fetch.ranges import RangesRefused, RemoteFile
-from tuner.engines.locate import PackageSource, find_packages, own_folders
 from tuner.errors import EngineNotFetched, TunerError, UnknownEngine, did_you_mean
 
 WHOLE_BYTES = 64 << 20  # a smaller wheel is downloaded whole: the index has a hash of it

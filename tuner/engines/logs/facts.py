@@ -18,8 +18,8 @@ from typing import Any
 from tuner.engines.logs.cards import Cards
 from tuner.engines.logs.lines import BEGINS, BLANKS
 from tuner.engines.logs.settings import MARKS, of_command, of_lines, of_log, waiting_flag, words_of
+from tuner.files import shipped_toml
 from tuner.models.table import presets
-from tuner.toml_table import shipped_toml
 
 _COMMAND = re.compile(
     r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|--model-path\b"

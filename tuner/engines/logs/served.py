@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.devices.table import Device, card_to_check, find_device, other_maker
-from tuner.engines.engine import Engine, find_engine
+from tuner.engines.engine import Engine, find_engine, published
 from tuner.engines.launch import ServingFlags, read_flags
-from tuner.engines.locate import published
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.settings import as_words
 from tuner.errors import BadInput, BadProblem, UnknownDevice, UnknownEngine, UnknownModel

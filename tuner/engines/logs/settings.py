@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from tuner.engines.dispatch_table import dispatch_table
-from tuner.toml_table import shipped_toml
+from tuner.files import shipped_toml
 
 _ENGINES = ("sglang", "vllm")
 # What lines that set one of the variables have.

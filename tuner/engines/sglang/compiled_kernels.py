@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.locate import version_order
+from tuner.engines.engine import version_order
+from tuner.files import shipped_toml
 from tuner.problems.points import Problem
-from tuner.toml_table import shipped_toml
 
 
 @dataclass(frozen=True)

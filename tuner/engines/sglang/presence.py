@@ -9,9 +9,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tuner.compile.environment import installed_triton
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine, engine_triton
+from tuner.engines.engine import Engine, engine_triton, installed_triton
 from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile

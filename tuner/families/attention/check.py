@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.compile import Farm
-from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, triton_for
 from tuner.families.attention.engine import (
     AttentionEngine,
     Remedy,

@@ -27,9 +27,16 @@ from tuner.families.attention.workloads import Workload, WorkPoint, usual_worklo
 from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Entry, MeasureKind
-from tuner.tuning.prepare import NOISE, Known, Prepared, recording_of, refuse_moe_options
 from tuner.tuning.report import EntryTable
-from tuner.tuning.request import Effort, Request
+from tuner.tuning.request import (
+    NOISE,
+    Effort,
+    Known,
+    Prepared,
+    Request,
+    recording_of,
+    refuse_moe_options,
+)
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, everything

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from tuner.devices.constants import Constants
-from tuner.devices.gemm import GemmModel, Product, RowBlocks
-from tuner.devices.occupancy import Footprint, estimate_footprint
 from tuner.devices.table import Device
+from tuner.devices.tile_model import Footprint, GemmModel, Product, RowBlocks, estimate_footprint
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point

@@ -22,9 +22,16 @@ from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.pointwise import Baselines, pointwise_plan
-from tuner.tuning.prepare import Known, Prepared, recording_of, refuse_moe_options
 from tuner.tuning.report import EntryTable
-from tuner.tuning.request import TRIES, Effort, Request
+from tuner.tuning.request import (
+    TRIES,
+    Effort,
+    Known,
+    Prepared,
+    Request,
+    recording_of,
+    refuse_moe_options,
+)
 from tuner.tuning.search import Budget, Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Strategy, everything

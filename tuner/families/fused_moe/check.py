@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.compile.environment import triton_for
 from tuner.devices.table import Device, find_device
 from tuner.engines.config_files import fields_on, launch_config, read_config_file
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, triton_for
 from tuner.errors import BadProblem, MalformedConfigFile, UnknownDevice, UnsupportedKernel
 from tuner.families.check import (
     Check,

@@ -17,10 +17,16 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from tuner.devices.constants import Constants
-from tuner.devices.gemm import GemmModel, Prediction, Product, RowBlocks
-from tuner.devices.occupancy import Footprint, estimate_footprint
 from tuner.devices.table import Device, devices
 from tuner.devices.target import Target
+from tuner.devices.tile_model import (
+    Footprint,
+    GemmModel,
+    Prediction,
+    Product,
+    RowBlocks,
+    estimate_footprint,
+)
 from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, sorted_slots, swaps_ab
 from tuner.problems.dtypes import Dtype

@@ -24,9 +24,8 @@ from tuner.families.fused_moe.space import (
 )
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind
-from tuner.tuning.prepare import NOISE, Known, Prepared, triton_version
 from tuner.tuning.report import EntryTable, config_cells
-from tuner.tuning.request import Effort, Request
+from tuner.tuning.request import NOISE, Effort, Known, Prepared, Request, triton_version
 from tuner.tuning.search import Budget, Model, Search, budget_for, sample_of
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, everything

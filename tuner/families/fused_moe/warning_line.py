@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from tuner.engines.locate import Release, release_of
+from tuner.engines.engine import Release, release_of
 from tuner.errors import BadProblem, NoSuchLayer, SeveralModels
 from tuner.families.fused_moe.engine import NAME
 from tuner.families.fused_moe.problem import FusedMoe, Gemm

@@ -16,7 +16,7 @@ from typing import Any
 
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
 from tuner.families.scans.scan import ScanKernel, ScanProblem, scan_named, scan_of, tokens_of
-from tuner.limited_file import read_limited
+from tuner.files import read_limited
 from tuner.problems.points import Config, Point, version_folder
 from tuner.problems.results import Status
 

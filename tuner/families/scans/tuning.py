@@ -20,9 +20,16 @@ from tuner.families.scans.space import first_configs, scan_space
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Compiled, Entry, MeasureKind, Measurement
 from tuner.tuning.pointwise import GAIN, Policy
-from tuner.tuning.prepare import NOISE, Known, Prepared, recording_of, refuse_moe_options
 from tuner.tuning.report import EntryTable
-from tuner.tuning.request import Effort, Request
+from tuner.tuning.request import (
+    NOISE,
+    Effort,
+    Known,
+    Prepared,
+    Request,
+    recording_of,
+    refuse_moe_options,
+)
 from tuner.tuning.search import Budget, Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from tuner.devices.constants import Constants
-from tuner.devices.occupancy import Footprint, blocks_per_sm, rounds_of_work
 from tuner.devices.table import Device
+from tuner.devices.tile_model import Footprint, blocks_per_sm, rounds_of_work
 from tuner.families.state_update.problem import StateUpdate
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status

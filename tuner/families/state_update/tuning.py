@@ -12,9 +12,8 @@ from tuner.families.state_update.predict import CLEAR_GAIN, StatePredictor, stat
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
 from tuner.problems.points import Point
 from tuner.tuning.pointwise import Baselines, pointwise_plan
-from tuner.tuning.prepare import Prepared, recording_of, refuse_moe_options
 from tuner.tuning.report import EntryTable
-from tuner.tuning.request import Request
+from tuner.tuning.request import Prepared, Request, recording_of, refuse_moe_options
 from tuner.tuning.tune import everything
 
 # A shipped entry is taken to be tuned for numbers up to this many times its key, and down to this

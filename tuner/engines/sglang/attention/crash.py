@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.locate import UNVERSIONED
+from tuner.engines.engine import UNVERSIONED
 from tuner.engines.sglang.attention.remedy import backend_flags, find_remedy, launches_table
 from tuner.engines.sglang.package import SGLang
 from tuner.families.attention.engine import Remedy

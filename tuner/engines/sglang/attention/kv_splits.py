@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.engines.locate import release_of
+from tuner.engines.engine import release_of
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.errors import ExportRefused
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, BucketKey

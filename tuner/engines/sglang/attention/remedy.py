@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.locate import version_order
+from tuner.engines.engine import version_order
 from tuner.engines.sglang.attention.binding import launcher_source
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.engine import Remedy
 from tuner.families.attention.problem import AttentionPhase
-from tuner.toml_table import shipped_toml
+from tuner.files import shipped_toml
 
 _CAPABILITY = "CUDA_CAPABILITY"
 _TILE = {"BLOCK_M", "BLOCK_N"}

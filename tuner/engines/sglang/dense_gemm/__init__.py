@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.devices.target import cuda_target
-from tuner.engines.locate import release_of
+from tuner.engines.engine import release_of
 from tuner.engines.sglang.dense_gemm.delivery import GemmDelivery
 from tuner.engines.sglang.dense_gemm.files import SGLangDenseGemm, find_file_name, format_file_name
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.engines.locate import Release
+from tuner.engines.engine import Release
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.engines.sglang.fused_moe.shared_experts import (
     fuses_in_some_release,

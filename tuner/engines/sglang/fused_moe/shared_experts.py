@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.devices.target import Target
-from tuner.engines.locate import Release, release_of
+from tuner.engines.engine import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.engine import Fusion
 from tuner.models.model import Model
@@ -100,8 +100,11 @@ def _added(case: _Case) -> int:
 
 def _reason_not_fused(case: _Case) -> str | None:
     """Why this model's shared experts are not fused, as a clause; None if they are."""
-    rule = _RULES.get(case.model.architecture)
-    return rule(case) if rule else f"of {case.model.architecture}"
+    name = case.model.architecture
+    if name not in _RULES:
+        return f"of {name}"
+    since, rule = _RULES[name]
+    return f"of {name} before {'.'.join(map(str, since))}" if case.version < since else rule(case)
 
 
 def _deepseek_v3(case: _Case) -> str | None:
@@ -141,15 +144,6 @@ def _qwen3_next(case: _Case) -> str | None:
     return None
 
 
-def _since(version: Release, rule: Callable[[_Case], str | None]) -> Callable[[_Case], str | None]:
-    def since(case: _Case) -> str | None:
-        before = ".".join(map(str, version))
-        name = case.model.architecture
-        return f"of {name} before {before}" if case.version < version else rule(case)
-
-    return since
-
-
 def _common(case: _Case) -> str | None:
     if case.ep > 1:
         return "under expert parallelism"
@@ -158,15 +152,17 @@ def _common(case: _Case) -> str | None:
     return None
 
 
-_RULES: dict[str, Callable[[_Case], str | None]] = {
-    "DeepseekV3ForCausalLM": _deepseek_v3,
-    "DeepseekV32ForCausalLM": _deepseek_v32,
-    "GlmMoeDsaForCausalLM": _since((0, 5, 9), _deepseek_v3),
-    "Glm4MoeForCausalLM": _glm4_moe,
-    "Glm4MoeLiteForCausalLM": _since((0, 5, 8), _common),
-    "Glm5NextForConditionalGeneration": _since((0, 5, 23), _common),
-    "Glm4vMoeForConditionalGeneration": _since((0, 5, 7), _common),
-    "MiniMaxM3SparseForConditionalGeneration": _since((0, 5, 16), _common),
-    "MiniMaxM3SparseForCausalLM": _since((0, 5, 16), _common),
-    "Qwen3NextForCausalLM": _qwen3_next,
+_ANY: Release = ()
+# The release from which a class is fused at all, and what is asked from then on.
+_RULES: dict[str, tuple[Release, Callable[[_Case], str | None]]] = {
+    "DeepseekV3ForCausalLM": (_ANY, _deepseek_v3),
+    "DeepseekV32ForCausalLM": (_ANY, _deepseek_v32),
+    "GlmMoeDsaForCausalLM": ((0, 5, 9), _deepseek_v3),
+    "Glm4MoeForCausalLM": (_ANY, _glm4_moe),
+    "Glm4MoeLiteForCausalLM": ((0, 5, 8), _common),
+    "Glm5NextForConditionalGeneration": ((0, 5, 23), _common),
+    "Glm4vMoeForConditionalGeneration": ((0, 5, 7), _common),
+    "MiniMaxM3SparseForConditionalGeneration": ((0, 5, 16), _common),
+    "MiniMaxM3SparseForCausalLM": ((0, 5, 16), _common),
+    "Qwen3NextForCausalLM": (_ANY, _qwen3_next),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import MalformedConfigFile, did_you_mean
-from tuner.limited_file import read_limited
+from tuner.files import read_limited
 from tuner.problems.results import Status
 
 FORMAT = 1

@@ -6,8 +6,7 @@ import math
 from functools import lru_cache
 
 from tuner.devices.target import Target
-from tuner.engines.engine import find_engine
-from tuner.engines.locate import release_of
+from tuner.engines.engine import find_engine, release_of
 from tuner.engines.vllm.fused_moe.files import VLLMFusedMoe, parse_file_name
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, MalformedConfigFile, UnknownEngine

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
+from tuner.devices.tile_model import Footprint, blocks_per_sm
 from tuner.families.attention.predict.steps import (
     ELEMENT_BYTES,
     AttentionConstants,

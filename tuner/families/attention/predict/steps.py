@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.devices.constants import Constants
-from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
+from tuner.devices.tile_model import Footprint
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import Lengths, parts_of
 from tuner.problems.points import Config, Point

@@ -19,8 +19,7 @@ from typing import Any
 
 from tuner.errors import MalformedWorkload, did_you_mean
 from tuner.families.attention.problem import Attention, AttentionPhase
-from tuner.limited_file import read_limited
-from tuner.toml_table import Table, parse_toml, shipped_toml
+from tuner.files import Table, parse_toml, read_limited, shipped_toml
 
 USES = ("chat", "long-context", "offline")
 USUAL = "chat"

@@ -1,4 +1,7 @@
-"""Read TOML files field by field, so that every error names the field."""
+"""Read files that people write: up to a size, and TOML field by field.
+
+So every error names the file or the field.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from tuner.errors import BadInput, did_you_mean
+
+
+def read_limited(path: Path, limit: int, kind: str, error: type[BadInput]) -> bytes:
+    """A file's bytes. Raises `error` for a file that cannot be read or is larger than `limit`.
+
+    `limit` is in bytes, a multiple of 1 MiB; `kind` names the expected file, e.g. "config.json".
+    """
+    text = str(path)
+    where = text if text.isprintable() and len(text) < 300 else repr(text[:200])
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except (OSError, ValueError) as cause:  # ValueError: the name holds a NUL
+        reason = getattr(cause, "strerror", None) or cause
+        raise error(f"{where}: cannot be read: {reason}") from None
+    if len(data) > limit:
+        raise error(f"{where}: larger than {limit >> 20} MiB, no {kind}")
+    return data
+
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # tomllib takes seconds for a key of ten thousand parts.
@@ -39,10 +57,9 @@ def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[st
     try:
         text = data if isinstance(data, str) else data.decode()
         _check_structure(text)
-        values: dict[str, Any] = tomllib.loads(text)
+        return _loads(text)
     except (ValueError, RecursionError) as cause:
         raise error(f"{source} is not TOML: {_line(str(cause))}") from None
-    return values
 
 
 def _check_structure(text: str) -> None:
@@ -57,7 +74,15 @@ def _check_structure(text: str) -> None:
 
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
     """The values of a TOML file inside a package."""
-    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return _loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def _loads(text: str) -> dict[str, Any]:
+    # Imported late: the attention plugin reads files inside a server, which may have no parser.
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
     values: dict[str, Any] = tomllib.loads(text)
     return values
 
