@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cases import L40S
@@ -14,10 +15,9 @@ from interpreter import interpreted
 from tiers import only
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine
-from tuner.engines.sglang import presence
-from tuner.engines.sglang import scan_status as status
+from tuner.engines.engine import engine_module, find_engine
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
+from tuner.export import presence
 from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.chunk_scan.check import check_files, check_problems, claims
@@ -42,6 +42,7 @@ NANO = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128
 CONSTANTS, CHOOSING, VLLM = "sglang==0.5.16", "sglang==0.5.23", "vllm==0.33.0"
 ENGINES = [CONSTANTS, CHOOSING, VLLM]
 LONG = (1, 8192)
+PLUGINS = [SimpleNamespace(name="tuner_attention"), SimpleNamespace(name="tuner_kernels")]
 
 
 def kernels_of(engine: str) -> ScanKernels:
@@ -217,26 +218,44 @@ def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
     assert delivery.obstacle(into_engine=True)
 
 
-def test_status_tells_which_files_servers_use(tmp_path, monkeypatch):
-    monkeypatch.setattr(presence, "missing_plugin", lambda environ: "")
+@pytest.mark.parametrize(
+    ("engine", "newer", "alone"),
+    # The kernels of 0.5.23 differ in empty lines, so their hash does.
+    [(CONSTANTS, CHOOSING, "SGLANG_PLUGINS"), (VLLM, "vllm==0.24.0", "VLLM_BATCH_INVARIANT")],
+)
+def test_status_tells_which_files_servers_use(engine, newer, alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(presence, "entry_points", lambda group: PLUGINS)
     monkeypatch.setattr(presence, "triton_of", lambda engine: "3.6.0")
-    root, engine = tmp_path / "out", find_engine(CONSTANTS)
-    report = replayed(CONSTANTS, tmp_path)
+    root, found = tmp_path / "out", find_engine(engine)
+    report = replayed(engine, tmp_path)
     report = replace(report, environment=replace(report.environment, triton="3.6.0"))
-    (file,) = delivery_of(engine, "chunk_scan").plan(winners_of(report), H100, root)
+    (file,) = delivery_of(found, "chunk_scan").plan(winners_of(report), H100, root)
     file.path.parent.mkdir(parents=True)
     file.path.write_text(file.text())
-    found = status.scan_status(engine, H100, root, {})
-    assert found.ok
-    assert found.environment == {"TUNER_SCAN_CONFIG_DIR": str(root)}
-    assert [row["used"] for row in found.files_json()] == [True]
-    assert "chunked scan, 64x64 heads" in found.as_text()
-    elsewhere = status.scan_status(engine, L40S, None, {"TUNER_SCAN_CONFIG_DIR": str(root)})
+    status = engine_module(found.name, "status").server_status
+    here = status(found, H100, root, {})
+    told = here.as_json()
+    assert here.ok
+    assert told["environment"] == {"TUNER_SCAN_CONFIG_DIR": str(root)}
+    assert [(row["used"], row["family"]) for row in told["files"]] == [(True, "chunk_scan")]
+    assert "chunked scan, 64x64 heads" in here.as_text()
+    named = {"TUNER_SCAN_CONFIG_DIR": str(root)}
+    elsewhere = status(found, L40S, None, named)
     assert not elsewhere.ok
     assert "this is NVIDIA_L40S" in elsewhere.as_text()
-    # The kernels of 0.5.23 differ in empty lines, so their hash does.
-    newer = status.scan_status(find_engine(CHOOSING), H100, root, {})
-    assert not newer.ok
+    assert alone in status(found, H100, None, {**named, alone: "1"}).as_text()
+    assert "whose kernels are not those" in str(
+        status(find_engine(newer), H100, root, {}).as_json()
+    )
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_variable_may_leave_the_plugin_out(engine, monkeypatch):
+    monkeypatch.setattr(presence, "entry_points", lambda group: PLUGINS)
+    plugin = engine_module(engine, "status").PLUGIN
+    told = [presence.missing_plugin(plugin, {plugin.variable: v}) for v in ("", plugin.name, "x")]
+    # sglang takes an empty list as all plugins, vLLM as none.
+    assert [bool(text) for text in told] == [engine == "vllm", False, True]
 
 
 def test_malformed_files_are_refused_by_name(tmp_path):

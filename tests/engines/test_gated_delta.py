@@ -21,6 +21,7 @@ from tuner.families.scans.engine import scan_engine
 from tuner.families.scans.gpu import ScanOnGpu
 from tuner.families.scans.space import scan_space
 from tuner.models.serving import Serving
+from tuner.models.table import presets
 from tuner.problems.points import Point
 
 H100 = find_device("H100")
@@ -111,7 +112,17 @@ def test_a_models_config_gives_the_heads_of_a_rank(tmp_path):
         resolve(folder, Serving(tp=3))
     with pytest.raises(MalformedCheckpoint, match="has no gated delta nets"):
         resolve(str(MODELS / "deepseek-r1"), Serving())
+    assert resolve("qwen3.5-35b-a3b-fp8", Serving(tp=2)) == found
     with pytest.raises(BadProblem, match="give the folder of its config.json"):
-        resolve("qwen3-next", Serving())
+        resolve("qwen3.8-2.4t-a95b", Serving())
     with pytest.raises(BadProblem, match="do not divide"):
         parse_gated_delta("gated_delta:key_heads=3,value_heads=32,key_dim=128,value_dim=128")
+
+
+def test_presets_have_the_layers_that_their_attention_leaves():
+    shapes = {model.name: (model.delta, model.attention) for model in presets() if model.delta}
+    assert len(shapes) == 17
+    for name, (delta, attention) in shapes.items():
+        # Every fourth layer is full attention.
+        assert delta.layers == 3 * sum(kind.count for kind in attention.layers), name
+        assert resolve(name, Serving(tp=4)).problems[0].key_heads == 4

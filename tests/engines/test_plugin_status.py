@@ -17,9 +17,9 @@ from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.attention.status import attention_status
 from tuner.engines.sglang.plugin.files import AttentionEntry
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
-from tuner.engines.sglang.presence import triton_of
 from tuner.engines.sglang.status import server_status
 from tuner.errors import CompilerUnavailable
+from tuner.export.presence import triton_of
 from tuner.families.attention.problem import Stage
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import parse_dense_gemm
@@ -168,7 +168,7 @@ def test_without_an_installed_triton_the_engine_s_own_is_meant(monkeypatch):
     def none() -> str:
         raise CompilerUnavailable("triton is not installed")
 
-    monkeypatch.setattr("tuner.engines.sglang.presence.installed_triton", none)
+    monkeypatch.setattr("tuner.export.presence.installed_triton", none)
     assert triton_of(find_engine("sglang==0.5.16")) == "3.6.0"
 
 

@@ -13,11 +13,18 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import SGLangAttentionKernels
 from tuner.errors import UnsupportedKernel
 from tuner.families.fused_moe.family import MoeSelection
+from tuner.families.scans import sources as scans
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.tuning.request import Effort, Request, Source
 
 WORDS = ["tune", "qwen3-30b-a3b", "--attention", "--kv-splits", "8", "--device", "H200"]
 WORDS += ["--engine", "sglang==0.5.16", "--measure", f"replay:{SWEEP}"]
+
+SCANS = [
+    parse_problem("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128"),
+    parse_problem("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128"),
+]
 
 
 @pytest.fixture
@@ -62,20 +69,22 @@ def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
     assert len(done) == 2
 
 
+@pytest.mark.parametrize("problem", [DECODE, *SCANS])
 def test_a_problem_whose_kernels_cannot_be_lifted_does_not_end_the_command(
-    store, monkeypatch, capsys
+    problem, store, monkeypatch, capsys
 ):
     def lifted(*_):
         raise UnsupportedKernel("sglang has another layout")
 
     monkeypatch.setattr(SGLangAttentionKernels, "lifted", lifted)
+    monkeypatch.setattr(scans, "lift_files", lifted)
     engine = find_engine("sglang==0.5.16")
     sources = [Source(MeasureKind.REPLAY, path) for path in (SWEEP, INT8_RECORDING)]
-    attention = Request(DECODE, H200, engine, sources[0])
+    unlifted = Request(problem, H200, engine, sources[0])
     layer = Request(INT8, H200, engine, sources[1], MoeSelection((2,)), Effort.QUICK)
-    runs.run_all([attention, layer], None, as_json=True)
+    runs.run_all([unlifted, layer], None, as_json=True)
     out, err = capsys.readouterr()
     assert json.loads(out)["problem"] == INT8.spec()
-    assert f"not tuned: {DECODE.spec()}: sglang has another layout\n" in err
+    assert f"not tuned: {problem.spec()}: sglang has another layout\n" in err
     with pytest.raises(UnsupportedKernel, match="another layout"):
-        runs.run_all([attention, attention], None, as_json=True)
+        runs.run_all([unlifted, unlifted], None, as_json=True)

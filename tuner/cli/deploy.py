@@ -12,7 +12,7 @@ from tuner.cli import complete
 from tuner.cli.app import command, say, show
 from tuner.cli.options import Captures, EngineSpec, Json
 from tuner.devices.table import find_device
-from tuner.errors import BadInput, UnsupportedFamily
+from tuner.errors import BadInput
 from tuner.render import folded
 
 if TYPE_CHECKING:
@@ -186,20 +186,16 @@ def status(
     engine: EngineSpec = "sglang",
     as_json: Json = False,
 ) -> None:
-    """Show which attention and GEMM files a server on this machine would load, and why.
+    """Show which files of the plugin a server on this machine would load, and why.
 
     Exit 1 if a kind of files is there and it would load none of them.
     """
     from tuner.devices.here import known_here
-    from tuner.engines.engine import find_engine
-    from tuner.engines.sglang.package import SGLang
-    from tuner.engines.sglang.status import server_status
+    from tuner.engines.engine import engine_module, find_engine
 
     card = find_device(device) if device else known_here()
     found = find_engine(engine)
-    if not isinstance(found, SGLang):
-        raise UnsupportedFamily(f"{found.name} has no plugin of this program, only sglang has")
-    report = server_status(found, card, folder, os.environ)
+    report = engine_module(found.name, "status").server_status(found, card, folder, os.environ)
     show(as_json, report.as_json, report.as_text)
     if not report.ok:
         raise typer.Exit(1)

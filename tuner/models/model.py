@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tuner.models.attention import AttentionShape
+from tuner.models.delta_json import DeltaShape
 from tuner.models.linears import LinearShape
 from tuner.models.mamba_json import MambaShape
 from tuner.problems.dtypes import Dtype
@@ -34,9 +35,10 @@ class Model:
     attention: AttentionShape | None = None  # None: not known
     linears: LinearShape | None = None  # None: not known
     mamba: MambaShape | None = None  # None: it has no Mamba-2 layers, or they are not known
+    delta: DeltaShape | None = None  # None: it has no gated delta nets, or they are not known
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner models --json`. Linear layers are left out: they are many."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
-        del shown["linears"], shown["doubt"], shown["mamba"]
+        del shown["linears"], shown["doubt"], shown["mamba"], shown["delta"]
         return shown | {"attention": asdict(self.attention) if self.attention else None}

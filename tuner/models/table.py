@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from tuner.errors import MalformedCheckpoint, UnknownModel
 from tuner.files import shipped_toml
 from tuner.models.attention import AttentionShape, Layers
+from tuner.models.delta_json import DeltaShape
 from tuner.models.fields import architecture_of, is_path, parse
 from tuner.models.folder import read_with
-from tuner.models.linear_parts import STYLES, LinearSizes, linear_shape
+from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
@@ -142,18 +143,24 @@ def _model(row: dict[str, Any]) -> Model:
     dtype, block = row.get("dtype"), row.get("block_shape")
     shape = _attention(row["attention"], row["source"]) if "attention" in row else None
     linears, mamba = row.get("linears"), row.get("mamba")
+    named = row["name"], row["architecture"]
     converted: dict[str, Any] = {
         "aliases": tuple(row.get("aliases", ())),
         "dtype": Dtype(dtype) if dtype else None,
         "block_shape": (block[0], block[1]) if block else None,
         "attention": shape,
         "linears": None,
-        "mamba": MambaShape(row["name"], row["architecture"], **mamba) if mamba else None,
+        "mamba": MambaShape(*named, **mamba) if mamba else None,
+        "delta": _delta(*named, **row["delta"]) if "delta" in row else None,
     }
     model = Model(**{**row, **converted})
     if linears is None or shape is None:
         return model
     return replace(model, linears=_linears(model, shape, linears, row["source"]))
+
+
+def _delta(name: str, architecture: str, *, layers: int, **heads: int) -> DeltaShape:
+    return DeltaShape(name, architecture, LinearAttention(**heads), Dtype.BFLOAT16, layers)
 
 
 def _linears(

@@ -13,9 +13,10 @@ from tuner.engines.sglang.dense_gemm.delivery import gemm_status
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.file_checks import FileCheck
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
-from tuner.engines.sglang.presence import FilesStatus, no_plugins
-from tuner.engines.sglang.scan_status import scan_status
-from tuner.families.scans.files import ScanFile, family_of_file
+from tuner.engines.sglang.plugin.kernels import PLUGIN
+from tuner.export.presence import FilesStatus, heading, no_plugins
+from tuner.families.scans.files import ScanFile
+from tuner.families.scans.status import scan_files_json, scan_status
 from tuner.render import folded
 
 
@@ -41,24 +42,16 @@ class ServerStatus:
         environment = {**attention["environment"], **gemm.environment, **self.scan.environment}
         files = [{**file, "family": "attention"} for file in attention["files"]]
         files += [{**file, "family": "dense_gemm"} for file in gemm.files_json()]
-        for check, file in zip(self.scan.checks, self.scan.files_json(), strict=True):
-            files.append({**file, "family": family_of_file(check.path)})
+        files += scan_files_json(self.scan)
         return {
             **attention,
             "files": files,
             "environment": environment,
-            "gemm": {
-                "variable": gemm.variable,
-                "root": str(gemm.root) if gemm.root else None,
-                "trouble": gemm.trouble or None,
-            },
+            "gemm": gemm.root_json(),
         }
 
     def as_text(self) -> str:
-        engine = self.attention.engine
-        lines = [f"{engine.name} {engine.version} ({engine.root})"]
-        device, triton = self.attention.device, self.attention.triton
-        lines.append(f"GPU: {device or 'not known here'}; triton: {triton or 'none'}")
+        lines = [heading(self.attention.engine, self.attention.device)]
         lines += [self.attention.as_text(), "", self.gemm.as_text()]
         if self.scan.root is not None:
             lines += ["", self.scan.as_text()]
@@ -75,5 +68,5 @@ def server_status(
     return ServerStatus(
         attention_status(engine, device, root, environ),
         gemm_status(engine, device, root, environ),
-        scan_status(engine, device, root, environ),
+        scan_status(engine, PLUGIN, device, root, environ),
     )

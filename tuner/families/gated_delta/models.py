@@ -1,6 +1,6 @@
 """Find the gated delta nets of one rank of a model that a user names.
 
-A name is a folder or file with a config.json. No preset has the sizes of these layers yet.
+A name is a preset, or a folder or file with a config.json.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ def reads(text: str, engine: str = "") -> bool:
 
 
 def resolve(text: str, serving: Serving) -> Resolved:
-    """The problem of a folder or file with a config.json.
+    """The problem of a preset, or of a folder or file with a config.json.
 
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
     found = preset_or_file(text, read_delta)
-    if isinstance(found, Model):
+    shape = found.delta if isinstance(found, Model) else found
+    if shape is None:
         raise BadProblem(
             f"no gated delta nets are known of {found.name}: give the folder of its config.json, "
             f"or the problem itself, {NAME}:key_heads=.."
         )
-    return resolve_model(found, serving)
+    return resolve_model(shape, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:

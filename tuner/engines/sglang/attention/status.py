@@ -23,17 +23,17 @@ from tuner.engines.sglang.plugin.files import (
     attention_root,
     find_attention_files,
 )
-from tuner.engines.sglang.plugin.kernels import KERNELS
+from tuner.engines.sglang.plugin.kernels import KERNELS, PLUGIN
 from tuner.engines.sglang.plugin.splits import SplitsTable
-from tuner.engines.sglang.presence import (
+from tuner.errors import TunerError
+from tuner.export.presence import (
     FilesStatus,
     facts_here,
     file_json,
     files_status,
     no_plugins,
-    triton_of,
+    server_json,
 )
-from tuner.errors import TunerError
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, AttentionPhase
 
@@ -43,8 +43,7 @@ class AttentionStatus(FilesStatus[FileCheck[AttentionFile]]):
     """What servers would do with attention files."""
 
     engine: Engine
-    device: str | None
-    triton: str | None
+    device: Device | None
     flags: Mapping[str, int | str]
 
     heading = "problem"
@@ -60,16 +59,8 @@ class AttentionStatus(FilesStatus[FileCheck[AttentionFile]]):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "engine": {
-                "name": self.engine.name,
-                "version": self.engine.version,
-                "root": str(self.engine.root),
-            },
-            "device": self.device,
-            "triton": self.triton,
-            "variable": self.variable,
-            "root": str(self.root) if self.root else None,
-            "trouble": self.trouble or None,
+            **server_json(self.engine, self.device),
+            **self.root_json(),
             "files": self.files_json(),
             "without_file": self.without_file(),
             "server_flags": dict(self.flags),
@@ -106,6 +97,7 @@ def attention_status(
     about = "attention", CONFIG_DIR_VARIABLE, FOLDER
     found = files_status(
         engine,
+        PLUGIN,
         environ,
         root,
         attention_root(environ),
@@ -116,8 +108,7 @@ def attention_status(
     return AttentionStatus(
         **vars(found),
         engine=engine,
-        device=device.name if device else None,
-        triton=triton_of(engine),
+        device=device,
         flags=_flags([check for check in found.checks if check.used], engine),
     )
 

@@ -27,10 +27,11 @@ from tuner.engines.sglang.plugin.gemm_files import (
     read_gemm_file,
 )
 from tuner.engines.sglang.plugin.gemm_loaders import fields_of
-from tuner.engines.sglang.presence import FilesStatus, facts_here, files_status
+from tuner.engines.sglang.plugin.kernels import PLUGIN
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
 from tuner.export.files import PROVENANCE
+from tuner.export.presence import FilesStatus, facts_here, files_status
 from tuner.export.sized_files import Content, Layout, SizedFile
 from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
 from tuner.families.dense_gemm.problem import DenseGemm
@@ -178,4 +179,4 @@ def gemm_status(
             for path in find_gemm_files(folder)
         ]
 
-    return files_status(engine, environ, root, gemm_root(environ), about, check)
+    return files_status(engine, PLUGIN, environ, root, gemm_root(environ), about, check)

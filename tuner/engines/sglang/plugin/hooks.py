@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tuner.engines.sglang.plugin.file_checks import RuntimeFacts
-from tuner.engines.sglang.plugin.kernels import NAME
+from tuner.engines.sglang.plugin.kernels import PLUGIN
 
 if TYPE_CHECKING:
     from tuner.engines.sglang.package import SGLang
@@ -23,7 +23,7 @@ def register_hook(target: str, hook: Callable[..., object]) -> None:
     """Register a hook: a class replaces its target, and a function is called around it."""
     hooks = hook_registry()
     # sglang knows the source by itself only while it loads plugins.
-    source = hooks.HookSource(NAME, "engine-tuner")
+    source = hooks.HookSource(PLUGIN.name, "engine-tuner")
     kind = hooks.HookType.REPLACE if isinstance(hook, type) else hooks.HookType.AROUND
     hooks.HookRegistry.register(target, hook, kind, source=source)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.families.scans.files import find_scan_files, scan_root
@@ -35,11 +36,16 @@ def _register() -> None:
     if named is None or not find_scan_files(named[1]):
         log.debug("no files of chunked scans: %s", named)
         return
-    for variable in _LEAVES_ALONE:
-        if os.environ.get(variable, "0") not in ("", "0"):
-            log.info("tuner scan: nothing is applied, because %s is set", variable)
-            return
+    if why := left_alone(os.environ):
+        log.info("tuner scan: nothing is applied, because %s", why)
+        return
     hook_packages(scan_named("chunk_scan"), [PACKAGE], named[1], _facts)
+
+
+def left_alone(environ: Mapping[str, str]) -> str:
+    """Why no kernel is hooked in a server with this environment; empty if kernels are."""
+    asked = (name for name in _LEAVES_ALONE if environ.get(name, "0") not in ("", "0"))
+    return next((f"{name} is set" for name in asked), "")
 
 
 def _facts() -> ServerFacts:

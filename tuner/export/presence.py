@@ -1,4 +1,4 @@
-"""Whether sglang's servers in this environment would load the plugin, and find files for it."""
+"""Whether an engine's servers in this environment would load the plugin, and find files for it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, engine_triton, installed_triton
-from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts
-from tuner.engines.sglang.plugin.files import AttentionFile
-from tuner.engines.sglang.plugin.gemm_files import GemmFile
-from tuner.engines.sglang.plugin.kernels import GROUP, NAME
 from tuner.errors import BadInput, CompilerUnavailable
-from tuner.families.scans.files import ScanFile
+from tuner.export.file_checks import FileCheck, Plugin, RuntimeFacts
 from tuner.render import table
 
 
-def missing_plugin(environ: Mapping[str, str]) -> str:
+def missing_plugin(plugin: Plugin, environ: Mapping[str, str]) -> str:
     """Why servers would not load the plugin; empty if they would."""
-    if NAME not in {point.name for point in entry_points(group=GROUP)}:
+    if plugin.name not in {point.name for point in entry_points(group=plugin.group)}:
         return "this Python does not know the plugin: install engine-tuner beside the engine"
-    allowed = [name.strip() for name in environ.get("SGLANG_PLUGINS", "").split(",")]
-    if any(allowed) and NAME not in allowed:
-        return f"SGLANG_PLUGINS leaves out {NAME}"
+    named = environ.get(plugin.variable)
+    allowed = [name.strip() for name in (named or "").split(",")]
+    chosen = named is not None if plugin.empty_means_none else any(allowed)
+    if chosen and plugin.name not in allowed:
+        return f"{plugin.variable} leaves out {plugin.name}"
     return ""
 
 
@@ -61,11 +59,26 @@ def facts_here(
     )
 
 
-AnyCheck = FileCheck[AttentionFile] | FileCheck[GemmFile] | FileCheck[ScanFile]
-C = TypeVar("C", bound=AnyCheck)
+C = TypeVar("C", bound=FileCheck[Any])
 
 
-def file_json(check: AnyCheck, server_flags: Mapping[str, int | str]) -> dict[str, Any]:
+def server_json(engine: Engine, device: Device | None) -> dict[str, Any]:
+    """What `tuner status --json` says of the servers."""
+    return {
+        "engine": {"name": engine.name, "version": engine.version, "root": str(engine.root)},
+        "device": device.name if device else None,
+        "triton": triton_of(engine),
+    }
+
+
+def heading(engine: Engine, device: Device | None) -> str:
+    """The first lines of `tuner status`."""
+    here = f"GPU: {device.name if device else 'not known here'}"
+    triton = triton_of(engine) or "none"
+    return f"{engine.name} {engine.version} ({engine.root})\n{here}; triton: {triton}"
+
+
+def file_json(check: FileCheck[Any], server_flags: Mapping[str, int | str]) -> dict[str, Any]:
     """What `tuner status --json` says of a file. `server_flags`: what a server needs to use it."""
     file = check.file
     return {
@@ -106,6 +119,13 @@ class FilesStatus(Generic[C]):
     def files_json(self) -> list[dict[str, Any]]:
         return [file_json(check, {}) for check in self.checks]
 
+    def root_json(self) -> dict[str, Any]:
+        return {
+            "variable": self.variable,
+            "root": str(self.root) if self.root else None,
+            "trouble": self.trouble or None,
+        }
+
     def as_text(self) -> str:
         if self.root is None and self.trouble:
             return f"no {self.what} file would be used: {self.trouble}"
@@ -127,7 +147,7 @@ class FilesStatus(Generic[C]):
     def closing(self) -> list[str]:
         """What stands below the table."""
         used = any(check.used for check in self.checks)
-        return ["they count where sglang runs its Triton kernel"] if used else []
+        return ["they count where servers run the engine's Triton kernel"] if used else []
 
     def notes(self, check: C) -> list[str]:
         """What stands beside a file that is used."""
@@ -145,6 +165,7 @@ class FilesStatus(Generic[C]):
 
 def files_status(
     engine: Engine,
+    plugin: Plugin,
     environ: Mapping[str, str],
     root: Path | None,
     named: tuple[str, Path] | None,
@@ -163,7 +184,7 @@ def files_status(
     if folder and not folder.is_dir():
         source = f"{variable} names {folder}, which" if variable else str(folder)
         raise BadInput(f"{source} is not a folder")
-    trouble = no_plugins(engine) or unfit or missing_plugin(environ)
+    trouble = no_plugins(engine) or unfit or missing_plugin(plugin, environ)
     checks = check(folder) if folder else []
     if trouble:
         checks = [replace(one, reason=one.reason or trouble) for one in checks]
