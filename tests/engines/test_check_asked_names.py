@@ -69,6 +69,27 @@ def test_a_model_s_server_asks_for_a_name(tmp_path, compile_cache, name, engine,
     assert wanted in one["why"] and f"this file is {name}" in one["why"]
 
 
+@pytest.mark.parametrize(
+    ("card", "name"), [("H200", "NVIDIA_H200"), ("H200", "AMD_Radeon_PRO_W7900")]
+)
+def test_a_dtype_that_no_name_of_vllm_has_is_checked_and_never_read(
+    tmp_path, compile_cache, card, name
+):
+    asked = f"E=128,N=192,device_name={name}.json"
+    path = tmp_path / f"E=128,N=192,device_name={name},dtype=bf16.json"
+    code, (one,), _ = checked(path, "--engine", VLLM, "--device", card)
+    assert (code, one["asked"]) == (1, [asked])
+
+
+def test_a_kind_of_file_that_is_never_taken_is_told_before_the_card(tmp_path):
+    name = (
+        "N=14336,K=5120,device_name=AMD_Radeon_Graphics,dtype=fp8_w8a8,block_shape=[128,128].json"
+    )
+    code, _, said = checked(tmp_path / name, "--device", "W7900")
+    assert code == 2
+    assert "neither makes nor checks it" in said
+
+
 def test_the_nearest_name_of_the_same_gemm_is_told(tmp_path, compile_cache):
     name = MOE.format(256, 256, "_down")
     _, (one,), _ = checked(tmp_path / name, "--engine", SGLANG, "--model", "deepseek-r1", "--tp=8")

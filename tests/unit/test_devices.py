@@ -293,9 +293,10 @@ def test_a_compute_capability_is_enough_to_check_files(subtests):
         card_to_check("sm_110")
     with pytest.raises(UnknownDevice, match="as in --device sm_120: `nvidia-smi"):
         card_to_check("RTX PRO 4500")
-    with pytest.raises(UnknownDevice) as caught:
-        card_to_check("Tesla T4")
-    assert "--device sm_" not in str(caught.value)
+    for text in ("Tesla T4", "W7900", "Radeon Pro VII", "gfx906"):
+        with subtests.test(text), pytest.raises(UnknownDevice) as caught:
+            card_to_check(text)
+        assert "nvidia-smi" not in str(caught.value)
 
 
 def test_peaks_are_of_the_type_that_the_tensor_cores_run():

@@ -95,15 +95,20 @@ def test_the_type_of_states_can_be_said():
 @pytest.mark.parametrize("name", ["granite-4-dense", "qwen3-next"])
 def test_models_without_such_layers_are_refused(name):
     """A dense Granite 4 has the fields of Mamba layers, and a gated delta net is another kernel."""
-    with pytest.raises(MalformedCheckpoint, match="no Mamba-2 layers that are known here"):
+    with pytest.raises(
+        MalformedCheckpoint, match="no Mamba-2 layers that are known here"
+    ) as caught:
         problem_of(name, served())
+    assert ("state_update:" in str(caught.value)) is (name != "qwen3-next")
 
 
 def test_what_cannot_be_resolved_says_what_to_do():
     with pytest.raises(LacksLayers, match="no Mamba-2 layers are known of deepseek-r1: give"):
         resolve("deepseek-r1", served())
-    with pytest.raises(UnknownModel):
-        resolve("no-such-model", served())
+    for text, said in (("no-such-model", "NAME"), ("some/model-x", "some/model-x")):
+        with pytest.raises(UnknownModel) as caught:
+            resolve(text, served())
+        assert f"hf download {said} config" in caught.value.cli
     with pytest.raises(UnsupportedFamily, match="not tuned for sglang, only for vllm"):
         resolve(str(MODELS / "mamba2"), Serving())
 

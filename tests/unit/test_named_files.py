@@ -9,6 +9,7 @@ import pytest
 from tuner.devices.in_words import cards_in
 from tuner.devices.table import find_device
 from tuner.diagnose import Diagnosis, Hints, diagnose_text
+from tuner.engines.logs.lines import lines_of
 from tuner.errors import UnknownDevice
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
@@ -242,3 +243,42 @@ def test_a_config_json_of_the_command_line_gets_commands_that_work(tmp_path):
     assert "the linear layers of" in found.as_text()  # are not known
     unknown = diagnose_text(log, Hints(model="somebody/his-own", tp=2))
     assert commands(unknown) == [f"tuner tune config.json --all {options}"]
+
+
+MOCK = "<MagicMock name='mock.amdsmi_get_gpu_asic_info().__getitem__()' id='132'>"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        # kyuz0/amd-strix-halo-vllm-toolboxes#73
+        (f"E=256,N=512,device_name={MOCK}.json", "The engine found no name for this card"),
+        ("E=256,N=512,device_name=,dtype=fp8_w8a8.json", "The engine found no name for this card"),
+        (
+            "E=256,N=512,device_name=NVIDIA_L40S,dtype=[fp8_w8a8.json",
+            "cannot be read: dtype=[fp8_w8a8.json",
+        ),
+    ],
+)
+def test_no_file_is_asked_for_by_a_name_that_is_none(name, said):
+    text = f"Using default MoE config. Performance might be sub-optimal! Config file not found at /v/vllm/configs/{name}"
+    (answer,) = diagnose_text(text).as_json()["found"]
+    words = " ".join([*answer["cause"], *answer["fix"]])
+    assert said in words
+    assert not answer["commands"]
+    for never in ("Put a file", "operations.md", "The missing file is"):
+        assert never not in words
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        # MetaX-MACA/vLLM-metax#295
+        ("dtype=[int8_w8a8.json](http://int8_w8a8.json/)", "dtype=int8_w8a8.json"),
+        ("[https://a.ai/x](https://a.ai/x)", "https://a.ai/x"),
+        ("[a.ai/x](https://a.ai/x)", "a.ai/x"),
+        ("[the docs](https://a.ai/x)", "[the docs](https://a.ai/x)"),
+    ],
+)
+def test_links_that_a_page_made_of_words_are_undone(written, read):
+    assert lines_of(written.encode()) == [read.encode()]

@@ -66,6 +66,7 @@ SAID = {
         "AssertionError: intermediate_size_per_partition=352 must be divisible by 256",
     ],
     "tp_divides": ["AssertionError: 40 is not divisible by 3"],
+    "aiter_gpu": ["AssertionError: One of GPU archs of ['gfx1151'] is invalid or not supported"],
     "quant_mismatch": [
         "ValueError: Quantization method specified in the model config (fp8) does not match the "
         "quantization method specified in the `quantization` argument (awq).",
@@ -135,6 +136,17 @@ def test_a_refusal_is_named_by_its_cause(name: str, text: str):
 def test_the_place_of_an_unknown_exception_tells_what_stopped(file: str, said: str):
     text = f'  File "/x/{file}", line 3, in f\n    raise\nValueError: what nobody knows\n'
     assert said in diagnose_text(text).as_text()
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(25, "divide 25: 1, 5, 25. It is odd"), (20, "divide 20: 1, 2, 4, 5, 10, 20.\n")],
+)
+def test_the_sizes_that_divide_are_told(size: int, said: str):
+    text = diagnose_text(f"AssertionError: {size} is not divisible by 8").as_text()
+    assert said in text
+    assert "vision tower" in text
+    assert "vLLM 0.10.2 and later" in text
 
 
 def test_an_assertion_without_words_is_told_by_its_source():

@@ -29,13 +29,18 @@ if TYPE_CHECKING:
 
 def files_to_check(targets: Sequence[str]) -> list[Path]:
     """The files of a command line, and those below its folders: of an exported folder, the files
-    with a sidecar, because the others are the engine's own. Raises BadInput.
+    with a sidecar, because the others are the engine's own. Raises BadInput, also for a file that
+    this program never takes.
     """
+    from tuner.engines.logs.served import unmade
+
     found: list[Path] = []
     for path in map(Path, targets):
         if not path.is_dir():
             if not path.exists():
                 raise BadInput(f"{path} does not exist")
+            if why := unmade(path.name):
+                raise MalformedConfigFile(why)
             found.append(path)
             continue
         below = [one for one in sorted(path.rglob("*.json")) if "provenance" not in one.parts]
@@ -91,10 +96,6 @@ def spelled_by(paths: Sequence[Path]) -> str:
 
 def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
     """Why a file of no family is refused, and what to do."""
-    from tuner.engines.logs.served import unmade
-
-    if why := unmade(path.name):
-        return why
     spelled = spelled_by([path])
     if spelled and spelled != engine.name:
         return f"{path.name!r} is spelled as {spelled} spells names: --engine {spelled}"

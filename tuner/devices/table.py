@@ -18,6 +18,7 @@ from tuner.problems.dtypes import Dtype
 
 OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)")
+_OF_AMD = re.compile(r"AMD|.*Radeon|Instinct|gfx|(?:RX|W|MI|R)[ _-]?\d", re.IGNORECASE)
 _BY_CAPABILITY = (
     "; config files can be checked for a compute capability too, as in --device sm_120: "
     "`nvidia-smi --query-gpu=compute_cap --format=csv` prints it"
@@ -198,7 +199,7 @@ def card_to_check(text: str) -> Device:
     except UnknownDevice as error:
         match = _CAPABILITY.fullmatch(text.strip())
         if match is None:
-            if "too old" not in str(error):
+            if "too old" not in str(error) and not _OF_AMD.match(text.strip()):
                 error.add(cli=_BY_CAPABILITY, api="")
             raise
     arch = int(match[1] + match[2])

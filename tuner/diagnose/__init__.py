@@ -125,7 +125,7 @@ def _plan(context: Context) -> Sequence[str]:
     """
     engine = context.engine_name()
     if not context.device() or not engine:
-        lacks = context.missing(engine) if engine or context.model else ""
+        lacks = context.missing(engine, model=not context.model) if engine or context.model else ""
         return (*_told(context), f"`tuner plan` says what runs there. {lacks}") if lacks else ()
     yours = context.target() or "config.json"
     words = [shlex.quote(yours), *([f"--tp {context.tp}"] if context.tp else [])]
@@ -142,7 +142,7 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
     message = finding.message
     added = ANSWERS[message.answer](finding, context) if message.answer else Added()
     engine, values = context.engine_of(finding), context.values(finding)
-    cause, fix = message.cause, message.fix
+    cause, fix = message.cause, () if added.instead else message.fix
     if context.unified and message.unified_fix:
         cause, fix = message.unified_cause, message.unified_fix
     steps = [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)]

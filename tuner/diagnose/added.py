@@ -28,3 +28,4 @@ class Added:
     fix: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)  # for --json
     mends: Mend | None = None
+    instead: bool = False  # of the table's steps, which do not apply

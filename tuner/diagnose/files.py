@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from tuner.diagnose.findings import Findings, LogFinding
 from tuner.engines.dispatch import engine_runs, of_class, options_text, seen_to_run
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
-from tuner.engines.logs.served import no_figures
+from tuner.engines.logs.served import is_nameless, no_figures
 from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
@@ -25,6 +26,14 @@ from tuner.problems.registry import Family, parse_problem
 UNTUNED = "its weights are of a type that this tuner does not tune"
 NOTHING: Mapping[str, str] = {}
 _ANSWER = "missing_file"  # of the messages that name a missing file
+_DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
+_FIELDS = re.compile(r",(?=\s*[^\s\d])")  # not inside a block's shape
+_FIELD = re.compile(r"\s*\w+(?:=(?:\[\d+,\s*\d+\]|[^\[\]{}`]+?)(?:_down)?(?:\.json)?)?")
+_NAME_IT = (
+    "Mend what tells the engine the card's name: NVML on NVIDIA's cards, the Python package amdsmi "
+    "on AMD's, and the driver's devices in the container. The line then names a file."
+)
+_GIVE_WHOLE = "Give the line as the server wrote it."
 _MOST_RANKS = 1 << 16
 _MOST_MODELS = 9  # that one file's name fits, and that are told each with its command
 
@@ -67,6 +76,11 @@ def missing_file(finding: LogFinding, context: Context) -> Added:
     """The file, and the command that tunes it; the families' own parsers read the path."""
     path = finding.values.get("path", "")
     missing = config_file(path, _engine(finding, context), context, Serving())
+    if is_nameless(named := _DEVICE.sub(r"\1", missing.name)):
+        return Added((no_figures(named),), (_NAME_IT,), {"file": missing.name}, instead=True)
+    if odd := [one for one in _FIELDS.split(missing.name) if not _FIELD.fullmatch(one)]:
+        why = f"The missing file's name cannot be read: {odd[0]} is no part of one."
+        return Added((why,), (_GIVE_WHOLE,), {"file": missing.name}, instead=True)
     added = about(replace(missing, searched=True), context)
     return replace(added, cause=(f"The missing file is {missing.name}.", *added.cause))
 
@@ -80,7 +94,7 @@ def about(file: MissingFile, context: Context) -> Added:
             fix=(f"Nothing here makes it: {UNTUNED}.",) if file.error else (), details=details
         )
     if other := context.unsupported(named := facts_of_line(file.name).get("device")):
-        return Added(fix=(other,), details=details)
+        return Added(fix=(other,), details=details, instead=True)
     if "is too old" in (none := "" if context.hints.device else no_figures(named)):
         return Added(fix=(f"{none} No file is made for it.",), details=details)
     if not family.flag and (outside := context.facts.get("experts")):

@@ -57,6 +57,14 @@ def heads(finding: LogFinding, context: Context) -> Added:
     )
 
 
+def divides(finding: LogFinding, context: Context) -> Added:
+    """The sizes that divide a number of which nothing tells what it counts."""
+    size = _number(finding, "size")
+    fits = [str(n) for n in range(1, min(size, 128) + 1) if size % n == 0]
+    odd = " It is odd, so that no power of two but 1 does." if size % 2 else ""
+    return Added((f"These sizes divide {size}: {', '.join(fits)}.{odd}",))
+
+
 def memory_taken(finding: LogFinding, context: Context) -> Added:
     """The share of the GPU's memory that is free."""
     free, total = (float(finding.values[name]) for name in ("free", "total"))

@@ -107,10 +107,10 @@ def parse_mamba_json(data: bytes, name: str) -> MambaShape:
     names = _NAMES.get(architecture)
     layers = _count(fields)
     if names is None or layers == 0:
-        raise LacksLayers(
-            f"{architecture} has no Mamba-2 layers that are known here: name the problem itself, "
-            "state_update:heads=.. or chunk_scan:heads=.."
-        )
+        by_hand = ": name the problem itself, state_update:heads=.. or chunk_scan:heads=.."
+        if "linear_num_value_heads" in fields:  # of gated delta nets, which are other kernels
+            by_hand = ""
+        raise LacksLayers(f"{architecture} has no Mamba-2 layers that are known here{by_hand}")
     heads = _required(fields, names.heads)
     cache = _text(fields, "mamba_ssm_cache_dtype")
     return MambaShape(

@@ -24,6 +24,7 @@ from tuner.models.quantization import Quantization, unquantised
 from tuner.problems.dtypes import Dtype
 
 T = TypeVar("T")
+_REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PATHS = ("/", "./", "../", "~")
 _CONFIG_IN_API = "; post its config.json; GET /v1/models lists the presets"
 _CONFIG_ON_PAGES = ": the page Models lists the known ones, and the API takes a config.json"
@@ -82,11 +83,13 @@ def find_preset(text: str) -> Model:
     if model := _by_key().get(_key(text)):
         return model
     near = _near(text)
+    repository = text if _REPOSITORY.fullmatch(text) else "NAME"
     raise UnknownModel(
         f"no preset is called {text[:200]!r}{near}",
         cli=""
         if near
-        else "; give its config.json (hf download NAME config.json), or see `tuner models`",
+        else f"; give its config.json (hf download {repository} config.json), or see "
+        "`tuner models`",
         api="" if near else _CONFIG_IN_API,
         page="" if near else _CONFIG_ON_PAGES,
     )

@@ -23,6 +23,10 @@ _ESCAPED = re.compile(rb"&(quot|#39|#x27|lt|gt|amp);")
 _QUOTED = re.compile(
     rb"^(?:[ \t]*(?:>[ \t]?)+|[ \t]*[\w.-]{0,60}[ \t]*\|[ \t](?=\S))", re.MULTILINE
 )
+# What pages of Markdown make of a word that looks like an address: [a.json](http://a.json/).
+_LINKED = re.compile(
+    rb"\[((?:https?://)?([^\[\]()\s/][^\[\]()\s]{0,400}?)/?)\]\((?:https?://)?\2/?\)"
+)
 # A line that begins so is no continuation of the one before.
 BEGINS = re.compile(
     r"\s*(?:\[?\d{4}[-/]\d\d|\(\w+|\[rank|\[TP|INFO\b|WARNING\b|ERROR\b|Traceback|File \")"
@@ -46,7 +50,7 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def lines_of(block: bytes) -> list[bytes]:
-    """The lines of a block, without colours, escapes of HTML and marks of quotations."""
+    """The lines of a block, without colours, escapes of HTML, links and marks of quotations."""
     if any(escape + b"[" in block for escape in _ESCAPES):
         block = _COLOURS.sub(b"", block)
     if b"&" in block:
@@ -54,6 +58,8 @@ def lines_of(block: bytes) -> list[bytes]:
     if b"device_name%3D" in block:
         for code, character in _IN_ADDRESSES.items():
             block = block.replace(code, character)
+    if b"](" in block:
+        block = _LINKED.sub(rb"\1", block)
     if b"|" in block or b">" in block:
         block = _QUOTED.sub(b"", block)
     lines = block.replace(b"\r", b"\n").split(b"\n") if b"\r" in block else block.split(b"\n")

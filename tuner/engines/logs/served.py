@@ -224,8 +224,15 @@ def refused(name: str) -> str:
     return ""
 
 
+def is_nameless(name: str) -> bool:
+    """Whether what stands for a GPU is no name: nothing, or an object of Python."""
+    return name in ("", "None") or bool(re.search(r"[<>]|\(\)", name))
+
+
 def no_figures(name: str) -> str:
     """A sentence on a GPU that the table of GPUs lacks or refuses; "" for any other."""
+    if is_nameless(name):
+        return "The engine found no name for this card, so no file can match until it does."
     try:
         find_device(name)
     except UnknownDevice:

@@ -63,9 +63,10 @@ class MoeCheck(Check[CheckedEntry]):
 def claims(name: str, engine: Engine) -> bool:
     """Whether a name is that of a fused-MoE config file."""
     layer = moe_engine(engine)
-    if not layer.claims(name):
+    try:
+        key = layer.read_any_name(name)
+    except MalformedConfigFile:
         return False
-    key = layer.read_file_name(name)
     return bool(key.dtype or not key.block_shape)  # no engine asks for blocks of 16-bit weights
 
 
@@ -92,29 +93,34 @@ def check_files(
     notes, plans = _checkable(read, options)
     notes += [*_changed(plans, engine), *_beyond(plans)]
     notes += _other_spellings(plans, layer)
-    unread = list(_never_read(plans, layer))
+    unread = list(_never_read(plans, layer, device))
     return replace(check_plans(MoeCheck, plans, device, engine, notes), unread=unread)
 
 
-def _never_read(plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine) -> Iterator[UnreadFile]:
+def _never_read(
+    plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine, checked: Device
+) -> Iterator[UnreadFile]:
     """Files that this release never reads, whatever the model."""
     triton = triton_for(layer.engine)
     for plan in plans:
         path = Path(plan.name)
-        key = layer.read_file_name(path.name)
+        key = layer.read_any_name(path.name)
         # Without a folder of a Triton, or without the release's own Triton, folders tell nothing.
         below = None if triton.note else _FOLDER.fullmatch(path.absolute().parent.as_posix())
-        with contextlib.suppress(UnknownDevice):  # the table has not all GPUs
-            device = replace(find_device(key.device), name=key.device)
-            try:
-                asked = layer.file_name(plan.problem, device, key.gemm)
-            except UnsupportedKernel as error:
-                yield UnreadFile(plan.name, (), f"{path.name} is never read: {error}.")
-                continue
-            if key.per_channel_quant == plan.problem.per_channel_quant:
-                yield from not_among([path], [asked], f"{layer.name} {layer.version}")
-            if below:
-                yield from _elsewhere(plan, Path(below[1]), layer, device, triton.version)
+        try:
+            known = find_device(key.device)
+        except UnknownDevice:  # the table has not all GPUs
+            known = checked
+        device = replace(known, name=key.device)
+        try:
+            asked = layer.file_name(plan.problem, device, key.gemm)
+        except UnsupportedKernel as error:
+            yield UnreadFile(plan.name, (), f"{path.name} is never read: {error}.")
+            continue
+        if key.per_channel_quant == plan.problem.per_channel_quant:
+            yield from not_among([path], [asked], f"{layer.name} {layer.version}")
+        if below:
+            yield from _elsewhere(plan, Path(below[1]), layer, device, triton.version)
 
 
 def _elsewhere(
@@ -122,7 +128,7 @@ def _elsewhere(
 ) -> Iterator[UnreadFile]:
     """The plan's file, if the engine reads another one below `root`, or none."""
     path = Path(plan.name).absolute()
-    gemm = layer.read_file_name(path.name).gemm
+    gemm = layer.read_any_name(path.name).gemm
     try:
         found = layer.find_file(root, plan.problem, device, gemm, triton)
     except MalformedConfigFile:
@@ -137,7 +143,7 @@ def _elsewhere(
 def _other_spellings(plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine) -> Iterator[str]:
     """Files with a short name of a GPU, which no driver is known to say."""
     for name in dict.fromkeys(Path(plan.name).name for plan in plans):
-        key = layer.read_file_name(name)
+        key = layer.read_any_name(name)
         with contextlib.suppress(UnknownDevice):
             device = find_device(key.device)
             if key.device not in device.driver_names:
@@ -147,7 +153,7 @@ def _other_spellings(plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine) -> 
 def _plan_of_file(
     path: Path, engine: MoeEngine, options: Mapping[str, Any], device: Device
 ) -> CheckPlan[FusedMoe]:
-    key, backend = engine.read_file_name(path.name), device.target.backend
+    key, backend = engine.read_any_name(path.name), device.target.backend
     K, top_k = options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     try:
         problem = _problem(key, K, top_k)

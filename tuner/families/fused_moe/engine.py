@@ -123,6 +123,10 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
 
     pattern = "**/*.json"  # some versions have a folder for each Triton
 
+    def read_any_name(self, name: str) -> MoeFileKey:
+        """Like `read_file_name`, also for facts of which the engine's own names have none."""
+        return self.read_file_name(name)
+
     @property
     @abstractmethod
     def config_dir_variable(self) -> str | None:

@@ -92,6 +92,9 @@ class VLLMFusedMoe(MoeEngine):
     def read_file_name(self, name: str) -> MoeFileKey:
         return parse_file_name(name)
 
+    def read_any_name(self, name: str) -> MoeFileKey:
+        return moe.parse_file_name(name, ",", packed=False)
+
     def find_file(
         self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
