@@ -13,7 +13,7 @@ from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context
 from tuner.diagnose.files import missing_files
 from tuner.diagnose.scan import scan
-from tuner.diagnose.table import Kind, known_messages, split_form
+from tuner.diagnose.table import Kind, _form, known_messages, split_form
 from tuner.errors import BadInput, UnreadableLog
 from tuner.files import parse_toml
 from tuner.models.serving import Serving
@@ -79,6 +79,35 @@ def test_an_engine_is_read_from_words_only_if_they_name_no_other():
         ("see github.com/vllm-project/vllm/issues and my-vllm-image", ""),
     ):
         assert diagnose_text(text).findings.facts.engine == engine
+
+
+PLUGIN = "n1:88:88 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory No plugin found"
+CUT = '  File "/opt/lib/python3.12/site-packages/{}", line 258, in {}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "never"),
+    [
+        (PLUGIN, "nothing known", "not installed"),
+        (PLUGIN.replace("libnccl-net", "libfoo"), "libfoo.so is not where", "   dlerror="),
+        (f"{PLUGIN}\nImportError: libnuma.so.1: cannot open shared object file", "libnuma.so.1 is", "libnccl-net.so is"),
+        ("[ERROR] No available memory for the cache blocks.", "Two servers on one GPU", "nothing known"),
+        ("vllm on a T4 is slow", "T4", "tuner plan"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B", "engine sglang", "tuner plan"),
+        (CUT.format("flashinfer/jit/cpp_ext.py", "run_ninja"), "FlashInfer was building a kernel", "Triton"),
+        ("export USE_FLAGGEMS=1\nvllm serve x fails: out-of-shared-memory", "without USE_FLAGGEMS", "tuner tune"),
+        (CUT.format("flag_gems/ops/mm.py", "mm") + "\nOutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376", "FlagGems replaces", "tuner tune"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_lines_and_what_is_not(text, said, never):
+    answer = diagnose_text(text).as_text()
+    assert said in answer
+    assert never not in answer
+
+
+def test_a_form_without_text_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="no text of its own"):
+        _form({"text": "{a:int} {b:word}"})
 
 
 def test_there_are_enough_cases():

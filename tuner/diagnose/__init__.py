@@ -120,13 +120,12 @@ def _as_one(found: Sequence[LogFinding]) -> Iterator[LogFinding]:
 
 
 def _plan(context: Context) -> Sequence[str]:
-    """What to run if no message is known: lines for a text that names the GPU of a server, and
-    none for any other.
+    """What to run if no message is known: a command for a text that names the GPU of a server,
+    and for any other only what it tells.
     """
     engine = context.engine_name()
     if not context.device() or not engine:
-        lacks = context.missing(engine) if engine or context.model else ""
-        return (*_told(context), f"`tuner plan` says what runs there. {lacks}") if lacks else ()
+        return tuple(_told(context)) if engine or context.model else ()
     yours = context.target() or "config.json"
     words = [shlex.quote(yours), *([f"--tp {context.tp}"] if context.tp else [])]
     whose = f" of {context.model}" if context.model else ""

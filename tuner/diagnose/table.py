@@ -7,6 +7,7 @@ holes for what the engine fills in:
     {name:int}    digits, perhaps with commas
     {name:num}    a number, perhaps with a fraction
     {name:word}   text without blanks, quotes, brackets and commas
+    {name:lib}    the name or path of a library
     {name:path}   text that ends in .json
     {name:sizes}  numbers with names as config files have them, E=64,N=1536, perhaps behind a folder
     {name:card}   the rest of such a file's name, with a GPU, up to .json
@@ -37,6 +38,7 @@ _KINDS = {
     "int": r"\d[\d,]*",
     "num": r"\d+(?:\.\d+)?",
     "word": r"[^\s'\",;()\[\]{}]+",
+    "lib": r"[\w.+/-]+",
     "path": r"\S.{0,400}?\.json",
     "sizes": r"(?:[^\s'\"`,|]{0,400}/)?(?:\w{1,20}=\d{1,7},){0,4}\w{1,20}=\d{1,7}",
     "card": r"[^\s,;'\"`<>|/\\]{1,80}?(?:,\w{1,20}=(?:\[\d+,\s*\d+\]|\w{1,40}?)){0,4}"
@@ -166,7 +168,10 @@ def _texts(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _form(row: Mapping[str, Any]) -> Form:
-    return Form(row["text"], tuple(MessageSource(*origin) for origin in row.get("in", ())))
+    form = Form(row["text"], tuple(MessageSource(*origin) for origin in row.get("in", ())))
+    if not form.anchor:  # it would be found everywhere
+        raise ValueError(f"the form {form.text!r} has no text of its own")
+    return form
 
 
 def _literals(text: str) -> list[str]:
