@@ -1,5 +1,7 @@
 """What `tuner diagnose` says of messages: reported, wrapped, repeated and made-up ones."""
 
+# ruff: noqa: E501 (lines of logs are long)
+
 import io
 import random
 import string
@@ -105,6 +107,24 @@ def test_what_is_said_of_lines_and_what_is_not(text, said, never):
     assert never not in answer
 
 
+VLLM = "Avg generation throughput: 9.3 tokens/s, Running: 18 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix\n"
+SGLANG = "Decode batch. #running-req: 8, #token: 9, token usage: {1}, gen throughput (token/s): 9.1, #queue-req: {0},\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "loads", "told"),
+    [
+        (VLLM, [(43, 95.9), (42, 87.7), (9, 98.4)], True),
+        (VLLM, [(0, 95.9), (0, 97.7), (9, 98.4)], False),
+        (VLLM, [(43, 9.5)], False),
+        (SGLANG, [(43, 0.97), (4, 0.93)], True),
+        (SGLANG, [(43, 0.97), (4, 0.3)], False),
+    ],
+)
+def test_requests_that_wait_for_the_kv_cache_are_told(line, loads, told):
+    assert names("".join(line.format(*load) for load in loads)) == ["kv_room"] * told
+
+
 def test_a_form_without_text_of_its_own_is_refused():
     with pytest.raises(ValueError, match="no text of its own"):
         _form({"text": "{a:int} {b:word}"})
@@ -121,12 +141,13 @@ def test_there_are_enough_cases():
 def test_the_table_has_many_messages_and_each_row_its_source():
     assert len(TABLE.messages) >= 30
     seen = [message.name for message in TABLE.messages]
+    shown = {"errors", "kv_room_left", "nccl_done", "nccl_connected"}  # by other lines
     assert len(seen) == len(set(seen))
     for message in TABLE.messages:
         assert message.forms and message.cause, message.name
         assert message.fix or message.answer or message.kind in (Kind.NOTE, Kind.FOLLOWS)
         assert message.answer in {"", *ANSWERS}
-        assert set(message.unless) <= {*seen, "stops", "explained"}
+        assert set(message.unless) <= {*seen, "stops", "explained", *shown}
         for form in message.forms:
             assert form.origins and all(origin.source for origin in form.origins), form.text
 
@@ -154,7 +175,8 @@ def test_every_message_is_found_by_its_own_form():
     samples = {"int": "128", "num": "0.9", "word": "word", "path": "/a/b/E=1.json"}
     samples |= {"sizes": "/a/b/E=8,N=64", "card": "NVIDIA_L40S.json"}
     for message in TABLE.messages:
-        for form in message.forms:
+        # One form of a line of load alone says nothing: see the test of requests that wait.
+        for form in message.forms if message.name != "kv_room" else ():
             text = "".join(
                 part
                 if isinstance(part, str)

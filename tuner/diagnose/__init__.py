@@ -96,7 +96,8 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
     """What was read of a server whose exceptions no message explains, and the sure next step."""
     yield from _told(context)
     error, frames = next(iter(findings.frames.items()), ("", findings.last_frames))
-    if frame := launch_of(frames):
+    builds = (frame for frame in frames if "flashinfer/jit/" in frame.path)  # above subprocess.py
+    if frame := next(builds, None) or launch_of(frames):
         yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
         for place in shipped_toml(__package__, "refusals.toml")["place"]:
             if re.search(place["file"], frame.path) and re.search(place.get("error", ""), error):

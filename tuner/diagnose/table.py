@@ -104,7 +104,8 @@ class Message:
     answer: str  # the name of a function of `answers` that adds what must be computed
     per: Sequence[str]  # holes whose values make findings of their own
     # Messages beside which this one says nothing new; "stops" is any of that kind without this word
-    # of its own, and "explained" any message that is found in the same line.
+    # of its own, "errors" an exception that no message explains, "explained" any message that is
+    # found in the same line. Names of facts, and "kv_room_left" (see Findings), count too.
     unless: Sequence[str]
     threads: Sequence[str]  # public reports, "owner/name#123"
     # Instead of `cause` and `fix`, if the GPU shares the host's memory.
