@@ -108,6 +108,24 @@ def test_before_and_after_in_one_text_are_not_taken_for_runs_of_one_server(tmp_p
         assert [side[0].value for side in sides] == [1437.23, second]
 
 
+@pytest.mark.parametrize(
+    ("command", "lines", "bad"),
+    [
+        ("--num-prompts 3000", "Successful requests: 1648", 1352),
+        ("", "Successful requests: 98\nFailed requests: 2", 2),
+        ("--num-prompts 100", "Successful requests: 98\nFailed requests: 2", 2),
+        ("--num-prompts=100", "Successful requests: 100\nFailed requests: 0", 0),
+    ],
+)
+def test_failed_requests_are_told(tmp_path, command, lines, bad):
+    log = tmp_path / "run.txt"
+    head = "============ Serving Benchmark Result ============"
+    log.write_text(f"{command}\n{head}\n{lines}\nOutput token throughput (tok/s): 1915.40\n")
+    notes = [*read_results(log).notes(log)]
+    assert len(notes) == (bad > 0)
+    assert not bad or f"{bad:,} requests failed" in notes[0]
+
+
 def test_a_pause_of_one_rank_leaves_the_lines_of_others_alone(tmp_path):
     log = tmp_path / "server.log"
     lines = [prefill(0, "DP1 TP0"), decode(1, 250.0, "DP0 TP0"), decode(1, 0.2, "DP1 TP0")]

@@ -101,6 +101,23 @@ def test_a_matrix_says_which_gpus_have_no_device_near_and_no_more(subtests):
                 assert folded(phrase) not in answer.partition("lead through the processor")[2]
 
 
+HEAD = "GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "phrase"),
+    [
+        ("GPU0 X NV12 PXB 0-31 0\nGPU1 NV12 X PXB 0-31 0", "each GPU has NVLink to each other"),
+        ("GPU0 X SYS PXB 0-31 0\nGPU1 SYS X PXB 0-31 0", "no GPU has NVLink to another one"),
+        ("GPU1 NV12 X PXB 0-31 0", "each GPU of the rows that stand here has NVLink"),
+    ],
+)
+def test_nvlink_is_told_beside_nics_too(rows, phrase):
+    answer = folded(said(HEAD + rows))
+    assert folded(phrase) in answer
+    assert "traffic between nodes alone" in answer
+
+
 def test_far_gpus_are_named_for_programs():
     (row,) = diagnose_text(FOUR).as_json()["found"]
     assert row["details"]["far_gpus"] == ["GPU0", "GPU3"]

@@ -1,5 +1,7 @@
 """What `tuner diagnose` says of messages: reported, wrapped, repeated and made-up ones."""
 
+# ruff: noqa: E501 (lines of logs are long)
+
 import io
 import random
 import string
@@ -13,7 +15,7 @@ from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context
 from tuner.diagnose.files import missing_files
 from tuner.diagnose.scan import scan
-from tuner.diagnose.table import Kind, known_messages, split_form
+from tuner.diagnose.table import Kind, _form, known_messages, split_form
 from tuner.errors import BadInput, UnreadableLog
 from tuner.files import parse_toml
 from tuner.models.serving import Serving
@@ -81,6 +83,53 @@ def test_an_engine_is_read_from_words_only_if_they_name_no_other():
         assert diagnose_text(text).findings.facts.engine == engine
 
 
+PLUGIN = "n1:88:88 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory No plugin found"
+CUT = '  File "/opt/lib/python3.12/site-packages/{}", line 258, in {}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "never"),
+    [
+        (PLUGIN, "nothing known", "not installed"),
+        (PLUGIN.replace("libnccl-net", "libfoo"), "libfoo.so is not where", "   dlerror="),
+        (f"{PLUGIN}\nImportError: libnuma.so.1: cannot open shared object file", "libnuma.so.1 is", "libnccl-net.so is"),
+        ("[ERROR] No available memory for the cache blocks.", "Two servers on one GPU", "nothing known"),
+        ("vllm on a T4 is slow", "T4", "tuner plan"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B", "engine sglang", "tuner plan"),
+        (CUT.format("flashinfer/jit/cpp_ext.py", "run_ninja"), "FlashInfer was building a kernel", "Triton"),
+        ("export USE_FLAGGEMS=1\nvllm serve x fails: out-of-shared-memory", "without USE_FLAGGEMS", "tuner tune"),
+        (CUT.format("flag_gems/ops/mm.py", "mm") + "\nOutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376", "FlagGems replaces", "tuner tune"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_lines_and_what_is_not(text, said, never):
+    answer = diagnose_text(text).as_text()
+    assert said in answer
+    assert never not in answer
+
+
+VLLM = "Avg generation throughput: 9.3 tokens/s, Running: 18 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix\n"
+SGLANG = "Decode batch. #running-req: 8, #token: 9, token usage: {1}, gen throughput (token/s): 9.1, #queue-req: {0},\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "loads", "told"),
+    [
+        (VLLM, [(43, 95.9), (42, 87.7), (9, 98.4)], True),
+        (VLLM, [(0, 95.9), (0, 97.7), (9, 98.4)], False),
+        (VLLM, [(43, 9.5)], False),
+        (SGLANG, [(43, 0.97), (4, 0.93)], True),
+        (SGLANG, [(43, 0.97), (4, 0.3)], False),
+    ],
+)
+def test_requests_that_wait_for_the_kv_cache_are_told(line, loads, told):
+    assert names("".join(line.format(*load) for load in loads)) == ["kv_room"] * told
+
+
+def test_a_form_without_text_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="no text of its own"):
+        _form({"text": "{a:int} {b:word}"})
+
+
 def test_there_are_enough_cases():
     assert len(CASES) + len(UNKNOWN) >= 60
     assert len({case.thread for case in CASES}) >= 55
@@ -92,12 +141,13 @@ def test_there_are_enough_cases():
 def test_the_table_has_many_messages_and_each_row_its_source():
     assert len(TABLE.messages) >= 30
     seen = [message.name for message in TABLE.messages]
+    shown = {"errors", "kv_room_left", "nccl_done", "nccl_connected"}  # by other lines
     assert len(seen) == len(set(seen))
     for message in TABLE.messages:
         assert message.forms and message.cause, message.name
         assert message.fix or message.answer or message.kind in (Kind.NOTE, Kind.FOLLOWS)
         assert message.answer in {"", *ANSWERS}
-        assert set(message.unless) <= {*seen, "stops", "explained"}
+        assert set(message.unless) <= {*seen, "stops", "explained", *shown}
         for form in message.forms:
             assert form.origins and all(origin.source for origin in form.origins), form.text
 
@@ -125,7 +175,8 @@ def test_every_message_is_found_by_its_own_form():
     samples = {"int": "128", "num": "0.9", "word": "word", "path": "/a/b/E=1.json"}
     samples |= {"sizes": "/a/b/E=8,N=64", "card": "NVIDIA_L40S.json"}
     for message in TABLE.messages:
-        for form in message.forms:
+        # One form of a line of load alone says nothing: see the test of requests that wait.
+        for form in message.forms if message.name != "kv_room" else ():
             text = "".join(
                 part
                 if isinstance(part, str)

@@ -67,6 +67,11 @@ CASES = [
     ('[rank1]:[W1229 ProcessGroupNCCL.cpp:1662] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe', ["rank_died"], "other rank's log"),
     # Lines that are known are not unknown warnings too; others stay.
     (WARN + "[Proxy Service 11] Failed to execute operation Connect from rank 11, retcode 2\n" + WARN + "Something new", ["nccl_warning", "rank_died"], "Something new"),
+    # A start within one node that does not end.
+    (INFO + "Bootstrap : Using eno1:10.0.0.1<0>\n" + INFO + "cudaDriverVersion 12020", ["nccl_start"], "NCCL_P2P_DISABLE=1"),
+    (INFO + "comm 0x1 rank 0 nranks 2 - Init START\n" + INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", ["nccl_p2p", "nccl_start"], "nvidia-smi topo -p2p r"),
+    (INFO + "Bootstrap: Using eno1:10.0.0.1<0>\n" + INFO + "Init COMPLETE\n" + INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC", ["nccl_p2p"], "--disable-custom-all-reduce"),
+    (INFO + "Bootstrap: Using eno1:10.0.0.1<0>\n" + INFO + "0[0] -> 1[1] via P2P/IPC\n" + INFO + "Connected all rings\n" + INFO + "Init COMPLETE", [], ""),
     # Tables of nccl-tests.
     (TABLE.format(0), ["nccl_tests"], "268,435,456 bytes, the bus bandwidth (busbw) is 4.09 GB/s"),
     (TABLE.format(0), ["nccl_tests"], "29.5 GB/s at 33,554,432 bytes"),

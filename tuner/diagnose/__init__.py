@@ -96,7 +96,8 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
     """What was read of a server whose exceptions no message explains, and the sure next step."""
     yield from _told(context)
     error, frames = next(iter(findings.frames.items()), ("", findings.last_frames))
-    if frame := launch_of(frames):
+    builds = (frame for frame in frames if "flashinfer/jit/" in frame.path)  # above subprocess.py
+    if frame := next(builds, None) or launch_of(frames):
         yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
         for place in shipped_toml(__package__, "refusals.toml")["place"]:
             if re.search(place["file"], frame.path) and re.search(place.get("error", ""), error):
@@ -120,13 +121,14 @@ def _as_one(found: Sequence[LogFinding]) -> Iterator[LogFinding]:
 
 
 def _plan(context: Context) -> Sequence[str]:
-    """What to run if no message is known: lines for a text that names the GPU of a server, and
-    none for any other.
+    """What to run if no message is known: a command for a text that names the GPU of a server,
+    and for any other only what it tells.
     """
     engine = context.engine_name()
     if not context.device() or not engine:
-        lacks = context.missing(engine, model=not context.model) if engine or context.model else ""
-        return (*_told(context), f"`tuner plan` says what runs there. {lacks}") if lacks else ()
+        lacks = context.missing(engine) if context.model else ""
+        plan = (f"`tuner plan` says what runs there. {lacks}",) if lacks else ()
+        return (*_told(context), *plan) if engine or context.model else ()
     yours = context.target() or "config.json"
     words = [shlex.quote(yours), *([f"--tp {context.tp}"] if context.tp else [])]
     whose = f" of {context.model}" if context.model else ""

@@ -41,8 +41,8 @@ def topology(finding: LogFinding, context: Context) -> Added:
     found = parse_topology(finding.around)
     cut = [gpu for gpu in found.gpus if gpu not in found.lines]
     cause = [f"The rows of {joined(cut)} are cut or not readable here."] if cut else []
+    cause += [_between(found)] if found.relations else []
     if not found.nics:
-        cause += [_between(found)] if found.relations else []
         return Added((*cause, "It names no RDMA device (NIC), so it says nothing of the network."))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
@@ -123,13 +123,15 @@ def _told(findings: Iterable[Finding]) -> Added:
 
 def _between(found: Topology) -> str:
     """A sentence on how the GPUs reach each other."""
-    pairs = [(a, b) for a in found.read_gpus for b in found.gpus if a < b]
+    read = found.read_gpus
+    pairs = [(a, b) for a in read for b in found.gpus if a != b and (a < b or b not in read)]
+    these = "" if len(read) == len(found.gpus) else " of the rows that stand here"
     kinds = {pair: found.relations.get(pair, "") for pair in pairs}
     linked = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind.startswith("NV")]
     if not linked:
-        return "No GPU has NVLink to another one: all-reduces run over PCIe."
+        return f"No GPU{these} has NVLink to another one: all-reduces of these run over PCIe."
     if len(linked) == len(pairs):
-        return "Each GPU has NVLink to each other one."
+        return f"Each GPU{these} has NVLink to each other one."
     return (
         f"NVLink joins only {', '.join(linked)}; all other pairs go over PCIe, so an all-reduce "
         "over more GPUs than these is as slow as PCIe."

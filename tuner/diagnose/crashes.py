@@ -230,6 +230,8 @@ def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) 
     cause = "The traceback is cut, or not there: nothing shows which kernel it was."
     if finding.frames:
         cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
+    if row := _known_kernel(Frame(context.facts.get("kernels"), 0, "")):
+        return Added((cause, row["cause"]), (_WHOLE, *row["fix"]), details)
     causes = (cause, *_TOLD_BY.get(details["limit_bytes"], ()))
     asked = _families_of(context)
     if needs := _compiled(asked, details["required_bytes"], context):

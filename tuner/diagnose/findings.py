@@ -8,9 +8,11 @@ from typing import Any
 
 from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Facts
+from tuner.profile.workload import load_of
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
 _MOST_RANKS = 4096
+_FULL = 0.9  # of the KV cache
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Findings:
     frames: dict[str, Sequence[Frame]] = field(default_factory=dict)  # of the tracebacks of these
     lines: int = 0
     last_frames: Sequence[Frame] = ()  # of the last traceback
+    loads: list[int] = field(default_factory=lambda: [0, 0])  # lines of load; and those that wait
 
     def add(self, new: LogFinding, rank: str) -> None:
         key = (
@@ -71,6 +74,14 @@ class Findings:
         found.count += 1
         if rank and len(found.ranks) < _MOST_RANKS:
             found.ranks[rank] = None
+
+    def full(self, line: str) -> bool:
+        """Count a line of load. Whether requests wait there for room in the KV cache."""
+        waiting, used = (load := load_of(line)) or (0, 0.0)
+        waits = waiting > 0 and used >= _FULL
+        self.loads[0] += load is not None
+        self.loads[1] += waits
+        return waits
 
     def add_error(self, text: str, where: str, frames: Sequence[Frame]) -> None:
         """Keep the first and the last exception that no message explains."""
@@ -89,7 +100,10 @@ class Findings:
         names = {one.name for one in found}
         alone = len(names) == 1
         sure = any(one.kind is Kind.STOPS and "stops" not in one.unless for one in found)
-        names |= {"stops"} if sure else set()
+        # What the text shows may make a message say nothing new, as another message does.
+        names |= self.facts.known.keys() | ({"stops"} if sure else set())
+        names |= {"errors"} if self.errors else set()
+        names |= {"kv_room_left"} if 2 * self.loads[1] <= self.loads[0] else set()
         kinds = list(Kind)
         kept = [
             one

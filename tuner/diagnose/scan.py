@@ -82,6 +82,8 @@ class _Scan:
                     if "explained" in message.unless and at in explained:
                         continue
                     if self._searched <= at < end and (message.name, at) not in seen:
+                        if message.name == "kv_room" and not self.findings.full(self._text(at)):
+                            continue
                         taken = self._match(at, form, message)
                         seen |= {(message.name, at)} if taken else set()
                         explained |= taken

@@ -7,6 +7,7 @@ holes for what the engine fills in:
     {name:int}    digits, perhaps with commas
     {name:num}    a number, perhaps with a fraction
     {name:word}   text without blanks, quotes, brackets and commas
+    {name:lib}    the name or path of a library
     {name:path}   text that ends in .json
     {name:sizes}  numbers with names as config files have them, E=64,N=1536, perhaps behind a folder
     {name:card}   the rest of such a file's name, with a GPU, up to .json
@@ -37,6 +38,7 @@ _KINDS = {
     "int": r"\d[\d,]*",
     "num": r"\d+(?:\.\d+)?",
     "word": r"[^\s'\",;()\[\]{}]+",
+    "lib": r"[\w.+/-]+",
     "path": r"\S.{0,400}?\.json",
     "sizes": r"(?:[^\s'\"`,|]{0,400}/)?(?:\w{1,20}=\d{1,7},){0,4}\w{1,20}=\d{1,7}",
     "card": r"[^\s,;'\"`<>|/\\]{1,80}?(?:,\w{1,20}=(?:\[\d+,\s*\d+\]|\w{1,40}?)){0,4}"
@@ -102,7 +104,8 @@ class Message:
     answer: str  # the name of a function of `answers` that adds what must be computed
     per: Sequence[str]  # holes whose values make findings of their own
     # Messages beside which this one says nothing new; "stops" is any of that kind without this word
-    # of its own, and "explained" any message that is found in the same line.
+    # of its own, "errors" an exception that no message explains, "explained" any message that is
+    # found in the same line. Names of facts, and "kv_room_left" (see Findings), count too.
     unless: Sequence[str]
     threads: Sequence[str]  # public reports, "owner/name#123"
     # Instead of `cause` and `fix`, if the GPU shares the host's memory.
@@ -166,7 +169,10 @@ def _texts(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _form(row: Mapping[str, Any]) -> Form:
-    return Form(row["text"], tuple(MessageSource(*origin) for origin in row.get("in", ())))
+    form = Form(row["text"], tuple(MessageSource(*origin) for origin in row.get("in", ())))
+    if not form.anchor:  # it would be found everywhere
+        raise ValueError(f"the form {form.text!r} has no text of its own")
+    return form
 
 
 def _literals(text: str) -> list[str]:

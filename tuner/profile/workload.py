@@ -15,7 +15,9 @@ from tuner.profile.profile import Phase, Profile
 # sglang: `log_decode_stats` and `log_prefill_stats` (0.4.4 to 0.5.23).
 _DECODE = re.compile(
     r"Decode batch\b.*?#running-req: (?P<n>\d{1,7}),(?:.*?#(?:full )?token: (?P<tokens>\d{1,12}),)?"
+    r"(?:.*?token usage: (?P<usage>[0-9.]{1,10}),)?"
     r".*?gen throughput \(token/s\): (?P<speed>[0-9.]{1,20})"
+    r"(?:.*?#queue-req: (?P<waiting>\d{1,7}))?"
 )
 _PREFILL = re.compile(
     r"Prefill batch\b.*?#new-seq: (?P<n>\d{1,7}), #new-token: (?P<new>\d{1,9}), "
@@ -23,7 +25,8 @@ _PREFILL = re.compile(
 )
 # vLLM: `LoggingStatLogger` every 10 s, and the size of the cache when the server starts.
 _VLLM = re.compile(
-    r"Avg generation throughput: [0-9.]{1,20} tokens/s, Running: (?P<n>\d{1,7}) reqs.*?"
+    r"Avg generation throughput: [0-9.]{1,20} tokens/s, Running: (?P<n>\d{1,7}) reqs"
+    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d{1,7}) reqs)?.*?"
     r"KV cache usage: (?P<usage>[0-9.]{1,10})%"
 )
 _VLLM_CACHE = re.compile(r"KV cache size: (?P<tokens>[\d,]{1,20}) tokens")
@@ -70,6 +73,14 @@ def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
             held = round(cache_tokens * _number(match["usage"]) / 100 / n)
             found.append(WeightedBatch(Phase.DECODE, n, 1, held or None, 1.0))
     return merged(found)
+
+
+def load_of(line: str) -> tuple[int, float] | None:
+    """How many requests wait, and the used part of the KV cache, if a line of load says both."""
+    match = _VLLM.search(line) or _DECODE.search(line)
+    if not match or not match["waiting"] or not match["usage"]:
+        return None
+    return int(match["waiting"]), _number(match["usage"]) / (100 if match.re is _VLLM else 1)
 
 
 def batches_of_profile(profile: Profile) -> list[WeightedBatch]:

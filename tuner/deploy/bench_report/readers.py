@@ -6,6 +6,7 @@ file may hold several runs in several formats; each reader takes the lines that 
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -71,6 +72,8 @@ def decode_line(line: str, source: str) -> list[Sample]:
     return samples_of(key, {"decode_throughput": match.group(2)}, source)
 
 
+# What a benchmark's command asks for, and what its table counts.
+_REQUESTS = re.compile(r"--num-prompts[ =](\d{1,9})|(Successful|Failed) requests:\s+(\d{1,9})\b")
 _APART = 1.1  # results of one server differ by less
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
 _TABLE_END = re.compile(r"^={20,}\s*$")
@@ -121,6 +124,7 @@ class Results:
                 f"{path}: {n} decode line{'s' * (n > 1)} left out: the first after a pause counts "
                 "the time without requests"
             )
+        yield from _failed(path)
         yield from self._mixed(path)
 
     def _mixed(self, path: Path) -> Iterator[str]:
@@ -143,6 +147,27 @@ class Results:
                     + (split if len(runs) == 2 else "")
                 )
                 return
+
+
+def _failed(path: Path) -> Iterator[str]:
+    """A sentence for each printed table whose requests did not all succeed."""
+    asked: set[int] = set()  # by the commands since the table before
+    good = bad = 0
+    with path.open(encoding="utf-8", errors="replace") if path.is_file() else io.StringIO() as text:
+        for asks, result, count in (found for line in text for found in _REQUESTS.findall(line)):
+            if asks:
+                asked.add(int(asks))
+                continue
+            told = result == "Failed" and bad
+            good = int(count) if result == "Successful" else good
+            bad = int(count) if result == "Failed" else max(asked) - good if len(asked) == 1 else 0
+            asked.clear()
+            if bad > 0 and not told:
+                yield (
+                    f"{path}: {bad:,} requests failed, and all figures are of the {good:,} that "
+                    "succeeded. See the server's log and the client's errors (timeouts, open "
+                    "files), or send fewer at once (--max-concurrency, --request-rate)"
+                )
 
 
 def read_samples(path: Path) -> list[Sample]:
