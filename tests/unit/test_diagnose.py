@@ -95,7 +95,7 @@ CUT = '  File "/opt/lib/python3.12/site-packages/{}", line 258, in {}'
         (f"{PLUGIN}\nImportError: libnuma.so.1: cannot open shared object file", "libnuma.so.1 is", "libnccl-net.so is"),
         ("[ERROR] No available memory for the cache blocks.", "Two servers on one GPU", "nothing known"),
         ("vllm on a T4 is slow", "T4", "tuner plan"),
-        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B", "engine sglang", "tuner plan"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B", "engine sglang", "$ tuner plan"),
         (CUT.format("flashinfer/jit/cpp_ext.py", "run_ninja"), "FlashInfer was building a kernel", "Triton"),
         ("export USE_FLAGGEMS=1\nvllm serve x fails: out-of-shared-memory", "without USE_FLAGGEMS", "tuner tune"),
         (CUT.format("flag_gems/ops/mm.py", "mm") + "\nOutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376", "FlagGems replaces", "tuner tune"),
