@@ -14,6 +14,7 @@ TunerError                      the root: catch this to catch them all
 │   │   ├── NoSuchLayer
 │   │   └── SeveralModels
 │   ├── MalformedCheckpoint
+│   │   └── LacksLayers
 │   ├── MalformedConfigFile
 │   ├── MalformedRecording
 │   ├── MalformedCluster

@@ -4,7 +4,6 @@ import ast
 import csv
 import gzip
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -286,7 +285,7 @@ def test_a_compile_past_its_limit_is_ended_and_not_remembered(tmp_path):
 
 
 def test_without_triton_there_is_no_farm(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("tuner.engines.engine.find_spec", lambda name: None)
     with pytest.raises(CompilerUnavailable, match="not installed"):
         Farm(1, cache_dir=tmp_path)
 

@@ -283,7 +283,7 @@ def test_what_was_changed_while_it_was_written_is_found(tmp_path, monkeypatch):
         changed = {p: d.replace(b'"num_warps": 8', b'"num_warps": 4') for p, d in files.items()}
         write_all(root, changed)
 
-    monkeypatch.setattr("tuner.export.write_all", otherwise)
+    monkeypatch.setattr("tuner.export.export.write_all", otherwise)
     with pytest.raises(ExportRefused, match="does not read as it was written"):
         write([sized(1)], tmp_path)
 

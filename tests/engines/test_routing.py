@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 from collections.abc import Iterator
 from functools import cache
@@ -159,7 +158,7 @@ def given(monkeypatch: pytest.MonkeyPatch, no_child: None) -> list[RoutingFile |
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ResultStore]:
-    with contextlib.closing(ResultStore.open(f"sqlite:///{tmp_path}/tuner.db")) as opened:
+    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
         yield opened
 
 

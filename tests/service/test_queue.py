@@ -44,7 +44,7 @@ def test_a_queue_that_nobody_reads_is_not_filled(redis, job):
     announces = announcer(redis)
     for _ in range(WAITING + 20):
         announces.announce(job)
-    announces.announce(replace(job, Priority.URGENT))
+    announces.announce(replace(job, priority=Priority.URGENT))
     assert waiting(redis) == WAITING
     assert waiting(redis, f"{QUEUE}.urgent") == 1
 
