@@ -84,7 +84,7 @@ proxy:
 	@command -v haproxy >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends haproxy >/dev/null; } || true
 
-# One case of each kind: what to run on each commit. Two idle cores take nine minutes.
+# One case of each kind: what to run on each commit.
 test: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) browser
 	$(BIN)/python -m pytest -m 'not gpu and not slow'
 
