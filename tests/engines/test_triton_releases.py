@@ -10,7 +10,7 @@ from cases import FP8, config
 from gemm_cases import BLOCKS, tile
 from tiers import only
 
-from tuner.compile import CompileJob, Farm
+from tuner.compile import CompileJob, Farm, ptxas
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import RECORD, TritonRelease, find_engine, find_triton, triton_for
 from tuner.engines.sglang.attention.binding import lift_attention
@@ -253,3 +253,15 @@ def test_a_gpu_that_the_release_s_own_ptxas_does_not_know_gets_another_ptxas(tmp
         with Farm(1, cache_dir=tmp_path / "without", triton=release("3.4.0")) as farm:
             farm.submit([job])
             list(farm.completed())
+
+
+def test_another_ptxas_may_lie_in_any_folder_with_a_triton(tmp_path, monkeypatch):
+    added, installed = tmp_path / "engines", tmp_path / "site-packages"
+    roots = [added / "triton-9.9.0" / "triton", installed / "triton"]
+    for root in roots:
+        (root / "backends/nvidia/bin").mkdir(parents=True)
+        (root / "backends/nvidia/bin/ptxas").touch()
+        (root / "__init__.py").write_text("__version__ = '9.9.0'\n")
+    monkeypatch.setenv("TUNER_ENGINE_PATH", str(added))
+    monkeypatch.syspath_prepend(installed)
+    assert {root / "backends/nvidia/bin/ptxas" for root in roots} <= set(ptxas._others())

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,11 @@ from pathlib import Path
 import triton
 
 from tuner.devices.target import CUDA, Target
+from tuner.engines.engine import find_packages
 from tuner.problems.points import PTXAS_SETTINGS
 
 UNKNOWN = "is not defined for option 'gpu-name'"  # what ptxas says of such a GPU
+_BIN = Path("backends", "nvidia", "bin")
 _LIMIT_S = 20.0
 
 
@@ -28,7 +31,7 @@ def use_one_that_knows(target: Target) -> None:
     """Let Triton run a ptxas that knows the target, if its own does not and nobody chose one."""
     if target.backend != CUDA or any(name in os.environ for name in PTXAS_SETTINGS):
         return
-    own = sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
+    own = sorted((Path(triton.__file__).parent / _BIN).glob("ptxas*"))
     if not own or any(_knows(path, target) for path in own):
         return
     for path in _others():
@@ -39,12 +42,14 @@ def use_one_that_knows(target: Target) -> None:
 
 
 def _others() -> Iterator[Path]:
-    """Those of a CUDA toolkit, then those of other Tritons beside this one, the newest first."""
+    """The ptxas of a CUDA toolkit, then those of each other Triton on this machine."""
     for found in (shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"):
         if found:
             yield Path(found)
-    beside = Path(triton.__file__).parents[2]
-    yield from sorted(beside.glob("triton-*/triton/backends/nvidia/bin/ptxas*"), reverse=True)
+    # PYTHONPATH hides an installed Triton behind the one that an engine pins.
+    installed = [Path(folder, "triton") for folder in sys.path]
+    for root in [*(package.root for package in find_packages("triton")), *installed]:
+        yield from sorted((root / _BIN).glob("ptxas*"), reverse=True)
 
 
 def _knows(path: Path, target: Target) -> bool:
