@@ -99,7 +99,7 @@ def test_a_value_that_no_launch_can_have_is_malformed(tmp_path: Path) -> None:
 
 
 def test_a_models_gemms_are_checked_as_the_engine_runs_them() -> None:
-    shipped = parse_dense_gemm("block_gemm:N=4608,K=7168,dtype=fp8_w8a8,block=128x128")
+    shipped = parse_dense_gemm("block_gemm:N=32768,K=512,dtype=fp8_w8a8,block=128x128")
     h200 = find_device("H200")
     found = check_problems([shipped, WITHOUT_FILE], h200, ENGINE)
     assert found.fits

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiers import only
 from typer.testing import CliRunner
 
 from tuner.cli import app
@@ -160,7 +161,11 @@ OF_MODELS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "engine", "server", "asked"), OF_MODELS)
+# One row of each rule on each commit.
+KEPT = [OF_MODELS[at] for at in (0, 2, 4, 5, 6, 9, 11, 12, 14)]
+
+
+@pytest.mark.parametrize(("name", "engine", "server", "asked"), only(KEPT, OF_MODELS))
 def test_a_model_s_server_asks_for_a_name(tmp_path, compile_cache, name, engine, server, asked):
     model, *words = server.split()
     code, unread, _ = checked_json(tmp_path / name, "--engine", engine, "--model", model, *words)

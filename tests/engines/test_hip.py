@@ -238,7 +238,6 @@ def test_check_tells_what_fits_on_the_card(tmp_path: Path) -> None:
     fits = {(e.part, e.size): e.fits for e in found.entries}
     assert fits == {(gemm, size): size == 1 for gemm in Gemm for size in (1, 64)}
     assert "needs 98,304 bytes of shared memory, limit 65,536" in found.as_text()
-    assert check_files([path], MI355X, ENGINE, {}).fits
 
 
 @pytest.mark.slow

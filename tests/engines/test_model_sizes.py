@@ -1,6 +1,6 @@
 """E, N, K and top_k of real config.json files, as the engines' own model classes give them.
 
-The sizes come from the model classes (engine_sizes.py); the tests of loaders have the names of files.
+The sizes come from the model classes (engine_sizes.py); tests of loaders have the names of files.
 The type of weights is not compared here: it is decided by the quantisation classes, which need the
 weights' loader.
 """
