@@ -303,7 +303,7 @@ def test_a_prediction_leaves_the_options_to_the_compiler(card: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "selection"),
     [
-        (FP8, MoeSelection((16,), (Gemm.UP,))),
+        pytest.param(FP8, MoeSelection((16,), (Gemm.UP,)), marks=pytest.mark.slow),
         (NO_FILE, GemmSelection((16,))),
         pytest.param(INT8_GEMM, GemmSelection((16,)), marks=pytest.mark.slow),
     ],
