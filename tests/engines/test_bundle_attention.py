@@ -19,13 +19,13 @@ try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
-from attention_cases import CHOSEN, DECODE, EXTEND, MLA, fill
+from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, fill, published, usual
 from bundle_cases import CASES, build, example, files_of, place
 from bundle_cases import fill as fill_moe
 
 from tuner.deploy.bundle.build import Bundle
 from tuner.deploy.bundle.manifest import check_bundle
-from tuner.deploy.bundle.notes import usable_winners
+from tuner.deploy.bundle.notes import attention_notes, usable_winners
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
@@ -36,6 +36,7 @@ from tuner.engines.sglang.plugin.files import (
     read_attention_file,
 )
 from tuner.errors import ExportRefused
+from tuner.export.delivery import delivery_of
 from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.points import Config
@@ -308,10 +309,19 @@ def test_attention_alone_does_not_point_the_engine_at_a_folder_without_its_files
         assert CONFIG_DIR_VARIABLE.encode() in found[path].data, path
 
 
+TRITON = "--attention-backend", "triton"
+
+
 def splits_notes(*flags: str, problems: tuple[Attention, ...]) -> list[str]:
-    cluster = with_flags(H20, "--attention-backend", "triton", *flags)
-    found = bundle(H20, cluster, winners(H20, problems))
-    return [note for note in found.notes if "kv-splits" in note]
+    cluster = with_flags(H20, *TRITON, *flags)
+    some = [
+        published(problem, one, device="NVIDIA_H20")
+        for problem in problems
+        for one in (chosen() if problem.chooses_splits else usual(problem))
+    ]
+    delivery = delivery_of(find_engine("sglang==0.5.16"), "attention")
+    files = delivery.plan(some, find_device("H20"), Path("nowhere"))
+    return [note for note in attention_notes(files, cluster) if "kv-splits" in note]
 
 
 def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
@@ -319,6 +329,7 @@ def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
     sixteen = replace(DECODE, kv_splits=16)
     (note,) = splits_notes(problems=(sixteen,))
     assert note == f"engine.flags should hold {flag} 16, for {sixteen.spec()}"
+    assert note in bundle(H20, with_flags(H20, *TRITON), winners(H20, (sixteen,))).notes
     assert splits_notes(flag, "16", problems=(sixteen,)) == []
     assert splits_notes(problems=(DECODE, EXTEND)) == []
     (note,) = splits_notes(f"{flag}=4", problems=(DECODE,))
