@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device, find_device
-from tuner.families.attention import models as attention_models
 from tuner.families.attention.problem import Attention
 from tuner.families.fused_moe import models as moe_models
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.job import JobRequest, Priority, Submitted
 from tuner.jobs.targets import resolve_target
 from tuner.measure.workbench import Workbench
-from tuner.models.attention import HasAttention
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import Dtype
@@ -112,10 +110,6 @@ def resolve_attention(text: str, **how: object) -> Resolved:
     """The attention problems that a problem's text, a preset or a path stands for."""
     target = resolve_target(text, serving(**how), family=family_named("extend_attention"))
     return Resolved(target.problems, target.notes)
-
-
-def resolve_attention_model(model: HasAttention, **how: object) -> Resolved:
-    return attention_models.resolve_model(model, serving(**how))
 
 
 def attention_of(text: str, **how: object) -> tuple[Attention, ...]:

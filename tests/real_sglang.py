@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock, patch
 
+from tiers import only
+
 from tuner.engines.sglang.attention.binding import launcher_source
 from tuner.engines.sglang.fused_moe import binding
 from tuner.engines.sglang.package import SGLang, find_source
@@ -24,6 +26,8 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
+# Of what is the same rule in each: an old release, the default one and the newest on each commit.
+RELEASES = only(("0.4.4", "0.5.16", "0.5.23"), VERSIONS)
 
 _SOURCES = {
     "0.4.4": "srt/layers/moe/fused_moe_triton/fused_moe.py",
@@ -88,6 +92,19 @@ class RealSGLang:
                 per_channel_quant=problem.per_channel_quant,
                 down_moe=gemm is Gemm.DOWN,
             )
+
+    def said(
+        self, problem: FusedMoe, device_name: str, gemm: Gemm, triton: str, root: Path
+    ) -> list[str]:
+        """What `get_moe_configs` logs when it is asked for a problem's file."""
+        lines: list[str] = []
+
+        def note(text: str, *args: object) -> None:
+            lines.append(text % args if args else text)
+
+        with patch.object(self, "_logger", SimpleNamespace(info=note, warning=note)):
+            self.configs(problem, device_name, gemm, triton, root)
+        return lines
 
     def optimal(
         self,

@@ -20,11 +20,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from real_sglang import importable
+from tiers import only
 
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.dtypes import Dtype
 
 VERSIONS = ("0.10.2", "0.15.1", "0.24.0", "0.33.0")
+RELEASES = only(("0.10.2", "0.33.0"), VERSIONS)  # of what is the same rule in each
 LAYER = "model_executor/layers/fused_moe"
 DTYPE_STR = "_get_config_dtype_str"
 PACKAGE = "vllm.model_executor.layers.fused_moe"

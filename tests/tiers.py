@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
 
 T = TypeVar("T")
-
-
-def one_of_each(cases: Iterable[T], kind: Callable[[T], Hashable]) -> list[ParameterSet]:
-    """Return the cases as parameters: the first of each kind for each commit, the others slow.
-
-    A case that is a tuple becomes several parameters.
-    """
-    seen: set[Hashable] = set()
-    parameters = []
-    for case in cases:
-        values = case if isinstance(case, tuple) else (case,)
-        marks = [pytest.mark.slow] if kind(case) in seen else []
-        parameters.append(pytest.param(*values, marks=marks))
-        seen.add(kind(case))
-    return parameters
 
 
 def only(kept: Iterable[T], cases: Iterable[T]) -> list[ParameterSet]:

@@ -1,4 +1,4 @@
-"""Commands and runs of these tests keep kernels in the folder that the whole run shares."""
+"""What tests of engines share: compile processes, a store, and the folder of compiled kernels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tuner.compile import Farm
+from tuner.store.results import ResultStore
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _commands_share_the_cache(compile_cache: Path) -> Iterator[None]:
@@ -14,3 +17,17 @@ def _commands_share_the_cache(compile_cache: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNER_CACHE_DIR", str(compile_cache))
         yield
+
+
+@pytest.fixture(scope="session")
+def farm(compile_cache: Path) -> Iterator[Farm]:
+    """Two compile processes, for all tests of this process: starting one takes a second."""
+    with Farm(2, timeout_s=240, cache_dir=compile_cache) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ResultStore]:
+    """An empty store."""
+    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
+        yield opened

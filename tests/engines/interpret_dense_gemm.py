@@ -36,46 +36,28 @@ CHANNEL_TILE = Config({k: v for k, v in TILE.items() if k != "GROUP_SIZE_M"})
 BLOCKS = "block_gemm:N=200,K=384,dtype={},block=128x128,out={}"
 SMALL = "block_gemm:N=80,K=160,dtype={},block=32x32,out=float16"
 CHANNEL = "channel_gemm:N=200,K=384,dtype={},out={}"
+FP8, FP8_BF16 = (BLOCKS.format("fp8_w8a8", out) for out in ("float16", "bfloat16"))
+UNEVEN = FP8.replace("K=384", "K=368")  # no multiple of BLOCK_SIZE_K: the last step is masked
+FP8_32 = SMALL.format("fp8_w8a8")
 # name -> (problem, M, configuration; None: the engine's default, architecture)
 CASES = {
-    "fp8 128": (BLOCKS.format("fp8_w8a8", "float16"), 21, TILE, 89),
-    "fp8 128 default": (BLOCKS.format("fp8_w8a8", "bfloat16"), 21, None, 89),
-    "fp8 128 one row": (BLOCKS.format("fp8_w8a8", "bfloat16"), 1, TILE, 90),
-    "fp8 128 wide": (
-        BLOCKS.format("fp8_w8a8", "float16"),
-        21,
-        TILE.replace(BLOCK_SIZE_N=128, BLOCK_SIZE_K=128),
-        90,
-    ),
-    # K is no multiple of BLOCK_SIZE_K: the last step is masked.
-    "fp8 128 uneven k": (
-        "block_gemm:N=200,K=368,dtype=fp8_w8a8,block=128x128,out=float16",
-        21,
-        TILE,
-        89,
-    ),
-    "fp8 32": (SMALL.format("fp8_w8a8"), 21, TILE, 89),
-    "fp8 32 half": (SMALL.format("fp8_w8a8"), 21, TILE.replace(BLOCK_SIZE_K=16), 89),
+    "fp8 128": (FP8, 21, TILE, 89),
+    "fp8 128 default": (FP8_BF16, 21, None, 89),
+    "fp8 128 one row": (FP8_BF16, 1, TILE, 90),
+    "fp8 128 wide": (FP8, 21, TILE.replace(BLOCK_SIZE_N=128, BLOCK_SIZE_K=128), 90),
+    "fp8 128 uneven k": (UNEVEN, 21, TILE, 89),
+    "fp8 32": (FP8_32, 21, TILE, 89),
+    "fp8 32 half": (FP8_32, 21, TILE.replace(BLOCK_SIZE_K=16), 89),
     "int8 128": (BLOCKS.format("int8_w8a8", "float16"), 21, TILE, 89),
     "int8 128 default": (BLOCKS.format("int8_w8a8", "bfloat16"), 21, None, 90),
     "fp8 channel": (CHANNEL.format("fp8_w8a8", "float16"), 21, CHANNEL_TILE, 89),
     "fp8 channel default": (CHANNEL.format("fp8_w8a8", "bfloat16"), 21, None, 89),
     "fp8 channel one row": (CHANNEL.format("fp8_w8a8", "float16"), 1, None, 89),
     "int8 channel default": (CHANNEL.format("int8_w8a8", "float16"), 21, None, 89),
-    "fp8 128 swapped": (
-        BLOCKS.format("fp8_w8a8", "float16"),
-        21,
-        TILE.replace(SWAP_AB=1),
-        90,
-    ),
-    "fp8 128 split": (BLOCKS.format("fp8_w8a8", "float16"), 21, TILE.replace(SPLIT_K=2), 90),
+    "fp8 128 swapped": (FP8, 21, TILE.replace(SWAP_AB=1), 90),
+    "fp8 128 split": (FP8, 21, TILE.replace(SPLIT_K=2), 90),
     # 5 steps of 32 for 4 splits: 2, 2, 1 and none.
-    "fp8 32 swapped and split": (
-        SMALL.format("fp8_w8a8"),
-        5,
-        TILE.replace(SWAP_AB=1, SPLIT_K=4),
-        90,
-    ),
+    "fp8 32 swapped and split": (FP8_32, 5, TILE.replace(SWAP_AB=1, SPLIT_K=4), 90),
 }
 OUTPUT = {Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
 SCRATCH = {"fp32": torch.float32}

@@ -43,27 +43,16 @@ BLOCKS = "fused_moe:E=5,N=64,K=128,top_k=3,dtype="
 TILE = Config(
     {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 2, "num_warps": 4}
 )
+FP8, WIDE = f"{BLOCKS}fp8_w8a8,block_shape=32x32", TILE.replace(BLOCK_SIZE_N=64)
 # name -> (problem, config, compute type, zero points, architecture)
 CASES = {
     "fp16": (f"{SHAPE}float16", TILE, "fp16", False, 89),
     "fp16 uneven k": (f"{SHAPE}float16", TILE.replace(BLOCK_SIZE_K=128), "fp16", False, 89),
     "fp8 tensor": (f"{SHAPE}fp8_w8a8", TILE, "bf16", False, 89),
     "fp8 channel": (f"{SHAPE}fp8_w8a8,per_channel_quant", TILE, "bf16", False, 89),
-    "fp8 block": (f"{BLOCKS}fp8_w8a8,block_shape=32x32", TILE, "bf16", False, 89),
-    "fp8 block wide": (
-        f"{BLOCKS}fp8_w8a8,block_shape=32x32",
-        TILE.replace(BLOCK_SIZE_N=64),
-        "bf16",
-        False,
-        89,
-    ),
-    "fp8 block swapped": (
-        f"{BLOCKS}fp8_w8a8,block_shape=64x32",
-        TILE.replace(BLOCK_SIZE_N=64),
-        "bf16",
-        False,
-        90,
-    ),
+    "fp8 block": (FP8, TILE, "bf16", False, 89),
+    "fp8 block wide": (FP8, WIDE, "bf16", False, 89),
+    "fp8 block swapped": (FP8.replace("=32x", "=64x"), WIDE, "bf16", False, 90),
     "fp16 many experts": (MANY, TILE, "fp16", False, 89),  # vLLM does not sort so few slots
     "int8 channel": (f"{SHAPE}int8_w8a8,per_channel_quant", TILE, "bf16", False, 89),
     "int8 block": (f"{BLOCKS}int8_w8a8,block_shape=32x32", TILE, "bf16", False, 89),
@@ -72,13 +61,7 @@ CASES = {
     "int8 groups zero": (f"{BLOCKS}int8_w8a16,block_shape=0x32", TILE, "fp16", True, 89),
     "int4": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", False, 89),
     "int4 zero": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", True, 89),
-    "fp8 block tma": (
-        f"{BLOCKS}fp8_w8a8,block_shape=32x32",
-        TILE.replace(USE_TMA=1),
-        "bf16",
-        False,
-        90,
-    ),
+    "fp8 block tma": (FP8, TILE.replace(USE_TMA=1), "bf16", False, 90),
 }
 BATCH_SIZE = 7
 

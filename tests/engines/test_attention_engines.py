@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from real_sglang import VERSIONS, package
+from real_sglang import RELEASES, package
 
+from tuner.backends import fa2
+from tuner.backends.operands import Unsupported
+from tuner.devices.target import cuda_target
 from tuner.engines.dispatch_table import dispatch_table
+from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.errors import BadProblem
-from tuner.families.attention.problem import ENGINE_KV_SPLITS
+from tuner.families.attention.batch import operands_of
+from tuner.families.attention.engine import attention_engine
+from tuner.families.attention.inputs import compared, make_inputs, output_of, reference
+from tuner.families.attention.kernels import AttentionKernels
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, parse_attention
+from tuner.families.attention.splits import Lengths
+from tuner.measure.timing import Reference
 from tuner.models.attention_json import WINDOWED
 from tuner.problems.registry import parse_problem
 
@@ -59,7 +69,7 @@ def engine_cap(version: str) -> Any:
 
 
 class TestSplits:
-    @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.parametrize("version", RELEASES)
     @given(st.integers(0, 400), st.integers(1, 1 << 22), st.integers(1, 1024))
     def test_latent_attention_has_the_engine_s_splits(self, version, processors, context, asked):
         cap = engine_cap(version)
@@ -72,7 +82,7 @@ class TestSplits:
         )
         assert ours == (cap(asked, processors, context) if cap else asked)
 
-    @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.parametrize("version", RELEASES)
     def test_the_engine_raises_them_for_latent_attention_alone(self, version):
         backend = sources(version) / "layers" / "attention" / "triton_backend.py"
         guards = [
@@ -86,7 +96,7 @@ class TestSplits:
         assert bool(guards) == (version in ("0.5.12", "0.5.16", "0.5.23"))
         assert engine_kv_splits(latent=False, engine_version=version, sm_count=132) == 8
 
-    @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.parametrize("version", RELEASES)
     def test_the_command_line_s_default(self, version):
         files = [sources(version) / "server_args.py"]
         files += (sources(version) / "arg_groups").glob("fields/*.py")
@@ -117,7 +127,7 @@ MODULES = {
 
 
 class TestWindows:
-    @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.parametrize("version", RELEASES)
     @pytest.mark.parametrize("architecture", sorted(WINDOWED))
     def test_a_class_takes_off_the_window_what_we_do(self, version, architecture):
         field, less = WINDOWED[architecture]
@@ -157,3 +167,50 @@ def test_the_classes_that_a_release_refuses_to_run_with_triton(version):
     assert refused == {
         name for name in known if any(one.holds(version, problem, name) for one in table.refusals)
     }
+
+
+# Libraries read the same batch as Triton's kernels: one cache that holds the new tokens, too
+
+HEADS = "q_heads=4,kv_heads=2,Lq=16,Lv=16,dtype=bfloat16"
+LATENT = "q_heads=4,kv_heads=1,Lq=288,Lv=256,dtype=bfloat16"
+CASES = {
+    "nothing cached": (f"extend_attention:{HEADS}", Lengths((5, 1, 9), (0, 0, 0))),
+    "a cached prefix": (f"extend_attention:{HEADS}", Lengths((5, 1, 9), (7, 0, 33))),
+    "decode": (f"decode_attention:{HEADS}", Lengths((1, 1, 1), (7, 1, 33))),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> AttentionKernels:
+    return attention_engine(find_engine("sglang==0.5.16")).lift(cuda_target(9, 0).backend)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_library_attends_to_what_the_reference_attends_to(name, kernels):
+    text, lengths = CASES[name]
+    problem = parse_attention(text)
+    inputs = make_inputs(kernels, problem, lengths, device="cpu", seed=3, cores=100)
+    (call,) = fa2.attention([operands_of(inputs)])
+    found = inputs.with_output(call())
+    for sequence in compared(inputs):
+        expected = Reference(reference(inputs, sequence))
+        assert expected.worst_error(output_of(found, sequence)) < 0.03
+
+
+def test_values_of_latent_attention_are_the_first_columns_of_its_keys(kernels):
+    problem = parse_attention(f"extend_attention:{LATENT}")
+    lengths = Lengths((5, 2), (7, 0))
+    inputs = make_inputs(kernels, problem, lengths, device="cpu", seed=3, cores=100)
+    one = operands_of(inputs)
+    assert one.latent
+    assert one.columns == (288, 256)
+    assert one.v_cache.data_ptr() == one.k_cache.data_ptr()
+    new = one.slots.split([12, 2])[0][7:].long()  # the first sequence's new tokens
+    assert (one.k_cache[new] == inputs.tensors["k_extend"][:5]).all()
+
+
+def test_an_image_s_tokens_have_no_cache(kernels):
+    problem = parse_attention(f"prefill_attention:{HEADS}")
+    inputs = make_inputs(kernels, problem, Lengths((5,), (0,)), device="cpu", seed=3, cores=100)
+    with pytest.raises(Unsupported, match="with a cache alone"):
+        operands_of(inputs)

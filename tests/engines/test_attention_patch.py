@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiers import only
 
-from tuner.compile import CompileJob, Farm
+from tuner.compile import CompileJob
 from tuner.compile.candidates import fit
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
@@ -29,12 +29,6 @@ REPOSITORY = Path(__file__).parents[2]
 LIMIT = 101_376
 TOO_OLD = [("0.4.3.post2", "L40S"), ("0.4.4", "L40S"), ("0.5.2", "RTX PRO 6000")]
 MASKED = ("12,kv_heads=4,Lq=128,Lv=128", "12,kv_heads=12,Lq=96,Lv=96", "4,kv_heads=1,Lq=576,Lv=512")
-
-
-@pytest.fixture(scope="module")
-def farm(compile_cache):
-    with Farm(2, timeout_s=240, cache_dir=compile_cache) as farm:
-        yield farm
 
 
 def remedy_of(version, device):
@@ -202,16 +196,3 @@ def test_a_crash_in_another_kernel_is_not_explained():
     assert "--attention-backend flashinfer" in " ".join(other.fix)
     elsewhere = explain(120_000, LIMIT, ("/x/extend_attention.py", 1), "", [card])
     assert "Upgrade to sglang 0.5.2" in elsewhere.fix[0]
-
-
-def test_only_the_tile_changes(tmp_path):
-    """Only the tile changes: warps and stages stay the engine's."""
-    engine, card = find_engine("sglang==0.4.4"), find_device("L40S")
-    patched = applied(remedy_of("0.4.4", "L40S"), tmp_path)
-    problem = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
-    point = Point(1, Stage.EXTEND, 128, 1024)
-    configs = [
-        attention_engine(engine).lift("cuda", sources).default_config(problem, point, card.target)
-        for sources in (None, {AttentionPhase.EXTEND: patched})
-    ]
-    assert configs[1] == configs[0].replace(BLOCK_N=32)

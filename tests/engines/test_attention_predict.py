@@ -4,6 +4,7 @@ import dataclasses
 import math
 import random
 import statistics
+from itertools import product
 
 import pytest
 from cases import H200, SWEEP
@@ -142,7 +143,6 @@ def footprint(config, problem):
 
 
 class TestModel:
-    @pytest.mark.parametrize("device", devices(), ids=lambda device: device.name)
     @pytest.mark.parametrize(
         "text",
         [
@@ -151,12 +151,11 @@ class TestModel:
             f"prefill_attention:{GQA}",
         ],
     )
-    def test_every_configuration_has_a_time_on_every_device(self, device, text):
+    def test_every_configuration_has_a_time_on_every_device(self, text):
         problem = parse_attention(text)
-        model = AttentionModel(device, problem)
         takes = ("BLOCK_M", "BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages")
-        assert problem.parts
-        for stage in problem.parts:
+        for device, stage in product(devices(), problem.parts):
+            model = AttentionModel(device, problem)
             configs = attention_space(problem, device, stage, takes).configs()
             point = Point(3, stage, 1 if problem.phase is AttentionPhase.DECODE else 200, 900)
             assert configs

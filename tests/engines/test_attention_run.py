@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import gzip
 import itertools
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import WorkPoint
-from tuner.measure import recording as recording_file
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, RunKey, Status, Totals
@@ -51,12 +49,6 @@ def request(text: str, **changes) -> Request:
     )
 
 
-@pytest.fixture
-def store(tmp_path):
-    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
-        yield opened
-
-
 def run(asked: Request, store: ResultStore):
     return tuned(asked, store)
 
@@ -84,36 +76,6 @@ def test_search_finds_the_sweeps_best_within_a_percent(text, store):
     assert found.keys() == best.keys()
     for key, cost in found.items():
         assert cost <= best[key] * (1 + NOISE), key
-
-
-def test_a_run_begun_again_answers_from_its_trials(store):
-    asked = request(PROBLEMS[0])
-    first = run(asked, store)
-    again = run(asked, store)
-    assert again.totals.measurements == 0
-    assert [(e.point, e.config) for e in again.entries] == [
-        (e.point, e.config) for e in first.entries
-    ]
-
-
-def test_points_that_differ_in_cached_tokens_alone_share_a_configuration(store):
-    work = AttentionSelection((WorkPoint(1, 1, 1024, 1.0), WorkPoint(1, 1, 32768, 3.0)))
-    report = run(request(PROBLEMS[1], selection=work), store)
-    by_part = {}
-    for entry in report.entries:
-        by_part.setdefault(entry.point.part, set()).add(entry.config)
-    assert {part: len(configs) for part, configs in by_part.items()} == {
-        Stage.DECODE: 1,
-        Stage.REDUCE: 1,
-    }
-
-
-def test_exhaustive_tries_the_whole_space(store):
-    work = AttentionSelection((WorkPoint(4, 256, 4096),))
-    report = run(request(PROBLEMS[0], selection=work, effort=Effort.EXHAUSTIVE), store)
-    tiles = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-    space = attention_space(parse_attention(PROBLEMS[0]), find_device("H200"), Stage.EXTEND, tiles)
-    assert report.totals.configs_compiled == len(space)
 
 
 # Buckets
@@ -188,16 +150,21 @@ def choose(times, noise=0.004, slack=None, previous=None):
     return entries
 
 
-def test_what_is_slower_at_one_point_is_not_chosen_however_fast_elsewhere():
-    entries = choose({A: (10.0, 100.0), B: (10.2, 20.0), C: (9.0, 90.0)})
-    assert {entry.config for entry in entries} == {C}
-    assert "1.111x" in entries[0].reason
-
-
-def test_a_gain_within_the_noise_keeps_the_engines_constants():
-    entries = choose({A: (10.0, 100.0), B: (9.98, 99.8)})
-    assert {entry.config for entry in entries} == {A}
-    assert "within the noise" in entries[0].reason
+@pytest.mark.parametrize(
+    ("times", "chosen", "reason"),
+    [
+        # What is slower at one point is not chosen, however fast it is elsewhere.
+        ({A: (10.0, 100.0), B: (10.2, 20.0), C: (9.0, 90.0)}, C, "1.111x"),
+        ({A: (10.0, 100.0), B: (9.98, 99.8)}, A, "within the noise"),
+        ({A: (None, None), B: (12.0, 110.0)}, B, "cannot run"),
+    ],
+)
+def test_the_fastest_is_chosen_that_is_slower_nowhere(times, chosen, reason):
+    entries = choose(times)
+    assert {entry.config for entry in entries} == {chosen}
+    assert reason in entries[0].reason
+    if times[A] == (None, None):
+        assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
 
 
 def test_a_prediction_must_be_clear_of_the_engines_constants_and_worse_nowhere():
@@ -219,13 +186,6 @@ def test_stored_constants_stay_unless_others_are_faster_by_more_than_the_noise()
     assert {e.config for e in choose({A: (10, 100), B: (10.01, 100.1)}, previous=stored)} == {A}
 
 
-def test_constants_that_cannot_run_are_replaced():
-    entries = choose({A: (None, None), B: (12.0, 110.0)})
-    assert {entry.config for entry in entries} == {B}
-    assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
-    assert "cannot run" in entries[0].reason
-
-
 def test_a_bucket_that_nothing_runs_at_is_named():
     with pytest.raises(NothingFits, match=r"1x1\+1024 decode"):
         choose({A: (None, None), B: (12.0, None)})
@@ -244,18 +204,6 @@ def test_search_and_chooser_agree_where_the_engines_constants_run_at_one_point_a
 
 
 # Recordings
-
-
-def test_a_recording_is_read_back_as_written(tmp_path):
-    problem = parse_attention(PROBLEMS[0])
-    recorded = read_trials(SWEEP, problem)
-    path = tmp_path / "again.csv.gz"
-    write_trials(path, problem, recorded.trials.values())
-    again = read_trials(path, problem)
-    assert again.trials == recorded.trials
-    first = path.read_bytes()
-    write_trials(path, problem, recorded.trials.values())
-    assert path.read_bytes() == first
 
 
 def test_a_recording_of_other_problems_names_them(tmp_path):
@@ -316,43 +264,6 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path, text, says):
     assert "\n" not in str(refused.value)
 
 
-PACKED = gzip.compress(f"{HEADER}\n{ROW}\n".encode(), mtime=0)
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (PACKED[:-20], "is damaged"),
-        (PACKED[:20] + b"\xff" * 20 + PACKED[40:], "is damaged"),
-        (PACKED[:-8] + b"\0" * 8, "is damaged: CRC check failed"),
-        (gzip.compress(b"\xff\xfe", mtime=0), "is damaged"),
-        (b"\xff\xfe", "is damaged"),
-    ],
-)
-def test_a_damaged_recording_is_refused(tmp_path, data, says):
-    path = tmp_path / "x.csv.gz"
-    path.write_bytes(data)
-    with pytest.raises(MalformedRecording, match=says):
-        read_trials(path, parse_attention(PROBLEMS[0]))
-
-
-def test_a_missing_recording_is_refused(tmp_path):
-    with pytest.raises(MalformedRecording, match="cannot be read: No such file"):
-        read_trials(tmp_path / "none.csv.gz", parse_attention(PROBLEMS[0]))
-
-
-@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
-def test_a_recording_that_is_too_large_is_refused_and_not_cut(tmp_path, monkeypatch, name):
-    path, problem = tmp_path / name, parse_attention(PROBLEMS[0])
-    text = f"{HEADER}\n{ROW}\n"
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text))
-    assert len(read_trials(path, problem).trials) == 1
-    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text) - 1)
-    with pytest.raises(MalformedRecording, match="larger than|unpacks to more than"):
-        read_trials(path, problem)
-
-
 def test_a_recording_holds_the_trials_of_every_problem_that_was_added(tmp_path):
     first, second = parse_attention(PROBLEMS[0]), parse_attention(PROBLEMS[1])
     trials = {p: read_trials(SWEEP, p).trials for p in (first, second)}
@@ -406,11 +317,6 @@ def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
     assert path.read_bytes() == SWEEP.read_bytes()
 
 
-def test_a_recording_that_cannot_be_written_is_said(tmp_path):
-    with pytest.raises(UnwritableOutput):
-        write_trials(tmp_path / "no" / "x.csv.gz", parse_attention(PROBLEMS[0]), [])
-
-
 # Decode with its splits
 
 
@@ -424,29 +330,13 @@ def formula(at: Point, config: Config) -> float:
     return 3 + waves * at.cached_tokens / splits / 64 * (1 + block / config["num_stages"])
 
 
-def least_us(trials, points) -> float:
-    """The least time of both kernels at one length, with the best constants for it."""
-    by_numbers: dict = {}
-    for one in trials:
-        at, config = one.candidate.point, one.candidate.config
-        if at in points and config["KV_SPLITS"]:
-            numbers = config["KV_SPLITS"], config["MAX_KV_SPLITS"]
-            best = by_numbers.setdefault(numbers, {})
-            best[at.part] = min(one.measurement.median_us, best.get(at.part, float("inf")))
-    return min(sum(best.values()) for best in by_numbers.values())
-
-
 SPLITS = "decode_attention:q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
 SIZES = [(n, cached) for n in (1, 64) for cached in (1024, 32768)]
 
 
-def at_size(entry, sequences: int, cached: int) -> bool:
-    return (entry.point.batch_size, entry.point.cached_tokens) == (sequences, cached)
-
-
-def recorded_splits(path: Path) -> tuple[Request, list]:
-    """A request that replays a recording of the whole space at SIZES, and its trials."""
-    work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in SIZES))
+def recorded_splits(path: Path, sizes=SIZES) -> Request:
+    """A request that replays a recording of the whole space at some sizes."""
+    work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in sizes))
     asked = request(SPLITS, selection=work, source=Source(MeasureKind.PREDICT))
     incumbents = prepare(asked).plan(Known()).incumbents
     own = {point: configs["default"] for point, configs in incumbents.items()}
@@ -460,37 +350,25 @@ def recorded_splits(path: Path) -> tuple[Request, list]:
         }
     ]
     write_trials(path, problem, trials)
-    return dataclasses.replace(asked, source=Source(MeasureKind.REPLAY, path)), trials
+    return dataclasses.replace(asked, source=Source(MeasureKind.REPLAY, path))
 
 
 def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, tmp_path):
-    asked, trials = recorded_splits(tmp_path / "splits.csv.gz")
-    entries = run(asked, store).entries
+    entries = run(recorded_splits(tmp_path / "splits.csv.gz"), store).entries
     assert len(entries) == 8
     for size in SIZES:
-        both = [e for e in entries if at_size(e, *size)]
+        both = [e for e in entries if (e.point.batch_size, e.point.cached_tokens) == size]
         assert len({(e.config["KV_SPLITS"], e.config["MAX_KV_SPLITS"]) for e in both}) == 1
         found_us = sum(entry.median_us for entry in both)
         assert found_us < sum(entry.incumbents["default"].median_us for entry in both)
-    # A plan has one room and one set of constants for both lengths, so it may miss the least time.
     for n in (1, 64):
-        ratios = []
-        for cached in (1024, 32768):
-            both = [e for e in entries if at_size(e, n, cached)]
-            least = least_us(trials, [e.point for e in both])
-            ratios.append(sum(e.median_us for e in both) / least)
-        assert sum(ratios) / len(ratios) < 1.3
-    for n in (1, 64):
-        shared = {
-            (e.point.part, e.config.replace(KV_SPLITS=1))
-            for e in entries
-            if e.point.batch_size == n
-        }
+        mine = [e for e in entries if e.point.batch_size == n]
+        shared = {(e.point.part, e.config.replace(KV_SPLITS=1)) for e in mine}
         assert len(shared) == 2  # of each kernel one, for all lengths
 
 
 def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tmp_path):
-    asked, _ = recorded_splits(tmp_path / "splits.csv.gz")
+    asked = recorded_splits(tmp_path / "splits.csv.gz", SIZES[:2])
     first = run(asked, store)
     alone = configs(first)
 
@@ -507,8 +385,6 @@ def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tm
         store.finish_run(store.begin_run(key), entries, Totals())
         return {entry.point: entry.config for entry in entries}
 
-    slower = stored(num_warps=8)
-    assert slower != configs(run(asked, store)) == alone
     as_fast = stored(num_stages=5)  # by the formula, stages make no difference to the best ones
     again = run(asked, store)
     assert configs(again) == as_fast != alone

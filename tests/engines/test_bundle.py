@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from bundle_cases import (
     CAPTURES,
@@ -24,19 +25,18 @@ from bundle_cases import (
     place,
 )
 from bundle_cases import winners as stored
-from real_sglang import RealSGLang
 
+from tuner.deploy.bundle import kubernetes
+from tuner.deploy.bundle.commands import node_environments
 from tuner.deploy.bundle.manifest import check_bundle
 from tuner.deploy.cluster import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import hash_folder
-from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, MalformedCluster
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Point
-from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
 from tuner.store.results import ResultStore
 
@@ -61,28 +61,6 @@ def test_every_node_and_the_whole_cluster_can_be_launched(case: str) -> None:
     assert {p for p, f in files.items() if f.mode == 0o755} == {
         p for p in files if p.endswith(".sh") or p in ("preflight.py", "fabric.py")
     }
-
-
-@pytest.mark.parametrize("case", [L40S, H20])
-def test_the_real_loader_reads_every_entry_from_the_bundle(case: str, tmp_path: Path) -> None:
-    folder = place(built(case), tmp_path) / "engine-configs"
-    device, spec = CASES[case]
-    real = RealSGLang("0.5.16")
-    for gemm in Gemm:
-        found = real.configs(
-            parse_problem(spec), find_device(device).name, gemm, "3.6.0", root=folder
-        )
-        assert found == {size: dict(config(Point(size, gemm))) for size in BATCH_SIZES}
-
-
-@pytest.mark.parametrize("case", [H20, RAY])
-def test_two_problems_of_one_file_are_refused(case: str) -> None:
-    spec = CASES[case][1]
-    other = parse_problem(spec.replace("K=7168", "K=6144"))
-    both = [*stored(case), *(replace(one, problem=other) for one in stored(case))]
-    with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
-        build(case, of=both)
-    assert spec in str(refused.value) and other.spec() in str(refused.value)
 
 
 def test_no_packaged_file_is_lost(tmp_path: Path) -> None:
@@ -158,15 +136,11 @@ def test_provenance_of_every_entry_is_in_the_manifest() -> None:
     assert datetime.fromisoformat(row["published_at"]).tzinfo == timezone.utc
 
 
-def test_sha256sum_accepts_the_unpacked_files(tmp_path: Path) -> None:
-    root = place(built(RAY), tmp_path)
-    subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=root, check=True)
-
-
 def test_tar_unpacks_it_to_the_same_files(tmp_path: Path) -> None:
     (tmp_path / "b.tar.gz").write_bytes(built(L40S).archive)
     subprocess.run(["tar", "xzf", "b.tar.gz"], cwd=tmp_path, check=True)
     root = tmp_path / built(L40S).name
+    subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=root, check=True)
     files = files_of(built(L40S))
     assert {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()} == files.keys()
     for path, file in files.items():
@@ -230,16 +204,6 @@ def test_what_cannot_be_launched_is_refused_with_its_field() -> None:
     assert "cannot mount a path with a colon" in refused(TEXT.replace("/ssd1/models", "/mnt/a:b"))
 
 
-def test_winners_for_another_split_are_refused() -> None:
-    one = TEXT.replace("gpus = 8", "gpus = 4").replace("tp = 16", "tp = 8")
-    said = refused(one)
-    asked = "E=257,N=256,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]"
-    assert f"none of them are bundled: {asked}.json {asked}_down.json" in said
-    spec = "fused_moe:E=257,N=256,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128"
-    options = "--device NVIDIA_H20 --engine sglang==0.5.16"
-    assert f"run `tuner tune '{spec}' {options}`; or pass --allow-missing" in said
-
-
 def test_files_that_servers_do_not_ask_for_are_told_before_predictions() -> None:
     one = TEXT.replace("gpus = 8", "gpus = 4").replace("tp = 16", "tp = 8")
     predicted = [
@@ -274,3 +238,84 @@ def test_without_an_image_there_are_bare_scripts_alone() -> None:
     files = files_of(bundle)
     assert not [path for path in files if re.search(r"docker|kubernetes/", path)]
     assert "nodes/h20-node01/bare.sh" in files
+
+
+# The LeaderWorkerSet: what its schema asks, and what it means
+
+# No package ships the schema of a LeaderWorkerSet. The file's names and kinds are those of
+# leaderworkerset.x-k8s.io/v1 of the controller's release 0.9, as far as manifests use them.
+SCHEMA = json.loads((CAPTURES / "leaderworkerset.schema.json").read_text())
+NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+def lws(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    both = json.loads(files_of(built(case))["kubernetes/leaderworkerset.json"].data)
+    assert (both["apiVersion"], both["kind"]) == ("v1", "List")
+    found, service = both["items"]
+    return found, service
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_leader_worker_set_holds_the_api_s_fields(case: str) -> None:
+    found, service = lws(case)
+    assert list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(found)) == []
+    template = found["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == len(example(case).nodes)
+    for role in ("leader", "worker"):
+        pod = template[f"{role}Template"]
+        (container,) = pod["spec"]["containers"]
+        assert pod["metadata"]["labels"] == {"role": role}
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    selector = service["spec"]["selector"]
+    assert selector["leaderworkerset.sigs.k8s.io/name"] == found["metadata"]["name"]
+    (port,) = service["spec"]["ports"]
+    assert port["targetPort"] == example(case).ports.serve
+
+
+def test_sglang_pods_ask_the_controller_for_their_place() -> None:
+    found, _ = lws(L40S)
+    template = found["spec"]["leaderWorkerTemplate"]
+    (leader,) = template["leaderTemplate"]["spec"]["containers"]
+    (worker,) = template["workerTemplate"]["spec"]["containers"]
+    assert leader["command"] == worker["command"]
+    joined = " ".join(leader["command"])
+    assert "--dist-init-addr $(LWS_LEADER_ADDRESS):5000" in joined
+    assert "--nnodes $(LWS_GROUP_SIZE) --node-rank $(LWS_WORKER_INDEX)" in joined
+    env = {variable["name"]: variable for variable in worker["env"]}
+    assert env["SGLANG_HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+    assert env["SGLANG_MOE_CONFIG_DIR"]["value"] == "/opt/tuner/engine-configs"
+    assert env["NCCL_SOCKET_IFNAME"]["value"] == "eno1"
+
+
+def test_vllm_pods_join_the_leader_s_ray() -> None:
+    found, _ = lws(RAY)
+    template = found["spec"]["leaderWorkerTemplate"]
+    (leader,) = template["leaderTemplate"]["spec"]["containers"]
+    (worker,) = template["workerTemplate"]["spec"]["containers"]
+    assert leader["command"][:2] == ["/bin/bash", "-c"]
+    assert re.match(r"ray start --head .* && exec vllm serve ", leader["command"][2])
+    assert worker["command"][:4] == ["ray", "start", "--address", "$(LWS_LEADER_ADDRESS):8379"]
+    assert worker["command"][-1] == "--block"
+
+
+def test_kubernetes_leaves_dollars_alone() -> None:
+    whole = example(H20)
+    flags = ("$(HOME)", "$$", "a$b")
+    cluster = replace(whole, engine=replace(whole.engine, flags=flags), environment={"A": "$(B)"})
+    text = kubernetes.lws_manifest(cluster, node_environments(cluster)[0], "/opt/x", pointers=())
+    template = json.loads(text)["items"][0]["spec"]["leaderWorkerTemplate"]
+    pod = template["workerTemplate"]["spec"]
+    assert pod["containers"][0]["command"][-3:] == ["$$(HOME)", "$$$$", "a$$b"]
+    assert {"name": "A", "value": "$$(B)"} in pod["containers"][0]["env"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("l40s-4x8", "l40s-4x8"), ("4x8_L40S.x", "c-4x8-l40s-x"), ("H20", "h20")],
+)
+def test_object_names(name: str, expected: str) -> None:
+    assert kubernetes.object_name(name) == expected
+    assert re.fullmatch(NAME, expected)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,13 @@ try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
-from attention_cases import CHOSEN, DECODE, EXTEND, MLA, fill
+from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, fill, published, usual
 from bundle_cases import CASES, build, example, files_of, place
 from bundle_cases import fill as fill_moe
-from typer.testing import CliRunner
 
-from tuner.cli import app
 from tuner.deploy.bundle.build import Bundle
 from tuner.deploy.bundle.manifest import check_bundle
-from tuner.deploy.bundle.notes import usable_winners
+from tuner.deploy.bundle.notes import attention_notes, usable_winners
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
@@ -39,6 +36,7 @@ from tuner.engines.sglang.plugin.files import (
     read_attention_file,
 )
 from tuner.errors import ExportRefused
+from tuner.export.delivery import delivery_of
 from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.points import Config
@@ -168,10 +166,6 @@ def test_the_readme_says_what_the_plugin_needs() -> None:
     text = files_of(bundle(L40S, bare))["README.md"].data.decode()
     assert "FROM" not in text
     assert f"python3 -c 'import {PLUGIN}'" in text
-
-
-def test_the_plugin_that_a_bundle_looks_for_can_be_imported() -> None:
-    assert find_spec(PLUGIN)
 
 
 def test_without_attention_nothing_speaks_of_it() -> None:
@@ -315,10 +309,19 @@ def test_attention_alone_does_not_point_the_engine_at_a_folder_without_its_files
         assert CONFIG_DIR_VARIABLE.encode() in found[path].data, path
 
 
+TRITON = "--attention-backend", "triton"
+
+
 def splits_notes(*flags: str, problems: tuple[Attention, ...]) -> list[str]:
-    cluster = with_flags(H20, "--attention-backend", "triton", *flags)
-    found = bundle(H20, cluster, winners(H20, problems))
-    return [note for note in found.notes if "kv-splits" in note]
+    cluster = with_flags(H20, *TRITON, *flags)
+    some = [
+        published(problem, one, device="NVIDIA_H20")
+        for problem in problems
+        for one in (chosen() if problem.chooses_splits else usual(problem))
+    ]
+    delivery = delivery_of(find_engine("sglang==0.5.16"), "attention")
+    files = delivery.plan(some, find_device("H20"), Path("nowhere"))
+    return [note for note in attention_notes(files, cluster) if "kv-splits" in note]
 
 
 def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
@@ -326,6 +329,7 @@ def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
     sixteen = replace(DECODE, kv_splits=16)
     (note,) = splits_notes(problems=(sixteen,))
     assert note == f"engine.flags should hold {flag} 16, for {sixteen.spec()}"
+    assert note in bundle(H20, with_flags(H20, *TRITON), winners(H20, (sixteen,))).notes
     assert splits_notes(flag, "16", problems=(sixteen,)) == []
     assert splits_notes(problems=(DECODE, EXTEND)) == []
     (note,) = splits_notes(f"{flag}=4", problems=(DECODE,))
@@ -364,20 +368,3 @@ def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
     assert check_bundle(found.archive)["statuses"] == {"ok": 2}
     with pytest.raises(ExportRefused, match="not all of them are bundled: E=256,N=64"):
         build(L40S, of=alone)
-
-
-def test_the_command_packs_both_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"sqlite:///{tmp_path}/tuner.db"
-    monkeypatch.setenv("TUNER_DATABASE_URL", url)
-    with ResultStore.open(url) as store:
-        fill_moe(store, L40S)
-        fill(store, RANKS, device="NVIDIA_L40S")
-    toml = Path(__file__).parents[2] / "examples" / f"{L40S}.toml"
-    out = tmp_path / "b.tar.gz"
-    options = ["--device", "L40S", "--cluster", str(toml), "--out", str(out), "--allow-predicted"]
-    assert "--allow-missing" in CliRunner().invoke(app, ["bundle", *options]).stderr
-    result = CliRunner().invoke(app, ["bundle", *options, "--allow-missing"])
-    assert result.exit_code == 0, result.output
-    assert "note: tuned attention needs engine-tuner installed" in result.stderr
-    verified = CliRunner().invoke(app, ["bundle", "verify", str(out), "--json"])
-    assert json.loads(verified.stdout)["statuses"] == {"ok": 2, "predicted": 36}

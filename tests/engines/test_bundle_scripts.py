@@ -14,13 +14,14 @@ from bundle_cases import CASES, built, example, place
 from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
-from real_sglang import VERSIONS, package
+from real_sglang import RELEASES, VERSIONS, package
+from tiers import only
 
 from tuner.deploy.bundle.commands import endpoint, node_commands, node_environments, one_line
 from tuner.deploy.bundle.scripts import bare_script, docker_script
 from tuner.deploy.bundle.sweep import CONCURRENCIES, LENGTHS, sweep_script
-from tuner.deploy.cluster import Cluster, parse_cluster
-from tuner.errors import BadInput, MalformedCluster
+from tuner.deploy.cluster import Cluster
+from tuner.errors import MalformedCluster
 
 L40S, H20, RAY = CASES
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -61,11 +62,6 @@ def test_shellcheck_finds_nothing(case: str, tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("", 0)
     for script in scripts:
         assert "set -euo pipefail" in script.read_text()
-
-
-def test_shellcheck_would_find_something(tmp_path: Path) -> None:
-    (tmp_path / "bad.sh").write_text("#!/bin/bash\nrm $1\n")
-    assert subprocess.run([SHELLCHECK, tmp_path / "bad.sh"], capture_output=True).returncode == 1
 
 
 # What the users ran. H20: sglang's issue 4978. L40S: sglang's own guide for 32 L40S.
@@ -202,7 +198,7 @@ def test_bare_and_container_run_the_same_command(tmp_path: Path) -> None:
     assert [docker[docker.index("--entrypoint") + 1], *docker[image + 1 :]] == bare
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", RELEASES)
 def test_every_flag_is_one_of_the_engine_s(version: str) -> None:
     srt = package(version) / "srt"
     files = [srt / "server_args.py", *srt.glob("arg_groups/fields/*.py")]
@@ -218,7 +214,7 @@ def test_every_flag_is_one_of_the_engine_s(version: str) -> None:
         assert f'"{flag}"' in source or re.search(rf"^    {field}: ", source, re.M), flag
 
 
-@pytest.mark.parametrize("version", VERSIONS[1:])
+@pytest.mark.parametrize("version", only(VERSIONS[3:], VERSIONS[1:]))
 def test_every_flag_of_the_sweep_is_one_of_the_benchmark_s(version: str) -> None:
     places = (package(version) / "benchmark" / "serving.py", package(version) / "bench_serving.py")
     source = next(path for path in places if path.is_file()).read_text()
@@ -391,23 +387,3 @@ def test_nasty_words_stay_words(flags: list[str], name: str, value: str, case: s
             program, *arguments = one_line(commands)
             assert words[0][words[0].index(cluster.engine.image) + 1 :] == arguments
             assert variables(words[0])["VALUE"] == value
-
-
-@times(2)
-@given(st.integers(0, 40), _NASTY)
-def test_no_cluster_file_gives_a_traceback(line: int, noise: str) -> None:
-    """A file that reads gives scripts, or a complaint."""
-    text = (Path(__file__).parents[2] / "examples" / f"{RAY}.toml").read_text().splitlines()
-    at = line % len(text)
-    name, equals, _ = text[at].partition(" = ")
-    text[at] = f"{name} = '''{noise.replace(chr(39), '')}'''" if equals else noise
-    try:
-        cluster = parse_cluster("\n".join(text))
-        for rank, variables_ in enumerate(node_environments(cluster)):
-            commands = node_commands(cluster, rank, variables_)
-            for script in (docker_script, bare_script):
-                text = script(cluster, rank, variables_, commands, pointers=POINTERS[RAY])
-                assert text.startswith("#!")
-        assert sweep_script(cluster).startswith("#!")
-    except BadInput as error:
-        assert str(error)

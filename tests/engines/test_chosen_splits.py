@@ -87,7 +87,8 @@ def no_gpu(monkeypatch):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this runs it")
-@pytest.mark.parametrize("tests", only(["not slow"], ["not slow", "slow"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", ["not slow", "slow"])
 def test_the_kernel_itself_passes_all_these_tests(tests):
     words = ["-q", "-n0", "-p", "no:cacheprovider", "-m", tests, __file__]
     done = run_interpreted(Path(pytest.__file__).with_name("__main__.py"), *words)
@@ -134,10 +135,6 @@ def launch(backend, sequences, buffered=None):
 )
 def test_each_sequence_gets_its_number(lengths, numbers):
     assert written(install(), lengths) == numbers
-
-
-def test_a_flag_bounds_what_is_written():
-    assert written(install(most=4), [20_000]) == [4]
 
 
 @pytest.mark.parametrize("step", only([13], [13, 1]))

@@ -3,8 +3,6 @@
 import ast
 import csv
 import gzip
-import hashlib
-import json
 import os
 import random
 import select
@@ -20,23 +18,21 @@ import pytest
 from cases import FP8, FP8_RECORDING, INT8, config
 from strata import of_each_kind
 from tiers import only
-from typer.testing import CliRunner
 
-from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.candidates import fit
-from tuner.compile.farm import file_hash, triton_build
+from tuner.compile.farm import triton_build
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.devices.table import find_device
-from tuner.devices.target import Target, cuda_target
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import TritonRelease, find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import CompilerUnavailable, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm
-from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Variant, bind
-from tuner.kernels.lift import Lifted, lift
+from tuner.kernels.binding import Variant
+from tuner.kernels.lift import Lifted
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import PTXAS_SETTINGS, Candidate, Config, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
 from tuner.tuning.request import Request, parse_source, prepare
@@ -49,12 +45,6 @@ PROCESSES = 2
 @pytest.fixture(scope="module")
 def kernels():
     return lift_fused_moe(find_engine("sglang==0.5.16"))
-
-
-@pytest.fixture(scope="module")
-def farm(compile_cache):
-    with Farm(PROCESSES, timeout_s=240, cache_dir=compile_cache) as farm:
-        yield farm
 
 
 def job(kernels, problem, gemm, config, arch, batch_size=64, **options):
@@ -119,64 +109,6 @@ def test_recorded_configs_compile_to_the_recorded_figures(farm, kernels, count):
     assert seen == count
 
 
-@pytest.mark.parametrize(
-    ("tile", "arch", "shared_bytes"),
-    [
-        (config(128, 256, 128, 8, 4), 89, 148_480),
-        (config(64, 128, 128, 4, 3), 89, 49_152),
-        (config(64, 128, 128, 4, 3), 120, 49_152),
-        (config(64, 128, 128, 4, 3), 90, 73_728),
-    ],
-)
-def test_shared_bytes_are_exact_on_architectures_that_are_not_here(
-    farm, kernels, tile, arch, shared_bytes
-):
-    [found] = compiled(farm, job(kernels, FP8, Gemm.UP, tile, arch))
-    assert (found.status, found.shared_bytes) == (Status.OK, shared_bytes)
-
-
-@pytest.mark.parametrize(("block_n", "shared_bytes"), [(64, 106_496), (32, 71_680)])
-def test_an_attention_kernel_is_lifted_and_compiled_too(farm, block_n, shared_bytes):
-    """sglang 0.4.4's extend attention, MLA 576/512, launched as for sm_89: 8 warps, 1 stage."""
-    engine = find_engine("sglang==0.4.4")
-    source = engine.root / "srt/layers/attention/triton_ops/extend_attention.py"
-    lifted = lift(source, ["_fwd_kernel"], engine.root, "sglang 0.4.4")
-    q_heads, size, value_size = 16, 576, 512
-    pointers = dict.fromkeys(("Q_Extend", "K_Extend", "V_Extend", "O_Extend"), Pointer("bf16"))
-    pointers |= dict.fromkeys(("K_Buffer", "V_Buffer"), Pointer("bf16"))
-    pointers |= dict.fromkeys(("qo_indptr", "kv_indptr", "kv_indices"), Pointer("i32"))
-    strides = dict.fromkeys(
-        ("kbs", "kh", "vbs", "vh", "buf_kbs", "buf_kh", "buf_vbs", "buf_vh"), size
-    )
-    strides |= {"qbs": q_heads * size, "qh": size, "obs": q_heads * value_size, "oh": value_size}
-    constants = {
-        "logit_cap": 0.0,
-        "Lq": size,
-        "Lv": value_size,
-        "BLOCK_DMODEL": 512,
-        "BLOCK_DPE": 64,
-        "BLOCK_DV": 512,
-        "BLOCK_M": 32,
-        "BLOCK_N": block_n,
-        "USE_CUSTOM_MASK": False,
-        "SKIP_PREFIX_CUSTOM_MASK": True,
-        "STORE_TRANSPOSE": False,
-    }
-    known = {
-        **pointers,
-        **{f"stride_{name}": Integer(value) for name, value in strides.items()},
-        **{name: Constant(value) for name, value in constants.items()},
-        "mask_ptr": ABSENT,
-        "mask_indptr": ABSENT,
-        "sm_scale": Float(size**-0.5),
-        "kv_group_num": Integer(q_heads),
-    }
-    options = {"num_warps": 8, "num_stages": 1}
-    bound = bind("sglang 0.4.4", "_fwd_kernel", lifted.parameters("_fwd_kernel"), known, options)
-    [found] = compiled(farm, CompileJob(lifted, bound.variant(), cuda_target(8, 9)))
-    assert (found.status, found.shared_bytes) == (Status.OK, shared_bytes)
-
-
 DTYPES = (
     "bfloat16",
     "float16",
@@ -210,13 +142,6 @@ def test_every_dtype_compiles(farm, version, arch, gemms):
         for gemm in gemms
     ]
     assert [found.detail for found in compiled(farm, *jobs) if not found.ok] == []
-
-
-@pytest.mark.parametrize("version", only(["0.4.4"], ["0.4.4", "0.5.2"]))
-def test_older_engines_compile(farm, version):
-    kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
-    found = compiled(farm, *(job(kernels, INT8, g, SMALL, 89) for g in Gemm))
-    assert [one.ok for one in found] == [True] * len(Gemm)
 
 
 @pytest.mark.parametrize("version", only(["0.5.23"], ["0.5.12", "0.5.16", "0.5.23"]))
@@ -310,27 +235,20 @@ def test_a_cache_folder_that_cannot_be_written_ends_the_run_with_a_clear_error(t
                 farm.poll(wait=True)
 
 
-def test_a_full_disk_under_triton_is_no_fault_of_the_kernel(tmp_path):
-    full = program("raise OSError(28, 'No space left on device')")
-    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
-        farm.submit([full])
-        with pytest.raises(CompilerUnavailable, match="No space left on device"):
-            farm.poll(wait=True)
-        assert not list(tmp_path.glob("compiled/*/*"))
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("{}['absent']", r"KeyError: 'absent' \(lifted_\w+\.py:1\)"),  # before Triton's compiler
         ("x = 1", r"AttributeError: module 'lifted_\w+' has no attribute 'kernel' \(kernel\.py"),
+        ("raise OSError(28, 'No space left on device')", ""),  # no fault of the kernel
     ],
 )
 def test_a_source_that_does_not_load_ends_the_run_and_is_not_remembered(tmp_path, text, why):
     with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
         farm.submit([program(text)])
         for _ in range(2):
-            with pytest.raises(CompilerUnavailable, match=rf"Triton 3\.6\.0 failed.*{why}.*report"):
+            says = rf"Triton 3\.6\.0 failed.*{why}.*report" if why else "No space left on device"
+            with pytest.raises(CompilerUnavailable, match=says):
                 farm.poll(wait=True)
         assert not list(tmp_path.glob("compiled/*/*"))
 
@@ -356,19 +274,6 @@ def test_a_fault_of_this_program_is_no_verdict_on_a_kernel(tmp_path, broken_read
         assert farm.failed
         kept = [path.stem for path in tmp_path.glob("compiled/*/*")]
         assert kept == [farm.key(bad)]
-
-
-def test_a_command_stops_with_the_fault_that_every_candidate_meets(
-    tmp_path, monkeypatch, broken_reader
-):
-    monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/tuner.db")
-    words = ["tune", INT8.spec(), "--device", "L40S", "--engine", "sglang==0.5.16"]
-    words += ["--batch-sizes", "16", "--measure", "predict"]
-    answer = CliRunner().invoke(app, words)
-    assert answer.exit_code == 1, answer.output
-    assert "KeyError: '.nv.info' (sitecustomize.py:2)" in answer.stderr
-    assert "report it" in answer.stderr
 
 
 def test_a_process_that_cannot_be_started_ends_the_run(monkeypatch, tmp_path):
@@ -473,7 +378,7 @@ def test_equal_jobs_are_compiled_once(tmp_path, kernels):
     assert len({result.shared_bytes for result in found}) == 1
 
 
-def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
+def test_the_key_holds_all_that_decides_a_result(tmp_path, monkeypatch, kernels):
     older = lift_fused_moe(find_engine("sglang==0.5.12"))
     with Farm(1, cache_dir=tmp_path) as farm:
         keys = {
@@ -483,18 +388,9 @@ def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
             farm.key(job(kernels, INT8, Gemm.UP, SMALL.replace(num_stages=3), 89)),
             farm.key(job(older, INT8, Gemm.UP, SMALL, 89)),
         }
-    assert len(keys) == 5
-
-
-def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
-    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
-    with Farm(1, cache_dir=tmp_path) as farm:
-        settings = [file_hash(farm.env.get(name)) for name in PTXAS_SETTINGS]
-        for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
-            parts = [wanted.lifted.hash, wanted.variant.as_json(), word, triton_build(farm.triton)]
-            text = json.dumps([*parts, settings, compile_code()], sort_keys=True)
-            key = hashlib.sha256(text.encode()).hexdigest()
-            assert farm.key(CompileJob(wanted.lifted, wanted.variant, target)) == key
+        monkeypatch.setattr("tuner.compile.farm.compile_code", lambda: "other")
+        keys.add(farm.key(job(kernels, INT8, Gemm.UP, SMALL, 89)))
+    assert len(keys) == 6
 
 
 COMPILE = Path(results.__file__).parent
@@ -530,16 +426,6 @@ def test_all_that_a_compile_process_runs_of_this_program_is_in_the_key(tmp_path)
             file.write("# changed\n")
         hashes.add(compile_code(changed))
     assert len(hashes) == len(ran) + 1
-
-
-def test_the_code_of_this_program_changes_the_key(tmp_path, monkeypatch, kernels):
-    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
-    keys = set()
-    for code in ("one", "other"):
-        monkeypatch.setattr("tuner.compile.farm.compile_code", lambda code=code: code)
-        with Farm(1, cache_dir=tmp_path) as farm:
-            keys.add(farm.key(wanted))
-    assert len(keys) == 2
 
 
 def test_two_farms_that_share_a_folder_compile_each_kernel_once(tmp_path):

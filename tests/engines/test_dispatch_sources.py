@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import product
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -215,16 +216,15 @@ BACKENDS = (
 
 @pytest.mark.parametrize("version", VERSIONS[1:])
 @pytest.mark.parametrize("card", CARDS[1:])  # Marlin takes an A100's layers before the dispatch
-@pytest.mark.parametrize("packages", PACKAGES, ids=lambda some: "+".join(sorted(some)) or "none")
-def test_blocks_of_fp8_go_where_the_engine_sends_them(version, card, packages):
+def test_blocks_of_fp8_go_where_the_engine_sends_them(version, card):
     device = find_device(card)
-    server = Card(device, packages)
-    for backend in BACKENDS if version != "0.5.2" else ("auto",):
-        engine = engine_block_fp8(version, server, backend)
+    for packages, backend in product(PACKAGES, BACKENDS if version != "0.5.2" else ("auto",)):
+        engine = engine_block_fp8(version, Card(device, packages), backend)
         if backend != "auto" and engine == "no kernel" and packages != PACKAGES[-1]:
             continue  # the server stops for want of a package, which the table takes as there
         flags = {"--fp8-gemm-backend": backend} if version != "0.5.2" else {}
-        assert table_says(version, device, FP8, flags, set(packages)) == engine, backend
+        said = table_says(version, device, FP8, flags, set(packages))
+        assert said == engine, (packages, backend)
 
 
 ATTENTION = {
@@ -260,20 +260,19 @@ def engine_attention(version: str, card: Card, *, latent: bool, sinks: bool) -> 
 
 @pytest.mark.parametrize("version", VERSIONS[2:])
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("installed", [True, False])
-def test_attention_is_what_the_engine_chooses_by_itself(version, card, installed):
-    device = find_device(card)
-    server = Card(device, frozenset({"flashinfer"} if installed else ()))
-    heads = "dtype=bfloat16"
-    for text, latent, sinks in (
+def test_attention_is_what_the_engine_chooses_by_itself(version, card):
+    device, heads = find_device(card), "dtype=bfloat16"
+    cases = (
         (f"decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,{heads}", True, False),
         (f"extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,{heads}", True, False),
         (f"extend_attention:q_heads=8,kv_heads=2,Lq=128,Lv=128,{heads}", False, False),
         (f"decode_attention:q_heads=8,kv_heads=2,Lq=128,Lv=128,{heads},sinks", False, True),
-    ):
+    )
+    for packages, (text, latent, sinks) in product(PACKAGES[::2], cases):
+        server = Card(device, packages)
         engine = engine_attention(version, server, latent=latent, sinks=sinks)
-        said = table_says(version, device, parse_problem(text), {}, set(server.packages))
-        assert said == engine, text
+        said = table_says(version, device, parse_problem(text), {}, set(packages))
+        assert said == engine, (packages, text)
 
 
 @pytest.mark.parametrize("card", CARDS)

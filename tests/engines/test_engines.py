@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 from cases import L40S
-from real_sglang import VERSIONS, kernel_source, package
+from real_sglang import RELEASES, kernel_source, package
 
-from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, engine_module, find_engine, release_of, version_order
 from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
 from tuner.errors import BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.families.fused_moe.engine import format_file_name, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
 
 MOE = "srt/layers/moe/moe_runner/triton_utils"
 
@@ -54,7 +52,7 @@ def unpacked(prefix: Path, version: str) -> Path:
 # Finding
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", RELEASES)
 def test_an_exact_version_is_that_one(version):
     engine = find_engine(f"sglang=={version}")
     assert (engine.name, engine.version, engine.root) == ("sglang", version, package(version))
@@ -184,40 +182,9 @@ def test_nothing_of_the_engine_is_imported():
 # Layouts
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=RELEASES)
 def engine(request) -> Engine:
     return find_engine(f"sglang=={request.param}")
-
-
-def test_layouts(engine):
-    old = engine.version in ("0.4.4", "0.5.2")
-    package_root = engine.root / ("srt/layers/moe/fused_moe_triton" if old else MOE)
-    moe = moe_engine(engine)
-    assert moe.package_root == package_root
-    folder = "configs" if engine.version == "0.4.4" else "configs/triton_3_6_0"
-    assert moe.config_dir(package_root, "3.6.0") == package_root / folder
-    assert moe.has_down_files() is not old
-
-
-def test_kernel_sources_define_the_kernels(engine):
-    wanted = {
-        "fused_moe": ["fused_moe_kernel", "fused_moe_kernel_gptq_awq"],
-        "extend_attention": ["_fwd_kernel", "extend_attention_fwd"],
-        "decode_attention": [
-            "_fwd_kernel_stage1",
-            "_fwd_grouped_kernel_stage1",
-            "_fwd_kernel_stage2",
-        ],
-    }
-    for family, functions in wanted.items():
-        text = kernel_source(engine, family).read_text()
-        # 0.4.4 has no kernel for groups along k yet.
-        absent = [name for name in functions if f"\n@triton.jit\ndef {name}(" not in text]
-        assert [n for n in absent if n != "extend_attention_fwd"] == (
-            ["fused_moe_kernel_gptq_awq"]
-            if (engine.version, family) == ("0.4.4", "fused_moe")
-            else []
-        )
 
 
 def test_kernels_that_are_not_where_they_were(tmp_path):
@@ -271,24 +238,6 @@ def test_an_unreadable_shipped_file_is_reported_and_not_fatal(tmp_path):
 
 
 # What the engine would run
-
-
-def test_incumbents_of_a_shipped_pair():
-    """Read by eye in 0.5.16's two files for Triton 3.5.1 and in its heuristic."""
-    problem = FusedMoe(257, 256, 7168, 9, Dtype.FP8_W8A8, (128, 128))
-    engine = find_engine("sglang==0.5.16")
-    found = moe_engine(engine).incumbents(problem, find_device("H200"), 3000, "3.6.0")
-    default = Config(
-        {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32}
-        | {"num_warps": 4, "num_stages": 3}
-    )
-    assert found == {
-        "default": {Gemm.UP: default, Gemm.DOWN: default},
-        "shipped": {
-            Gemm.UP: default.replace(GROUP_SIZE_M=1, num_stages=4),
-            Gemm.DOWN: default.replace(GROUP_SIZE_M=64, USE_TMA=1),
-        },
-    }
 
 
 def copy_loader(tmp_path: Path, version: str, *edits: tuple[str, str]) -> SGLang:

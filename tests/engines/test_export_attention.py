@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, entry, fill, point, published
-from cases import H200, SWEEP, tuned
-from typer.testing import CliRunner
+from cases import H200
 
-from tuner.cli import app
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.plugin.files import read_attention_file
@@ -22,14 +20,13 @@ from tuner.errors import ExportRefused
 from tuner.export.export import ExportReport, export, export_device
 from tuner.export.files import write_all
 from tuner.export.selection import left_out_lines
-from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.families.attention.problem import Attention, Stage
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status, Winner
+from tuner.problems.results import Compiled, Entry, Incumbent, Status, Winner
 from tuner.store.results import ResultStore
-from tuner.tuning.request import Request, Source
 
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
 ON_TRITON = {"--attention-backend": "triton"}  # what the servers are started with
@@ -83,6 +80,9 @@ def test_both_families_lie_under_one_root(store, engine, tmp_path):
     }
     assert all((tmp_path / "provenance").rglob(Path(name).name) for name in names)
     assert report.variables == ["SGLANG_MOE_CONFIG_DIR", VARIABLE]
+    (decode,) = [f for f in report.as_json()["files"] if f["problem"] == DECODE.spec()]
+    assert decode["buckets"][0] == {"part": "decode", "batch_size": 1, "new_tokens": 1}
+    assert (decode["statuses"], decode["server_flags"]) == ({"ok": 4}, {})
     text = report.as_text()
     assert f"export {VARIABLE}={tmp_path}" in text
     assert f"{EXTEND.spec()}: these files: 1." in " ".join(text.split())
@@ -224,10 +224,7 @@ def test_measured_replaces_predicted_and_older_measured(tmp_path):
     write([sized(1, warps=4)], tmp_path)
     (file,) = write([sized(1, warps=2)], tmp_path)
     assert warps_of(file) == {1: 2}
-
-
-def test_the_engine_s_own_constants_measured_again_replace_what_was_tuned(tmp_path):
-    write([sized(1)], tmp_path)
+    # So do the engine's own constants, measured again.
     own = published(EXTEND, entry(point(Stage.EXTEND, 1, 512, 0), own=True, num_warps=4))
     (file,) = write([own], tmp_path)
     assert warps_of(file) == {1: 4}
@@ -241,24 +238,21 @@ def test_what_other_kernels_measured_is_not_kept(field, tmp_path):
     assert warps_of(file) == {1: 4}
 
 
-def test_a_changed_file_and_a_changed_sidecar_keep_nothing(tmp_path):
-    again = [sized(1, Status.PREDICTED, 4)]
-    (file,) = write([sized(1)], tmp_path)
-    file.path.write_text(file.path.read_text().replace('"num_warps": 8', '"num_warps": 2'))
-    (file,) = write(again, tmp_path)
-    assert warps_of(file) == {1: 4}
-    (file,) = write([sized(1)], tmp_path)
-    sidecar = json.loads(file.sidecar.read_text())
-    sidecar["entries"][0]["config"]["num_warps"] = 2
-    file.sidecar.write_text(json.dumps(sidecar))
-    (file,) = write(again, tmp_path)
-    assert warps_of(file) == {1: 4}
+def changed_warps(path: Path) -> None:
+    path.write_text(path.read_text().replace('"num_warps": 8', '"num_warps": 2'))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": 1}', "\x00", '{"entries": [[]]}'])
-def test_a_sidecar_that_is_none_keeps_nothing(text, tmp_path):
+@pytest.mark.parametrize(
+    "text", [None, changed_warps, "", "[]", "{}", '{"sha256": 1}', "\x00", '{"entries": [[]]}']
+)
+def test_a_changed_file_and_a_changed_sidecar_keep_nothing(text, tmp_path):
     (file,) = write([sized(1), sized(2)], tmp_path)
-    file.sidecar.write_text(text)
+    if text is None:
+        changed_warps(file.path)
+    elif callable(text):
+        text(file.sidecar)
+    else:
+        file.sidecar.write_text(text)
     (file,) = write([sized(1, Status.PREDICTED, 4)], tmp_path)
     assert warps_of(file) == {1: 4}
 
@@ -491,51 +485,3 @@ def test_a_table_that_the_sidecar_contradicts_keeps_nothing(tmp_path):
     file.path.write_text(text.replace('"8192": 32', '"8192": 16'))
     (file,) = write(chosen_winners(*chosen(Status.PREDICTED, sizes=(64,))), tmp_path)
     assert [row.batch_size for row in file.file.splits.rows] == [64]
-
-
-def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_path):
-    """The H200's recorded sweep, through the tuning run's own chooser."""
-    shape = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
-    names = [f"extend_attention:{shape}"]
-    names += [f"decode_attention:{shape},kv_splits={number}" for number in (8, 32)]
-    chosen = {}
-    for name in names:
-        problem, source = parse_attention(name), Source(MeasureKind.REPLAY, SWEEP)
-        chosen[problem] = tuned(Request(problem, H200, engine, source=source), store).entries
-    report = device_report(store, engine, tmp_path)
-    for file in attention_of(report):
-        found = read_attention_file(file.path)
-        for one in chosen.pop(found.problem):
-            at = one.point
-            picked = found.pick(at.part, at.batch_size, at.new_tokens)
-            own = one.config == one.incumbents["default"].config
-            status = Status.INCUMBENT if own else Status.OK
-            assert (picked.config, picked.status) == (one.config, status)
-    assert not chosen
-    (advice,) = report.server_flags
-    assert advice.flags == {FLAG: 32}
-
-
-def test_the_command_prints_what_was_written(tmp_path, monkeypatch):
-    url = f"sqlite:///{tmp_path}/tuner.db"
-    monkeypatch.setenv("TUNER_DATABASE_URL", url)
-    with ResultStore.open(url) as opened:
-        fill(opened, EXTEND)
-        publish(opened, splits(16), 20.0)
-    out = tmp_path / "out"
-    command = ["export", "--device", "H200", "--engine", "sglang==0.5.16"]
-    command += ["--server-args", "--attention-backend triton", "--out", str(out)]
-    done = CliRunner().invoke(app, [*command, "--json"])
-    assert done.exit_code == 0, done.output
-    said = json.loads(done.stdout)
-    assert said["environment"] == {VARIABLE: str(out)}
-    by_problem = {file["problem"]: file for file in said["files"]}
-    decode = by_problem[splits(16).spec()]
-    assert decode["server_flags"] == {FLAG: 16}
-    assert decode["buckets"][0] == {"part": "decode", "batch_size": 8, "new_tokens": 1}
-    assert decode["statuses"] == {"ok": 2}
-    assert read_attention_file(Path(decode["path"])).problem == splits(16)
-    assert CliRunner().invoke(app, command).stdout.count(FLAG) == 1
-    refused = CliRunner().invoke(app, [*command[:-2], "--into-engine"])
-    assert refused.exit_code == 1
-    assert refused.stderr.startswith("tuner: error: there are winners for attention alone")

@@ -9,24 +9,18 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
-import cases
 import pytest
 from cases import L40S
+from test_export import Stored, winners
 
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
 from tuner.export.export import export_device
 from tuner.export.files import write_all
 from tuner.families.fused_moe.engine import moe_engine
-from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.problems.points import Point
-from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
 
-PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
 SIZE = 1 << 20  # bytes; the engine's own files alone take more
 SOME = 100_000
 
@@ -72,25 +66,6 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-class Stored:
-    """A store with a winner for each batch size."""
-
-    def __init__(self, warps: int) -> None:
-        self.warps = warps
-
-    def winners(self, *, device: str, engine: str, engine_version: str) -> list[Winner]:
-        config = cases.config(16, 64, 128, self.warps)
-        here = Environment(device, engine, engine_version, "3.6.0", "abc")
-        at = datetime(2026, 11, 1, tzinfo=timezone.utc)
-        points = [Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm]
-        compiled = Compiled(Status.OK, 20480, 80, 0)
-        own = {"default": Incumbent(config.replace(num_stages=7), Status.OK, 12.0)}
-        return [
-            Winner(PROBLEM, here, Entry(p, config, Status.OK, 9.0, compiled, own, ""), 1, at)
-            for p in points
-        ]
-
-
 def contents(folder: Path) -> dict[str, bytes | None]:
     paths = sorted(folder.rglob("*"))
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in paths}
@@ -107,21 +82,21 @@ def test_a_new_folder_does_not_appear_half_written(engine, disk, out):
     with disk.full(SOME):
         before = contents(disk.folder)
         with pytest.raises(UnwritableOutput) as said:
-            export_device(Stored(4), L40S, engine, root, allow_predicted=False)
+            export_device(Stored(winners(warps=4)), L40S, engine, root, allow_predicted=False)
         assert contents(disk.folder) == before
     assert str(said.value).startswith(f"cannot write to {root}: {disk.says}; nothing was changed")
 
 
 def test_a_folder_that_exists_stays_as_it_was(engine, disk, tmp_path):
     source = tmp_path / "source"
-    export_device(Stored(4), L40S, engine, source, allow_predicted=False)
+    export_device(Stored(winners(warps=4)), L40S, engine, source, allow_predicted=False)
     root = disk.folder / "out"
     ours = [path for path in source.rglob(f"*N=64,device_name={L40S.name}*") if path.is_file()]
     write_all(root, {root / path.relative_to(source): path.read_bytes() for path in ours})
     with disk.full(SOME):
         before = contents(disk.folder)
         with pytest.raises(UnwritableOutput, match=f"cannot write to {root}: {disk.says}"):
-            export_device(Stored(8), L40S, engine, root, allow_predicted=False)
+            export_device(Stored(winners(warps=8)), L40S, engine, root, allow_predicted=False)
         assert contents(disk.folder) == before
 
 
@@ -133,14 +108,14 @@ def test_the_engine_s_package_stays_as_it_was(engine, disk, room):
     copy.parent.mkdir(parents=True)
     copy.write_bytes(source.read_bytes())
     here = replace(engine, root=root)
-    first = export_device(Stored(4), L40S, here, None, allow_predicted=False)
+    first = export_device(Stored(winners(warps=4)), L40S, here, None, allow_predicted=False)
     assert all(file.path.is_relative_to(root) for file in first.files)
     with disk.full(room):
         before = contents(disk.folder)
         with pytest.raises(UnwritableOutput, match=disk.says):
-            export_device(Stored(8), L40S, here, None, allow_predicted=False)
+            export_device(Stored(winners(warps=8)), L40S, here, None, allow_predicted=False)
         assert contents(disk.folder) == before
-    export_device(Stored(8), L40S, here, None, allow_predicted=False)
+    export_device(Stored(winners(warps=8)), L40S, here, None, allow_predicted=False)
     assert contents(disk.folder) != before
 
 

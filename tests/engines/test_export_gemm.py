@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from cases import H200, L40S
+from cases import H200
 from gemm_cases import tile
 from real_gemm import RealGemm
 
@@ -159,50 +159,6 @@ def test_the_entry_is_the_one_that_was_timed(tmp_path):
     assert read_gemm_file(file.path).entries[1]["BLOCK_SIZE_K"] == 128
 
 
-@pytest.mark.parametrize("into_engine", [False, True])
-def test_measured_entries_are_not_replaced_by_predicted_ones(installed, tmp_path, into_engine):
-    root = installed.engine_root if into_engine else tmp_path / "out"
-    write(installed, [winner(M=1), winner(M=8)], root)
-    other = TILE.replace(num_warps=2)
-    later = [winner(M=M, config=other, status=Status.PREDICTED, days=1) for M in (1, 64)]
-    [file] = write(installed, later, root)
-    assert {size: status.value for size, status in file.statuses.items()} == {
-        1: "ok",
-        8: "ok",
-        64: "predicted",
-    }
-    assert (file.entries[1], file.entries[64]) == (TILE, other)
-    # A new measurement replaces an older one.
-    [file] = write(installed, [winner(M=1, config=other, days=2)], root)
-    assert file.entries[1] == other
-    assert file.entries[8] == TILE
-
-
-@pytest.mark.parametrize(
-    "changed", [{"kernel_hash": "newer"}, {"engine_version": "0.5.16"}, {"triton": "3.9.0"}]
-)
-def test_entries_for_other_kernels_are_left_behind(installed, changed, tmp_path):
-    root = installed.engine_root  # no folder for a Triton version there
-    write(installed, [winner(M=1), winner(M=8)], root)
-    later = winner(M=64, status=Status.PREDICTED, days=1, **changed)
-    [file] = write(installed, [winner(M=4), later], root)
-    assert list(file.entries) == [64]
-
-
-def test_a_changed_file_is_not_taken_for_ours(delivery, tmp_path):
-    [file] = write(delivery, [winner(M=1), winner(M=8)], tmp_path)
-    file.path.write_text(file.text().replace('"num_stages": 4', '"num_stages": 2'))
-    [file] = write(delivery, [winner(M=64, status=Status.PREDICTED, days=1)], tmp_path)
-    assert list(file.entries) == [64]
-
-
-def test_two_types_of_output_cannot_share_a_file(delivery, tmp_path):
-    half = parse_dense_gemm(f"{FP8.spec()},out=float16")
-    with pytest.raises(ExportRefused, match="both ask for block_gemm,N=2112"):
-        delivery.plan([winner(), winner(half)], H200, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_the_engine_reads_no_file_for_is_refused(delivery, tmp_path):
     int8 = parse_dense_gemm("channel_gemm:N=64,K=64,dtype=int8_w8a8")
     with pytest.raises(ExportRefused, match=r"reads no file for .*--problem SPEC"):
@@ -243,9 +199,3 @@ def test_how_servers_are_pointed_at_the_files(delivery):
     assert list(delivery.packaged()) == []  # the engine goes on reading its own
     assert not delivery.advice(())
     assert delivery.engine_root == find_engine(f"sglang=={NEWEST}").root / "kernels/ops/gemm"
-
-
-def test_names_have_the_device(delivery, tmp_path):
-    [file] = write(delivery, [winner(device="NVIDIA_L40S")], tmp_path, L40S)
-    assert file.path.name.endswith("device_name=NVIDIA_L40S.json")
-    assert read_gemm_file(file.path).device == "NVIDIA_L40S"

@@ -91,6 +91,14 @@ def test_where_a_server_has_no_ranges_the_whole_wheel_is_downloaded(own, index, 
     assert "vllm" in fetched(index)
 
 
+def placed(folder: Path, name: str, version: str) -> Path:
+    """A folder as `add` leaves it, without a record."""
+    package = folder / f"{name}-{version}" / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    return package.parent
+
+
 def test_a_triton_that_failed_is_fetched_by_the_same_command(own, index):
     whole = index.wheels.pop("triton-9.1.0-py3-none-any.whl")
     with pytest.raises(EngineNotFetched, match=r"vllm 1\.2\.0 is added, but not the Triton"):
@@ -99,6 +107,18 @@ def test_a_triton_that_failed_is_fetched_by_the_same_command(own, index):
     index.wheels["triton-9.1.0-py3-none-any.whl"] = whole
     add("vllm", "1.2.0", print)
     assert entries(own) == ["triton-9.1.0", "vllm-1.2.0"]
+
+
+def test_the_inventory_says_what_is_pinned_and_missing(own, index):
+    placed(own, "vllm", "1.2.0")
+    (own / "vllm-1.2.0" / "tuner-engine.json").write_text('{"triton": "9.1.0"}')
+    placed(own, "vllm", "1.1.0")
+    ours = {(one.name, one.version): one for one in releases() if one.source == "added"}
+    newest = ours["vllm", "1.2.0"]
+    assert (newest.triton, newest.triton_here, newest.path) == ("9.1.0", False, own / "vllm-1.2.0")
+    assert ours["vllm", "1.1.0"].triton is None
+    add("triton", "9.1.0", print)
+    assert next(one for one in releases() if one.version == "1.2.0").triton_here
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -187,14 +207,6 @@ def test_an_engine_that_pins_nothing_gets_no_record(own, index):
     assert entries(own) == ["vllm-1.1.0"]
 
 
-def placed(folder: Path, name: str, version: str) -> Path:
-    """A folder as `add` leaves it, without a record."""
-    package = folder / f"{name}-{version}" / name
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
-    return package.parent
-
-
 def test_remove_takes_what_was_added_and_nothing_else(own, tmp_path, monkeypatch):
     placed(own, "vllm", "1.2.0")
     placed(own, "triton", "9.1.0")
@@ -208,17 +220,6 @@ def test_remove_takes_what_was_added_and_nothing_else(own, tmp_path, monkeypatch
     assert entries(own) == []
     with pytest.raises(UnknownEngine, match="has added no"):
         remove("vllm", "1.2.0")
-
-
-def test_the_inventory_says_what_is_pinned_and_missing(own, index):
-    add("vllm", "1.2.0", print, with_triton=False)
-    placed(own, "vllm", "1.1.0")
-    ours = {(one.name, one.version): one for one in releases() if one.source == "added"}
-    newest = ours["vllm", "1.2.0"]
-    assert (newest.triton, newest.triton_here, newest.path) == ("9.1.0", False, own / "vllm-1.2.0")
-    assert ours["vllm", "1.1.0"].triton is None
-    add("triton", "9.1.0", print)
-    assert next(one for one in releases() if one.version == "1.2.0").triton_here
 
 
 def test_newer_releases_come_first(own):

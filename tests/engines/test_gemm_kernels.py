@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from interpret_dense_gemm import CASES
@@ -75,14 +74,13 @@ SHARED = [
 ]
 
 
-def compiled(jobs: list[CompileJob], folder: Path) -> dict[CompileJob, Compiled]:
-    with Farm(2, cache_dir=folder) as farm:
-        farm.submit(jobs)
-        return dict(farm.completed())
+def compiled(farm: Farm, jobs: list[CompileJob]) -> dict[CompileJob, Compiled]:
+    farm.submit(jobs)
+    return dict(farm.completed())
 
 
 @pytest.mark.timeout(900)
-def test_every_kernel_compiles(compile_cache):
+def test_every_kernel_compiles(farm):
     """The two kernels of a split, and channels with both kinds of accumulator."""
     kernels = gemm_engine(find_engine(f"sglang=={NEWEST}")).lift()
     split = tile(16, 64, 32, 4, 3, SWAP_AB=1, SPLIT_K=16)
@@ -97,14 +95,14 @@ def test_every_kernel_compiles(compile_cache):
         target = cuda_target(*divmod(arch, 10))
         for launch in kernels.launches(problem, 16, config, target):
             jobs.append(CompileJob(kernels.lifted, launch.binding.variant(), target))
-    found = compiled(jobs, compile_cache)
+    found = compiled(farm, jobs)
     assert len(found) == 6
     assert {result.status for result in found.values()} == {Status.OK}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", only([8], [8, 27]))
-def test_shared_bytes_are_those_of_the_table(compile_cache, count):
+def test_shared_bytes_are_those_of_the_table(farm, count):
     kernels = gemm_engine(find_engine(f"sglang=={NEWEST}")).lift()
     rows = [
         (problem, config, arch, shared)
@@ -118,7 +116,7 @@ def test_shared_bytes_are_those_of_the_table(compile_cache, count):
         job = CompileJob(kernels.lifted, launch.binding.variant(), target)
         jobs[job] = problem.spec(), config.key, arch, shared
     assert len(jobs) == count
-    found = compiled(list(jobs), compile_cache)
+    found = compiled(farm, list(jobs))
     assert {what[:3]: found[job].shared_bytes for job, what in jobs.items()} == {
         what[:3]: what[3] for what in jobs.values()
     }

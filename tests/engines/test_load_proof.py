@@ -4,90 +4,57 @@ from __future__ import annotations
 
 import ast
 import json
-import logging
-import os
-import types
-import typing
-from collections.abc import Callable
+import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
+from bundle_cases import CASES, built
+from bundle_cases import place as unpacked
 from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import parse_log
-from real_sglang import package
+from real_sglang import RELEASES, VERSIONS, RealSGLang, package
+from tiers import only
+from typer.testing import CliRunner, Result
 
-from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
-from tuner.deploy.load_proof.deployed import Deployed
+from tuner.cli import app
+from tuner.deploy.load_proof import LoadProof, prove_loads, read_deployed, render_proof
+from tuner.deploy.load_proof.deployed import Deployed, FileOrigin
 from tuner.deploy.load_proof.proof import LoadOutcome
-from tuner.errors import UnreadableLog
+from tuner.engines.engine import find_engine
+from tuner.errors import BadInput, BundleRefused, UnreadableLog
+from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/data/cluster/logs"
-KEY = "E=8,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
-VERSIONS = ["0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23"]
+DEVICE = "NVIDIA_L40S"
+LAYER = FusedMoe(8, 64, 4096, 1, Dtype.INT8_W8A8, per_channel_quant=True)
 WITH_DOWN = ["0.5.12", "0.5.16", "0.5.23"]
 
 
-def loader(version: str, folder: Path, lines: list[str]) -> Callable[..., object]:
-    """The release's own `get_moe_configs`, lifted out, with its records appended to `lines`."""
-    layers = package(version) / "srt/layers/moe"
-    places = [
-        layers / "moe_runner/triton_utils/fused_moe_triton_config.py",
-        layers / "fused_moe_triton/fused_moe_triton_config.py",
-        layers / "fused_moe_triton/fused_moe.py",
-    ]
-    source = next((p for p in places if p.is_file()), None)
-    assert source, f"sglang {version} keeps its loader elsewhere"
-    wanted = [
-        node
-        for node in ast.parse(source.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name == "get_moe_configs"
-    ]
-    logger = logging.Logger("sglang")
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(  # type: ignore[method-assign]
-        f"[2026-11-01 10:00:00 TP3] {record.getMessage()}"
-    )
-    logger.addHandler(handler)
-    off = types.SimpleNamespace(
-        enable_deterministic_inference=False,
-        deterministic=types.SimpleNamespace(enable_deterministic_inference=False),
-    )
-    names = {
-        **vars(typing),
-        "functools": types.SimpleNamespace(lru_cache=lambda f: f),
-        "json": json,
-        "os": os,
-        "logger": logger,
-        "triton": types.SimpleNamespace(__version__="3.6.0"),
-        "get_global_server_args": lambda: off,
-        "get_server_args": lambda: off,
-        "get_exec": lambda: off,
-        "get_config_file_name": lambda *a, down_moe=False, **k: (
-            f"{KEY}{'_down' if down_moe else ''}.json"
-        ),
-        "__file__": str(folder / "loader.py"),
-    }
-    code = compile(ast.Module(wanted, []), str(source), "exec")
-    exec(code, names)  # noqa: S102 - the release's own function
-    return names["get_moe_configs"]  # type: ignore[return-value]
+@cache
+def key(version: str, gemm: Gemm = Gemm.UP) -> str:
+    """The name of the file that a release looks for, without its end."""
+    return RealSGLang(version).file_name(LAYER, DEVICE, gemm).removesuffix(".json")
 
 
-def ask(version: str, folder: Path, **arguments: object) -> tuple[LoadProof, list[str]]:
-    lines: list[str] = []
-    loader(version, folder, lines)(8, 64, "int8_w8a8", **arguments)
+def ask(version: str, folder: Path, gemm: Gemm = Gemm.UP) -> tuple[LoadProof, list[str]]:
+    said = RealSGLang(version).said(LAYER, DEVICE, gemm, "3.6.0", folder)
+    lines = [f"[2026-11-01 10:00:00 TP3] {line}" for line in said]
     return parse_log(lines), lines
 
 
-def place(folder: Path, version: str, triton: str = "3_6_0", suffix: str = "") -> Path:
+def place(folder: Path, version: str, triton: str = "3_6_0", gemm: Gemm = Gemm.UP) -> Path:
     """Put a config file where this release looks for it."""
     configs = folder / "configs"
     if version != "0.4.4":
         configs = configs / f"triton_{triton}"
     configs.mkdir(parents=True, exist_ok=True)
-    path = configs / f"{KEY}{suffix}.json"
+    path = configs / f"{key(version, gemm)}.json"
     path.write_text(json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
     sidecar = folder / "provenance" / path.relative_to(folder / "configs")
     sidecar.parent.mkdir(parents=True, exist_ok=True)
@@ -95,48 +62,48 @@ def place(folder: Path, version: str, triton: str = "3_6_0", suffix: str = "") -
     return path
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", RELEASES)
 def test_a_file_that_is_there_and_one_that_is_not(version: str, tmp_path: Path) -> None:
     path = place(tmp_path, version)
     proof, _ = ask(version, tmp_path)
     assert proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.used) == (KEY, LoadOutcome.LOADED, str(path))
+    assert (load.key, load.outcome, load.used) == (key(version), LoadOutcome.LOADED, str(path))
     assert load.ranks == ("TP3",)
     assert load.triton == ("" if version == "0.4.4" else "3.6.0")
     path.unlink()
     proof, _ = ask(version, tmp_path)
     assert not proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.used) == (KEY, LoadOutcome.DEFAULT, "")
-    assert load.wanted[0].endswith(f"{KEY}.json")
+    assert (load.key, load.outcome, load.used) == (key(version), LoadOutcome.DEFAULT, "")
+    assert load.wanted[0].endswith(f"{key(version)}.json")
 
 
-@pytest.mark.parametrize("version", VERSIONS[1:])
+@pytest.mark.parametrize("version", only(["0.5.2", "0.5.23"], VERSIONS[1:]))
 def test_a_file_of_another_triton(version: str, tmp_path: Path) -> None:
     path = place(tmp_path, version, triton="3_2_0")
     proof, _ = ask(version, tmp_path)
     assert not proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.triton) == (KEY, LoadOutcome.FALLBACK, "3.2.0")
+    assert (load.key, load.outcome, load.triton) == (key(version), LoadOutcome.FALLBACK, "3.2.0")
     assert load.used == str(path)
     assert "triton_3_6_0" in load.wanted[0]
 
 
-@pytest.mark.parametrize("version", WITH_DOWN)
+@pytest.mark.parametrize("version", only(["0.5.12", "0.5.23"], WITH_DOWN))
 def test_files_of_both_gemms(version: str, tmp_path: Path) -> None:
-    down = f"{KEY}_down"
+    down = key(version, Gemm.DOWN)
     up_file = place(tmp_path, version)
-    proof, lines = ask(version, tmp_path, down_moe=True)
+    proof, lines = ask(version, tmp_path, Gemm.DOWN)
     found = [x.outcome for x in proof.loads if x.key == down]
     assert (found, proof.ok) == ([LoadOutcome.REUSED], False), lines
     up_file.unlink()
     if version != WITH_DOWN[0]:
-        proof, _ = ask(version, tmp_path, down_moe=True)
+        proof, _ = ask(version, tmp_path, Gemm.DOWN)
         outcomes = {x.key: x.outcome for x in proof.loads}
-        assert outcomes == dict.fromkeys((KEY, down), LoadOutcome.DEFAULT)
-    place(tmp_path, version, suffix="_down")
-    proof, _ = ask(version, tmp_path, down_moe=True)
+        assert outcomes == dict.fromkeys((key(version), down), LoadOutcome.DEFAULT)
+    place(tmp_path, version, gemm=Gemm.DOWN)
+    proof, _ = ask(version, tmp_path, Gemm.DOWN)
     assert [(x.key, x.outcome) for x in proof.loads] == [(down, LoadOutcome.LOADED)]
 
 
@@ -211,7 +178,7 @@ def test_ranks_that_disagree_are_named(tmp_path: Path) -> None:
     place(tmp_path, "0.5.16").unlink()
     _, bad = ask("0.5.16", tmp_path)
     proof = parse_log([*good, bad[0].replace("TP3", "TP5")])
-    assert f"{KEY}: ranks disagree" in proof.problems()
+    assert f"{key('0.5.16')}: ranks disagree" in proof.problems()
 
 
 def test_the_user_s_own_warning() -> None:
@@ -273,3 +240,120 @@ def test_no_log_gives_a_traceback(words: list[str]) -> None:
     proof = parse_log("".join(words).splitlines())
     json.dumps(proof.as_dict())
     assert render_proof(proof)
+
+
+# With a bundle: tuned, shipped and default; RDMA or sockets; ready or not
+
+L40S, H20, RAY = CASES
+NAME = "E=257,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]"
+MOUNTED = "/opt/tuner/engine-configs/configs/triton_3_6_0"
+PACKAGE = "/sgl-workspace/sglang/python/sglang/srt/layers/moe/moe_runner/triton_utils/configs"
+LOADED = "[2026-11-01 10:00:00 TP{}] Using MoE kernel config from {}/{}.json."
+IB = (
+    "h20-node01:812:812 [0] NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE [1]mlx5_2:1/RoCE [RO]; OOB "
+    "xgbe0:10.63.65.207<0>"
+)
+USING = "h20-node01:812:812 [0] NCCL INFO Using network {}"
+DIRECT = "h20-node01:812:9 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA"
+READY = "[2026-11-01 10:09:00] The server is fired up and ready to roll!"
+
+
+def tuned_lines(folder: str = MOUNTED) -> list[str]:
+    return [LOADED.format(0, folder, name) for name in (NAME, f"{NAME}_down")]
+
+
+def proved(tmp_path: Path, lines: list[str], case: str = H20) -> LoadProof:
+    (tmp_path / "server.log").write_text("\n".join(lines) + "\n")
+    archive = tmp_path / "bundle.tar.gz"
+    archive.write_bytes(built(case).archive)
+    return prove_loads([tmp_path / "server.log"], read_deployed(archive))
+
+
+def test_the_whole_launch_as_the_user_looked_at_it(tmp_path: Path) -> None:
+    proof = proved(tmp_path, [IB, USING.format("IB"), DIRECT, *tuned_lines(), READY])
+    assert proof.ok, proof.problems()
+    assert {load.origin for load in proof.loads} == {FileOrigin.TUNED.value}
+    text = render_proof(proof)
+    assert "entries: 18 predicted" in text
+    assert "NET/IB (server.log:2)" in text
+    assert "mlx5_1, mlx5_2, control over xgbe0" in text
+    assert "1 channels with GPUDirect RDMA, 0 without" in text
+    assert "ready           server.log:6" in text
+    assert text.endswith("\nas tuned\n")
+
+
+def test_the_engine_s_own_file_is_not_a_tuned_one(tmp_path: Path) -> None:
+    shipped = tuned_lines(f"{PACKAGE}/triton_3_6_0")
+    proof = proved(tmp_path, [USING.format("IB"), *shipped, READY])
+    assert {load.origin for load in proof.loads} == {FileOrigin.SHIPPED.value}
+    assert f"{NAME}: the engine's own file was loaded, not a tuned one" in proof.problems()
+    assert "shipped         moe" in render_proof(proof)
+
+
+def test_a_file_that_the_folder_carries_is_the_engine_s_own(tmp_path: Path) -> None:
+    engine = moe_engine(find_engine("sglang==0.5.16"))
+    one = next(file.path for file in engine.shipped() if file.path.name != f"{NAME}.json")
+    line = LOADED.format(0, f"/opt/tuner/engine-configs/configs/{one.parent.name}", one.stem)
+    proof = proved(tmp_path, [USING.format("IB"), line, *tuned_lines(), READY])
+    assert proof.loads[0].origin == FileOrigin.SHIPPED.value
+    assert proof.ok  # another layer's: nobody tuned it
+
+
+def test_a_tuned_file_that_no_line_names(tmp_path: Path) -> None:
+    proof = proved(tmp_path, [USING.format("IB"), tuned_lines()[0], READY])
+    assert proof.problems() == [f"{NAME}_down: in the bundle, but no line says that it was loaded"]
+
+
+def test_sockets_are_not_rdma(tmp_path: Path) -> None:
+    sockets = "h20-node01:812:812 [0] NCCL INFO NET/Socket : Using [0]xgbe0:10.63.65.207<0>"
+    proof = proved(tmp_path, [sockets, USING.format("Socket"), *tuned_lines(), READY])
+    assert proof.problems() == ["NCCL uses TCP sockets between nodes, not RDMA (server.log:2)"]
+    silent = proved(tmp_path, [*tuned_lines(), READY])
+    assert silent.problems() == [
+        "no line says which network NCCL uses: start the servers with NCCL_DEBUG=INFO"
+    ]
+
+
+def test_a_server_that_is_not_ready(tmp_path: Path) -> None:
+    proof = proved(tmp_path, [USING.format("IB"), *tuned_lines()])
+    assert proof.problems() == ["no line says that the server is ready"]
+    vllm = "(APIServer pid=1) INFO:     Application startup complete."
+    assert proved(tmp_path, [USING.format("IB"), *tuned_lines(), vllm]).ok
+
+
+def test_an_unpacked_bundle_and_an_exported_folder_serve_too(tmp_path: Path) -> None:
+    root = unpacked(built(H20), tmp_path / "unpacked")
+    here = tuned_lines(str(root / "engine-configs/configs/triton_3_6_0"))
+    (tmp_path / "server.log").write_text("\n".join([USING.format("IB"), *here, READY]))
+    assert prove_loads([tmp_path / "server.log"], read_deployed(root)).ok
+    # Files and their sidecars alone, as `tuner export` writes them.
+    shutil.copytree(root / "engine-configs", tmp_path / "configs_out")
+    log = tmp_path / "other.log"
+    log.write_text("\n".join(tuned_lines(f"{tmp_path}/configs_out/configs/triton_3_6_0")))
+    assert prove_loads([log], read_deployed(tmp_path / "configs_out")).ok
+    assert prove_loads([log]).ok  # the sidecars are on this machine
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"holds neither MANIFEST\.json nor provenance"):
+        read_deployed(tmp_path)
+    archive = bytearray(built(H20).archive)
+    archive[len(archive) // 2] ^= 1
+    (tmp_path / "b.tar.gz").write_bytes(archive)
+    with pytest.raises(BundleRefused):
+        read_deployed(tmp_path / "b.tar.gz")
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["load-proof", *map(str, arguments)])
+
+
+def test_the_command_takes_the_bundle_first(tmp_path: Path) -> None:
+    archive, log = tmp_path / "b.tar.gz", tmp_path / "server.log"
+    archive.write_bytes(built(H20).archive)
+    log.write_text("\n".join([USING.format("IB"), *tuned_lines(), READY]))
+    assert command(archive, log).exit_code == 0
+    assert command(log).exit_code == 1  # nothing tells a tuned file from a shipped one
+    alone = command(archive)
+    assert alone.exit_code == 2
+    assert "give a server's log after" in alone.stderr

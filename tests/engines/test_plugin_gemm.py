@@ -181,28 +181,6 @@ def test_what_is_compiled_asks_the_engines_loader(tuned):
     assert tuned.report["compiling"] is None
 
 
-def test_processes_without_a_scheduler_are_left_alone(tmp_path):
-    root = write_files(tmp_path / "root", gemm_file(NEWEST, FP8, {1: SMALL}))
-    ran = schedule(tmp_path, NEWEST, {"TUNER_GEMM_CONFIG_DIR": str(root)}, scheduler=False)
-    assert ran.applied() == set()
-    assert not {*kernel_modules(NEWEST)} & {*ran.report["loaded"]}
-
-
-def test_the_overlay_of_moe_serves_too(tmp_path):
-    root = write_files(tmp_path / "root", gemm_file(NEWEST, FP8, {1: SMALL}))
-    environ = {"SGLANG_MOE_CONFIG_DIR": str(root)}
-    ran = schedule(tmp_path, NEWEST, environ, calls=[(FP8, 3)])
-    assert constants(ran, FP8, 3) == SMALL
-
-
-def test_a_file_that_cannot_be_used_leaves_the_server_as_it_is(tmp_path):
-    root = write_files(tmp_path / "root", gemm_file("9.9.8", FP8, {1: SMALL}))
-    environ = {"TUNER_GEMM_CONFIG_DIR": str(root)}
-    ran = schedule(tmp_path, NEWEST, environ, calls=[(FP8, 3)])
-    assert constants(ran, FP8, 3) == DEFAULT
-    assert ran.lines[-1] == "no file applies"
-
-
 # By the source alone: a version that moves something is noticed before anything runs.
 
 

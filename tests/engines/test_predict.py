@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import random
 import statistics
 
 import pytest
@@ -34,7 +33,7 @@ from tuner.families.fused_moe.predict import (
 )
 from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.recording import read_recording
-from tuner.families.fused_moe.space import baseline_configs, space_for
+from tuner.families.fused_moe.space import space_for
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
@@ -87,24 +86,6 @@ class TestRouting:
         assert load.weights == pytest.approx(experts)
         assert load.rows == pytest.approx(6 / blocks)
 
-    @pytest.mark.parametrize("batch_size", [1, 128, 4096])
-    def test_agrees_with_sampled_routings(self, batch_size):
-        rng = random.Random(0)  # noqa: S311
-        blocks = []
-        for _ in range(10):
-            counts = [0] * 256
-            for _ in range(batch_size):
-                for expert in rng.sample(range(256), 8):
-                    counts[expert] += 1
-            blocks.append(sum(math.ceil(n / 64) for n in counts))
-        assert expected_load(batch_size, 256, 8, 64).blocks == pytest.approx(
-            statistics.mean(blocks), rel=0.02
-        )
-
-    def test_one_expert_takes_every_token(self):
-        load = expected_load(100, 1, 1, 16)
-        assert (load.weights, load.blocks) == (1, 7)
-
     def test_the_launch_covers_blocks_that_routing_leaves_empty(self):
         # moe_align_block_size: 32,768 rows and 257 * 63 of padding are 765 blocks of 64.
         load = expected_load(4096, 256, 8, 64)
@@ -146,8 +127,9 @@ class TestInstructions:
 class TestModel:
     @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.dtype.value)
     def test_every_card_and_type_has_times(self, problem):
-        assert devices()
-        for device in devices():
+        cards = {device.target.name: device for device in devices()}  # one of each architecture
+        assert cards
+        for device in cards.values():
             model = DeviceModel(device, problem)
             configs = space_for(problem, device, Gemm.UP).configs()[::211]
             assert configs
@@ -303,11 +285,6 @@ class TestRecording:
     def test_model_alone(self, recording):
         assert math.exp(statistics.mean(first_choices(recording, []))) < 1.08
 
-    def test_a_dozen_files_of_another_type_do_no_harm(self, recording, corpus):
-        few = [f for f in corpus if f.key.dtype == "int8_w8a8"]
-        assert 5 < len(few) < 15
-        assert math.exp(statistics.mean(first_choices(recording, few))) < 1.10
-
 
 class TestThreshold:
     """docs/predict.md has what CLEAR_GAIN wins and loses on each recording."""
@@ -333,31 +310,6 @@ class TestThreshold:
         assert "nothing is predicted to be clearly faster" in kept[0].reason
         taken = choose(trials, baseline_configs, MoePolicy(noise=0.0), {8})
         assert {entry.config for entry in taken} == {other}
-
-    def test_it_costs_no_gain_over_the_heuristic_on_the_recording(self, recording, corpus):
-        engine = moe_engine(find_engine("sglang==0.5.16"))
-        predictor = Predictor(H200, FP8, corpus)
-        timed = {c: t for c, t in recording.trials.items() if t.measurement.timed}
-        trials = [
-            dataclasses.replace(t, measurement=predictor.measure(c, t.compiled))
-            for c, t in timed.items()
-        ]
-        sizes = {point.batch_size for point in recording.points}
-        found = baseline_configs(engine, FP8, H200, "3.6.0", tuple(Gemm), sizes)
-        default = {p: {"default": found[p]["default"]} for p in recording.points}
-        chosen = [
-            choose(trials, default, MoePolicy(noise=gain, tie=0.0), sizes)
-            for gain in (0, CLEAR_GAIN)
-        ]
-        configs = [[(entry.point, entry.config) for entry in entries] for entries in chosen]
-        assert len(configs[0]) == 10
-        assert configs[0] == configs[1]
-        for size in sizes:
-            entries = [entry for entry in chosen[1] if entry.point.batch_size == size]
-            pairs = [(e.point, e.config, default[e.point]["default"]) for e in entries]
-            us = [timed[Candidate(p, c)].measurement.median_us for p, c, _ in pairs]
-            own_us = [timed[Candidate(p, own)].measurement.median_us for p, _, own in pairs]
-            assert sum(us) < sum(own_us)
 
 
 class TestShortlist:

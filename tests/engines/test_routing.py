@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -154,12 +153,6 @@ def given(monkeypatch: pytest.MonkeyPatch, no_child: None) -> list[RoutingFile |
 
     monkeypatch.setattr(run, "open_gpu_bench", open_bench)
     return opened
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultStore]:
-    with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
-        yield opened
 
 
 def request_of(effort: Effort, routing: Path | None = None) -> Request:

@@ -1,8 +1,7 @@
 """The names that presets ask for, against the files that sglang ships.
 
 A preset at a tensor- or expert-parallel size asks for the file that an author tuned for it, or the
-difference is explained here.
-"""
+difference is explained here."""
 
 from __future__ import annotations
 
@@ -10,17 +9,23 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from cases import FP8, INT8
+from real_sglang import package
 
-from tuner.devices.table import devices
+from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.files import file_key
+from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.fused_moe.engine import Fusion, MoeFileKey, moe_engine
 from tuner.families.fused_moe.models import moe_problem
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.space import seeds_for, space_for, spaces_at
 from tuner.models.model import Model
 from tuner.models.table import presets
 from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Point
+from tuner.tuning.request import Request, parse_source, prepare
 
 VERSIONS = ["0.5.16", "0.5.23"]
 RANKS = (1, 2, 4, 8, 16, 32, 64)
@@ -115,3 +120,31 @@ def test_the_type_in_a_shipped_name_is_a_preset_s_or_explained(version: str) -> 
 def test_every_card_in_a_shipped_name_is_known(version: str) -> None:
     known = {device.name for device in devices()}
     assert {key.device for key in shipped(version)} <= known
+
+
+# Seeds from all that a release ships
+
+
+@pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])
+def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, device: str) -> None:
+    card = find_device(device)
+    there = {gemm: space_for(problem, card, gemm) for gemm in Gemm}
+    points = [Point(m, gemm) for m in (1, 64, 4096) for gemm in Gemm]
+    shipped = list(moe_engine(SGLang("0.5.16", package("0.5.16"))).shipped())
+    at = spaces_at(points, problem, there)
+    found = seeds_for(at, problem, card, there, shipped)
+    for point in points:
+        assert len(set(found[point])) == len(found[point]) == 16
+        assert all(at[point].legal(seed) for seed in found[point])
+    assert found[points[0]] != found[points[-1]]
+    assert found == seeds_for(at, problem, card, there, reversed(shipped))
+
+
+@pytest.mark.parametrize(("problem", "device"), [(INT8, "L40S"), (INT8, "H200"), (FP8, "H200")])
+def test_a_file_of_older_measurements_for_the_card_is_named(problem: FusedMoe, device: str) -> None:
+    source = parse_source("predict")
+    request = Request(problem, find_device(device), find_engine("sglang==0.5.16"), source)
+    notes = " ".join(prepare(request).notes)
+    path = "triton_3_1_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json"
+    assert (path in notes) == (device == "L40S")
+    assert ("copy it to the name above" in notes) == (device == "L40S")

@@ -1,22 +1,30 @@
-"""A session's promises whatever its family: what was published stays published."""
+"""Runs whatever their family: what is stored, printed and given to several GPUs."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases import FP8, FP8_RECORDING, SWEEP, tuned
+from attention_cases import DECODE
+from cases import FP8, FP8_RECORDING, H200, INT8, INT8_RECORDING, SWEEP, tuned
+from typer.testing import CliRunner
 
+from tuner.cli import runs, side_by_side
+from tuner.cli.app import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.errors import UnwritableOutput
+from tuner.engines.sglang.attention.binding import SGLangAttentionKernels
+from tuner.errors import UnsupportedKernel, UnwritableOutput
 from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
+from tuner.families.scans import sources as scans
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Trial
@@ -107,3 +115,117 @@ def test_a_run_starts_from_what_the_store_has_and_keeps_it_unless_it_is_beaten()
         assert configs(anew, store) == alone
         configs(thorough, store)
         assert configs(quick, store) == best
+
+
+# Several problems: each report is printed when its problem is done
+
+WORDS = ["tune", "qwen3-30b-a3b", "--attention", "--kv-splits", "8", "--device", "H200"]
+WORDS += ["--engine", "sglang==0.5.16", "--measure", f"replay:{SWEEP}"]
+
+SCANS = [
+    parse_problem("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128"),
+    parse_problem("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128"),
+]
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/tuner.db")
+    monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def run(store):
+    return lambda: CliRunner().invoke(app, WORDS)
+
+
+def printed(report):
+    return f"{report.problem.spec()}\n{report.as_text()}"
+
+
+def test_an_interrupted_command_has_printed_the_problems_that_are_done(run, monkeypatch):
+    whole, done = runs.run_here, []
+
+    def interrupted(*args, **kwargs):
+        if done:
+            raise KeyboardInterrupt
+        done.append(whole(*args, **kwargs))
+        return done[0]
+
+    monkeypatch.setattr(runs, "run_here", interrupted)
+    answer = run()
+    assert answer.exit_code == 130
+    assert answer.stdout == f"{printed(done[0])}\n"
+
+
+def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
+    whole, done = runs.run_here, []
+    monkeypatch.setattr(
+        runs, "run_here", lambda *args, **kw: done.append(whole(*args, **kw)) or done[-1]
+    )
+    answer = run()
+    assert answer.exit_code == 0, answer.stderr
+    assert answer.stdout == "\n\n".join(map(printed, done)) + "\n"
+    assert len(done) == 2
+
+
+@pytest.mark.parametrize("problem", [DECODE, *SCANS])
+def test_a_problem_whose_kernels_cannot_be_lifted_does_not_end_the_command(
+    problem, store, monkeypatch, capsys
+):
+    def lifted(*_):
+        raise UnsupportedKernel("sglang has another layout")
+
+    monkeypatch.setattr(SGLangAttentionKernels, "lifted", lifted)
+    monkeypatch.setattr(scans, "lift_files", lifted)
+    engine = find_engine("sglang==0.5.16")
+    sources = [Source(MeasureKind.REPLAY, path) for path in (SWEEP, INT8_RECORDING)]
+    unlifted = Request(problem, H200, engine, sources[0])
+    layer = Request(INT8, H200, engine, sources[1], MoeSelection((2,)), Effort.QUICK)
+    runs.run_all([unlifted, layer], None, as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["problem"] == INT8.spec()
+    assert f"not tuned: {problem.spec()}: sglang has another layout\n" in err
+    with pytest.raises(UnsupportedKernel, match="another layout"):
+        runs.run_all([unlifted, unlifted], None, as_json=True)
+
+
+# Several GPUs: the processes that tune, with real kernels and without a GPU
+
+
+def gpu_request(problem, size):
+    engine, selection = find_engine("sglang==0.5.16"), MoeSelection((size,), (Gemm.UP,))
+    return Request(problem, H200, engine, Source(MeasureKind.GPU), selection, Effort.QUICK)
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The file of what the GPUs' children were asked."""
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path / 'tuner.db'}")
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    monkeypatch.setattr(side_by_side, "MODULE", "one_fake_gpu")
+    return tmp_path / "told"
+
+
+@pytest.mark.timeout(900)
+def test_each_problem_is_measured_on_one_gpu_and_stored(tmp_path, told, capsys):
+    requests = [gpu_request(replace(FP8, E=64), 1), gpu_request(FP8, 16)]
+    side_by_side.run_side_by_side(requests, ("0", "1"), as_json=True)
+    gpus = {}
+    for line in told.read_text().splitlines():
+        asked, gpu = line.split(" GPU ")
+        gpus.setdefault(asked.split()[1], set()).add(gpu)
+    assert sorted(map(len, gpus.values())) == [1, 1]
+    assert set().union(*gpus.values()) == {"0", "1"}
+    out, err = capsys.readouterr()
+    reports = json.loads(out)["reports"]
+    assert [report["problem"] for report in reports] == [one.problem.spec() for one in requests]
+    assert "GPU 0: problem 1 of 2: " in err or "GPU 1: problem 1 of 2: " in err
+    with ResultStore.open(f"sqlite:///{tmp_path / 'tuner.db'}") as store:
+        for one, report in zip(requests, reports, strict=True):
+            stored = store.winners(device=H200.name, engine="sglang", problem=one.problem)
+            configs = [winner.entry.config for winner in stored]
+            assert report["entries"][0]["config"] in [dict(config) for config in configs]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moe_loader_cases import KINDS, problem, quick
 from moe_loader_cases import problems as all_problems
-from real_vllm import VERSIONS, RealVLLM
+from real_vllm import RELEASES, RealVLLM
 
 from tuner.devices.table import find_device
 from tuner.engines.config_files import read_config_file
@@ -25,10 +25,9 @@ from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, format_file_name, moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=RELEASES)
 def real(request) -> RealVLLM:
     return RealVLLM(request.param)
 
@@ -244,8 +243,3 @@ def test_a_heuristic_that_uses_something_new_is_refused_by_name(tmp_path):
     engine = VLLMFusedMoe(VLLM("9.9", tmp_path / "vllm"))
     with pytest.raises(UnsupportedKernel, match=r"no 'fancy', which get_default_config needs"):
         engine.default_config(problem(), L40S, 8)
-
-
-def test_no_entry_asks_for_split_k(engine):
-    assert "SPLIT_K" not in engine.default_config(problem(), L40S, 8)
-    assert isinstance(engine.default_config(problem(), L40S, 8), Config)

@@ -94,19 +94,6 @@ def test_a_kernel_that_reads_another_heads_keys_is_wrong_and_has_no_time(tmp_pat
     assert trial.measurement.median_us is None
 
 
-def test_times_taken_in_turn_are_of_every_configuration(tmp_path):
-    problem, device = parse_attention(f"decode_attention:{GQA}"), this_device()
-    points = points_of(problem)
-    assert points
-    for point in points:
-        configs = [own(problem, point, device.target)]
-        configs.append(configs[0].replace(num_warps=2))
-        with open_bench(problem, tmp_path, device=device, points=[point]) as bench:
-            trials_of(bench, [Candidate(point, c) for c in configs])
-            times = bench.race([Candidate(point, c) for c in configs], rounds=3)
-        assert all(one.samples == 3 for one in times.values())
-
-
 @pytest.mark.parametrize("text", [f"decode_attention:{GQA}", f"decode_attention:{MLA}"])
 def test_more_splits_than_blocks_of_tokens_and_more_room_than_splits_are_right(text, tmp_path):
     """The edge cases have sequences of 1 to 257 tokens, so most of their splits are empty."""

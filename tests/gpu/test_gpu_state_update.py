@@ -1,11 +1,12 @@
-"""Mamba-2 state updates on a GPU: every configuration is right, and a run beats the engine's own.
+"""State updates and chunked scans on a GPU: each configuration is right, and no run is slower.
 
-These tests were not run on a GPU yet.
+The tests of state updates were not run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +14,19 @@ from cases import tuned
 from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.engines.engine import find_engine
+from tuner.families.scans.selection import PromptSelection
 from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.gpu import PLACES, StateUpdateBatches
 from tuner.families.state_update.predict import state_space
 from tuner.families.state_update.problem import Update, parse_state_update
 from tuner.measure.timing import LAUNCHES
+from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
 from tuner.store.results import ResultStore
-from tuner.tuning.request import Request, parse_source
+from tuner.tuning.request import Effort, Request, parse_source, prepare
+from tuner.tuning.run import execute, open_source
 
 pytestmark = pytest.mark.gpu
 
@@ -97,3 +102,34 @@ def test_a_run_is_never_slower_than_the_engine(tmp_path, monkeypatch):
     for entry in report.entries:
         assert entry.status is Status.OK
         assert all(entry.median_us <= 1.005 * one.median_us for one in entry.incumbents.values())
+
+
+# Chunked scans
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "chunk_scan:heads=8,head_dim=64,groups=1,state_size=128,chunk_size=128",
+        "gated_delta:key_heads=2,value_heads=4,key_dim=128,value_dim=128",
+    ],
+)
+def test_each_kernel_of_a_scan_is_right_and_no_slower(text: str, tmp_path: Path) -> None:
+    problem = parse_problem(text)
+    request = Request(
+        problem,
+        this_device(),
+        find_engine("sglang"),
+        parse_source("gpu"),
+        PromptSelection(((1, 1000), (2, 512))),
+        Effort.QUICK,
+    )
+    with ResultStore.open(f"sqlite:///{tmp_path}/t.db") as store, Workbench() as workbench:
+        report = execute(prepare(request), open_source(request, workbench), store)
+    assert {entry.point.part for entry in report.entries} == {*problem.parts}
+    assert len(report.entries) == 2 * len(problem.parts)
+    for entry in report.entries:
+        own = entry.incumbents["default"].median_us
+        assert own is not None, f"the engine's own choice is wrong at {entry.point}"
+        assert entry.median_us is not None
+        assert entry.median_us <= own

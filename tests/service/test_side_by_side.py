@@ -1,6 +1,6 @@
 """`tune --gpus 0,1`: which GPU gets which problem, and what becomes of the others if one fails.
 
-`tests/engines/test_several_gpus.py` has the processes that really tune.
+`tests/engines/test_tuning_run.py` has the processes that really tune.
 """
 
 import json
