@@ -118,13 +118,6 @@ def standings(settings: Settings, store: Database) -> list[WatchState]:
 
 
 class TestPlan:
-    def test_nothing_stored_is_all_missing(self, settings, store):
-        assert standings(settings, store) == [WatchState.MISSING] * 2
-
-    def test_what_is_stored_is_tuned(self, settings, store):
-        tuned(store, PROBLEMS[0])
-        assert standings(settings, store) == [WatchState.TUNED, WatchState.MISSING]
-
     def test_a_point_that_lacks_is_missing(self, settings, store):
         tuned(store, PROBLEMS[0], sizes=(1,))
         assert standings(settings, store)[0] is WatchState.MISSING
@@ -229,10 +222,6 @@ class TestPlan:
         rows = watched_rows(watch_list, None, 0, 10, Lookups(store))
         assert [row["standing"] for row in rows] == ["error", "error", "missing"]
         assert "sglang 7.7.7" in rows[0]["why"]
-
-    def test_another_engine_version_is_stale(self, settings, store):
-        tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))
-        assert standings(settings, store)[0] is WatchState.STALE
 
     @pytest.mark.parametrize("order", [("9.9.8", "9.9.16"), ("9.9.16", "9.9.8")])
     def test_the_night_and_the_coverage_agree_on_two_engine_versions(self, store, order):

@@ -15,6 +15,7 @@ from store_writer import ENVIRONMENT, KEY, PROBLEM
 from test_pages import PAGES, RESULT
 from test_pages_browser import Tab, logged_in
 from test_pages_forms import server_of_forms
+from tiers import only
 
 from api.requests import EXAMPLE_CLUSTER
 from tuner.jobs.workers import WorkerInfo
@@ -389,7 +390,14 @@ def test_every_form_has_a_case(browser: Browser, server: Server) -> None:
     assert found - MENUS == CASES.keys()
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: fields with mistakes, boxes, a button, a download, a log in, a search.
+EACH_COMMIT = (
+    *("post /jobs", "post /jobs/several", "post /jobs/*/cancel", "post /keys/*/rotate"),
+    *("post /bundles", "post /login", "get /compare"),
+)
+
+
+@pytest.mark.parametrize("name", only(EACH_COMMIT, CASES))
 def test_a_form_is_corrected_and_sent_again(browser: Browser, server: Server, name: str) -> None:
     with logged_in(browser, server) as tab:
         assert isinstance(tab, Tab)

@@ -3,7 +3,7 @@
 import pytest
 from cases import L40S
 
-from tuner.errors import BadProblem, IndivisibleShape
+from tuner.errors import BadProblem
 from tuner.families.dense_gemm import models
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.models.serving import Resolved, Serving
@@ -42,12 +42,6 @@ def test_data_parallel_attention_leaves_its_layers_whole():
     assert (4608, 7168) in found  # the dense layers are still shared
 
 
-def test_an_old_engine_runs_the_first_layer_as_two():
-    old = shapes(resolved("deepseek-r1", tp=8, engine_version="0.4.4"))
-    assert (2112, 7168) not in old
-    assert {(1536, 7168), (576, 7168)} <= set(old)
-
-
 def test_a_warning_line_names_a_whole_problem():
     assert models.reads(WARNING)
     found = resolved(WARNING)
@@ -58,28 +52,12 @@ def test_a_warning_line_names_a_whole_problem():
     assert not models.reads("Config file not found at E=256,N=64,device_name=NVIDIA_L40S.json")
 
 
-def test_a_type_that_the_engine_quantises_to_has_a_scale_for_each_column():
-    found = resolved("qwen3-30b-a3b", tp=2, dtype=Dtype.FP8_W8A8)
-    assert found.problems
-    assert all(p.spec().startswith("channel_gemm:") for p in found.problems)
-
-
 def test_the_checkpoints_own_type_keeps_its_blocks():
     assert resolved("deepseek-r1", tp=8, dtype=Dtype.FP8_W8A8).problems == (
         resolved("deepseek-r1", tp=8).problems
     )
 
 
-def test_a_model_that_is_not_quantised_says_what_to_name():
-    with pytest.raises(BadProblem, match="not quantised; .* --dtype fp8_w8a8"):
-        resolved("qwen3-30b-a3b", tp=2)
-
-
 def test_a_type_that_no_kernel_has_is_refused():
     with pytest.raises(BadProblem, match="fp8_w8a8 or int8_w8a8, not int4_w4a16"):
         resolved("deepseek-r1", tp=8, dtype=Dtype.INT4_W4A16)
-
-
-def test_ranks_that_do_not_divide_a_block_are_refused_with_the_nearest():
-    with pytest.raises(IndivisibleShape, match="the nearest that works is tp="):
-        resolved("deepseek-r1", tp=7)
