@@ -88,6 +88,7 @@ def test_many_are_posted_in_batches(script):
     script.answers = [(200, {"jobs": [ITEM] * 100}), (200, {"jobs": [ITEM] * 20})]
     assert len(RemoteQueue(script.url, None).submit_all([REQUEST] * 120)) == 120
     assert [len(json.loads(body)["jobs"]) for _, body in script.asked] == [100, 20]
+    assert len({key for key, _ in script.asked}) == 2
 
 
 def test_one_that_is_refused_is_told_with_the_ones_that_were_queued(script):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from cases import resolve_attention
-from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -385,7 +384,6 @@ WORDS = [
 ]
 
 
-@times(3)
 @given(
     st.sampled_from(
         [

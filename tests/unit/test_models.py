@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from cases import L40S, resolve
-from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -290,7 +289,6 @@ class TestAnyInput:
     def test_objects(self, value):
         _only_tuner_errors(json.dumps(value).encode())
 
-    @times(3)
     @given(
         quantizations,
         st.fixed_dictionaries({}, optional=dict.fromkeys(WORDS[1:], json_values)),

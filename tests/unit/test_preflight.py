@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from draws import times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -548,7 +547,7 @@ def test_a_parser_never_fails(name):
     parse, file = PARSERS[name]
     original = (L40S / file).read_text()
 
-    @settings(times(2), database=None)
+    @settings(database=None)
     @given(damaged(original))
     def run(text: str) -> None:
         parse(text)
@@ -556,7 +555,6 @@ def test_a_parser_never_fails(name):
     run()
 
 
-@times(2)
 @given(st.data())
 def test_damaged_captures_give_findings_or_bad_input(data):
     """Every check on what damaged outputs parse to."""
@@ -581,7 +579,6 @@ def test_damaged_captures_give_findings_or_bad_input(data):
     json.dumps(report.as_dict())
 
 
-@times(2)
 @given(content=st.dictionaries(st.sampled_from(range(8)), st.binary(max_size=40), max_size=8))
 def test_a_damaged_sysfs_tree_never_fails(tmp_path_factory, content):
     root = tmp_path_factory.mktemp("sysfs")
