@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import psycopg
 import pytest
 from api_server import JOB, Server, eventually, serving
-from databases import both_databases
+from databases import both_databases, superuser
 from servers import Postgres
 from sqlalchemy import event, make_url, text
 
@@ -72,11 +71,6 @@ def execute(url: str, statement: str) -> None:
     with writer(engine).begin() as connection:
         connection.execute(text(statement))
     engine.dispose()
-
-
-def superuser(url: str) -> psycopg.Connection[tuple[object, ...]]:
-    plain = make_url(url).set(drivername="postgresql")
-    return psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True)
 
 
 class TestSchema:

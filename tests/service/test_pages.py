@@ -67,13 +67,6 @@ def filled_server(url: str) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def visitor(server: Server) -> Visitor:
-    someone = Visitor(replace(server, key=None))
-    someone.log_in(server.key or "")
-    return someone
-
-
 def fill(server: Server, url: str) -> None:
     """Jobs of each kind, results in two environments, a worker and a watch, all hostile."""
     body = {"model": PROBLEM.spec(), "device": "L40S", "name": SCRIPT}
