@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from urllib.parse import quote, urlsplit
+from html import unescape
+from urllib.parse import quote, urljoin, urlsplit
 
 import pytest
 from api_server import ENTRY, Server
@@ -16,6 +17,7 @@ from test_pages import PAGES, RESULT
 from test_pages_browser import Tab, logged_in
 from test_pages_forms import server_of_forms
 from tiers import only
+from visitor import Visitor
 
 from api.requests import EXAMPLE_CLUSTER
 from tuner.jobs.workers import WorkerInfo
@@ -239,39 +241,29 @@ PLAIN = {
 VERBS = {name.rpartition("/")[2] for name in (*CASES, *PLAIN)}
 # Menus alone, in which nothing can be wrong.
 MENUS = {"get /results"}
-_FORMS = """() => [...document.querySelectorAll("form")].flatMap((form) => [
-  [form.method, form.action],
-  ...[...form.querySelectorAll("[formaction]")].map((one) => [form.method, one.formAction]),
-])"""
 
 
-def forms_of(page: Page) -> set[str]:
+def forms_of(html: str, page: str) -> set[str]:
     """The forms of a page, as `CASES` names them."""
     found = set()
-    for method, address in page.evaluate(_FORMS):
-        first, *rest = urlsplit(address).path.strip("/").split("/")
-        parts = [first, *(one if one in VERBS else "*" for one in rest)]
-        found.add(f"{method or 'post'} /{'/'.join(parts)}")
+    for form, inside in re.findall(r"<form\b([^>]*)>(.*?)</form>", html, re.DOTALL):
+        given = dict(re.findall(r'([\w-]+)="([^"]*)"', form))
+        for action in (given.get("action", ""), *re.findall(r'formaction="([^"]*)"', inside)):
+            address = urlsplit(urljoin(page, unescape(action))).path
+            first, *rest = address.strip("/").split("/")
+            parts = [first, *(one if one in VERBS else "*" for one in rest)]
+            found.add(f"{given.get('method', 'get')} /{'/'.join(parts)}")
     return found
 
 
-def test_every_form_has_a_case(browser: Browser, server: Server) -> None:
+def test_every_form_has_a_case(server: Server, visitor: Visitor) -> None:
     """A new form needs a case, or a line in PLAIN or MENUS and a test without a browser."""
-    found: set[str] = set()
     ids = [job["id"] for job in server.call("GET", "/v1/jobs").json["jobs"]]
     server.app.state.api.workers.beat(IDLE)
     server.app.state.api.sessions.start("me")  # another one, which can be ended
-    with logged_in(browser, server) as tab:
-        for path in (
-            *(*PAGES, RESULT, GAPS, COMPARISON, "/nowhere", f"{RESULT}#tried"),
-            *(f"/jobs/{one}" for one in ids),
-        ):
-            tab.open(path)
-            found |= forms_of(tab.page)
-    page = browser.new_page()
-    page.goto(f"{server.url}/login")
-    found |= forms_of(page)
-    page.close()
+    found = forms_of(Visitor(server).open("/login"), "/login")
+    for path in (*PAGES, RESULT, GAPS, COMPARISON, *(f"/jobs/{one}" for one in ids)):
+        found |= forms_of(visitor.open(path), path)
     assert found - MENUS == CASES.keys() | PLAIN
 
 
