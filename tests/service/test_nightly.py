@@ -290,7 +290,6 @@ class TestPlan:
         assert nights.watches() == []
 
 
-@both_databases
 class TestRound:
     def test_a_round_queues_the_difference_once(self, settings, store):
         tuned(store, PROBLEMS[0])
@@ -330,6 +329,7 @@ class TestRound:
         assert done.gain_after == pytest.approx(1.8)
         assert outcomes({"skipped": "nothing is watched"}, store) == []
 
+    @both_databases
     def test_two_beats_at_once_queue_each_job_once(self, settings, store):
         with ThreadPoolExecutor(3) as pool:
             rounds = list(pool.map(lambda _: run_nightly(settings, today=DAY), range(3)))
@@ -364,6 +364,7 @@ class TestRound:
         assert night.summary == again
         assert "skipped" in run_nightly(settings, today=DAY)
 
+    @both_databases
     def test_a_round_that_is_being_done_is_not_forced(self, settings, store):
         assert NightStore(store).begin(SCHEDULE, DAY)
         skipped = run_nightly(settings, today=DAY, force=True)["skipped"]

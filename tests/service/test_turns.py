@@ -90,8 +90,8 @@ class TestTurns:
         assert leases.claim(ANY, "worker") is not None
 
 
-@both_databases
 class TestSharedJobs:
+    @both_databases
     def test_the_others_job_goes_on(self, jobs):
         first = submit(jobs, REQUEST, client="a").job
         second = submit(jobs, REQUEST, client="b")
