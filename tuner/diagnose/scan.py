@@ -91,9 +91,7 @@ class _Scan:
     def _forms_in(self, joined: bytes) -> list[tuple[Form, Message]]:
         """The forms whose anchor a text holds: one pass over it leaves few to look for."""
         held = quads(joined)
-        return [
-            one for one in self.table.forms if one[0].quads <= held and one[0].anchor in joined
-        ]
+        return [one for one in self.table.forms if one[0].quads <= held and one[0].anchor in joined]
 
     def _match(self, at: int, form: Form, message: Message) -> set[int]:
         """Match a form whose anchor is in line `at`. The lines that it takes up."""
