@@ -75,7 +75,7 @@ def _check_structure(text: str) -> None:
 
 @cache
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
-    """The values of a TOML file inside a package, which all callers share: nobody may change them."""
+    """The values of a TOML file inside a package. All callers share them; nobody changes them."""
     return _loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 

@@ -313,6 +313,7 @@ def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Vis
     planned = visitor.post("/nights", {"dry_run": "true"})
     assert b"Tonight would" in planned.body
     server.app.state.api.workers.beat(WORKER)  # its last beat may be a minute ago by now
+    assert visitor.post("/workers/w-1/drain").status == 303
     assert visitor.post("/workers/w-1/resume").status == 303
     assert visitor.post("/workers/nobody/drain").status == 404
 
