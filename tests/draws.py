@@ -3,6 +3,7 @@
 import os
 
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 _EXAMPLES = {"each commit": 25, "night": 100}
 
@@ -27,3 +28,12 @@ def draw_for(markers: str) -> None:
 def times(factor: float) -> settings:
     """Draw a test's examples more often than usual, or less often; a decorator."""
     return settings(max_examples=round(factor * settings().max_examples))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
@@ -72,8 +73,9 @@ def _check_structure(text: str) -> None:
         raise ValueError(f"lists and tables are nested at most {TOML_DEPTH} deep")
 
 
+@cache
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
-    """The values of a TOML file inside a package."""
+    """The values of a TOML file inside a package. All callers share them; nobody changes them."""
     return _loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 

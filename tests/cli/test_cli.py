@@ -122,15 +122,6 @@ def test_replay_finds_what_the_exhaustive_search_found(env):
     assert report["totals"]["configs_compiled"] <= 250 + 1
 
 
-def test_record_writes_what_was_measured_and_replays(env, tmp_path):
-    again = tmp_path / "h200_again.csv.gz"
-    first = tuner(env, *replay("--batch-sizes", "2,16", "--record", str(again)))
-    options = ["--device", "H200", "--measure", f"replay:{again}", "--json"]
-    second = tuner(env, "tune", RECORDED, *options)
-    winners = [[e["config"] for e in json.loads(d.stdout)["entries"]] for d in (first, second)]
-    assert winners[0] == winners[1]
-
-
 def test_record_keeps_every_problem_of_a_models_attention(env, tmp_path):
     again = tmp_path / "attention.csv.gz"
     model = ["tune", "qwen3-30b-a3b", "--attention", "--device", "H200", "--engine", ENGINE]
@@ -185,19 +176,6 @@ def _trials(store: Path) -> int:
             return connection.execute("select count(*) from trials").fetchone()[0]
     except sqlite3.Error:
         return 0
-
-
-def test_check_names_the_entry_that_cannot_run(env, tmp_path):
-    name = f"E=256,N=256,{_BLOCKS}"
-    (tmp_path / name).write_text(json.dumps({"64": _TOO_BIG}))
-    done = tuner(env, "check", str(tmp_path / name), "--device", "L40S", "--json", code=1)
-    report = json.loads(done.stdout)
-    assert {(e["shared_bytes"], e["limit_bytes"], e["fits"]) for e in report["entries"]} == {
-        (148_480, 101_376, False)
-    }
-    (runs,) = report["runs"]
-    assert runs["line"] in done.stderr
-    assert runs["to_triton"] == {}
 
 
 def test_check_fails_where_the_files_of_one_family_fit_and_those_of_another_do_not(env, tmp_path):
@@ -395,15 +373,6 @@ def test_an_output_folder_that_cannot_be_written_is_refused(env):
 
 
 # Tables
-
-
-@pytest.mark.parametrize("command", ["devices", "models"])
-def test_tables_print_as_text_and_as_json(env, command):
-    rows = json.loads(tuner(env, command, "--json").stdout)
-    text = tuner(env, command).stdout
-    assert len(rows) >= 20
-    assert "\x1b" not in text
-    assert all(row["name"] in text for row in rows)
 
 
 def test_models_say_what_can_be_tuned_for_them_in_80_columns(env):

@@ -98,19 +98,6 @@ def test_nothing_is_wrapped_off_a_terminal_and_text_comes_from_pipes_too(tuner, 
     assert NAME in piped.stdout
 
 
-def test_a_missing_file_says_which_kernel_the_engine_runs(tuner, tmp_path):
-    log = tmp_path / "server.log"
-    log.write_text(
-        "Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! "
-        "Config file not found at /sgl/configs/N=2112,K=7168,device_name=NVIDIA_H200,"
-        "dtype=fp8_w8a8,block_shape=[128, 128].json\n"
-    )
-    done = tuner("diagnose", str(log), "--engine", "sglang==0.5.23")
-    said = " ".join(done.stdout.split())
-    assert "sglang 0.5.23 on NVIDIA_H200 runs Triton here; it reads tuned files." in said
-    assert "--server-args '--fp8-gemm-backend triton'" in said
-
-
 def test_what_is_unknown_exits_with_1(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("ValueError: nobody has ever seen this\n")

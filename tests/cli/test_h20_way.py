@@ -4,7 +4,6 @@ Their posts: sglang on 2 x 8 H20 (sglang issue 4978) and vLLM on Ray on the same
 differs on purpose is said in docs/deploy.md.
 """
 
-import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -79,10 +78,3 @@ def test_vllm_s_start_script(tmp_path):
         }.items()
     )
     assert shlex.split(head[-1])[:3] == ["ray", "start", "--head"]
-
-
-def test_the_summary_of_one_run():
-    sweep = CAPTURES / "bench" / "h20-2node-sglang-sweep.md"
-    shown = tuner("bench-report", sweep)
-    assert len(json.loads(tuner("bench-report", sweep, "--json").stdout)["loads"]) == 26
-    assert any(line.split()[:2] == ["1024", "256+256"] for line in shown.stdout.splitlines())

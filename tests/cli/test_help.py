@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from importlib import metadata
 
 import pytest
 import shellingham
@@ -82,10 +81,6 @@ def test_no_command_shows_the_help():
     assert run("help", "engines", "add") == run("engines", "add", "--help")
 
 
-def test_the_version():
-    assert run("--version") == f"tuner {metadata.version('engine-tuner')}\n"
-
-
 def test_completion_can_be_installed(monkeypatch):
     # The tests' own parent may be no shell.
     monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
@@ -129,13 +124,6 @@ def test_a_mistyped_command_is_told_the_near_one(typed, near):
     done = RUNNER.invoke(app, [typed])
     assert done.exit_code == 2
     assert f"Did you mean {near}" in done.output
-
-
-def test_a_word_near_to_nothing_is_told_no_command():
-    done = RUNNER.invoke(app, ["frobnicate"])
-    assert done.exit_code == 2
-    assert "No such command 'frobnicate'." in done.output
-    assert "Did you mean" not in done.output
 
 
 def test_the_engines_names_of_options_are_understood(subtests):

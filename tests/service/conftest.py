@@ -6,12 +6,14 @@ tests of what makes it.
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
-from api_server import LARGEST, rows_of, serving
+from api_server import LARGEST, Server, rows_of, serving
 from clocks import Clock
 from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import make_url
+from visitor import Visitor
 
 from api.settings import ApiSettings
 from tuner.store.database import Database
@@ -131,3 +133,11 @@ def jobs(store, clock):
 @pytest.fixture
 def leases(store, clock):
     return Leases(store, clock)
+
+
+@pytest.fixture
+def visitor(server: Server) -> Visitor:
+    """Somebody without scripts who is logged in with the server's key."""
+    someone = Visitor(replace(server, key=None))
+    someone.log_in(server.key or "")
+    return someone

@@ -110,11 +110,3 @@ def test_large_bodies_are_parsed_one_at_a_time(server, monkeypatch):
         answers = [pool.submit(server.call, "POST", "/v1/jobs", large(n)) for n in range(6)]
         assert {answer.result().status for answer in answers} == {202}
     assert most == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "said"), [("\\ud800", "half a character"), ("é" * 10 + "\\udfff", "half a character")]
-)
-def test_half_characters_are_found(server, text, said):
-    body = b'{"model": "%s"}' % text.encode()
-    assert said in server.call("POST", "/v1/jobs", body).problem(400)

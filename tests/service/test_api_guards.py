@@ -4,7 +4,6 @@ import http.client
 import json
 import logging
 import socket
-import uuid
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -134,13 +133,6 @@ class TestKeys:
         assert server.call("POST", f"/v1/jobs/{jobs[0]}/cancel", key=mine).status == 200
         assert server.call("POST", f"/v1/jobs/{jobs[1]}/cancel", key=admin).status == 200
 
-    def test_idempotency_keys_are_each_clients_own(self, server, keys):
-        named = {"Idempotency-Key": "1"}
-        for seed, name in enumerate(("a", "b")):
-            key = keys.add(name, Scope.SUBMIT)
-            answer = server.call("POST", "/v1/jobs", {**JOB, "seed": seed}, named, key=key)
-            assert (answer.status, answer.json["client"]) == (202, name)
-
     def test_only_its_hash_is_kept(self, settings, server):
         key = server.app.state.api.keys.add("team", Scope.READ)
         server.call("GET", "/v1/jobs", key=key)
@@ -213,33 +205,6 @@ class TestNoAuth:
 
 
 class TestRates:
-    def test_more_than_the_rate_is_refused_until_later(self, settings):
-        few = replace(
-            settings, rate=(RateLimitItemPerHour(6),), submit_rate=(RateLimitItemPerHour(2),)
-        )
-        with serving(few) as server:
-            posts = [server.call("POST", "/v1/jobs", {**JOB, "seed": n}) for n in range(3)]
-            assert [answer.status for answer in posts] == [202, 202, 429]
-            assert posts[2].problem(429) == "more than 2 per 1 hour"
-            assert 3500 < int(posts[2].headers["retry-after"]) <= 3600
-            gets = [server.call("GET", "/v1/jobs") for _ in range(4)]
-            assert [answer.status for answer in gets] == [200, 200, 200, 429]
-            assert len(gets[0].json["jobs"]) == 2
-            assert server.call("GET", "/healthz").status == 200
-
-    def test_they_hold_over_all_processes_that_share_a_redis(self, settings, redis_url):
-        service = replace(settings.service, broker_url=redis_url)
-        few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),), no_auth=False)
-        name = uuid.uuid4().hex  # the Redis may be anybody's
-        with serving(few, Nobody()) as first, serving(few, Nobody()) as second:
-            key = first.app.state.api.keys.add(name, Scope.READ)
-            answers = [
-                server.call("GET", "/v1/jobs", key=key).status
-                for _ in range(4)
-                for server in (first, second)
-            ]
-        assert answers == [200] * 6 + [429] * 2
-
     def test_without_its_redis_a_process_counts_by_itself(self, settings):
         with started_redis(password="p@ss") as redis:  # noqa: S106
             service = replace(settings.service, broker_url=redis.url)
@@ -277,10 +242,9 @@ class TestBodies:
             (b"[" * 50_000, 400, "nested more than 64 deep"),
             (b'{"model": "\\u0000"}', 422, "a string holds a NUL"),
             (b'{"model": {"\\ud800": 1}}', 400, "half a character"),
+            (b'{"model": "a\\udfff"}', 400, "half a character"),
             (b'{"model": "\xff"}', 400, "not JSON"),
             (b'{"model": "a"', 400, "not JSON"),
-            (b"[]", 422, ""),
-            (b"", 422, ""),
         ],
         ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else None,
     )
@@ -337,13 +301,6 @@ class TestNames:
             assert "no preset" in said
             watch = {"models": [path], "devices": ["L40S"]}
             untouched.call("POST", "/v1/watches", watch).problem(422)
-
-    def test_devices(self, untouched):
-        for path in self.PATHS:
-            untouched.call("POST", "/v1/jobs", {**JOB, "device": path}).problem(422)
-            quoted = path.replace("/", "%2f")
-            answer = untouched.call("GET", f"/v1/exports/{quoted}.tar")
-            assert answer.status in (404, 422)
 
     def test_recordings_and_engines(self, settings, tmp_path):
         service = replace(settings.service, recordings=tmp_path)

@@ -101,6 +101,8 @@ def test_a_name_steers_no_terminal(server, name):
         answer = server.call("POST", "/v1/jobs", {**JOB, **change})
         answer.problem(422)
         assert answer.json["errors"][0]["pointer"] == f"/{next(iter(change))}"
+    watch = {"models": [f"deepseek-r1{name}"], "devices": ["L40S"]}
+    assert "models/0" in server.call("POST", "/v1/watches", watch).problem(422)
     plain = {"model": "naïve 模型", "device": "L40S"}  # not refused as text, but known to nobody
     assert "no preset" in server.call("POST", "/v1/jobs", plain).problem(422)
 

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,6 @@ def test_it_is_valid_for_the_version_that_it_names(document):
     assert document["openapi"].startswith("3.1.")
     errors = [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()]
     assert errors == []
-
-
-def test_it_names_the_package_s_version_and_a_server(document):
-    assert document["info"]["version"] == version("engine-tuner")
-    assert document["servers"][0]["url"] == "/"
 
 
 def test_operations_have_short_names_summaries_and_described_tags(document):
@@ -131,7 +125,8 @@ def test_a_get_has_no_errors_of_bodies(document):
         assert not {"400", "413", "415"} & set(methods.get("get", {"responses": {}})["responses"])
 
 
-# On each commit, the cases that are the same in each run, and few that are drawn.
+# On each commit, few cases that are drawn for each operation; at night many, and those that are the
+# same in each run.
 @pytest.mark.parametrize(
     ("database", "examples"),
     only([("sqlite", 2)], [("sqlite", 2), ("sqlite", EXAMPLES), ("postgresql", EXAMPLES)]),
@@ -160,6 +155,7 @@ def test_schemathesis_finds_nothing(store_url, examples, tmp_path, monkeypatch):
                 f"Authorization: Bearer {server.key}",
             ),
             *("--max-examples", str(examples), "--seed", "1", "--continue-on-failure"),
+            *(("--phases", "examples,fuzzing") if examples < EXAMPLES else ()),
         ]
         environ = {
             **os.environ,
@@ -171,4 +167,4 @@ def test_schemathesis_finds_nothing(store_url, examples, tmp_path, monkeypatch):
         )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     cases = re.search(r"(\d+) generated, (\d+) passed", run.stdout)
-    assert cases and int(cases[1]) > 800, run.stdout[-2000:]
+    assert cases and int(cases[1]) > (100 if examples < EXAMPLES else 800), run.stdout[-2000:]

@@ -31,18 +31,6 @@ def test_nothing_is_lost_or_done_twice():
         assert done in run.stdout
 
 
-def test_harm_waits_for_the_service(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    chaos = load_script("chaos.py")
-    pace, done = chaos.Pace(every_s=0.0), chaos.Done
-    assert not pace.is_due(done(accepted=0, ended=0))
-    assert not pace.is_due(done(accepted=3, ended=0))  # what is accepted is not done yet
-    assert pace.is_due(done(accepted=3, ended=1))
-    assert not pace.is_due(done(accepted=3, ended=2))  # clients wait for an API that starts
-    assert pace.is_due(done(accepted=3, ended=2), anyway=True)
-    assert not chaos.Pace(every_s=60.0).is_due(done(accepted=1, ended=1))
-
-
 def test_attacks_are_judged(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     attacks = load_script("attacks.py")

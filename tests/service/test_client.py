@@ -70,13 +70,6 @@ def test_a_submission_is_sent_again_under_its_key_until_it_is_answered(script):
     assert script.asked[0][0]
 
 
-def test_two_submissions_have_two_keys(script):
-    script.answers = [ACCEPTED, ACCEPTED]
-    for _ in script.answers[:]:
-        RemoteQueue(script.url, None).submit_all([REQUEST])
-    assert len({key for key, _ in script.asked}) == 2
-
-
 def test_a_server_that_stays_away_is_given_up(script):
     script.answers = [AWAY] * 20
     with pytest.raises(ServerUnavailable, match="the store does not answer"):
@@ -95,6 +88,7 @@ def test_many_are_posted_in_batches(script):
     script.answers = [(200, {"jobs": [ITEM] * 100}), (200, {"jobs": [ITEM] * 20})]
     assert len(RemoteQueue(script.url, None).submit_all([REQUEST] * 120)) == 120
     assert [len(json.loads(body)["jobs"]) for _, body in script.asked] == [100, 20]
+    assert len({key for key, _ in script.asked}) == 2
 
 
 def test_one_that_is_refused_is_told_with_the_ones_that_were_queued(script):

@@ -60,10 +60,3 @@ def test_the_site_builds_and_loads_no_other_host(sources):
         assert not [one for one in loads.found if re.match(r"(https?:)?//", one)], page.name
         local = [one.partition("?")[0] for one in loads.found if page.stem != "404"]
         assert not [one for one in local if not (site / one).exists()], page.name
-
-
-@pytest.mark.parametrize("link", ["nothing.md", "predict.md#nowhere"])
-def test_a_broken_link_fails_the_build(sources, link):
-    with (sources / "docs" / "index.md").open("a") as page:
-        page.write(f"\n[broken]({link})\n")
-    assert build(sources).returncode != 0

@@ -111,14 +111,21 @@ def test_wrong_result_keeps_the_child(lane):
     assert lane.replaced == 0
 
 
-def test_out_of_memory_ends_the_run_and_names_it(lane):
-    with pytest.raises(NotEnoughMemory, match="as asked"):
-        run(lane, [ticket(1), ticket(2, fake.OUT_OF_MEMORY)])
+ENDS_THE_RUN = pytest.mark.parametrize(
+    ("act", "error"), [(fake.OUT_OF_MEMORY, NotEnoughMemory), (fake.BAD_INPUT, BadInput)]
+)
 
 
-def test_bad_input_that_a_candidate_meets_ends_the_run_and_says_why(lane):
-    with pytest.raises(BadInput, match="^as asked$"):
-        run(lane, [ticket(1), ticket(2, fake.BAD_INPUT)])
+@ENDS_THE_RUN
+def test_what_no_other_candidate_would_be_spared_ends_the_run_and_says_why(lane, act, error):
+    with pytest.raises(error, match="as asked"):
+        run(lane, [ticket(1), ticket(2, act)])
+
+
+@ENDS_THE_RUN
+def test_so_it_does_in_a_race(bench, act, error):
+    with pytest.raises(error, match="as asked"):
+        bench.race(candidates(config(5), config(6, act)), rounds=9)
 
 
 def test_too_many_lost_children_end_the_run():
@@ -224,16 +231,6 @@ def test_race_that_loses_its_child_goes_on_without_the_culprit(bench, lane, act)
     times = bench.race(candidates(config(5), config(6, act), config(7)), rounds=9)
     assert sorted(c.config["US"] for c in times) == [5, 7]
     assert lane.replaced == 2
-
-
-def test_race_that_runs_out_of_memory_says_so(bench):
-    with pytest.raises(NotEnoughMemory, match="as asked"):
-        bench.race(candidates(config(5, fake.OUT_OF_MEMORY)), rounds=9)
-
-
-def test_race_that_meets_bad_input_says_why(bench):
-    with pytest.raises(BadInput, match="^as asked$"):
-        bench.race(candidates(config(5), config(6, fake.BAD_INPUT)), rounds=9)
 
 
 def test_another_backend_is_not_compiled_here_and_is_raced_beside_triton(bench, lane):

@@ -224,7 +224,6 @@ def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
         return None
 
 
-@both_databases
 class TestListing:
     def test_counts(self, jobs):
         first, *_ = [submit(jobs, request).job.id for request in seeded(3)]
@@ -614,8 +613,8 @@ class TestCancelling:
         assert "cancel_requested" not in kinds(jobs, job_id)
 
 
-@both_databases
 class TestDeleting:
+    @both_databases
     def test_a_job_goes_with_its_events_and_its_run_stays(self, jobs, leases, store):
         job_id = submit(jobs, REQUEST).job.id
         with pytest.raises(JobUnfinished, match="is queued: cancel it first"):
@@ -644,7 +643,6 @@ class TestDeleting:
         assert submit(jobs, REQUEST, idempotency_key="other", body_hash="b").replayed
 
 
-@both_databases
 class TestAnnouncing:
     AGAIN = timedelta(seconds=30)
 

@@ -42,7 +42,6 @@ def doing(workers: WorkerStore) -> dict[str, str]:
     return {one.info.name: one.doing for one in workers.list()}
 
 
-@both_databases
 class TestRows:
     def test_a_worker_is_stored_as_it_describes_itself(self, workers, clock):
         assert workers.beat(L40S) is WorkerState.ACTIVE
@@ -75,6 +74,7 @@ class TestRows:
         workers.beat(L40S)
         assert doing(workers)["gpu-0@a"] == "idle"
 
+    @both_databases
     def test_a_worker_has_the_job_that_it_holds(self, workers, store, clock):
         workers.beat(CPU)
         jobs, leases = JobStore(store, clock), Leases(store, clock)

@@ -62,28 +62,6 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(jobs, postgres_url, re
         assert waiting == "no worker for predictions of NVIDIA_H200 and sglang 0.4.4 was ever seen"
 
 
-@pytest.mark.slow
-def test_a_host_without_triton_is_set_aside_and_harms_no_job(
-    jobs, postgres_url, redis_url, tmp_path
-):
-    broken = other_host(tmp_path, "broken", "0.5.16", lacks="triton")
-    with celery_worker(postgres_url, redis_url, tmp_path / "broken.log", **broken):
-        posted = [submit(jobs, predict(seed)).job.id for seed in range(3)]
-        workers = WorkerStore(jobs.database)
-        (aside,) = wait_for(
-            lambda: [one for one in workers.list() if one.doing == "set aside"], 120
-        )
-        assert "triton" in aside.reason
-        good = other_host(tmp_path, "good", "0.5.16")
-        with celery_worker(postgres_url, redis_url, tmp_path / "good.log", **good):
-            done = [finished(jobs, job_id) for job_id in posted]
-    assert {one.state for one in done} == {JobState.DONE}
-    assert {one.attempts for one in done} == {1}
-    assert all(one.owner.startswith("good@") for one in done)
-    refusals = [event for one in posted for event in jobs.events(one) if event.kind == "refused"]
-    assert len(refusals) == 2
-
-
 def test_a_worker_without_triton_refuses_what_it_cannot_compile(sqlite_url, tmp_path, monkeypatch):
     environ = {**os.environ, **other_host(tmp_path, "broken", "0.5.16", lacks="triton")}
     with Leases.open(sqlite_url) as leases:

@@ -67,13 +67,6 @@ def filled_server(url: str) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def visitor(server: Server) -> Visitor:
-    someone = Visitor(replace(server, key=None))
-    someone.log_in(server.key or "")
-    return someone
-
-
 def fill(server: Server, url: str) -> None:
     """Jobs of each kind, results in two environments, a worker and a watch, all hostile."""
     body = {"model": PROBLEM.spec(), "device": "L40S", "name": SCRIPT}
@@ -132,42 +125,39 @@ def all_pages(server: Server) -> list[str]:
     return [*PAGES, RESULT, *(f"/jobs/{one}" for one in job_ids(server))]
 
 
-def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visitor) -> None:
-    seen: set[str] = set()
-    for path in all_pages(server):
-        for link in links_of(visitor.open(path), path):
-            place = link.partition("?")[0]
-            posted = place.endswith(
-                (
-                    "/cancel",
-                    "/chosen",
-                    "/retry",
-                    "/drain",
-                    "/resume",
-                    "/remove",
-                    "/hide",
-                    "/rotate",
-                    "/revoke",
-                    "/logout",
-                    "/several",
-                    "/withdraw",
-                    "/delete",
-                    "/end-others",
-                )
-            )
-            if link in seen or posted or place.endswith("/events"):
-                continue
-            seen.add(link)
-            answer = visitor.send("GET", link)
-            refused = answer.status == 409 and "/v1/exports/" in link
-            assert answer.status == 200 or refused, (path, link, answer.status)
-    assert len(seen) > 60
+@pytest.fixture(scope="module")
+def opened(server: Server) -> dict[str, str]:
+    """Each page, by its address."""
+    someone = Visitor(replace(server, key=None))
+    someone.log_in(server.key or "")
+    return {path: someone.open(path) for path in all_pages(server)}
 
 
-def test_pages_speak_of_no_flag_of_the_command_line(server: Server, visitor: Visitor) -> None:
+# The last words of addresses to which forms are sent, and of event streams.
+POSTED = (
+    *("cancel", "chosen", "retry", "drain", "resume", "remove", "hide", "rotate", "revoke"),
+    *("logout", "several", "withdraw", "delete", "end-others", "events"),
+)
+
+
+def test_every_page_is_there_and_its_links_lead_on(
+    opened: dict[str, str], visitor: Visitor
+) -> None:
+    links = {link: path for path, html in opened.items() for link in links_of(html, path)}
+    followed = [one for one in links if one.partition("?")[0].rpartition("/")[2] not in POSTED]
+    for link in followed:
+        answer = visitor.send("GET", link)
+        refused = answer.status == 409 and "/v1/exports/" in link
+        assert answer.status == 200 or refused, (links[link], link, answer.status)
+    assert len(followed) > 60
+
+
+def test_pages_speak_of_no_flag_of_the_command_line(
+    opened: dict[str, str], visitor: Visitor
+) -> None:
     """Commands to copy stand in <code>; sentences say what a page can do."""
-    for path in all_pages(server):
-        html = re.sub(r"<(code|textarea|pre)\b.*?</\1>", "", visitor.open(path), flags=re.S)
+    for path, whole in opened.items():
+        html = re.sub(r"<(code|textarea|pre)\b.*?</\1>", "", whole, flags=re.S)
         said = unescape(re.sub(r"<[^>]*>", " ", html))
         assert re.findall(r".{0,60}(?<![\w-])--[a-z][a-z-]+", said) == [], path
     answer = visitor.post("/jobs", {"model": "deepseek-r11", "device": "L40S"})
@@ -176,10 +166,9 @@ def test_pages_speak_of_no_flag_of_the_command_line(server: Server, visitor: Vis
     assert "folder" not in html
 
 
-def test_hostile_texts_are_texts(server: Server, visitor: Visitor) -> None:
+def test_hostile_texts_are_texts(opened: dict[str, str], visitor: Visitor) -> None:
     found = 0
-    for path in all_pages(server):
-        html = visitor.open(path)
+    for path, html in opened.items():
         assert "<script>alert" not in html and "<img src=x" not in html, path
         assert "onerror=alert(2)&gt;49" not in html, path  # no template in a text is filled in
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html), path
@@ -324,6 +313,7 @@ def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Vis
     planned = visitor.post("/nights", {"dry_run": "true"})
     assert b"Tonight would" in planned.body
     server.app.state.api.workers.beat(WORKER)  # its last beat may be a minute ago by now
+    assert visitor.post("/workers/w-1/drain").status == 303
     assert visitor.post("/workers/w-1/resume").status == 303
     assert visitor.post("/workers/nobody/drain").status == 404
 

@@ -290,7 +290,7 @@ _CHANGED = """Promise.all(document.getAnimations()
 
 @pytest.mark.parametrize("whole_dark", only([False], [False, True]))
 def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -> None:
-    """In the dark, only colours are others: on each commit, it looks at no more."""
+    """In the dark, only colours are others: on each commit, it looks at those of a few pages."""
     axe = Axe()
     of_light = {"resultTypes": ["violations"]}  # of other rules, no list of what they passed
     of_dark = of_light if whole_dark else {**of_light, "runOnly": ["color-contrast"]}
@@ -298,6 +298,8 @@ def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -
     def look(page: Page, path: str) -> None:
         page.goto(path)
         for scheme, options in (("light", of_light), ("dark", of_dark)):
+            if scheme == "dark" and not whole_dark and path not in ("/", RESULT, COMPARED):
+                continue
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             page.evaluate(_CHANGED)
             found = axe.run(page, options=options)

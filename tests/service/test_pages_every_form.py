@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from urllib.parse import quote, urlsplit
+from html import unescape
+from urllib.parse import quote, urljoin, urlsplit
 
 import pytest
 from api_server import ENTRY, Server
@@ -15,6 +16,8 @@ from store_writer import ENVIRONMENT, KEY, PROBLEM
 from test_pages import PAGES, RESULT
 from test_pages_browser import Tab, logged_in
 from test_pages_forms import server_of_forms
+from tiers import only
+from visitor import Visitor
 
 from api.requests import EXAMPLE_CLUSTER
 from tuner.jobs.workers import WorkerInfo
@@ -41,13 +44,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for running in server_of_forms(url):
         running.app.state.api.workers.beat(IDLE)
         yield running
-
-
-def job_in(server: Server, state: str) -> str:
-    if state == "queued":
-        server.submit(seed=77)
-    (job, *_) = server.call("GET", f"/v1/jobs?state={state}").json["jobs"]
-    return f"/jobs/{job['id']}"
 
 
 def said(page: Page, field: str, text: str) -> None:
@@ -106,68 +102,6 @@ def several_jobs(page: Page, server: Server) -> None:
     expect(page.locator("h1")).to_have_text("1 job is queued")
 
 
-def several_watches(page: Page, server: Server) -> None:
-    page.goto(GAPS)
-    page.evaluate("for (const one of document.querySelectorAll('.boxes button')) one.disabled = 0")
-    page.get_by_role("button", name="Watch these").click()
-    expect(page.locator(".mistake")).to_contain_text("no box is ticked")
-    page.goto(f"{GAPS}&tick=true")
-    page.get_by_role("button", name="Watch these").click()
-    expect(page.locator("#added + .card")).to_be_visible()
-
-
-def cancel(page: Page, server: Server) -> None:
-    press_twice(page, job_in(server, "queued"), "form[action$='/cancel'] button", danger=True)
-    expect(page.locator(".facts .badge").first).to_have_text("cancelled")
-
-
-def delete(page: Page, server: Server) -> None:
-    job_id = server.submit(seed=78)["id"]
-    server.call("POST", f"/v1/jobs/{job_id}/cancel")
-    press_twice(page, f"/jobs/{job_id}", "form[action$='/delete'] button", danger=True)
-    expect(page).to_have_url(re.compile("/jobs$"))
-    server.call("GET", f"/v1/jobs/{job_id}").problem(404)
-
-
-def chosen(page: Page, server: Server) -> None:
-    path = job_in(server, "queued")
-    for sends_again in (True, False):
-        page.goto("/jobs?state=queued")
-        page.locator(f"input[value='{path.rpartition('/')[2]}']").check()
-        if sends_again:
-            page.evaluate("for (const one of document.getElementsByName('proof')) one.value = 'x'")
-        button = page.get_by_role("button", name="Cancel the chosen")
-        button.click()
-        button.click()
-        if sends_again:
-            expect(page.locator("h1")).to_have_text("This form is too old")
-    expect(page).to_have_url(re.compile("state=queued$"))
-    assert server.call("GET", f"/v1{path}").json["state"] == "cancelled"
-
-
-def retry(page: Page, server: Server) -> None:
-    press_twice(page, job_in(server, "failed"), "form[action$='/retry'] button")
-    expect(page.locator(".facts .badge").first).to_have_text("queued")
-
-
-def drain(page: Page, server: Server) -> None:
-    server.app.state.api.workers.beat(IDLE)
-    press_twice(page, "/workers", "form[action$='/w-2/drain'] button")
-    expect(page.locator("form[action$='/w-2/resume']")).to_be_visible()
-
-
-def resume(page: Page, server: Server) -> None:
-    server.app.state.api.workers.beat(IDLE)
-    server.call("POST", "/v1/workers/idle/drain")
-    press_twice(page, "/workers", "form[action$='/w-2/resume'] button")
-    expect(page.locator("form[action$='/w-2/drain']")).to_be_visible()
-
-
-def night(page: Page, server: Server) -> None:
-    press_twice(page, "/nights", "button[name=dry_run]")
-    expect(page.locator("main")).to_contain_text("Tonight would")
-
-
 def watch(page: Page, server: Server) -> None:
     page.goto("/watches")
     page.get_by_label("Models").fill("mixtral-8x7b\nmixtrall\nqwen3-32")
@@ -184,19 +118,6 @@ def watch(page: Page, server: Server) -> None:
     fill(page, {"engine": "sglang"})
     page.get_by_role("button", name="Watch", exact=True).click()
     expect(page.locator(".card.split strong").last).to_have_text("mixtral-8x7b, qwen3-235b-a22b")
-
-
-def hide_problem(page: Page, server: Server) -> None:
-    press_twice(page, "/watches", "form[action$='/hide'] button")
-    shown = page.get_by_role("button", name="Show again")
-    expect(shown).to_have_count(1)
-    shown.click()
-    expect(page.locator("main")).not_to_contain_text("hidden:")
-
-
-def remove_watch(page: Page, server: Server) -> None:
-    press_twice(page, "/watches", "form[action$='/remove'] button", danger=True)
-    expect(page).to_have_url(re.compile("/watches$"))
 
 
 def key(page: Page, server: Server) -> None:
@@ -223,12 +144,6 @@ def new_secret(page: Page, server: Server) -> None:
     page.reload()  # shows the keys, and does not make another secret
     expect(page.locator("#secret")).to_have_count(0)
     expect(page).to_have_url(re.compile("/keys$"))
-
-
-def revoke(page: Page, server: Server) -> None:
-    server.call("POST", "/v1/keys", {"name": "ending"})
-    press_twice(page, "/keys", "form[action$='/ending/revoke'] button", danger=True)
-    expect(page.locator("form[action$='/ending/revoke']")).to_have_count(0)
 
 
 def bundle(page: Page, server: Server) -> None:
@@ -276,33 +191,13 @@ def log_in_and_out(page: Page, server: Server) -> None:
     expect(page.locator("h1")).to_have_text("Log in")
 
 
-def end_others(page: Page, server: Server) -> None:
-    server.app.state.api.sessions.start("me")
-    press_twice(page, "/sessions", "form[action$='/end-others'] button", danger=True)
-    expect(page.locator("tbody tr")).to_have_count(1)
-
-
-def coverage(page: Page, server: Server) -> None:
-    search(page, "/", "Search", "nothing-has-this-name", "No problem matches", "deepseek")
-    expect(page.locator("table.matrix tbody tr")).to_have_count(1)
-
-
-def search(page: Page, path: str, label: str, wrong: str, answer: str, right: str) -> None:
-    page.goto(path)
-    for text in (wrong, right):
-        page.get_by_label(label).fill(text)
-        page.locator("form.filters button").click()
-        if text == wrong:
-            expect(page.locator("main")).to_contain_text(answer)
-
-
-def jobs(page: Page, server: Server) -> None:
-    search(page, "/jobs", "Client", "nobody", "No job matches", "me")
-    expect(page.locator("tbody tr").first).to_be_visible()
-
-
 def comparisons(page: Page, server: Server) -> None:
-    search(page, "/compare", "model", "nothing-like-this", "No result matches", "int8_w8a8")
+    page.goto("/compare")
+    for text in ("nothing-like-this", "int8_w8a8"):
+        page.get_by_label("model").fill(text)
+        page.locator("form.filters button").click()
+        if text == "nothing-like-this":
+            expect(page.locator("main")).to_contain_text("No result matches")
     page.locator(".list a").first.click()
     page.goto(f"{COMPARISON}&left=H200:9")
     expect(page.locator("main")).to_contain_text("for this problem on H200")
@@ -326,70 +221,60 @@ def export(page: Page, server: Server) -> None:
 CASES: dict[str, Callable[[Page, Server], None]] = {
     "post /jobs": new_job,
     "post /jobs/several": several_jobs,
-    "post /jobs/*/cancel": cancel,
-    "post /jobs/*/retry": retry,
-    "post /jobs/*/delete": delete,
-    "post /jobs/chosen": chosen,
-    "post /watches/several": several_watches,
     "post /watches": watch,
-    "post /watches/*/hide": hide_problem,
-    "post /watches/*/remove": remove_watch,
-    "post /workers/*/drain": drain,
-    "post /workers/*/resume": resume,
-    "post /nights": night,
     "post /keys": key,
     "post /keys/*/rotate": new_secret,
-    "post /keys/*/revoke": revoke,
     "post /bundles": bundle,
     "post /results/withdraw": withdraw,
-    "post /sessions/end-others": end_others,
     "post /login": log_in_and_out,
-    "post /logout": log_in_and_out,
-    "get /": coverage,
-    "get /jobs": jobs,
     "get /compare": comparisons,
     "get /exports/*": export,
 }
-VERBS = {name.rpartition("/")[2] for name in CASES}
+# Forms of a button, boxes or a search alone, which the other tests of pages send without a browser;
+# `TestForms` of test_pages_login sends each with a wrong proof.
+PLAIN = {
+    *("get /", "get /jobs", "post /jobs/*/cancel", "post /jobs/*/retry", "post /jobs/*/delete"),
+    *("post /jobs/chosen", "post /keys/*/revoke", "post /logout", "post /nights"),
+    *("post /sessions/end-others", "post /watches/several", "post /watches/*/hide"),
+    *("post /watches/*/remove", "post /workers/*/drain", "post /workers/*/resume"),
+}
+VERBS = {name.rpartition("/")[2] for name in (*CASES, *PLAIN)}
 # Menus alone, in which nothing can be wrong.
 MENUS = {"get /results"}
-_FORMS = """() => [...document.querySelectorAll("form")].flatMap((form) => [
-  [form.method, form.action],
-  ...[...form.querySelectorAll("[formaction]")].map((one) => [form.method, one.formAction]),
-])"""
 
 
-def forms_of(page: Page) -> set[str]:
+def forms_of(html: str, page: str) -> set[str]:
     """The forms of a page, as `CASES` names them."""
     found = set()
-    for method, address in page.evaluate(_FORMS):
-        first, *rest = urlsplit(address).path.strip("/").split("/")
-        parts = [first, *(one if one in VERBS else "*" for one in rest)]
-        found.add(f"{method or 'post'} /{'/'.join(parts)}")
+    for form, inside in re.findall(r"<form\b([^>]*)>(.*?)</form>", html, re.DOTALL):
+        given = dict(re.findall(r'([\w-]+)="([^"]*)"', form))
+        for action in (given.get("action", ""), *re.findall(r'formaction="([^"]*)"', inside)):
+            address = urlsplit(urljoin(page, unescape(action))).path
+            first, *rest = address.strip("/").split("/")
+            parts = [first, *(one if one in VERBS else "*" for one in rest)]
+            found.add(f"{given.get('method', 'get')} /{'/'.join(parts)}")
     return found
 
 
-def test_every_form_has_a_case(browser: Browser, server: Server) -> None:
-    """A new form needs a case, or a line in MENUS that says why it needs none."""
-    found: set[str] = set()
+def test_every_form_has_a_case(server: Server, visitor: Visitor) -> None:
+    """A new form needs a case, or a line in PLAIN or MENUS and a test without a browser."""
     ids = [job["id"] for job in server.call("GET", "/v1/jobs").json["jobs"]]
     server.app.state.api.workers.beat(IDLE)
     server.app.state.api.sessions.start("me")  # another one, which can be ended
-    with logged_in(browser, server) as tab:
-        for path in (
-            *(*PAGES, RESULT, GAPS, COMPARISON, "/nowhere", f"{RESULT}#tried"),
-            *(f"/jobs/{one}" for one in ids),
-        ):
-            tab.open(path)
-            found |= forms_of(tab.page)
-    page = browser.new_page()
-    page.goto(f"{server.url}/login")
-    found |= forms_of(page)
-    page.close()
-    assert found - MENUS == CASES.keys()
+    found = forms_of(Visitor(server).open("/login"), "/login")
+    for path in (*PAGES, RESULT, GAPS, COMPARISON, *(f"/jobs/{one}" for one in ids)):
+        found |= forms_of(visitor.open(path), path)
+    assert found - MENUS == CASES.keys() | PLAIN
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind: fields with mistakes, boxes, a button, a download, a log in, a search.
+EACH_COMMIT = (
+    *("post /jobs", "post /jobs/several", "post /keys/*/rotate", "post /bundles", "post /login"),
+    *("post /results/withdraw", "post /watches", "get /compare"),
+)
+
+
+@pytest.mark.parametrize("name", only(EACH_COMMIT, CASES))
 def test_a_form_is_corrected_and_sent_again(browser: Browser, server: Server, name: str) -> None:
     with logged_in(browser, server) as tab:
         assert isinstance(tab, Tab)

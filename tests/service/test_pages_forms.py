@@ -44,13 +44,6 @@ def server_of_forms(url: str) -> Iterator[Server]:
             yield running
 
 
-@pytest.fixture
-def visitor(server: Server) -> Visitor:
-    someone = Visitor(replace(server, key=None))
-    someone.log_in(server.key or "")
-    return someone
-
-
 def accepted(server: Server, key: str) -> bool:
     return replace(server, key=key).call("GET", "/v1/models").status == 200
 

@@ -26,13 +26,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield from filled_server(url)
 
 
-@pytest.fixture
-def visitor(server: Server) -> Visitor:
-    someone = Visitor(replace(server, key=None))
-    someone.log_in(server.key or "")
-    return someone
-
-
 def test_gaps_are_queued_together_and_each_has_an_answer(server: Server, visitor: Visitor) -> None:
     html = visitor.open("/?device=H20&state=nothing&tick=true")
     boxes = re.findall(r'type="checkbox" name="([^"]+)" value="true" [^>]* checked', html)

@@ -92,14 +92,6 @@ def test_vllm(place):
     assert shown["outputs"]["ok"] and shown["loading"] == []
 
 
-@pytest.mark.slow  # tests/unit/test_served.py has its rule
-def test_other_outputs_are_not_proven(place):
-    run = prove(place, "model", "--server", "--after-args", "--other-outputs 1")
-    assert run.returncode == 1
-    assert "outputs: DIFFERENT" in run.stdout
-    assert "NOT PROVEN" in run.stdout.splitlines()[-1]
-
-
 def test_files_that_are_not_loaded_are_not_proven(place):
     run = prove(place, "model", "--server", "--args=--ignore-files")
     assert run.returncode == 1
@@ -122,14 +114,6 @@ def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_p
     shown = json.loads(run.stdout)
     assert shown["before_args"] == shown["after_args"] == ""  # no stored time advises a flag
     assert any("no line names a config file" in line for line in shown["loading"])
-
-
-@pytest.mark.slow  # tests/unit/test_served.py has its rule
-def test_another_backend_before_gives_advice(place):
-    words = ("--before-args", "--attention-backend fa3", "--after-args")
-    run = prove(place, "model", "--server", *words, "--attention-backend triton", "--json")
-    advice = json.loads(run.stdout)["advice"]
-    assert [line.partition(":")[0] for line in advice] == ["1x8+4", "2x16+8"]
 
 
 @pytest.mark.parametrize(

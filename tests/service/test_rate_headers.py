@@ -87,5 +87,6 @@ def test_what_other_processes_count_is_seen(settings, redis_url, monkeypatch):
     few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),), no_auth=False)
     with serving(few, Nobody()) as first, serving(few, Nobody()) as second:
         key = first.app.state.api.keys.add(uuid.uuid4().hex, Scope.READ)
-        answers = [one.call("GET", "/v1/jobs", key=key) for one in (first, second, first, second)]
-        assert [left(answer)["rate-3600s"] for answer in answers] == [5, 4, 3, 2]
+        answers = [one.call("GET", "/v1/jobs", key=key) for one in (first, second) * 4]
+        assert [left(answer)["rate-3600s"] for answer in answers] == [5, 4, 3, 2, 1, 0, 0, 0]
+        assert [answer.status for answer in answers] == [200] * 6 + [429] * 2

@@ -29,6 +29,7 @@ from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.errors import BadInput
 from tuner.files import parse_toml
+from tuner.store.keys import KeyStore
 from workers.settings import Settings
 
 TUNER = Path(sys.executable).with_name("tuner")
@@ -168,14 +169,6 @@ def test_a_job_is_posted_followed_done_and_exported(env, tmp_path):
     assert "configs/triton_3_6_0/E=257,N=64,device_name=NVIDIA_L40S" in listing.stdout
 
 
-def test_a_job_is_cancelled_over_http(env):
-    with serving(env, "--no-worker") as (url, _):
-        job_id = tuner(env, "submit", *JOB, "--server", url).stdout.strip()
-        ended = tuner(env, "cancel", job_id, "--server", url)
-        assert ended.stdout == f"{job_id} is cancelled\n"
-        tuner(env, "job", job_id, "--follow", "--server", url, code=1)
-
-
 def test_following_outlives_a_restart_of_the_server(env):
     with serving(env, "--no-worker") as (url, killed):
         job_id = tuner(env, "submit", *REPLAY, "--server", url).stdout.strip()
@@ -276,7 +269,7 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env):
     assert file.read_text() == before
 
 
-@pytest.mark.parametrize("how", only(["usual", "variable"], ["usual", "named", "variable"]))
+@pytest.mark.parametrize("how", only(["usual"], ["usual", "named", "variable"]))
 def test_a_key_of_elsewhere_is_left_alone(env, tmp_path, how):
     if how == "variable":
         env["TUNER_API_KEY"] = "of-another-server"
@@ -337,7 +330,10 @@ def test_only_no_auth_opens_the_door_and_only_here(env):
         said = said_by(process)
         assert said[2] == "Requests from this machine need no key (--no-auth)."
         assert "make a key with `tuner keys add NAME --scope admin`, then stop it" in said[-1]
-        tuner(env, "submit", *JOB, "--server", url)
+        job_id = tuner(env, "submit", *JOB, "--server", url).stdout.strip()
+        ended = tuner(env, "cancel", job_id, "--server", url)
+        assert ended.stdout == f"{job_id} is cancelled\n"
+        tuner(env, "job", job_id, "--follow", "--server", url, code=1)
         assert not key_file(env).exists()
         with urllib.request.urlopen(f"{url}/v1/jobs") as answer:  # noqa: S310
             assert len(json.load(answer)["jobs"]) == 1
@@ -379,7 +375,7 @@ def nvmlDeviceGetName(index): return "NVIDIA L40S"
 """
 
 
-@pytest.mark.parametrize("torch", [True, False])
+@pytest.mark.parametrize("torch", only([True], [True, False]))
 def test_on_a_gpu_host_it_says_what_it_measures_on(env, tmp_path, torch):
     (tmp_path / "pynvml.py").write_text(DRIVER)
     hidden = "import sys\nsys.modules['torch'] = None\n"
@@ -414,9 +410,8 @@ def test_keys_are_listed_without_themselves(env, tmp_path):
     assert (admin["name"], admin["scope"], admin["revoked_at"]) == ("admin", "admin", None)
     assert (ci["scope"], ci["urgent"], ci["state"]) == ("submit", True, "valid")
     assert ci["expires_at"] == "2099-01-31T00:00:00+00:00"
-    with serving(env, "--no-worker") as (url, _):
-        key = made.stdout.strip()
-        tuner({**env, "TUNER_API_KEY": key}, "jobs", "--server", url)
+    with KeyStore.open(env["TUNER_DATABASE_URL"]) as keys:
+        keys.find(made.stdout.strip())  # as a server does
     table = tuner(env, "keys", "list").stdout
     assert "kkk" not in table
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"

@@ -1,12 +1,10 @@
 """A job whose worker died, and a job that nobody can do, say so wherever jobs are shown."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from api_server import Server, serving
 from store_writer import KEY, batch
-from visitor import Visitor
 
 from api.settings import ApiSettings
 from api.state import Fleet
@@ -49,7 +47,7 @@ def begin(server: Server, url: str, ago: timedelta) -> None:
     server.app.state.api.fleet = Fleet(server.app.state.api.workers)
 
 
-def test_a_job_of_a_silent_worker_is_stalled_everywhere(server, url):
+def test_a_job_of_a_silent_worker_is_stalled_everywhere(server, url, visitor):
     job_id = server.submit(engine="sglang==0.5.16")["id"]
     begin(server, url, timedelta(seconds=35))
     job = server.call("GET", f"/v1/jobs/{job_id}").json
@@ -72,8 +70,6 @@ def test_a_job_of_a_silent_worker_is_stalled_everywhere(server, url):
         for queue in (local, RemoteQueue(server.url, server.key)):
             assert [why for _, why in queue.list_waiting()] == [stalled["why"]]
             assert queue.waiting(queue.get(job_id)) == stalled["why"]
-    visitor = Visitor(replace(server, key=None))
-    visitor.log_in(server.key or "")
     page = visitor.open(f"/jobs/{job_id}")
     assert 'class="badge stalled"' in page
     assert "Its worker gpu0@host sends no heartbeats" in page
@@ -100,22 +96,18 @@ def test_a_job_with_heartbeats_is_not_stalled(server, url):
     assert (job["stalled"], job["waiting"]) == (None, "")
 
 
-def test_the_list_says_why_a_job_waits(server, url):
+def test_the_list_says_why_a_job_waits(server, url, visitor):
     server.submit(engine="sglang==0.5.16")
     why = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
     (listed,) = server.call("GET", "/v1/jobs").json["jobs"]
     assert (listed["waiting"], listed["stalled"]) == (why, None)
-    visitor = Visitor(replace(server, key=None))
-    visitor.log_in(server.key or "")
     assert why in visitor.open("/jobs")
     with LocalQueue.open(url) as queue:
         assert [reason for _, reason in queue.list_waiting()] == [why]
 
 
-def test_chosen_jobs_are_cancelled_and_tried_again_together(server):
+def test_chosen_jobs_are_cancelled_and_tried_again_together(server, visitor):
     ids = [server.submit(seed=seed)["id"] for seed in range(3)]
-    visitor = Visitor(replace(server, key=None))
-    visitor.log_in(server.key or "")
 
     def change(what: str) -> list[str]:
         answer = visitor.post("/jobs/chosen?state=queued", {"do": what, "job": ",".join(ids[:2])})

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from cases import submit
-from databases import both_databases
+from databases import both_databases, superuser
 from servers import Postgres
 from sqlalchemy import make_url, text
 from store_writer import PROBLEM
@@ -43,11 +42,6 @@ def age(store: Database, seconds: float) -> None:
     with store.engine.connect() as connection:
         record: Any = connection.connection._connection_record
     record.info["since"] -= seconds
-
-
-def superuser(url: str) -> psycopg.Connection[tuple[object, ...]]:
-    plain = make_url(url).set(drivername="postgresql")
-    return psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True)
 
 
 class TestRoundTrips:

@@ -62,22 +62,6 @@ def test_migrations_make_what_the_code_uses(empty_store_url):
     assert names == {*metadata.tables, VERSION_TABLE}
 
 
-@both_databases
-def test_a_difference_between_migrations_and_code_is_seen(empty_store_url):
-    Database.open(empty_store_url).close()
-    execute(
-        empty_store_url,
-        "ALTER TABLE trials ADD COLUMN notes TEXT",
-        "DROP INDEX ix_environments_device_engine",
-    )
-    engine = connect(empty_store_url)
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        kinds = {difference[0] for difference in compare_metadata(context, metadata)}
-    engine.dispose()
-    assert kinds == {"remove_column", "add_index"}
-
-
 def test_the_code_knows_the_newest_migration():
     assert ScriptDirectory.from_config(alembic_config()).get_current_head() == HEAD
 

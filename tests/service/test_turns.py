@@ -44,14 +44,6 @@ class TestTurns:
         post(jobs, "b", first_seed=10)
         assert served(jobs, leases) == "baaa"
 
-    def test_a_client_s_own_jobs_are_done_in_their_order(self, jobs, leases, clock):
-        posted = []
-        for seed in range(3):
-            posted += post(jobs, "a", first_seed=seed)
-            clock.advance(timedelta(seconds=1))
-        taken = [lease.job_id for _ in posted if (lease := leases.claim(ANY, "worker"))]
-        assert taken == posted
-
     def test_urgent_jobs_take_turns_among_themselves(self, jobs, leases):
         post(jobs, "cd")
         post(jobs, "aab", first_seed=10, priority=Priority.URGENT)
@@ -98,8 +90,8 @@ class TestTurns:
         assert leases.claim(ANY, "worker") is not None
 
 
-@both_databases
 class TestSharedJobs:
+    @both_databases
     def test_the_others_job_goes_on(self, jobs):
         first = submit(jobs, REQUEST, client="a").job
         second = submit(jobs, REQUEST, client="b")

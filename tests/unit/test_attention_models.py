@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cases import resolve_attention
-from draws import times
+from draws import json_values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -368,13 +368,6 @@ class TestConfigJson:
         assert parse_checkpoint(json.dumps(fields).encode(), "x").attention is None
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
 WORDS = [
     *("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim", "hidden_size"),
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "attn_config", "text_config"),
@@ -385,7 +378,6 @@ WORDS = [
 ]
 
 
-@times(3)
 @given(
     st.sampled_from(
         [

@@ -5,10 +5,11 @@ from dataclasses import fields
 from itertools import product
 
 import pytest
+from tiers import only
 
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, seen_to_run, what_runs
-from tuner.engines.dispatch_table import DispatchRule, UnknownFact, dispatch_table, read_dispatch
+from tuner.engines.dispatch_table import DispatchRule, UnknownFact
 from tuner.engines.engine import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
 from tuner.files import shipped_toml
@@ -249,7 +250,7 @@ def test_every_release_answers_for_every_card(subtests):
                 assert runs.line().startswith(f"sglang {version} on {find_device(card).name} runs ")
 
 
-@pytest.mark.parametrize("changed", [{}, {BACKEND: "deep_gemm"}, {RUNNER: "cutlass"}])
+@pytest.mark.parametrize("changed", only([{}], [{}, {BACKEND: "deep_gemm"}, {RUNNER: "cutlass"}]))
 def test_the_options_that_an_answer_names_give_triton(changed, subtests):
     for problem, version in product(PROBLEMS, RELEASES):
         with subtests.test(problem=problem, version=version):
@@ -489,14 +490,6 @@ def test_rows_cite_each_of_their_releases(values):
 def test_flags_have_defaults_that_rows_ask_for(values):
     named = {name for row in values["row"] for name in row.get("flags", {})}
     assert set(values["flags"]) <= named
-
-
-def test_tables_are_read_once():
-    assert dispatch_table("sglang") is dispatch_table("sglang")
-    assert dispatch_table("toyengine") is None
-    assert read_dispatch(shipped_toml("tuner.engines.sglang", "dispatch.toml")) == dispatch_table(
-        "sglang"
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """From what people name to the dense GEMMs of one rank."""
 
 import pytest
-from cases import L40S
+from cases import L40S, ROOT
 
-from tuner.errors import BadProblem, IndivisibleShape
+from tuner.errors import BadProblem
 from tuner.families.dense_gemm import models
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.models.serving import Resolved, Serving
@@ -19,6 +19,7 @@ R1 = [
     *((2112, 7168), (3072, 1536), (4096, 512), (7168, 2048)),
     *((4608, 7168), (7168, 2304), (512, 7168), (7168, 256)),
 ]
+SHARED = {(512, 7168), (7168, 256)}  # the shared experts' two of them
 
 
 def resolved(text: str, **how: object) -> Resolved:
@@ -42,12 +43,6 @@ def test_data_parallel_attention_leaves_its_layers_whole():
     assert (4608, 7168) in found  # the dense layers are still shared
 
 
-def test_an_old_engine_runs_the_first_layer_as_two():
-    old = shapes(resolved("deepseek-r1", tp=8, engine_version="0.4.4"))
-    assert (2112, 7168) not in old
-    assert {(1536, 7168), (576, 7168)} <= set(old)
-
-
 def test_a_warning_line_names_a_whole_problem():
     assert models.reads(WARNING)
     found = resolved(WARNING)
@@ -58,21 +53,10 @@ def test_a_warning_line_names_a_whole_problem():
     assert not models.reads("Config file not found at E=256,N=64,device_name=NVIDIA_L40S.json")
 
 
-def test_a_type_that_the_engine_quantises_to_has_a_scale_for_each_column():
-    found = resolved("qwen3-30b-a3b", tp=2, dtype=Dtype.FP8_W8A8)
-    assert found.problems
-    assert all(p.spec().startswith("channel_gemm:") for p in found.problems)
-
-
 def test_the_checkpoints_own_type_keeps_its_blocks():
     assert resolved("deepseek-r1", tp=8, dtype=Dtype.FP8_W8A8).problems == (
         resolved("deepseek-r1", tp=8).problems
     )
-
-
-def test_a_model_that_is_not_quantised_says_what_to_name():
-    with pytest.raises(BadProblem, match="not quantised; .* --dtype fp8_w8a8"):
-        resolved("qwen3-30b-a3b", tp=2)
 
 
 def test_a_type_that_no_kernel_has_is_refused():
@@ -80,6 +64,39 @@ def test_a_type_that_no_kernel_has_is_refused():
         resolved("deepseek-r1", tp=8, dtype=Dtype.INT4_W4A16)
 
 
-def test_ranks_that_do_not_divide_a_block_are_refused_with_the_nearest():
-    with pytest.raises(IndivisibleShape, match="the nearest that works is tp="):
-        resolved("deepseek-r1", tp=7)
+@pytest.mark.parametrize(
+    ("version", "options", "apart"),
+    [
+        ("0.5.16", {}, False),
+        ("0.5.16", {"fuse_shared": False}, True),
+        ("0.5.16", {"ep": 8}, True),
+        ("0.4.4", {}, True),
+    ],
+)
+@pytest.mark.parametrize("source", ["deepseek-r1", "config.json"])
+def test_shared_experts_are_gemms_only_where_the_engine_does_not_fuse_them(
+    version, options, apart, source
+):
+    serving = Serving(device=L40S, tp=8, engine_version=version, options=options)
+    if source == "deepseek-r1":
+        found = models.resolve(source, serving)
+    else:
+        data = (ROOT / "tests/data/models" / "deepseek-r1" / "config.json").read_bytes()
+        found = models.resolve_config(data, "my-model", serving)
+    assert (set(shapes(found)) & SHARED) == (SHARED if apart else set())
+    assert len(shapes(found)) == (9 if version == "0.4.4" else 6) + 2 * (
+        apart and version != "0.4.4"
+    )
+    assert "linear layers of a rank" in found.notes[0]
+
+
+def test_a_dense_model_has_gemms_too():
+    found = models.resolve("qwen3-32b-fp8", Serving(device=L40S, tp=2))
+    assert shapes(found) == [(5120, 5120), (5120, 4096), (25600, 5120), (5120, 12800)]
+
+
+def test_a_model_in_16_bits_says_what_to_ask_for():
+    with pytest.raises(BadProblem, match="--dtype fp8_w8a8"):
+        models.resolve("qwen3-32b", Serving(device=L40S, tp=2))
+    found = models.resolve("qwen3-32b", Serving(device=L40S, tp=2, dtype=Dtype.FP8_W8A8))
+    assert all(problem.family == "channel_gemm" for problem in found.problems)

@@ -12,7 +12,6 @@ from tuner.deploy.load_proof import render_proof
 from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.sglang.plugin import gemm
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts
 from tuner.families.dense_gemm.problem import DenseGemm, parse_dense_gemm
 from tuner.problems.points import Config
 from tuner.problems.results import Status
@@ -131,15 +130,6 @@ def test_a_malformed_file_is_named(said, tmp_path):
     broken.write_text("{}")
     [trouble] = parse_log(said(tmp_path, FP8)).problems()
     assert trouble.startswith("gemm: broken: malformed: its format is None")
-
-
-def test_a_plugin_that_broke(said, tmp_path, monkeypatch):
-    def broken() -> RuntimeFacts:
-        raise RuntimeError("no GPU")
-
-    monkeypatch.setattr(gemm, "_runtime_facts", broken)
-    proof = parse_log(said(tmp_path, FP8))
-    assert proof.problems() == ["gemm: every key: failed: nothing is applied"]
 
 
 PATH = "/s/configs/N=512,K=1024,device_name=NVIDIA_L40S,dtype={}_w8a8,block_shape=[128, 128].json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cases import L40S, resolve
-from draws import times
+from draws import json_values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,13 +251,6 @@ class TestConfigJson:
             read_checkpoint(tmp_path)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
 WORDS = [
     *("architectures", "num_experts", "hidden_size", "moe_intermediate_size", "text_config"),
     *("num_experts_per_tok", "quantization_config", "n_shared_experts", "torch_dtype"),
@@ -290,7 +283,6 @@ class TestAnyInput:
     def test_objects(self, value):
         _only_tuner_errors(json.dumps(value).encode())
 
-    @times(3)
     @given(
         quantizations,
         st.fixed_dictionaries({}, optional=dict.fromkeys(WORDS[1:], json_values)),

@@ -27,47 +27,33 @@ def chosen(*trials: Trial, policy: Policy = MEASURED, near: tuple[int, ...] = ()
     return entry
 
 
-def test_what_is_clearly_faster_than_both_replaces_them():
-    entry = chosen(trial(1, DEFAULT, 36.0), trial(1, SHIPPED, 30.0), trial(1, NARROW, 20.0))
-    assert (entry.config, entry.median_us) == (NARROW, 20.0)
-    assert entry.reason == "1.500x as fast as the shipped configuration"
-    assert {name: one.median_us for name, one in entry.incumbents.items()} == {
-        "default": 36.0,
-        "shipped": 30.0,
-    }
-
-
-def test_what_is_faster_than_the_shipped_one_alone_does_not_replace_a_faster_default():
-    entry = chosen(trial(1, DEFAULT, 20.0), trial(1, SHIPPED, 30.0), trial(1, NARROW, 19.95))
-    assert entry.config == DEFAULT
-    assert entry.reason == (
-        "1.500x as fast as the shipped configuration: it is the engine's default one"
-    )
-
-
-def test_a_small_gain_keeps_what_the_engine_runs():
+# Times of the default, the shipped and another configuration; which one is chosen, and why.
+CHOICES = [
+    ((36.0, 30.0, 20.0), NARROW, "1.500x as fast as the shipped configuration"),
+    (
+        (20.0, 30.0, 19.95),
+        DEFAULT,
+        "1.500x as fast as the shipped configuration: it is the engine's default one",
+    ),
     # Raced times of small kernels differ by as much between two processes.
-    entry = chosen(trial(1, DEFAULT, 30.05), trial(1, SHIPPED, 30.0), trial(1, NARROW, 29.5))
-    assert entry.config == SHIPPED
-    assert entry.reason == "nothing is clearly faster than the shipped configuration"
+    ((30.05, 30.0, 29.5), SHIPPED, "nothing is clearly faster than the shipped configuration"),
+    ((30.0, 30.1, 99.0), SHIPPED, ""),  # incumbents that tie
+    ((None, None, 20.0), NARROW, "the shipped configuration cannot run here"),
+    ((20.0, None, 21.0), DEFAULT, ""),
+]
 
 
-def test_of_incumbents_that_tie_the_one_that_the_engine_runs_stays():
-    entry = chosen(trial(1, DEFAULT, 30.0), trial(1, SHIPPED, 30.1))
-    assert entry.config == SHIPPED
-    assert entry.median_us <= 30.0 * 1.005
+@pytest.mark.parametrize(("times", "config", "why"), CHOICES)
+def test_what_is_clearly_faster_than_both_incumbents_replaces_them(times, config, why):
+    tried = zip((DEFAULT, SHIPPED, NARROW), times, strict=True)
+    entry = chosen(*(trial(1, one, us) for one, us in tried))
+    assert (entry.config, why in ("", entry.reason)) == (config, True), entry.reason
+    assert [one.median_us for one in entry.incumbents.values()] == [*times[:2]]
 
 
-def test_a_default_that_does_not_fit_is_replaced():
-    entry = chosen(trial(1, DEFAULT, None), trial(1, SHIPPED, None), trial(1, NARROW, 20.0))
-    assert entry.config == NARROW
-    assert entry.reason == "the shipped configuration cannot run here"
-    assert entry.incumbents["default"].status is Status.OUT_OF_RESOURCES
-
-
-def test_a_shipped_entry_that_does_not_fit_leaves_the_default_to_beat():
-    entry = chosen(trial(1, DEFAULT, 20.0), trial(1, SHIPPED, None), trial(1, NARROW, 21.0))
-    assert entry.config == DEFAULT
+def test_a_point_where_nothing_fits_is_named():
+    with pytest.raises(NothingFits, match="M=1$"):
+        chosen(trial(1, DEFAULT, None), trial(1, NARROW, None))
 
 
 @pytest.mark.parametrize(
@@ -88,11 +74,6 @@ def test_a_stored_entry_stays_unless_another_one_is_clearly_faster(best_us, own_
     slow = [trial(1, tile(16, 128, group=group), 19.0) for group in (1, 4, 8, 16)]
     final = chooses.finalists([*trials, *slow], entries)
     assert NARROW in {one.candidate.config for one in final}
-
-
-def test_a_point_where_nothing_fits_is_named():
-    with pytest.raises(NothingFits, match="M=1$"):
-        chosen(trial(1, DEFAULT, None), trial(1, NARROW, None))
 
 
 def test_a_tie_goes_to_the_neighbours_choice():

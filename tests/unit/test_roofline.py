@@ -6,6 +6,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ REPORTS = sorted(
 )
 
 
+problem_of = cache(parse_problem)
+
+
 def recorded(path: Path) -> Iterator[Timed]:
     device = "H100" if "h100" in path.name else "H200"
     for row in csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode())):
@@ -43,7 +47,7 @@ def recorded(path: Path) -> Iterator[Timed]:
         if "problem" in row:
             tokens = (int(row["new_tokens"]), int(row["cached_tokens"]))
             point = Point(int(row["batch_size"]), read_part(row["part"]), *tokens)
-            yield device, parse_problem(row["problem"]), point, float(row["median_us"])
+            yield device, problem_of(row["problem"]), point, float(row["median_us"])
         else:
             point = Point(int(row["M"]), Gemm(row["gemm"]))
             yield device, _layer(row), point, float(row["median_us"])

@@ -1,6 +1,7 @@
 """Which known winners are tried first."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import cases
@@ -26,6 +27,7 @@ def file(key: MoeFileKey, entries: Mapping[int, Config]) -> ShippedFile:
     return ShippedFile(Path(str(key)), key, "3.6.0", entries, ())
 
 
+@cache
 def spaces(problem: FusedMoe = FP8, device: str = "H200") -> dict[Gemm, Space]:
     there = find_device(device)
     return {gemm: space_for(problem, there, gemm) for gemm in Gemm}

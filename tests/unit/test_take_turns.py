@@ -115,6 +115,20 @@ async def test_who_waits_too_long_is_refused(monkeypatch):
         tasks.cancel_scope.cancel()
 
 
+async def test_requests_that_need_no_key_come_one_at_a_time_and_keep_nobody_waiting():
+    handler = Handler()
+    app = TakeTurns(handler)
+    async with anyio.create_task_group() as tasks:
+        for path in (*["/openapi.json"] * 3, "/v1/jobs"):
+            tasks.start_soon(ask, app, path)
+        await anyio.wait_all_tasks_blocked()
+        assert handler.begun == ["/openapi.json", "/v1/jobs"]
+        handler.may_answer["/openapi.json"].set()
+        await anyio.wait_all_tasks_blocked()
+        assert handler.begun.count("/openapi.json") == 3
+        tasks.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

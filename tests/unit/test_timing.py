@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,6 @@ from tuner.measure import timing
 from tuner.problems.results import Measurement
 
 BEST_US = 100.0
-Replayed = Callable[..., Measurement]
 
 
 @pytest.fixture
@@ -40,47 +38,30 @@ def replayed(monkeypatch):
     return measure
 
 
-def test_a_candidate_that_is_surely_slower_than_the_best_is_replayed_once(replayed):
-    measured = replayed(BEST_US * 1.06)
-    assert (measured.samples, measured.median_us) == (1, BEST_US * 1.06)
+FIRST = {"best_us": None}  # no other candidate of the point has a time
+# Times of replays, what else is so, and how many of them count with which median.
+REPLAYS = {
+    "surely slower than the best": ((106.0,), {}, 1, 106.0),
+    "no proof if the host was late": ((420.0, 99.0, 99.0), {"in_time": False}, 3, 99.0),
+    "slower twice": ((420.0, 106.0), {"in_time": False}, 2, 263.0),
+    "not long if the host was late": ((99.0,) * 3, {"first_us": 4200.0, "in_time": False}, 3, 99.0),
+    "the first does not count": ((99.0, 98.0, 99.5), {"first_us": BEST_US * 6.7}, 3, 99.0),
+    "perhaps as fast": ((104.0, 98.0, 99.5), {}, 3, 99.5),
+    "one slow replay of several": ((99.0, 130.0, 99.0, 99.0, 99.0), {}, timing.REPLAYS, 99.0),
+    "the first candidate": ((500.0,) * 5, FIRST, timing.REPLAYS, 500.0),
+    "until its time is up": ((2000.0,) * 2, FIRST, 2, 2000.0),
+    "fewer launches": ((2000.0,) * 5, {**FIRST, "launches": 4}, timing.REPLAYS, 2000.0),
+    "too long to warm up": ((), {**FIRST, "launches": 1, "first_us": 117e3}, 1, 117e3),
+}
 
 
-def test_one_replay_is_no_proof_that_a_candidate_is_slower_if_the_host_was_late(replayed):
-    measured = replayed(420.0, 99.0, 99.0, in_time=False)
-    assert (measured.samples, measured.median_us) == (3, 99.0)
-    assert replayed(420.0, 106.0, in_time=False).samples == 2
-
-
-def test_a_first_replay_is_not_taken_for_a_long_one_if_the_host_was_late(replayed):
-    measured = replayed(99.0, 99.0, 99.0, first_us=4_200.0, in_time=False)
-    assert (measured.samples, measured.median_us) == (3, 99.0)
-
-
-def test_a_first_replay_does_not_count_however_slow_it_is(replayed):
-    measured = replayed(99.0, 98.0, 99.5, first_us=BEST_US * 6.7)
-    assert (measured.samples, measured.median_us) == (3, 99.0)
-
-
-def test_a_candidate_that_may_be_as_fast_is_replayed_again(replayed):
-    measured = replayed(104.0, 98.0, 99.5)
-    assert (measured.samples, measured.median_us, measured.min_us) == (3, 99.5, 98.0)
-
-
-def test_one_slow_replay_of_several_does_not_end_it(replayed):
-    assert replayed(99.0, 130.0, 99.0, 99.0, 99.0).samples == timing.REPLAYS
-
-
-def test_the_first_candidate_of_a_point_is_replayed_in_full(replayed):
-    assert replayed(*[500.0] * 5, best_us=None).samples == timing.REPLAYS
-
-
-def test_a_long_candidate_is_replayed_until_its_time_is_up(replayed):
-    assert replayed(2000.0, 2000.0, best_us=None).samples == 2
-
-
-def test_a_long_replay_needs_none_to_warm_up(replayed):
-    measured = replayed(best_us=None, launches=1, first_us=117_000.0)
-    assert (measured.samples, measured.median_us) == (1, 117_000.0)
+@pytest.mark.parametrize(("us", "given", "samples", "median_us"), REPLAYS.values(), ids=REPLAYS)
+def test_a_candidate_is_replayed_until_its_time_is_believed(
+    replayed, us, given, samples, median_us
+):
+    measured = replayed(*us, **given)
+    assert (measured.samples, measured.median_us) == (samples, median_us)
+    assert measured.min_us == min(us, default=median_us)
 
 
 @pytest.mark.parametrize(("graph_us", "rounds"), [(500.0, 9), (30_000.0, 5), (117_000.0, 3)])
@@ -147,10 +128,6 @@ def no_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(timing, "launch", lambda *launched: streams.append(launched[-1]))
     return streams
-
-
-def test_a_graph_of_fewer_launches_is_replayed_more_often(replayed):
-    assert replayed(*[2000.0] * 5, best_us=None, launches=4).samples == timing.REPLAYS
 
 
 def test_a_captured_graph_keeps_the_tensors_that_it_reads(no_device):

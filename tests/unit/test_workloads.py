@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from draws import json_values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -243,11 +244,6 @@ class TestFiles:
             read_points(rows)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=5,
-)
 FIELDS = ("batch_size", "new_tokens", "cached_tokens", "weight", "weights")
 
 

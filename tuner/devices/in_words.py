@@ -35,11 +35,11 @@ def cards_in(line: str) -> Iterator[str]:
     words = list(_WORD.finditer(line))
     at = 0
     while at < len(words):
-        begin, ends = _begin(line, words[at]), [word.end() for word in words[at : at + _longest()]]
-        end = _end(line, begin, ends) if begin >= 0 else 0
-        if end:
-            yield _singular(line[begin:end])
-            at += ends.index(end)
+        if (begin := _begin(line, words[at])) >= 0:
+            ends = [word.end() for word in words[at : at + _longest()]]
+            if end := _end(line, begin, ends):
+                yield _singular(line[begin:end])
+                at += ends.index(end)
         at += 1
 
 
@@ -67,7 +67,7 @@ def _end(line: str, begin: int, ends: Sequence[int]) -> int:
 
 def _singular(name: str) -> str:
     """A name without the mark of plurals: 4090 of "4090s", but L40S of "L40s"."""
-    return name if _key(name) in _keys() else _PLURAL.sub("", name)
+    return name[:-1] if _PLURAL.search(name) and _key(name) not in _keys() else name
 
 
 def _is_card(key: str, before: str, after: str) -> bool:

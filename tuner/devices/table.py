@@ -175,8 +175,9 @@ def find_device(text: str) -> Device:
 
 def other_maker(text: str) -> tuple[str, str] | None:
     """The card of another maker than NVIDIA and AMD that a text names, and a sentence on it."""
+    text = text.replace("_", " ")
     for named, reason in _table().other_makers:
-        if match := named.search(text.replace("_", " ")):
+        if match := named.search(text):
             return match[0], f"{match[0]} {reason}; this tuner is for NVIDIA's and AMD's GPUs"
     return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from tuner.diagnose.findings import Findings, Frame, LogFinding
-from tuner.diagnose.table import Form, Message, MessageTable
+from tuner.diagnose.table import Form, Message, MessageTable, quads
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
@@ -46,13 +46,6 @@ class _Scan:
     _searched: int = 0  # how many of them are context
     _first: int = 1  # the number of the first of them in the log
 
-    def __post_init__(self) -> None:
-        self._forms: list[tuple[bytes, Form, Message]] = [
-            (form.anchor, form, message)
-            for message in self.table.messages
-            for form in message.forms
-        ]
-
     def read(self, stream: BinaryIO) -> None:
         for block in blocks(stream):
             self._lines += lines_of(block)
@@ -70,14 +63,14 @@ class _Scan:
         self.findings.facts.read(
             self._lines[new], squeezed[new], self.name, self._first + self._searched
         )
-        hits = [one for one in self._forms if one[0] in joined]
-        hits.sort(key=lambda hit: "explained" in hit[2].unless)
+        hits = self._forms_in(joined)
+        hits.sort(key=lambda hit: "explained" in hit[1].unless)
         explained: set[int] = set()
         seen: set[tuple[str, int]] = set()  # a message may have two forms for the same line
         if hits:
             starts = _starts(squeezed)
-            for anchor, form, message in hits:
-                for place in _places(joined, anchor):
+            for form, message in hits:
+                for place in _places(joined, form.anchor):
                     at = bisect_right(starts, place) - 1
                     if "explained" in message.unless and at in explained:
                         continue
@@ -94,6 +87,11 @@ class _Scan:
         keep = max(0, end - _BEFORE)
         self._first += keep
         self._lines, self._searched = self._lines[keep:], end - keep
+
+    def _forms_in(self, joined: bytes) -> list[tuple[Form, Message]]:
+        """The forms whose anchor a text holds: one pass over it leaves few to look for."""
+        held = quads(joined)
+        return [one for one in self.table.forms if one[0].quads <= held and one[0].anchor in joined]
 
     def _match(self, at: int, form: Form, message: Message) -> set[int]:
         """Match a form whose anchor is in line `at`. The lines that it takes up."""

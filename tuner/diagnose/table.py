@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -80,11 +80,16 @@ class Form:
     text: str
     origins: Sequence[MessageSource]
 
-    @property
+    @cached_property
     def anchor(self) -> bytes:
         """The longest text between holes, without blanks."""
         parts = (part.encode().translate(None, BLANKS) for part in _literals(self.text))
         return max(parts, key=len, default=b"")
+
+    @cached_property
+    def quads(self) -> frozenset[int]:
+        """Each four bytes in a row of the anchor."""
+        return quads(self.anchor)
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -121,6 +126,18 @@ class MessageTable:
     """All messages."""
 
     messages: Sequence[Message]
+
+    @cached_property
+    def forms(self) -> Sequence[tuple[Form, Message]]:
+        """The forms of all messages."""
+        return [(form, message) for message in self.messages for form in message.forms]
+
+
+def quads(text: bytes) -> frozenset[int]:
+    """Each four bytes in a row of a text, as a number."""
+    view = memoryview(text)
+    ends = ((start, start + (len(text) - start) // 4 * 4) for start in range(min(4, len(text))))
+    return frozenset().union(*(view[start:end].cast("I") for start, end in ends))
 
 
 @cache
