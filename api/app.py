@@ -28,12 +28,12 @@ from api.bodies import CheckBody
 from api.errors import MEDIA_TYPE
 from api.examples import ANSWERS, EVENT, PROBLEMS
 from api.limits import Limiter, TakeTurns
-from api.middleware import AnswerHead, CompressPages, ContinueTrace, Observe, RefuseWithoutStore
+from api.middleware import AnswerHead, CompressPages, Observe, RefuseWithoutStore
 from api.pages import compare, exports, fleet, login, render
 from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
 from api.pages import results as result_page
-from api.pages.browser import DOCS, OPEN_PATHS
+from api.pages.browser import DOCS
 from api.pages.render import ShowErrors
 from api.routes import coverage, jobs, results, service
 from api.settings import ApiSettings
@@ -47,7 +47,7 @@ from workers.queue import Announces
 from workers.settings import Settings
 
 if TYPE_CHECKING:
-    from fastapi.telemetry import TelemetryConfig
+    pass
 
 
 _FOLDER = str(files("fastapi_swagger.resources"))  # of the package fastapi-swagger
@@ -120,8 +120,7 @@ DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' 
 **Lists** come in pages: send the `next` of one page as `after`, with the same filters. On the last
 page `next` is null.
 
-**Rates.** `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10) say what is
-allowed and what is left. After a 429 or 503, wait for `Retry-After` seconds.
+**Rates.** After a 429 or 503, wait for `Retry-After` seconds.
 
 Times are in microseconds (`_us`), sizes in bytes (`_bytes`).
 """
@@ -140,17 +139,6 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "description": "The request's own, if it sent one; the server's log has it too.",
         "schema": {"type": "string"},
         "example": "2ccf662ab06a1f80",
-    },
-    "RateLimit-Policy": {
-        "description": "The rates of this caller: requests (q) in a window (w, seconds).",
-        "schema": {"type": "string"},
-        "example": '"rate-60s";q=1200;w=60, "submit-60s";q=300;w=60',
-    },
-    "RateLimit": {
-        "description": "What is left (r), and the seconds until more is allowed for certain (t). "
-        "With several server processes, up to a second old.",
-        "schema": {"type": "string"},
-        "example": '"rate-60s";r=1187;t=42, "submit-60s";r=299;t=60',
     },
     "Retry-After": {
         "description": "Seconds to wait before another try.",
@@ -241,9 +229,8 @@ def _complete(operation: dict[str, Any], method: str) -> None:
     if method in ("get", "head"):
         for status in _OF_BODIES:
             operation["responses"].pop(status, None)
-    limited = ("RateLimit-Policy", "RateLimit") if "security" in operation else ()
     for response in operation["responses"].values():
-        response["headers"] = _refer("X-Request-ID", *limited) | response.get("headers", {})
+        response["headers"] = _refer("X-Request-ID") | response.get("headers", {})
         if events := response.get("content", {}).get("text/event-stream"):
             # FastAPI describes an event with OpenAPI 3.2's itemSchema, in a 3.1 document. Many
             # tools refuse 3.2; for streams before it, they take `schema` as that of an event.
@@ -260,7 +247,7 @@ def _problem(status: int, response: dict[str, Any]) -> dict[str, Any]:
     later = ("Retry-After",) if status in (409, 429, 503) else ()
     return {
         "description": title,
-        "headers": _refer("X-Request-ID", "RateLimit-Policy", "RateLimit", *later),
+        "headers": _refer("X-Request-ID", *later),
         "content": {MEDIA_TYPE: {"schema": schema, "example": example}},
     }
 
@@ -274,14 +261,6 @@ _ROUTERS = (
     *(coverage_page.router, result_page.router, job_pages.router, fleet.router, compare.router),
     *(exports.router, exports.bundles, login.router, login.keys, render.router),
 )
-# Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
-_TELEMETRY: TelemetryConfig = {
-    "auto_configure": False,
-    "operation_spans": False,
-    "metrics": False,
-    "logs": False,
-    "exclude": lambda scope: scope["path"] in (*OPEN_PATHS, "/metrics"),
-}
 
 
 def create_app(settings: ApiSettings, announcer: Announces | None = None) -> FastAPI:
@@ -320,7 +299,6 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         docs_url=None,  # FastAPI's pages load their scripts from another host: see install_docs
         redoc_url=None,
         redirect_slashes=False,
-        telemetry=_TELEMETRY,
     )
     for router in _ROUTERS:
         app.include_router(router)
@@ -328,7 +306,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     app.state.methods = methods_by_path(_ROUTERS)
     install_docs(app)
     errors.install(app)
-    # Starlette runs them from the last to the first: ContinueTrace, AnswerHead, and so on.
+    # Starlette runs them from the last to the first: AnswerHead, CompressPages, and so on.
     app.add_middleware(CheckBody, settings=settings)
     app.add_middleware(Authenticate, limiter=Limiter(settings.service))
     app.add_middleware(TakeTurns)
@@ -337,7 +315,6 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     app.add_middleware(ShowErrors)
     app.add_middleware(CompressPages)
     app.add_middleware(AnswerHead)
-    app.add_middleware(ContinueTrace)
     return app
 
 

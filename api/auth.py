@@ -80,8 +80,7 @@ class Authenticate:
 
     async def _admit(self, scope: Scope, api: Api) -> Caller:
         caller = await self._caller(scope, api)
-        standings = scope["state"].setdefault("rates", [])
-        check = (api.settings.rate, "rate", caller.name, standings)
+        check = (api.settings.rate, "rate", caller.name)
         if self._limiter.waits:
             await run_in_threadpool(self._limiter.check, *check)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import cache
 from types import GenericAlias
 from typing import Annotated, Any, Literal, TypeVar
@@ -209,42 +208,6 @@ Cursor = Annotated[
         max_length=400,
         pattern=r"^[A-Za-z0-9_-]+$",
         description="`next` of the page before.",
-    ),
-]
-
-
-_TIME = (
-    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
-    r"(Z|[+-][0-9]{2}:[0-9]{2})$"
-)
-
-
-def _time_text(text: object) -> object:
-    # Pydantic would also take a number of seconds, and a time without a zone.
-    if not isinstance(text, str) or not re.fullmatch(_TIME, text):
-        raise ValueError("a time is like 2026-11-20T05:00:00Z, and + is %2B in a URL")
-    return text
-
-
-def _utc(time: datetime) -> datetime:
-    try:
-        return time.astimezone(timezone.utc)
-    except OverflowError:  # before the year 1, or after the year 9999
-        return (datetime.min if time.year == 1 else datetime.max).replace(tzinfo=timezone.utc)
-
-
-Time = Annotated[
-    datetime,
-    BeforeValidator(_time_text),
-    AfterValidator(_utc),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "format": "date-time",
-            "pattern": _TIME,
-            "description": "A time with its offset from UTC. A job of that moment is left out.",
-            "examples": ["2026-11-20T05:00:00Z"],
-        }
     ),
 ]
 

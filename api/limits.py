@@ -1,18 +1,15 @@
 """How much each caller may ask for: rates, jobs in the queue, and requests that run at once.
 
-Rates are counted in Redis for all API processes, or in this process. Answers say what is left of
-them, in the headers of draft-ietf-httpapi-ratelimit-headers-10.
+Rates are counted in Redis for all API processes, or in this process.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -33,39 +30,8 @@ log = logging.getLogger("tuner.api.rates")
 ANSWER_S = 0.5  # a Redis that takes longer counts as unreachable
 AWAY_S = 10.0  # an unreachable Redis is left alone for so long, as each try delays a request
 _PREFIX = "tuner-rates"
-KNOWN_S = 1.0  # what Redis said is left is counted down here for so long, to save a round trip
 COUNT_FOR_S = 1.0  # a submission need not count the queued jobs each time
 FULL_RETRY_S = 60  # of a client whose queue is full
-_MOST_KNOWN = 10_000  # callers and rates
-
-
-@dataclass(frozen=True)
-class RateState:
-    """What is left to a caller of one rate."""
-
-    what: str
-    rate: RateLimitItem
-    remaining: int
-    reset_at: float  # when one more is allowed for certain, in seconds of the epoch
-    asked_at: float = 0.0  # when the store of the windows said so, on the monotonic clock
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until one more is allowed for certain, at least 1."""
-        return max(1.0, self.reset_at - time.time())
-
-
-def rate_headers(states: Sequence[RateState]) -> dict[str, str]:
-    """The headers that tell a caller what is left; none without rates."""
-    if not states:
-        return {}
-    policies, left = [], []
-    for one in states:
-        window = one.rate.get_expiry()
-        policies.append(f'"{one.what}-{window}s";q={one.rate.amount};w={window}')
-        wait = math.ceil(one.wait_s)
-        left.append(f'"{one.what}-{window}s";r={one.remaining};t={wait}')
-    return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(left)}
 
 
 class Limiter:
@@ -78,60 +44,34 @@ class Limiter:
         self._own = MovingWindowRateLimiter(MemoryStorage())
         self._shared = MovingWindowRateLimiter(_redis(settings)) if settings.broker_url else None
         self._away_until = 0.0
-        self._known: dict[str, RateState] = {}  # of the shared windows
 
     @property
     def waits(self) -> bool:
         """Whether `check` asks Redis, which takes time."""
         return self._shared is not None and time.monotonic() >= self._away_until
 
-    def check(
-        self,
-        rates: tuple[RateLimitItem, ...],
-        what: str,
-        who: str,
-        states: list[RateState] | None = None,
-    ) -> None:
-        """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate.
-
-        What is left of the rates is added to `states`.
-        """
+    def check(self, rates: tuple[RateLimitItem, ...], what: str, who: str) -> None:
+        """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate."""
         for rate in rates:
-            allowed, state = self._count(rate, what, who)
-            if states is not None:
-                states.append(state)
-            if not allowed:
-                later = {"Retry-After": str(round(state.wait_s))}
-                raise HTTPException(429, f"more than {rate}", later)
+            if wait_s := self._wait_s(rate, what, who):
+                raise HTTPException(429, f"more than {rate}", {"Retry-After": str(wait_s)})
 
-    def _count(self, rate: RateLimitItem, what: str, who: str) -> tuple[bool, RateState]:
+    def _wait_s(self, rate: RateLimitItem, what: str, who: str) -> int:
         if self._shared and self.waits:
             try:
-                allowed = self._shared.hit(rate, what, who)
-                return allowed, self._shared_state(self._shared, rate, what, who, allowed)
+                return _hit(self._shared, rate, what, who)
             except StorageError as error:
                 self._away_until = time.monotonic() + AWAY_S
                 log.warning("rates are counted in this process alone: %s", error.storage_error)
-        return self._own.hit(rate, what, who), _state(self._own, rate, what, who)
-
-    def _shared_state(
-        self, windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str, hit: bool
-    ) -> RateState:
-        place = rate.key_for(what, who)
-        known = self._known.get(place)
-        if hit and known and known.remaining and time.monotonic() - known.asked_at < KNOWN_S:
-            state = replace(known, remaining=known.remaining - 1)
-        else:
-            state = _state(windows, rate, what, who)
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-        self._known[place] = state
-        return state
+        return _hit(self._own, rate, what, who)
 
 
-def _state(windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str) -> RateState:
-    reset_at, remaining = windows.get_window_stats(rate, what, who)
-    return RateState(what, rate, remaining, reset_at, time.monotonic())
+def _hit(windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str) -> int:
+    """Count one more: 0, or the seconds until it is allowed for certain."""
+    if windows.hit(rate, what, who):
+        return 0
+    reset_at, _ = windows.get_window_stats(rate, what, who)
+    return max(1, round(reset_at - time.time()))
 
 
 def _redis(settings: Settings) -> RedisStorage:

@@ -17,10 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import Caller
 from api.errors import problem_response, store_problem
-from api.limits import rate_headers
 from api.pages.browser import OPEN_PATHS, is_page, is_static, is_tls
 from api.settings import DIGITS, JSON_DEPTH
-from workers.telemetry import checked_traceparent, continued, current_request
+from workers.telemetry import current_request
 
 log = logging.getLogger("tuner.api.access")
 
@@ -29,18 +28,6 @@ _ONLY_TLS = "max-age=31536000"  # for a year, a browser asks this host by TLS al
 LEAST_BYTES = 2000  # of a page that is compressed
 LEVEL = 4  # a page of 300 KB takes 3 ms
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-
-class ContinueTrace:
-    """ASGI middleware: the work on a request belongs to the trace of its `traceparent`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("traceparent", "") if scope["type"] == "http" else ""
-        with continued(checked_traceparent(given)):
-            await self._app(scope, receive, send)
 
 
 class Observe:
@@ -71,9 +58,7 @@ class Observe:
                     headers.add_vary_header("Cookie")
                 if is_tls(Headers(scope=scope)):
                     headers["Strict-Transport-Security"] = _ONLY_TLS
-                headers.update(rate_headers(scope["state"].get("rates", ())))
-                waited_s = scope["state"].get("waited_s", 0.0)  # as the client asked for
-                self._count(scope, status, time.perf_counter() - started - waited_s)
+                self._count(scope, status, time.perf_counter() - started)
             await send(message)
 
         try:

@@ -15,12 +15,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from api.examples import EXAMPLE_PROBLEM
-from api.fields import Cursor, DeviceName, EngineName, EngineSpec, Name, Strict, Time
+from api.fields import Cursor, DeviceName, EngineName, EngineSpec, Name, Strict
 from api.matrix import CellState, MatrixOrder, RowFilter
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, JobState
-from tuner.jobs.queue import JobOrder, JobQuery
+from tuner.jobs.queue import JobQuery
 
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
 
@@ -43,9 +43,6 @@ class JobPage(Page):
     state: list[JobState] = Field(
         [], max_length=len(JobState), description="One of these, as state=failed&state=dead."
     )
-    created_after: Time | None = None
-    created_before: Time | None = None
-    order: JobOrder = JobOrder.NEWEST
 
     def query(self) -> JobQuery:
         """The query of the store. Raises UnknownDevice."""
@@ -54,9 +51,6 @@ class JobPage(Page):
             model=self.model,
             client=self.client,
             states=frozenset(self.state),
-            created_after=self.created_after,
-            created_before=self.created_before,
-            order=self.order,
         )
 
 
@@ -181,7 +175,7 @@ def read_job_cursor(text: str | None, query: JobQuery) -> tuple[datetime, str] |
     created_at, job_id, digest = place
     if digest != query.digest:
         raise BadInput(
-            "after: this cursor belongs to a list with other filters or another order: send them "
+            "after: this cursor belongs to a list with other filters: send them "
             "again as they were, or leave `after` out to begin a new list"
         )
     return created_at, job_id

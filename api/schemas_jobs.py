@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.errors import ProblemDetails
-from api.fields import DeviceName, Name
-from api.paging import Next, Page
+from api.paging import Next
 from tuner.jobs.job import JobState
 from tuner.problems.results import Status
 
@@ -254,34 +253,3 @@ class ProgressOut(BaseModel):
     )
     tried_a_minute: float | None = Field(None, description="The pace of the newest attempt.")
     timed_a_minute: float | None = None
-
-
-class ServedProofPage(Page):
-    """Which proofs to list."""
-
-    device: DeviceName | None = None
-    model: Name | None = Field(None, description="As `tuner prove` was given it.")
-    limit: int = Field(20, ge=1, le=100)
-
-
-class ServedProofOut(BaseModel):
-    """A proof: an engine's server under load, without and with the exported files."""
-
-    id: int
-    model: str
-    device: str
-    engine: str
-    engine_version: str
-    files: str = Field(description="The SHA-256 of the tuned files.")
-    proven: bool = Field(
-        description="The files were used, outputs stayed and nothing became slower."
-    )
-    report: dict[str, Any] = Field(description="As `tuner prove --server --json` prints it.")
-    created_at: datetime
-
-
-class ServedProofsOut(BaseModel):
-    """A page of proofs, the newest first."""
-
-    proofs: list[ServedProofOut]
-    next: Next

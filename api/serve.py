@@ -36,7 +36,7 @@ from tuner.errors import BadInput
 from tuner.store.connect import place_of
 from workers.machine import LocalGpu, detect_gpus
 from workers.service import EmbeddedWorker
-from workers.telemetry import log_json, start_tracing
+from workers.telemetry import log_json
 
 HEAD_S = 20.0  # a request's head must have arrived so long after its connection began
 # Above the bounds so many connections are taken, of one address so many, and only for so long, for
@@ -257,7 +257,6 @@ def _serve(
 ) -> None:
     policy = check_keys(settings, host)
     log_json()
-    start_tracing("tuner-api")
     # Uvicorn shuts down on a signal and raises it again, which then ends this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)

@@ -70,7 +70,6 @@ class ApiSettings:
     # An event stream ends after so many seconds, and its client reconnects.
     stream_s: int = _whole(3600, 1, 86_400)
     streams: int = _whole(200, 1, 10_000)  # event streams at once
-    wait_s: int = _whole(60, 0, 60)  # a request waits at most so long for its job's end
     no_auth: bool = False  # requests from this machine need no key: `tuner serve --no-auth`
     streams_per_key: int = _whole(20, 1, 10_000)
     body_s: int = _whole(20, 1, 3600)  # a body must have arrived after so many seconds

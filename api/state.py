@@ -29,7 +29,6 @@ from tuner.store.keys import KeyStore, SessionStore
 from tuner.store.lookups import Lookups
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
-from tuner.store.served_proofs import ServedProofStore
 from tuner.store.workers import Estimates, WorkerStore
 from workers.metrics import Metrics
 from workers.queue import Announces
@@ -135,7 +134,6 @@ class Api:
     def __post_init__(self) -> None:
         self.jobs = JobStore(self.store)
         self.nights = NightStore(self.store)
-        self.proofs = ServedProofStore(self.store)
         self.keys = KeyStore(self.store)
         self.known_keys = KnownKeys()
         self.sessions = SessionStore(self.store)

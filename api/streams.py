@@ -1,7 +1,6 @@
-"""Clients that follow a job: event streams, requests that wait for its end, and its progress.
+"""Clients that follow a job: event streams, and the progress of its run.
 
-One reader wakes all streams of a process; one query asks for all waiting requests. They hold no
-thread.
+One reader wakes all streams of a process, which hold no thread.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import anyio
 from anyio import to_thread
-from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from api.keys import FRESH_S
-from tuner.errors import StoreUnreachable, TunerError, UnusableStore
+from tuner.errors import StoreUnreachable, TunerError
 from tuner.jobs.job import PLANNED, Job, JobEvent, JobState
 from tuner.jobs.workers import Reasons
 from tuner.problems.points import Candidate, Config, Point
@@ -34,8 +32,6 @@ log = logging.getLogger("tuner.api.streams")
 
 POLL_S = 0.5  # between looks for new events, and for jobs that have ended
 PAGE = 500  # events read at once
-MOST = 200  # requests that wait at once in this process; more are answered at once
-MOST_OF_ONE = 50  # of one client
 ENDS = {state.value for state in JobState if state.finished}  # kinds of a job's last event
 RETRY_S = 5  # a client that was refused a stream should wait for so long
 ReadCounts = Callable[[Collection[str]], Mapping[str, int]]
@@ -64,7 +60,6 @@ class Streams:
         self._most, self._most_per_key = most, most_per_key
         self._by_key: Counter[str] = Counter()
         self._jobs: dict[str, FollowedJob] = {}
-        self._waiting: Counter[str] = Counter()  # requests that wait for an end, by client
         self._anybody = anyio.Event()
         self._thread = anyio.CapacityLimiter(1)
 
@@ -113,40 +108,6 @@ class Streams:
             job.followers -= 1
             if not job.followers:
                 del self._jobs[job_id]
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for the end of their job."""
-        return self._waiting.total()
-
-    async def until_ended(
-        self, job_id: str, seen: int, request: Request, client: str, seconds: float
-    ) -> None:
-        """Return when the job has ended, after so many seconds, or when the client has gone.
-
-        The end is an event behind the one with the number `seen`. Returns at once where too many
-        wait already.
-        """
-        if self.waiting >= MOST or self._waiting[client] >= MOST_OF_ONE:
-            return
-        self._waiting[client] += 1
-        try:
-            with anyio.move_on_after(seconds):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_until_gone, request, tasks.cancel_scope)
-                    await self._end_of(job_id, seen)
-                    tasks.cancel_scope.cancel()
-        finally:
-            _one_less(self._waiting, client)
-
-    async def _end_of(self, job_id: str, seen: int) -> None:
-        while True:
-            with suppress(UnusableStore), self.following(job_id) as job:
-                while events := await job.after(seen):
-                    if any(event.kind in ENDS for event in events):
-                        return
-                    seen = events[-1].seq
-            await anyio.sleep(POLL_S)  # the store did not answer: the next look may succeed
 
     async def watch(self) -> NoReturn:
         """Look for new events of all followed jobs, with one query, and wake their streams."""
@@ -249,12 +210,6 @@ class FollowedJob:
                     return ()
                 self._after, self._page = seen, page
             return [event for event in self._page if event.seq > seen]
-
-
-async def _until_gone(request: Request, waiting: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    waiting.cancel()
 
 
 _EVENTS = 200  # the newest ones say the pace

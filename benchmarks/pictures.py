@@ -8,20 +8,16 @@ Needs no GPU: the times were measured when the reports were made (docs/results.m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
-from tuner.deploy.bench_report import compare, read_samples, summarise
-from tuner.deploy.bench_report.plot import (
-    comparison_charts,
-    headline,
-    summary_charts,
-)
 from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH
-from tuner.draw.shapes import Drawing, heading, stack, svg_text
+from tuner.draw.shapes import Colour, Drawing, Line, Shape, Text, svg_text
 from tuner.engines.dispatch import what_runs
 from tuner.pictures.rows import rows_of, summary_line
 from tuner.pictures.write import problem_charts, title_of
@@ -32,7 +28,6 @@ from tuner.tuning.gains import with_backends
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-BENCH = ROOT / "tests" / "data" / "cluster" / "bench"
 OUT = ROOT / "docs" / "pictures"
 
 
@@ -46,25 +41,7 @@ def main() -> None:
 def pictures() -> dict[str, bytes]:
     """The documents' pictures by the names of their files."""
     found = {name: drawing(report_of(source), titles) for name, source, titles in PICTURES}
-    drawn = {**found, **_bench_pictures()}
-    return {f"{name}.svg": svg_text(one).encode() for name, one in drawn.items()}
-
-
-def _bench_pictures() -> dict[str, Drawing]:
-    """Two runs, and one run, that users posted."""
-    sides = [
-        [s for path in sorted(BENCH.glob(f"l40s-32gpu-{side}-*")) for s in read_samples(path)]
-        for side in ("before", "after")
-    ]
-    comparison = compare(*sides)
-    title = "DeepSeek-R1 INT8 on 32 x NVIDIA_L40S: before and after"
-    about = heading(title, headline(comparison), WIDTH)
-    two = stack([about, *comparison_charts(comparison)], title)
-    summary = summarise(read_samples(BENCH / "h20-2node-sglang-sweep.md"))
-    first = [chart for chart in summary_charts(summary) if "128+128" in chart.label]
-    title = "DeepSeek-R1 on 16 x NVIDIA_H20"
-    one = stack([heading(title, "a sweep of sglang", WIDTH), *first], title)
-    return {"bench-l40s": two, "bench-h20": one}
+    return {f"{name}.svg": svg_text(one).encode() for name, one in found.items()}
 
 
 # A picture's name, its report, and which of its charts are drawn; no titles: all.
@@ -86,6 +63,34 @@ def drawing(report: Mapping[str, Any], titles: tuple[str, ...]) -> Drawing:
     about = f"{engine}, Triton {report['environment']['triton']}. {summary_line(winners)}."
     charts = problem_charts(rows_of(problem, winners, card))
     return stack([heading(title, about, WIDTH), *charts], title)
+
+
+def stack(drawings: Sequence[Drawing], label: str, gap: float = 20, margin: float = 14) -> Drawing:
+    """The drawings below each other, as one with a margin."""
+    shapes: list[Shape] = []
+    top = margin
+    for one in drawings:
+        shapes += [_moved(shape, margin, top) for shape in one.shapes]
+        top += one.height + gap
+    width = max((one.width for one in drawings), default=0.0)
+    return Drawing(width + 2 * margin, top - gap + margin, tuple(shapes), label)
+
+
+def heading(title: str, details: str, width: float) -> Drawing:
+    """A heading: a title in bold, and details below it, each on as many lines as it takes."""
+    shapes: list[Shape] = []
+    y = 0.0
+    for words, size, colour in ((title, 15, Colour.INK), (details, 12, Colour.MUTED)):
+        for line in wrap(words, int(width / (0.58 * size))) if words else []:
+            y += size + 5
+            shapes.append(Text(0, y, line, size, colour, bold=size == 15))
+    return Drawing(width, y + 4, tuple(shapes), title)
+
+
+def _moved(shape: Shape, right: float, down: float) -> Shape:
+    if isinstance(shape, Line):
+        return replace(shape, points=tuple((x + right, y + down) for x, y in shape.points))
+    return replace(shape, x=shape.x + right, y=shape.y + down)
 
 
 def place_of(winner: Winner) -> ChartPosition:

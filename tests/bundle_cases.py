@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -9,9 +11,8 @@ from typing import Any
 
 import cases
 
-from tuner.deploy.bundle.archive import BundleFile, pack, unpack
+from tuner.deploy.bundle.archive import BundleFile
 from tuner.deploy.bundle.build import Bundle, build_bundle
-from tuner.deploy.bundle.manifest import manifest_text
 from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
@@ -129,28 +130,25 @@ def build(
 
 
 def files_of(bundle: Bundle) -> dict[str, BundleFile]:
-    return dict(unpack(bundle.archive).files)
+    return unpacked(bundle.archive)
+
+
+def unpacked(data: bytes) -> dict[str, BundleFile]:
+    """The files of an archive, by their paths below its folder."""
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        found = [(one, archive.extractfile(one)) for one in archive]
+        return {
+            one.name.partition("/")[2]: BundleFile(file.read(), one.mode)
+            for one, file in found
+            if file
+        }
 
 
 def place(bundle: Bundle, folder: Path) -> Path:
     """Lay a bundle's files below `folder`, as `tar xf` would."""
-    archive = unpack(bundle.archive)
-    for path, file in archive.files.items():
-        target = folder / archive.root / path
+    for path, file in files_of(bundle).items():
+        target = folder / bundle.name / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.data)
         target.chmod(file.mode)
-    return folder / archive.root
-
-
-def sealed(manifest: dict[str, Any]) -> bytes:
-    """MANIFEST.json as whoever changes it on purpose would write it."""
-    manifest.pop("digest", None)
-    return manifest_text(manifest).encode()
-
-
-def repack(bundle: Bundle, changes: dict[str, BundleFile | None]) -> bytes:
-    """The archive with files changed, added, or left out where None."""
-    archive = unpack(bundle.archive)
-    merged = {**archive.files, **changes}
-    return pack(archive.root, {path: file for path, file in merged.items() if file is not None})
+    return folder / bundle.name

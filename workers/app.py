@@ -41,7 +41,7 @@ from workers.nightly import errors_of, headline, run_nightly
 from workers.queue import Announcer
 from workers.service import Service
 from workers.settings import read_settings
-from workers.telemetry import Outage, log_json, start_tracing
+from workers.telemetry import Outage, log_json
 
 log = logging.getLogger("tuner.worker")
 settings = read_settings()
@@ -99,7 +99,6 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
             leases = Leases(Database.open(settings.database_url))
             REGISTRY.register(PoolCollector(Figures(leases.database)))
             _serve_metrics()
-            start_tracing("tuner-worker")
             _service = Service(leases, Announcer(settings, _broker), gpu, info, settings.limits)
             _service.start()
         except UnusableStore as error:  # Celery would go on; `tuner worker` restarts this

@@ -54,16 +54,6 @@ DURATION = Histogram(
     ("device", "state"),
     buckets=_DURATIONS,
 )
-GPU_SECONDS = Counter(
-    "tuner_job_gpu_seconds",
-    "Seconds that GPUs belonged to jobs that are done; idle: neither checking nor timing.",
-    ("device", "state"),
-)
-CPU_SECONDS = Counter(
-    "tuner_job_cpu_seconds",
-    "CPU seconds of jobs that are done.",
-    ("device",),
-)
 ATTEMPTS = Counter("tuner_attempts", "Attempts at jobs, by how they ended.", ("device", "outcome"))
 LOST_LEASES = Counter(
     "tuner_leases_lost", "Jobs that another worker was given while this one had them."

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,19 +21,11 @@ from tuner.jobs.attempts import (
     AttemptResult,
     Stopwatch,
 )
-from tuner.jobs.job import HEARTBEAT, Cost, JobRequest, JobState, Lease
+from tuner.jobs.job import HEARTBEAT, Lease
 from tuner.store.leases import Leases
 from tuner.store.workers import Figures, JobTimes
 from workers.machine import GPU_VARIABLE, Registration
-from workers.metrics import ATTEMPTS, CPU_SECONDS, DURATION, GPU_SECONDS, LOST_LEASES, WAIT
-from workers.telemetry import (
-    Attributes,
-    add_span,
-    continued,
-    current_traceparent,
-    describe_span,
-    span,
-)
+from workers.metrics import ATTEMPTS, DURATION, LOST_LEASES, WAIT
 
 MODULE = "workers.run_job"
 JOBS_A_CHILD = 200  # then a new child takes over, which ends any leak
@@ -62,7 +53,6 @@ class Runner:
                     "owner": lease.owner,
                     "fence": lease.fence,
                     "request": lease.request.as_json(),
-                    "trace": lease.trace,
                 }
             )
 
@@ -113,38 +103,24 @@ def child_environ(gpu: str | None) -> dict[str, str]:
 log = logging.getLogger("tuner.worker")
 
 
-_WELL = ("done", "cancelled", "stale", "wait")
-
-
 class Attempt:
     """An attempt that is under way."""
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease  # its trace continues at this attempt
-        self.result: AttemptResult | None = None  # to be set when it has ended
+    result: AttemptResult | None = None  # to be set when it has ended
 
 
 @contextmanager
 def observed(leases: Leases, lease: Lease) -> Iterator[Attempt]:
-    """Count and time the attempt that the block makes, and make it a span of the job's trace."""
+    """Count and time the attempt that the block makes."""
     figures = Figures(leases.database)
-    device = lease.request.device
-    about: Attributes = {
-        "tuner.job.id": lease.job_id,
-        "tuner.job.fence": lease.fence,
-        "tuner.device": device,
-        "tuner.worker": lease.owner,
-    }
-    with continued(lease.trace):
-        times = _times(figures, lease)
-        if lease.fence == 1 and times and times.started_at:
-            WAIT.labels(device).observe(_seconds(times.created_at, times.started_at))
-            add_span("queue", _ns(times.created_at), _ns(times.started_at), about)
-        with span("attempt", about, "consumer"):
-            attempt = Attempt(replace(lease, trace=current_traceparent()))
-            yield attempt
-            if attempt.result is not None:
-                _count(lease, attempt.result, _times(figures, lease))
+    times = _times(figures, lease)
+    if lease.fence == 1 and times and times.started_at:
+        waited_s = _seconds(times.created_at, times.started_at)
+        WAIT.labels(lease.request.device).observe(waited_s)
+    attempt = Attempt()
+    yield attempt
+    if attempt.result is not None:
+        _count(lease, attempt.result, _times(figures, lease))
 
 
 def _count(lease: Lease, result: AttemptResult, times: JobTimes | None) -> None:
@@ -155,16 +131,7 @@ def _count(lease: Lease, result: AttemptResult, times: JobTimes | None) -> None:
         # The parent may see the job's end in the store before it hears of it from the child.
         outcome = times.state.value
         DURATION.labels(device, outcome).observe(_seconds(times.started_at, times.finished_at))
-    if times and times.cost and outcome == JobState.DONE.value:
-        _count_cost(lease.request, times.cost)
     ATTEMPTS.labels(device, outcome).inc()
-    describe_span({"tuner.outcome": outcome}, "" if outcome in _WELL else result.reason or outcome)
-
-
-def _count_cost(request: JobRequest, cost: Cost) -> None:
-    GPU_SECONDS.labels(request.device, "busy").inc(cost.gpu_s - cost.gpu_idle_s)
-    GPU_SECONDS.labels(request.device, "idle").inc(cost.gpu_idle_s)
-    CPU_SECONDS.labels(request.device).inc(cost.cpu_s)
 
 
 def _times(figures: Figures, lease: Lease) -> JobTimes | None:
@@ -175,10 +142,6 @@ def _times(figures: Figures, lease: Lease) -> JobTimes | None:
 
 def _seconds(since: datetime, until: datetime) -> float:
     return max((until - since).total_seconds(), 0.0)
-
-
-def _ns(at: datetime) -> int:
-    return int(at.timestamp() * 1e6) * 1000
 
 
 POLL_S = 2.0  # a cancel is seen after so long at most
@@ -255,7 +218,7 @@ class Worker:
     def _do(self, lease: Lease) -> AttemptResult:
         with observed(self._leases, lease) as attempt:
             log.info("job %s: attempt begins", lease.job_id, extra={"job_id": lease.job_id})
-            self._runner.start(attempt.lease)
+            self._runner.start(lease)
             try:
                 attempt.result = result = self._watch(lease)
             except BaseException:

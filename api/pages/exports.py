@@ -23,9 +23,8 @@ from api.pages.forms import Posted, full_name, mistakes_in, refused_in
 from api.pages.render import page
 from api.paging import ExportIn
 from api.requests import EXAMPLE_CLUSTER, BundleIn
-from api.routes.results import ExportDevice, archive_of, bundle_of, export_of, list_proofs
+from api.routes.results import ExportDevice, archive_of, bundle_of, export_of
 from api.routes.service import list_devices
-from api.schemas_jobs import ServedProofPage
 from api.state import Api, ApiDep
 from tuner.deploy.bundle.build import Bundle
 from tuner.errors import BadInput, ExportRefused, UnknownDevice, UnknownEngine
@@ -35,7 +34,6 @@ from tuner.tuning.gains import WITHOUT_US
 
 router = APIRouter(prefix="/exports", include_in_schema=False)
 
-MOST_PROOFS = 5  # the newest ones, of any model
 _LEFT_OUT = "provenance/left_out,"  # the beginning of the name of the list of what it lacks
 
 
@@ -66,9 +64,7 @@ async def show_export(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """The files of an export, what it lacks, and what servers gained from such files."""
-    of_device = ServedProofPage(device=device, model=None, limit=MOST_PROOFS)
-    proofs = (await run_in_threadpool(list_proofs, of_device, caller, api))["proofs"]
+    """The files of an export, and what it lacks."""
     files, archive, refused, mistakes = None, None, "", {}
     try:
         body = wanted.model_dump()
@@ -86,7 +82,6 @@ async def show_export(
         422 if mistakes else 200,
         device=device,
         wanted=wanted,
-        proofs=proofs,
         files=files,
         archive=archive,
         refused=refused,

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
-from starlette.concurrency import run_in_threadpool
 
 from api.auth import Admin, Caller, Reader, Submitter
 from api.fields import JobId
@@ -106,14 +105,9 @@ def post_job(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> 
 
 
 @router.get("/{job_id}")
-async def show_job(job_id: JobId, request: Request, caller: Reader, api: ApiDep) -> Response:
+def show_job(job_id: JobId, request: Request, caller: Reader, api: ApiDep) -> Response:
     """A job and its steps."""
-    job = await get_job(job_id, caller, request, api)
-    return await run_in_threadpool(_show_job, job, request, caller, api)
-
-
-def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: ApiDep) -> Response:
-    job_id = job["id"]
+    job = get_job(job_id, caller, api)
     events = [event.as_json() for event in api.jobs.events(job_id, 0, MOST_EVENTS)]
     progress = get_progress(job_id, caller, api)
     winners = list_winners(job_id, caller, api) if job["state"] == "done" else None

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
@@ -41,31 +42,38 @@ from api.pages.names import (
 from tuner.draw.shapes import scheme_style
 
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_FILES = {
-    one.name: one.read_bytes()
-    for one in (files("api.pages") / "static").iterdir()
-    if one.name[one.name.rfind(".") :] in _KINDS
-}
-_FILES["pages.css"] += scheme_style().encode()
-_PACKED = {name: gzip.compress(data, mtime=0) for name, data in _FILES.items()}
-VERSION = hashlib.sha256(b"".join(_FILES[name] for name in sorted(_FILES))).hexdigest()[:12]
 
 router = APIRouter(include_in_schema=False)
+
+
+@cache
+def _static() -> tuple[Mapping[str, bytes], str]:
+    """The files that pages load, packed by gzip, and the version that their addresses have."""
+    found = {
+        one.name: one.read_bytes()
+        for one in (files("api.pages") / "static").iterdir()
+        if one.name[one.name.rfind(".") :] in _KINDS
+    }
+    found["pages.css"] += scheme_style().encode()
+    version = hashlib.sha256(b"".join(found[name] for name in sorted(found))).hexdigest()[:12]
+    return {name: gzip.compress(data, mtime=0) for name, data in found.items()}, version
 
 
 @router.get("/static/{version}/{name}")
 async def get_static(version: str, name: str, request: Request) -> Response:
     """A file of these pages. An address of another version is not to be kept."""
-    if name not in _FILES:
+    packed, own = _static()
+    if name not in packed:
         raise HTTPException(404)
-    kept = version == VERSION
     headers = {
-        "Cache-Control": "public, max-age=31536000, immutable" if kept else "no-store",
+        "Cache-Control": "public, max-age=31536000, immutable" if version == own else "no-store",
         "Vary": "Accept-Encoding",
     }
-    data = _FILES[name]
+    data = packed[name]
     if "gzip" in request.headers.get("accept-encoding", ""):
-        data, headers["Content-Encoding"] = _PACKED[name], "gzip"
+        headers["Content-Encoding"] = "gzip"
+    else:
+        data = gzip.decompress(data)
     return Response(data, headers=headers, media_type=_KINDS[name[name.rfind(".") :]])
 
 
@@ -98,7 +106,7 @@ def page(
     theme = request.cookies.get("theme")
     text = _TEMPLATES.get_template(f"{template}.html").render(
         root=root_of(request),
-        version=VERSION,
+        version=_static()[1],
         path=request.scope["path"],
         query=request.query_params,
         caller=caller if isinstance(caller, Caller) else None,
@@ -184,13 +192,6 @@ def _bytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def _number(value: float | None) -> str:
-    """A rate or a duration with three digits that count."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
 def _reason(text: str) -> str:
     """A reason with its gain as pages write gains: 1.164x is 1.16×."""
     return _GAIN.sub(lambda found: gain_words(float(found[1])), text)
@@ -251,7 +252,6 @@ def _environment() -> Environment:
         "count": words_of_count,
         "us": _us,
         "bytes": _bytes,
-        "number": _number,
         "speedup": gain_words,
         "reason": _reason,
         "kernels": _kernels,

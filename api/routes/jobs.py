@@ -28,7 +28,6 @@ from api.streams import ENDS, FollowedJob
 from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
 from tuner.jobs.job import JobEvent, JobRequest, Priority, Submitted
 from tuner.store.keys import Scope
-from workers.telemetry import current_traceparent, describe_span, span
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
@@ -74,9 +73,7 @@ def submit_job(
         may_hurry(caller)
     _admit(request, api, caller, 1)
     wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
-    with span("submit", {"tuner.device": wanted.device}, "producer"):
-        (answer,) = _submit([(wanted, _priority(body))], body, caller, api, idempotency_key)
-        describe_span({"tuner.job.id": answer.job.id, "tuner.job.created": answer.created})
+    (answer,) = _submit([(wanted, _priority(body))], body, caller, api, idempotency_key)
     request.scope["state"]["job_id"] = answer.job.id
     _announce([answer], api)
     response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
@@ -128,8 +125,7 @@ def submit_jobs(
         except BadInput as error:
             problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
         items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
-    with span("submit", {"tuner.jobs": len(wanted)}, "producer"):
-        answers = _submit(wanted, body, caller, api, idempotency_key)
+    answers = _submit(wanted, body, caller, api, idempotency_key)
     if len(answers) != len(wanted):
         raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
     _announce(answers, api)
@@ -144,7 +140,7 @@ def submit_jobs(
 def _admit(request: Request, api: Api, caller: Caller, count: int) -> None:
     """Raises HTTPException above the caller's rate, or with too many jobs in the queue."""
     state = request.scope["state"]
-    state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
+    state["limiter"].check(api.settings.submit_rate, "submit", caller.name)
     api.quotas.check(caller.name, count)
 
 
@@ -161,7 +157,6 @@ def _submit(
         client=caller.name,
         idempotency_key=idempotency_key,
         body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-        trace=current_traceparent(),
     )
 
 
@@ -192,15 +187,6 @@ def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]
     }
 
 
-Wait = Annotated[
-    int,
-    Query(
-        ge=0,
-        le=60,
-        description="Answer when the job has ended, or after so many seconds. The server may "
-        "answer sooner: look at the job's state.",
-    ),
-]
 Everyone = Annotated[
     bool, Query(description="End it for all of its clients; this needs a key of scope admin.")
 ]
@@ -222,24 +208,12 @@ def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) ->
     response_model_exclude_unset=True,
     responses=responses(404),
 )
-async def get_job(
-    job_id: JobId, caller: Reader, request: Request, api: ApiDep, wait: Wait = 0
-) -> dict[str, Any]:
-    """Show a job, at once or when it has ended."""
-    job = await run_in_threadpool(api.jobs.get, job_id)
-    if wait and not job.state.finished:
-        state, began = request.scope["state"], time.monotonic()
-        if end_turn := state.get("end_turn"):  # other reading requests need not wait too
-            end_turn()
-        seconds = min(wait, api.settings.wait_s)
-        (last,) = await run_in_threadpool(api.jobs.latest_events, job_id, 1)
-        await api.streams.until_ended(job_id, last.seq - 1, request, caller.name, seconds)
-        state["waited_s"] = time.monotonic() - began
-        job = await run_in_threadpool(api.jobs.get, job_id)
+def get_job(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show a job."""
+    job = api.jobs.get(job_id)
     if job.state.finished:
         return job.as_json()
-    reasons = await run_in_threadpool(api.fleet.reasons)
-    return {**job.as_json(), **reasons.as_json(job)}
+    return {**job.as_json(), **api.fleet.reasons().as_json(job)}
 
 
 @router.post(
@@ -286,7 +260,7 @@ def delete_job(job_id: JobId, caller: Admin, api: ApiDep) -> None:
 def retry_job(job_id: JobId, request: Request, caller: Submitter, api: ApiDep) -> dict[str, Any]:
     """Queue a dead, failed or cancelled job again, with all its attempts. Its trials count."""
     state = request.scope["state"]
-    state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
+    state["limiter"].check(api.settings.submit_rate, "submit", caller.name)
     job = api.jobs.get(job_id)
     if caller.scope < Scope.ADMIN and caller.name not in (job.client, *job.clients):
         text = f"job {job_id} was posted by {job.client}: they or a key of scope admin may retry it"

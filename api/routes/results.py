@@ -18,13 +18,11 @@ from api.errors import responses, said_of
 from api.exports import Archive, BundleRequest, ExportRequest, is_named, read_posted
 from api.fields import JobId
 from api.pages.browser import wants_page
-from api.paging import ExportIn, Page, ResultOf, page_of, read_cursor, read_one
+from api.paging import ExportIn, Page, ResultOf, page_of, read_cursor
 from api.requests import BundleIn
 from api.schemas_jobs import (
     ProgressOut,
     ResultsOut,
-    ServedProofPage,
-    ServedProofsOut,
     TrialsOut,
     WinnersOut,
 )
@@ -274,18 +272,6 @@ def _winner(winner: Winner) -> dict[str, Any]:
         "run_id": winner.run_id,
         "published_at": winner.published_at,
     }
-
-
-@router.get("/served-proofs", response_model=ServedProofsOut, responses=responses())
-def list_proofs(
-    page: Annotated[ServedProofPage, Query()], caller: Reader, api: ApiDep
-) -> dict[str, Any]:
-    """List what servers gained from exported files, the newest first."""
-    device = find_device(page.device).name if page.device else None
-    after = read_cursor(page.after, read_one)
-    found = api.proofs.proofs(after=after, limit=page.limit + 1, device=device, model=page.model)
-    proofs, cursor = page_of(found, page.limit, lambda proof: [proof.id])
-    return {"proofs": [asdict(proof) for proof in proofs], "next": cursor}
 
 
 MEDIA = "application/gzip"

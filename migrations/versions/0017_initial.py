@@ -68,24 +68,6 @@ def upgrade() -> None:
         sa.UniqueConstraint("spec", name=op.f("uq_problems_spec")),
     )
     op.create_table(
-        "served_proofs",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("device", sa.Text(), nullable=False),
-        sa.Column("engine", sa.Text(), nullable=False),
-        sa.Column("engine_version", sa.Text(), nullable=False),
-        sa.Column("files", sa.Text(), nullable=False),
-        sa.Column("proven", sa.Boolean(), nullable=False),
-        sa.Column("report", sa.JSON(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_served_proofs")),
-    )
-    op.create_index(
-        op.f("ix_served_proofs_device_engine_engine_version"),
-        "served_proofs",
-        ["device", "engine", "engine_version"],
-    )
-    op.create_table(
         "watches",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("watch", sa.JSON(), nullable=False),
@@ -181,7 +163,6 @@ def upgrade() -> None:
         sa.Column("engine", sa.Text(), server_default="", nullable=False),
         sa.Column("clients", sa.JSON(), server_default="[]", nullable=False),
         sa.Column("trial_count", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("trace", sa.Text(), server_default="", nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True)),
         sa.Column("gpu_s", sa.Double()),
         sa.Column("gpu_idle_s", sa.Double()),

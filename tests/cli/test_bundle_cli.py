@@ -1,5 +1,6 @@
 """The commands around a bundle, as a user types them."""
 
+import hashlib
 import json
 import shutil
 
@@ -19,7 +20,7 @@ def one_line(*words: object, code: int) -> str:
 
 @pytest.mark.usefixtures("bundled_store")
 @pytest.mark.parametrize("case", CASES)
-def test_a_bundle_is_built_and_verified(case, tmp_path):
+def test_a_bundle_is_built_and_its_hash_is_told(case, tmp_path):
     device = CASES[case][0]
     options = ["--device", device, "--cluster", EXAMPLES / f"{case}.toml", "--allow-predicted"]
     options += ["--engine", ENGINES[case][0]]
@@ -30,8 +31,7 @@ def test_a_bundle_is_built_and_verified(case, tmp_path):
     first = path.read_bytes()
     tuner("bundle", *options)
     assert path.read_bytes() == first
-    verified = tuner("bundle", "verify", path, "--json")
-    assert json.loads(verified.stdout)["sha256"] == result.stdout.split()[1]
+    assert hashlib.sha256(first).hexdigest() == result.stdout.split()[1]
 
 
 @pytest.mark.usefixtures("bundled_store")
@@ -56,7 +56,7 @@ def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path
     result = tuner("bundle", *options, "--out", tmp_path / "b.tar.gz", code=1)
     assert "error: h20-node01: " in result.stderr
     assert "correct what is an error above" in result.stderr
-    tuner("bundle", "verify", tmp_path / "b.tar.gz")
+    assert (tmp_path / "b.tar.gz").is_file()
 
 
 @pytest.mark.usefixtures("bundled_store")
@@ -74,9 +74,6 @@ def test_refusals_are_one_line(tmp_path):
     assert "'x' is not NAME=DIR" in one_line("bundle", *options, "--node", "x", code=2)
     assert "cannot write to" in one_line("bundle", *options, "--out", "/proc/x/b", code=2)
     assert not list(tmp_path.glob("*.tar.gz"))
-    assert "cannot be read" in one_line("bundle", "verify", tmp_path / "absent", code=2)
-    (tmp_path / "noise").write_bytes(b"noise")
-    assert "is no gzip file" in one_line("bundle", "verify", tmp_path / "noise", code=1)
 
 
 @pytest.mark.usefixtures("bundled_store")

@@ -196,8 +196,6 @@ BAD_INPUT = [
     (("cancel", "nope"), "there is no job 'nope'"),
     (("jobs", "--state", "runing"), "did you mean 'running'"),
     (("jobs", "--device", "L40X"), "did you mean 'L40'"),
-    (("jobs", "--order", "newst"), "did you mean 'newest'"),
-    (("jobs", "--created-after", "yesterday"), "%Y-%m-%dT%H:%M:%S"),
     (("submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
     ((*REPLAY, "guess"), "unknown way of measuring"),
     (("nightly", "--last"), "there was no night yet"),
@@ -217,7 +215,7 @@ def test_bad_input_is_one_line(tuner, tmp_path, monkeypatch, subtests):
             assert json.loads(tuner("jobs", "--json").stdout) == []
 
 
-def test_jobs_are_listed_by_state_client_time_and_order(tuner):
+def test_jobs_are_listed_by_state_and_client(tuner):
     first, second, third = (
         tuner(*REPLAY, f"replay:{RECORDING}", "--seed", seed).stdout.strip() for seed in "123"
     )
@@ -227,10 +225,10 @@ def test_jobs_are_listed_by_state_client_time_and_order(tuner):
         return [job["id"] for job in json.loads(tuner("jobs", *options, "--json").stdout)]
 
     assert listed() == [third, second, first]
-    assert listed("--order", "oldest", "--limit", "2") == [first, second]
+    assert listed("--limit", "2") == [third, second]
     assert listed("--state", "cancelled", "--state", "done") == [second]
-    assert listed("--client", "local", "--created-after", "2026-01-01") == [third, second, first]
-    assert listed("--client", "team") == listed("--created-before", "2026-01-01 12:00:00") == []
+    assert listed("--client", "local") == [third, second, first]
+    assert listed("--client", "team") == []
 
 
 def test_a_night_is_shown_before_and_after(tuner, tmp_path):

@@ -55,25 +55,6 @@ def test_what_was_added_is_listed_with_its_triton(env, added):
     assert (ours["path"], ours["triton"], ours["triton_here"]) == (str(added), "9.1.0", True)
 
 
-def test_kernels_are_listed_with_what_stops_them(env, added):
-    done = tuner(env, "kernels", "vllm==1.2.0")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("...") and lines[0].endswith("long/torch_ops.py")
-    assert lines[1:3] == ["  no   second", "       a kernel uses 'torch' of torch"]
-    assert lines[3:5] == ["ops.py", "  yes  kernel"]
-    assert lines[-1] == "1 of 2 kernels of vllm 1.2.0 lift"
-    refused = tuner(env, "kernels", "vllm==1.2.0", "--refused").stdout
-    assert "second" in refused and "ops.py\n  yes" not in refused
-    found = json.loads(tuner(env, "kernels", "vllm==1.2.0", "--json").stdout)
-    assert (found["lifted"], found["total"]) == (1, 2)
-    assert {one["name"]: one["refusal"] for one in found["functions"]} == {
-        "kernel": None,
-        "second": "a kernel uses 'torch' of torch",
-    }
-
-
 BAD_INPUT = [
     ("add vlm==1.2.0", "unknown engine 'vlm'; did you mean 'vllm'?"),
     ("add vllm", "the package index has no vllm==0.33.0; its newest are 1.2.0"),
@@ -82,8 +63,6 @@ BAD_INPUT = [
     ("add vllm==--help", "'--help' is not a version"),
     ("add sglang==1.0", "no wheel of sglang==1.0"),
     ("remove vllm==1.1.0", "did you mean '1.2.0'?"),
-    ("kernels vllm==3", "`tuner engines add vllm==3` adds it"),
-    ("kernels sglang==1", "no sglang==1 on this machine: `tuner engines add sglang==1`"),
 ]
 
 

@@ -9,10 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES
+from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, unpacked
 from commands import tuner
-
-from tuner.deploy.bundle.archive import unpack
 
 _, H20, RAY = CASES
 NODES = ("h20-node01", "h20-node02")
@@ -28,7 +26,7 @@ def started(case: str, tmp_path: Path, node: str) -> list[str]:
     options += ["--engine", ENGINES[case][0]]
     made = tuner("bundle", *options, *GIVEN)
     assert "|  the same" in made.stderr
-    files = unpack(archive.read_bytes()).files
+    files = unpacked(archive.read_bytes())
     script = tmp_path / "docker.sh"
     script.write_bytes(files[f"nodes/{node}/docker.sh"].data)
     done = subprocess.run(["bash", script, "--print"], capture_output=True, text=True, check=True)

@@ -1,11 +1,11 @@
-"""`tuner report` and the pictures beside exported files, as a user asks for them."""
+"""`tuner report`, as a user asks for it."""
 
 import gzip
 import json
 
 import pytest
 from commands import tuner
-from unchanged_cases import DATA, ENGINE, STORE
+from unchanged_cases import ENGINE, STORE
 
 OPTIONS = ("--device", "L40S", "--engine", ENGINE)
 
@@ -18,21 +18,19 @@ def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_report_prints_a_table_and_writes_its_pictures(tmp_path):
+def test_a_report_prints_a_table_and_writes_a_page(tmp_path):
     done = tuner("report", *OPTIONS)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "roofline us" in done.stdout
     page = tmp_path / "report_out" / "device_name=NVIDIA_L40S.html"
     assert f"drawn in {page.relative_to(tmp_path)}" in done.stderr
     assert "<svg" in page.read_text()
-    kinds = {path.suffix for path in page.parent.iterdir()}
-    assert kinds == {".html", ".svg"}
 
 
 def test_json_has_the_rows_and_the_files(tmp_path):
     done = tuner("report", *OPTIONS, "--out", "drawn", "--json")
     value = json.loads(done.stdout)
-    assert all((tmp_path / name).is_file() for name in value["files"])
+    assert (tmp_path / value["page"]).is_file()
     (first, *_) = value["problems"]
     (row, *_) = first["rows"]
     assert row["roofline_us"] > 0
@@ -45,7 +43,6 @@ def test_one_problem_alone(tmp_path):
     spec = everything[0]["problem"]
     done = tuner("report", *OPTIONS, "--problem", spec, "--out", "one", "--json")
     assert [one["problem"] for one in json.loads(done.stdout)["problems"]] == [spec]
-    assert len(list((tmp_path / "one").glob("*.svg"))) == 1
 
 
 def test_nothing_stored_names_the_next_step(tmp_path):
@@ -59,21 +56,3 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     done = tuner("report", *OPTIONS, "--out", "file/below", code=2)
     (line,) = done.stderr.splitlines()
     assert line.startswith("tuner: error: ")
-
-
-def test_an_export_has_pictures_of_what_it_exports(tmp_path):
-    done = tuner("export", *OPTIONS, "--allow-predicted", "--out", "out")
-    assert "pictures of the times: out/pictures/device_name=NVIDIA_L40S.html" in done.stdout
-    pictures = sorted((tmp_path / "out" / "pictures").iterdir())
-    assert {path.suffix for path in pictures} == {".html", ".svg"}
-    (page,) = (path for path in pictures if path.suffix == ".html")
-    assert "Predicted times are a model" in page.read_text()
-
-
-def test_bench_report_draws_one_run_with_its_title(tmp_path):
-    sweep = DATA / "cluster" / "bench" / "h20-2node-sglang-sweep.md"
-    title = "DeepSeek-R1 on 16 x NVIDIA_H20, 2026-11-20"
-    tuner("bench-report", sweep, "--title", title, "--picture", tmp_path / "new/a.svg")
-    assert title in (tmp_path / "new/a.svg").read_text()
-    (tmp_path / "file").write_text("")
-    tuner("bench-report", sweep, sweep, "--picture", tmp_path / "file/a.svg", code=2)

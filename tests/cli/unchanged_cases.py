@@ -104,8 +104,6 @@ class Run:
         others = hashlib.sha256()
         for path in sorted(path for path in (self.folder / out).rglob("*") if path.is_file()):
             name = str(path.relative_to(self.folder))
-            if path.parent.name == "pictures":  # they hold a date; tests/unit/test_pictures.py
-                continue
             if name in ours:
                 self.keep(name, path.read_text(encoding="utf-8"))
                 ours.remove(name)
@@ -233,8 +231,6 @@ def bundled(run: Run) -> None:
     options = ("--device", "L40S", "--cluster", cluster, "--engine", ENGINE, "--allow-predicted")
     options += ("--allow-missing",)  # the attention in the store is no model's
     run.tuner("bundle", *options, "--out", "b.tar.gz", "--json", keep=False)
-    verified = json.loads(run.tuner("bundle", "verify", "b.tar.gz", "--json", keep=False))
-    run.keep("tuner bundle verify", _json_text({**verified, "sha256": "VARIES"}))
     with tarfile.open(run.folder / "b.tar.gz") as archive:
         for member in archive:
             stream = archive.extractfile(member)
@@ -310,7 +306,7 @@ def _without_source(name: str, text: str) -> str:
     if name == "preflight.py":
         return "made of the tuner's source\n"
     if name == "MANIFEST.json":
-        manifest = {**json.loads(text), "digest": "VARIES"}
+        manifest = json.loads(text)
         for row in manifest["files"]:
             if row["path"] in FROM_SOURCE:
                 row |= {"sha256": "VARIES", "size": 0}

@@ -28,7 +28,6 @@ from bundle_cases import winners as stored
 
 from tuner.deploy.bundle import kubernetes
 from tuner.deploy.bundle.commands import node_environments
-from tuner.deploy.bundle.manifest import check_bundle
 from tuner.deploy.cluster import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import hash_folder
@@ -47,7 +46,6 @@ TEXT = (Path(__file__).parents[2] / "examples" / f"{H20}.toml").read_text()
 @pytest.mark.parametrize("case", CASES)
 def test_equal_stores_give_equal_bytes(case: str) -> None:
     assert build(case).archive == built(case).archive
-    check_bundle(built(case).archive)
 
 
 @pytest.mark.parametrize("case", CASES)

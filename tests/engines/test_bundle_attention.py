@@ -24,7 +24,6 @@ from bundle_cases import CASES, build, example, files_of, place
 from bundle_cases import fill as fill_moe
 
 from tuner.deploy.bundle.build import Bundle
-from tuner.deploy.bundle.manifest import check_bundle
 from tuner.deploy.bundle.notes import attention_notes, usable_winners
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import find_device
@@ -181,7 +180,7 @@ def test_without_attention_nothing_speaks_of_it() -> None:
 
 
 def test_every_entry_is_in_the_manifest_with_its_provenance() -> None:
-    manifest = check_bundle(built().archive)
+    manifest = built().manifest
     rows = [row for row in manifest["entries"] if "part" in row]
     (path,) = attention_paths(built())
     assert {row["file"] for row in rows} == {path}
@@ -212,7 +211,7 @@ def test_what_was_predicted_is_left_out_with_a_note() -> None:
         fill(store, RANKS, status=Status.PREDICTED, device="NVIDIA_L40S")
         mixed = store.winners(device="NVIDIA_L40S", engine="sglang", engine_version="0.5.16")
     found = build(L40S, of=mixed, allow_predicted=False)
-    assert check_bundle(found.archive)["statuses"] == {"ok": 36}
+    assert found.manifest["statuses"] == {"ok": 36}
     assert not attention_paths(found)
     why = "only predicted: measure it, or allow predicted entries"
     assert f"left out ({why}): {RANKS.spec()}" in found.notes
@@ -230,7 +229,7 @@ def test_a_bundle_without_the_layers_of_its_model_is_refused() -> None:
         build(L40S, of=winners(L40S), allow_predicted=False)
     own = unknown_model(example(L40S))
     found = build(L40S, own, winners(L40S), allow_predicted=False)
-    assert check_bundle(found.archive)["statuses"] == {"ok": 2}
+    assert found.manifest["statuses"] == {"ok": 2}
     assert any(note.startswith("left out (only predicted") for note in found.notes)
 
 
@@ -365,6 +364,6 @@ def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
     dense = replace(whole, model=replace(whole.model, name="llama", path="/models/llama"))
     alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
     found = bundle(L40S, dense, alone)
-    assert check_bundle(found.archive)["statuses"] == {"ok": 2}
+    assert found.manifest["statuses"] == {"ok": 2}
     with pytest.raises(ExportRefused, match="not all of them are bundled: E=256,N=64"):
         build(L40S, of=alone)

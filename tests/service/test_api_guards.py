@@ -346,7 +346,6 @@ class TestSettings:
             ("MAX_BODY_BYTES", "4M"),
             ("STREAMS", "0"),
             ("STREAM_S", "-1"),
-            ("WAIT_S", "61"),
         ],
     )
     def test_what_cannot_be_is_refused(self, name, value):

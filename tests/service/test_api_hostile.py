@@ -108,7 +108,6 @@ HEADERS = {
     "Origin": "/v1/jobs",
     "X-Forwarded-Proto": "/jobs",
     "X-Request-ID": "/v1/jobs",
-    "traceparent": "/v1/jobs",
 }
 
 

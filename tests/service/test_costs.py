@@ -14,7 +14,7 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import Environment, MeasureKind, RunKey, Totals
 from tuner.store.database import Database
 from tuner.store.results import ResultStore
-from tuner.store.workers import Estimates, Figures
+from tuner.store.workers import Estimates
 from tuner.tuning.gains import Meter, cost_line, work_line
 from tuner.tuning.request import START_S, Effort, estimate_line, later_gpu_s, start_s, typical_gpu_s
 
@@ -105,8 +105,6 @@ def test_a_done_job_says_what_it_cost(store, jobs, leases):
     done: Job = jobs.get(posted.id)
     assert done.cost == Cost(41.34, 16.0, 150.0)
     assert done.as_json()["cost"] == {"gpu_s": 41.3, "gpu_idle_s": 16.0, "cpu_s": 150.0}
-    times = Figures(store).job_times(posted.id, lease.fence)
-    assert times.cost == done.cost
     assert Estimates(store).of(done) is None
 
 

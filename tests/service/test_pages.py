@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from html import escape, unescape
@@ -20,9 +20,6 @@ from api.pages.coverage import cells_of
 from api.pages.names import device_short, plain, problem_words
 from api.pages.results import map_of
 from api.settings import ApiSettings
-from tuner.deploy.served.loads import Load, Speed
-from tuner.deploy.served.outputs import OutputCheck
-from tuner.deploy.served.report import LoadGain, ServedProof, Subject, gains_of
 from tuner.devices.table import find_device
 from tuner.draw.shapes import Colour
 from tuner.families.fused_moe.family import least_us
@@ -35,7 +32,6 @@ from tuner.store.database import Database
 from tuner.store.keys import Scope
 from tuner.store.leases import Leases
 from tuner.store.results import ResultStore
-from tuner.store.served_proofs import ServedProofStore
 from tuner.store.tables import job_events
 from workers.settings import Settings
 
@@ -96,25 +92,8 @@ def fill(server: Server, url: str) -> None:
     api = server.app.state.api
     api.workers.beat(WORKER)
     api.workers.set_aside("w-1", STEERING)
-    with ServedProofStore.open(url) as proofs:
-        proofs.add({**served_proof().as_json(), "model": f"Qwen3-30B-A3B{STEERING}"})
     server.call("POST", "/v1/watches", {"models": ["mixtral-8x7b"], "devices": ["H20"], "tp": [8]})
     server.call("POST", "/v1/nights", {})
-
-
-def served_proof() -> ServedProof:
-    """A proof with one load that is faster and one that is not."""
-    names = {"model": "", "device": "NVIDIA_L40S", "engine": "sglang", "engine_version": "0.5.16"}
-    words = {"driver": "580", "weights": "dummy", "before_args": "", "after_args": ""}
-    about = Subject(**names, **words, files="ab" * 32, tp=1, rounds=6)
-    (faster,) = decode_gains(Load(1, 8192, 256), [254.0] * 6, [427.0, *[433.0] * 4, 435.0])
-    (same,) = decode_gains(Load(1, 1024, 8), [254.0] * 6, [255.0, 253.0] * 3)
-    return ServedProof(about, [faster, same], OutputCheck(0.0, 0.0, 0.0, 0.0, 16, 16), ())
-
-
-def decode_gains(load: Load, before: Sequence[float], after: Sequence[float]) -> list[LoadGain]:
-    sides = [[Speed(1.0, 1.0, rate, None, 1.0) for rate in rates] for rates in (before, after)]
-    return [gain for gain in gains_of(load, *sides) if gain.column.field == "decode_tok_s"]
 
 
 def job_ids(server: Server) -> list[str]:
@@ -271,17 +250,6 @@ def test_a_job_is_cancelled_and_tried_again(server: Server, visitor: Visitor) ->
     assert visitor.post(f"/jobs/{job}/retry").status == 303
     assert server.call("GET", f"/v1/jobs/{job}").json["state"] == "queued"
     assert visitor.post(f"/jobs/{NEVER}/cancel").status == 404
-
-
-def test_an_export_says_what_servers_gained(server: Server, visitor: Visitor) -> None:
-    assert "No server was measured" in visitor.open("/exports/H100")
-    html = visitor.open("/exports/L40S")
-    assert "No server was measured" not in html and "Qwen3-30B-A3B" in html
-    row = html[html.index("8192+256") :].partition("</tr>")[0]
-    for said in ("decode", "254", "433", "1.70×", "1.68× to 1.71×", "faster"):
-        assert said in row, said
-    assert "proven: 1 of 2 faster, 0 slower, 1 within the spread" in html
-    assert "within the spread" in html[html.index("1x1024+8") :].partition("</tr>")[0]
 
 
 def test_a_done_job_may_lack_totals(server: Server, visitor: Visitor) -> None:

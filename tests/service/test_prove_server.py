@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from tuner.cli import app
 from tuner.store.results import ResultStore
-from tuner.store.served_proofs import ServedProofStore
 
 
 @pytest.fixture
@@ -45,9 +44,6 @@ def test_both_servers_are_compared_and_the_report_is_kept(place):
     assert all(len(gain["rounds"]["after"]) == 2 for gain in shown["gains"])
     text = (place / "served_proof/report.txt").read_text()
     assert all(len(line) <= 80 for line in text.splitlines()), text
-    with ServedProofStore.open(f"sqlite:///{place / 'tuner.db'}") as store:
-        (stored,) = store.proofs()
-    assert dict(stored.report) == shown and stored.model == "model"
 
 
 def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(place):

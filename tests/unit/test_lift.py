@@ -6,7 +6,7 @@ import pytest
 
 from tuner.devices.target import CUDA, HIP
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.lift import jitted_functions, lift
+from tuner.kernels.lift import lift
 
 HEAD = "import triton\nimport triton.language as tl\n"
 KERNEL = "@triton.jit\ndef kernel(x):\n    tl.store(x, used)\n"
@@ -207,19 +207,3 @@ def test_parameters_that_cannot_be_read_are_refused(tmp_path):
     main = f"{HEAD}used = 1\n\n\n{KERNEL.replace('jit', 'jit(do_not_specialize=[*N])')}N = []\n"
     with pytest.raises(UnsupportedKernel, match="do_not_specialize of kernel"):
         text(tmp_path, main)
-
-
-def test_a_survey_names_every_jitted_function_and_what_stops_it(tmp_path):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "ops.py").write_text(f"{HEAD}used = 1\n{KERNEL}")
-    (tmp_path / "a.py").write_text(f"{HEAD}used = 1\n{KERNEL}{KERNEL.replace('kernel', 'second')}")
-    (tmp_path / "b.py").write_text(f"{HEAD}import torch\n{KERNEL.replace('used', 'torch.e')}")
-    (tmp_path / "c.py").write_text("@triton.jit\ndef (:\n")
-    found = [(one.file, one.name, one.refusal) for one in jitted_functions(tmp_path, "engine 1")]
-    assert found[:3] == [
-        ("a.py", "kernel", None),
-        ("a.py", "second", None),
-        ("b.py", "kernel", "a kernel uses 'torch' of torch"),
-    ]
-    assert found[3][:2] == ("c.py", "") and "cannot read" in found[3][2]
-    assert len(found) == 4

@@ -27,7 +27,7 @@ from tuner.draw.shapes import (
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
 from tuner.pictures.rows import Origin, PictureRow, rows_of, summary_line
-from tuner.pictures.write import as_text, page_of, picture_pages, problem_charts
+from tuner.pictures.write import as_text, page_of, problem_charts
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
@@ -228,7 +228,7 @@ class TestDrawing:
                 assert _contrast(colour.value[ground], Colour.GROUND.value[ground]) >= 4.5
 
     def test_svg_is_well_formed_whatever_the_words_are(self):
-        spots = (Spot(1, 1, tip="<&>\"'"), Spot(2, 5, low=4, high=6))
+        spots = (Spot(1, 1, tip="<&>\"'"), Spot(2, 5))
         series = Series("</svg><script>", Colour.FIRST, spots)
         drawn = draw_chart(Chart("a & b <i>", "x", "y", (series,)))
         tree = ET.fromstring(svg_text(drawn))  # noqa: S314
@@ -272,18 +272,6 @@ class TestPages:
         said = "nothing ran on a GPU"
         assert said in page_of(layer(Status.PREDICTED), H200)
         assert said not in page_of(layer(Status.OK), H200)
-
-    def test_each_problem_has_its_pictures_beside_the_page(self):
-        decode = [
-            winner(Point(n, Stage.DECODE, 1, 1024), 20, problem=DECODE, default=30.0)
-            for n in (1, 8)
-        ]
-        page, *others = picture_pages([*layer(), *decode], H200)
-        assert page == "device_name=NVIDIA_H200.html"
-        stems = {Path(name).stem for name in others}
-        assert len(stems) == 2
-        assert {Path(name).suffix for name in others} == {".svg"}
-        assert all(":" not in name and "/" not in name for name in others)
 
     def test_the_table_fits_80_columns(self):
         sizes = (1, 4096, 1_048_576)

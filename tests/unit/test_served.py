@@ -10,9 +10,7 @@ from advice_cases import winners as measured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.deploy.bench_report.readers import parse_json
-from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, compare, interval, metric
-from tuner.deploy.bench_report.tables import runs_text
+from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, interval, metric
 from tuner.deploy.served.dummy_model import write_dummy_model
 from tuner.deploy.served.loads import Arrival, Load, Speed, median_speed, parse_loads, speed_of
 from tuner.deploy.served.outputs import TOKENS, Answers, check_outputs
@@ -23,7 +21,6 @@ from tuner.deploy.served.report import (
     Subject,
     backend_advice,
     gains_of,
-    runs_of,
 )
 from tuner.deploy.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
 from tuner.devices.table import find_device
@@ -108,16 +105,6 @@ def test_gains_are_of_pairs_and_above_1_for_less_time():
 )
 def test_an_interval_that_is_shown_to_reach_one_tells_nothing(high, low, verdict):
     assert gain("1x8192+5", "decode_tok_s", low, high).verdict == verdict
-
-
-def test_bench_report_finds_the_gains_of_a_proofs_rounds():
-    before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
-    after = [Speed(150.0 + n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4, 3, 5, 6, 7, 8, 9)]
-    gains = gains_of(LOAD, before, after)
-    sides = [parse_json(runs_text(runs_of(gains, side), "0"), "x") for side in ("before", "after")]
-    found = {pair.metric.name: pair for pair in compare(*sides).pairs}
-    assert found == {gain.column.metric: gain.pair for gain in gains}
-    assert len(found) == 4
 
 
 def test_the_interval_of_7_holds_all_and_of_9_leaves_out_the_extremes():

@@ -119,13 +119,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "engines list": ("tuner engines list",),
     "engines add": ("tuner engines add vllm==0.10.2",),
     "engines remove": ("tuner engines remove vllm==0.10.2",),
-    "engines kernels": ("tuner engines kernels sglang==0.5.16 --refused",),
     "bundle": (
         "tuner bundle --device L40S --cluster cluster.toml",
         "tuner bundle --device L40S --cluster cluster.toml --node n1=captures/n1",
-        "tuner bundle verify l40s-4x8-NVIDIA_L40S.tar.gz",
     ),
-    "bundle verify": ("tuner bundle verify l40s-4x8-NVIDIA_L40S.tar.gz",),
     "preflight": (
         "tuner preflight",
         "tuner preflight --node node01=captures/node01 --cluster cluster.toml",
@@ -133,7 +130,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "load-proof": ("tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log",),
     "bench-report": (
         "tuner bench-report sweep-20261101",
-        "tuner bench-report before after --picture gains.svg",
+        "tuner bench-report before after",
     ),
     "submit": (
         "tuner submit deepseek-r1 --tp 8 --device H200",

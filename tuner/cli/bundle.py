@@ -1,4 +1,4 @@
-"""The commands that pack tuned configs for a cluster, and check what was packed."""
+"""The command that packs tuned configs for a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import app, guarded, open_store, say, show
+from tuner.cli.app import command, open_store, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json, ModelName, ProblemSpecs
 from tuner.cli.targets import TargetOptions, problems_to_ship
@@ -26,14 +26,9 @@ if TYPE_CHECKING:
     from tuner.problems.results import Winner
     from tuner.store.results import ResultStore
 
-_bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-app.add_typer(_bundle, name="bundle")
 
-
-@_bundle.callback()
-@guarded
+@command
 def bundle(
-    context: typer.Context,
     device: Annotated[
         str,
         typer.Option(autocompletion=complete.devices, help="The GPU, e.g. L40S; required."),
@@ -72,19 +67,15 @@ def bundle(
     model: ModelName = None,
     as_json: Json = False,
 ) -> None:
-    """Pack tuned configs, launch scripts and checks for a cluster, or `verify` a bundle.
+    """Pack tuned configs, launch scripts and checks for a cluster.
 
     Exit 1 if the captured nodes have errors; the bundle is written all the same.
     """
-    if context.invoked_subcommand:
-        return
     if cluster is None or not (device or log):
-        raise BadInput(
-            "a bundle needs --device and --cluster; `tuner bundle verify FILE` checks one"
-        )
+        raise BadInput("a bundle needs --device and --cluster")
     from tuner.deploy.bundle.build import build_bundle, write_bundle
     from tuner.deploy.bundle.keys import render_keys
-    from tuner.deploy.bundle.manifest import check_bundle, sha256
+    from tuner.deploy.bundle.manifest import sha256
     from tuner.deploy.cluster import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.engines.engine import find_engine
@@ -108,7 +99,6 @@ def bundle(
         named=[parse_problem(spec) for spec in problem or ()],
         report=report,
     )
-    check_bundle(built.archive)  # `verify` must accept every bundle that is written
     path = out or Path(f"{built.name}.tar.gz")
     write_bundle(built, path)
     for finding in report.findings if report else ():
@@ -195,16 +185,3 @@ def _refuse_other_versions(store: ResultStore, device: Device, engine: Engine, t
         f"the store has no winners for {device.name} with {spec}, only with "
         f"{', '.join(versions)}: run `{tune}`, or set engine.image to {engine.name} {versions[-1]}"
     )
-
-
-@_bundle.command()
-@guarded
-def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle's archive.")],
-    as_json: Json = False,
-) -> None:
-    """Check a bundle without unpacking it. Exit 1 if it was changed after it was made."""
-    from tuner.deploy.bundle.manifest import verify as check
-
-    verified = check(file)
-    show(as_json, verified.as_json, verified.as_text)

@@ -17,7 +17,6 @@ from tuner.render import folded
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
-    from tuner.draw.shapes import Drawing
 
 
 @command
@@ -104,11 +103,6 @@ def bench_report(
             metavar="[AFTER]", help="File or folder of results; default: a table of BEFORE alone."
         ),
     ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write an SVG picture to this file; default: none."),
-    ] = None,
-    title: Annotated[str, typer.Option(help="Title of the pictures.")] = "Benchmark",
     all_metrics: Annotated[
         bool,
         typer.Option("--all-metrics", help="Compare all metrics; default: one of each kind."),
@@ -117,7 +111,7 @@ def bench_report(
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
 
-    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --picture a.svg`.
+    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after`.
     """
     from tuner.deploy.bench_report import (
         as_dict,
@@ -125,10 +119,8 @@ def bench_report(
         read_results,
         render_summary,
         render_text,
-        report_picture,
         summarise,
         summary_dict,
-        summary_picture,
     )
 
     read = {path: read_results(path) for path in (before, after or before)}
@@ -138,23 +130,10 @@ def bench_report(
     new = read[after or before].samples
     if after is None:
         summary = summarise(new)
-        if picture:
-            _draw(summary_picture(summary, title, str(before)), picture)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
     comparison = compare(read[before].samples, new)
-    if picture:
-        _draw(report_picture(comparison, title, str(before), str(after)), picture)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison, every=all_metrics))
-
-
-def _draw(drawing: Drawing, path: Path) -> None:
-    """Write a picture as SVG. Raises UnwritableOutput."""
-    from tuner.draw.shapes import svg_text
-    from tuner.export.files import write_all
-
-    write_all(path.parent, {path: svg_text(drawing).encode()})
-    say(f"drawn in {path}")
 
 
 def _expected(path: Path) -> Expected:

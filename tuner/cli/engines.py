@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,11 +12,10 @@ import typer
 from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, say, show
 from tuner.cli.options import Json
-from tuner.render import printable, table
+from tuner.render import table
 
 if TYPE_CHECKING:
     from tuner.engines.inventory import Release
-    from tuner.kernels.lift import JittedFunction
     from tuner.models.model import Model
 
 
@@ -164,39 +162,6 @@ def remove_engine(spec: Spec, as_json: Json = False) -> None:
             )
 
 
-@engines.command("kernels")
-@guarded
-def kernels(
-    spec: Spec,
-    refused: Annotated[
-        bool, typer.Option("--refused", help="Only those that cannot be lifted.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """List an engine's Triton kernels: which can be lifted, and why others cannot.
-
-    A kernel is lifted when its source, with all that it uses, compiles without the engine. Tests
-    and what is for other platforms than CUDA are left out.
-    """
-    from tuner.engines.engine import matching_packages
-    from tuner.engines.inventory import split_spec
-    from tuner.kernels.lift import jitted_functions
-
-    name, version = split_spec(spec)
-    package = matching_packages(name, version)[0]
-    found = list(jitted_functions(package.root, f"{name} {version}"))
-    lifted = sum(one.refusal is None for one in found)
-    shown = [one for one in found if one.refusal is not None or not refused]
-    if as_json:
-        functions = [{**asdict(one), "lifts": one.refusal is None} for one in shown]
-        counts = {"lifted": lifted, "total": len(found)}
-        print_json({"engine": name, "version": version, **counts, "functions": functions})
-        return
-    if shown:
-        typer.echo(_kernels_text(shown))
-    typer.echo(f"{lifted} of {len(found)} kernels of {name} {version} lift")
-
-
 def _releases_text(found: Sequence[Release]) -> str:
     headers = ("name", "version", "found", "pins Triton", "used")
     rows = []
@@ -206,20 +171,3 @@ def _releases_text(found: Sequence[Release]) -> str:
         where = _FOUND.get(one.source, one.source)
         rows.append((one.name, one.version, where, pins, "yes" if one.used else "-"))
     return table(headers, rows)
-
-
-def _kernels_text(found: Sequence[JittedFunction]) -> str:
-    """Each file's functions below its path; a reason below its function."""
-    lines = []
-    for file, functions in groupby(found, key=lambda one: one.file):
-        lines.append(file if len(file) <= _WIDTH else f"...{file[3 - _WIDTH :]}")
-        for one in functions:
-            lines.append(f"  {'no ' if one.refusal else 'yes'}  {printable(one.name)}"[:_WIDTH])
-            indent = " " * 7
-            lines += textwrap.wrap(
-                printable(one.refusal or ""),
-                _WIDTH,
-                initial_indent=indent,
-                subsequent_indent=indent,
-            )
-    return "\n".join(lines)

@@ -148,7 +148,7 @@ def _diff_nights(old: str, new: str) -> NightDiff:
 def report(
     device: DeviceName,
     choice: FamilyChoice,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page.")] = Path(
         "report_out"
     ),
     engine: EngineSpec = "sglang",
@@ -161,14 +161,14 @@ def report(
 ) -> None:
     """Draw the stored winners: the engine's time, the tuned one and the roofline, by batch size.
 
-    Writes one page of HTML, and an SVG for each problem.
+    Writes one page of HTML, which holds its pictures.
     """
     from tuner.engines.engine import find_engine
     from tuner.export.advice import for_servers
     from tuner.export.export import stored
     from tuner.export.files import write_all
     from tuner.pictures.rows import by_problem, rows_of
-    from tuner.pictures.write import as_text, picture_pages
+    from tuner.pictures.write import as_text, page_of
 
     card, found = find_device(device), find_engine(engine)
     asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
@@ -176,17 +176,15 @@ def report(
     with open_store() as store:
         winners = stored(store, card, found, wanted)
     winners = for_servers(winners, card, found, settings_of(server_args, model))
-    files = {out / name: data for name, data in picture_pages(winners, card).items()}
-    write_all(out, files)
+    page = out / f"device_name={card.name}.html"
+    write_all(out, {page: page_of(winners, card).encode()})
     winners_of = by_problem(winners)
     rows = {one: rows_of(one, some, card) for one, some in winners_of.items()}
-    page = next(iter(files))
     show(
         as_json,
         lambda: {
             "device": card.name,
             "page": str(page),
-            "files": [str(path) for path in files],
             "problems": [
                 {"problem": one.spec(), "rows": [row.as_json() for row in some]}
                 for one, some in rows.items()

@@ -30,14 +30,6 @@ ENDED_BADLY = ("dead", "failed")
 NEWEST = 1000  # jobs among which the beginning of an id is looked for
 WHY = 90  # characters of a reason in a list
 
-CreatedAt = Annotated[
-    datetime | None,
-    typer.Option(
-        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S"],
-        metavar="TIME",
-        help="As 2026-11-20 or 2026-11-20T05:00:00, in UTC; default: any time.",
-    ),
-]
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="The id that `submit` printed, or its beginning.")
 ]
@@ -75,25 +67,19 @@ def jobs(
             help="Only queued, running, done, ...; may be repeated; default: all.",
         ),
     ] = None,
-    created_after: CreatedAt = None,
-    created_before: CreatedAt = None,
-    order: Annotated[str, typer.Option(help="newest or oldest first; default: newest.")] = "newest",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs to list.")] = 50,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""
     from tuner.jobs.job import parse_state
-    from tuner.jobs.queue import JobQuery, parse_order
+    from tuner.jobs.queue import JobQuery
 
     query = JobQuery(
         device=find_device(device).name if device else None,
         model=model,
         client=client,
         states=frozenset(parse_state(one) for one in state or ()),
-        created_after=_in_utc(created_after),
-        created_before=_in_utc(created_before),
-        order=parse_order(order),
     )
     with open_jobs(server) as queue:
         found = queue.list_waiting(query, limit=limit)
@@ -167,10 +153,6 @@ def _job_called(queue: Queue, job_id: str) -> Job:
                 f"{len(called)} jobs begin with {job_id}: {ids}: give more of it"
             ) from None
         return called[0]
-
-
-def _in_utc(time: datetime | None) -> datetime | None:
-    return time and time.replace(tzinfo=timezone.utc)
 
 
 @command

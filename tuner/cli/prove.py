@@ -14,14 +14,6 @@ from tuner.errors import BadInput
 if TYPE_CHECKING:
     from tuner.deploy.served.prove import ProofRequest
 
-_FOR_SERVER = "With --server: "
-
-
-def _option(help_text: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    """An option that only --server has."""
-    found: typer.models.OptionInfo = typer.Option(help=_FOR_SERVER + help_text, metavar=metavar)
-    return found
-
 
 @command
 def prove(
@@ -30,7 +22,8 @@ def prove(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="With --server: the model's folder, its name on the hub, or with --dummy its "
+            help="With --server: the model's folder, its name on the hub, or with --dummy "
+            "its "
             "config.json.",
         ),
     ] = "",
@@ -42,7 +35,8 @@ def prove(
         bool,
         typer.Option(
             "--server",
-            help="Start the engine's servers as they are, and with the files and the flags that "
+            help="Start the engine's servers as they are, and with the files and the "
+            "flags that "
             "are advised, and compare them under load; default: run the engine's fused-MoE layer "
             "alone.",
         ),
@@ -53,23 +47,36 @@ def prove(
         typer.Option("--dummy", help="With --server: random weights; nothing is downloaded."),
     ] = False,
     layers: Annotated[
-        int | None, _option("with --dummy, so many of the model's layers; default: all.")
+        int | None,
+        typer.Option(
+            help="With --server: with --dummy, so many of the model's layers; default: all."
+        ),
     ] = None,
     loads: Annotated[
         str,
-        _option("loads, each SEQUENCESxPROMPT+ANSWER in tokens, with commas."),
+        typer.Option(
+            help="With --server: loads, each SEQUENCESxPROMPT+ANSWER in tokens, with commas."
+        ),
     ] = "1x1024+128,1x8192+128,8x8192+32,16x1024+64",
-    rounds: Annotated[int, _option("how often each load is measured on each server.")] = 7,
-    args: Annotated[str, _option("flags of both servers, as one word; default: none.")] = "",
+    rounds: Annotated[
+        int, typer.Option(help="With --server: how often each load is measured on each server.")
+    ] = 7,
+    args: Annotated[
+        str, typer.Option(help="With --server: flags of both servers, as one word; default: none.")
+    ] = "",
     before_args: Annotated[
         str,
-        _option(
-            "flags of the server without the files, e.g. '--attention-backend fa3'; default: none."
+        typer.Option(
+            help="With --server: flags of the server without the files, e.g. "
+            "'--attention-backend fa3'; default: none."
         ),
     ] = "",
     after_args: Annotated[
         str,
-        _option("flags of the server with the files; default: those that stored times advise."),
+        typer.Option(
+            help="With --server: flags of the server with the files; default: those that "
+            "stored times advise."
+        ),
     ] = "",
     in_turn: Annotated[
         bool,
@@ -80,13 +87,18 @@ def prove(
         ),
     ] = False,
     port: Annotated[
-        int | None, _option("the first of two ports; default: any that are free.")
+        int | None,
+        typer.Option(help="With --server: the first of two ports; default: any that are free."),
     ] = None,
-    report: Annotated[Path, _option("folder for the report and the logs.", metavar="DIR")] = Path(
-        "served_proof"
-    ),
-    start_timeout: Annotated[float, _option("seconds for a server to become ready.")] = 1800.0,
-    load_timeout: Annotated[float, _option("seconds for an answer.")] = 600.0,
+    report: Annotated[
+        Path, typer.Option(help="With --server: folder for the report and the logs.", metavar="DIR")
+    ] = Path("served_proof"),
+    start_timeout: Annotated[
+        float, typer.Option(help="With --server: seconds for a server to become ready.")
+    ] = 1800.0,
+    load_timeout: Annotated[
+        float, typer.Option(help="With --server: seconds for an answer.")
+    ] = 600.0,
     as_json: Json = False,
 ) -> None:
     """Prove exported files on this machine's GPU, in the engine's layer or in its servers.
@@ -138,12 +150,10 @@ def _prove_server(request: ProofRequest, as_json: bool) -> None:
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
-    from tuner.store.served_proofs import ServedProofStore
 
     with open_store() as store, plan_of(request, store) as plan:
         proof = prove_served(plan, say)
         write_report(proof, request.folder)
-        ServedProofStore(store.database).add(proof.as_json())
     say(f"the report and the logs are in {request.folder}")
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:

@@ -34,15 +34,12 @@ _SMALL = 11.0  # size of numbers and legends
 
 @dataclass(frozen=True)
 class Spot:
-    """A point of a line; `low` and `high` are the ends of its spread."""
+    """A point of a line."""
 
     x: float
     y: float
     glyph: Glyph = Glyph.DISC
     tip: str = ""
-    label: str = ""
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,7 @@ def draw_chart(chart: Chart) -> Drawing:
     legend, top = _legend(chart, 36)
     spots = [spot for one in chart.series for spot in one.spots]
     x = log_scale([*(s.x for s in spots), *chart.gains], _LEFT + 6, WIDTH - _RIGHT, room=1.0)
-    reach = [v for s in spots for v in (s.y, s.low, s.high) if v is not None]
-    y = log_scale([*reach, *chart.reach], top + 22 + _PLOT, top + 22)
+    y = log_scale([*(s.y for s in spots), *chart.reach], top + 22 + _PLOT, top + 22)
     shapes += [*legend, Text(0, top + 10, chart.y_label, _SMALL, Colour.MUTED)]
     shapes += _y_axis(y)
     for one in chart.series:
@@ -140,17 +136,8 @@ def _line(one: Series, x: LogScale, y: LogScale) -> list[Shape]:
         width = 1.5 if one.dashed else 2
         shapes.append(Line(tuple(places), one.colour, width, one.dashed, one.key))
     for spot, (left, top) in zip(one.spots, places, strict=True):
-        if spot.low and spot.high and spot.low < spot.high:
-            ends = ((left, y.at(spot.low)), (left, y.at(spot.high)))
-            shapes.append(Line(ends, one.colour))
         if spot.glyph is not Glyph.NONE:
             shapes.append(Mark(left, top, spot.glyph, one.colour, spot.tip, one.key))
-    taken: list[tuple[float, float]] = []
-    for spot, (left, top) in zip(one.spots, places, strict=True):
-        near = any(abs(left - tx) < 24 and abs(top - ty) < 12 for tx, ty in taken)
-        if spot.label and not near:
-            taken.append((left, top))
-            shapes.append(Text(left - 5, top - 6, spot.label, 10, one.colour, Anchor.END))
     return shapes
 
 

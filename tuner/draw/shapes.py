@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from html import escape
-from textwrap import wrap
 
 _STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
 _FINE = tuple(n / 10 for n in range(10, 100))
@@ -189,34 +188,6 @@ def cut_text(words: str, size: float, width: float) -> str:
     room = width - text_width("...", size)
     fits = (at for at in range(len(words), 0, -1) if text_width(words[:at], size) <= room)
     return words[: next(fits, 0)] + "..."
-
-
-def stack(drawings: Sequence[Drawing], label: str, gap: float = 20, margin: float = 14) -> Drawing:
-    """The drawings below each other, as one with a margin."""
-    shapes: list[Shape] = []
-    top = margin
-    for one in drawings:
-        shapes += [_moved(shape, margin, top) for shape in one.shapes]
-        top += one.height + gap
-    width = max((one.width for one in drawings), default=0.0)
-    return Drawing(width + 2 * margin, top - gap + margin, tuple(shapes), label)
-
-
-def heading(title: str, details: str, width: float) -> Drawing:
-    """A heading: a title in bold, and details below it, each on as many lines as it takes."""
-    shapes: list[Shape] = []
-    y = 0.0
-    for words, size, colour in ((title, 15, Colour.INK), (details, 12, Colour.MUTED)):
-        for line in wrap(words, int(width / (_LETTER * size))) if words else []:
-            y += size + 5
-            shapes.append(Text(0, y, line, size, colour, bold=size == 15))
-    return Drawing(width, y + 4, tuple(shapes), title)
-
-
-def _moved(shape: Shape, right: float, down: float) -> Shape:
-    if isinstance(shape, Line):
-        return replace(shape, points=tuple((x + right, y + down) for x, y in shape.points))
-    return replace(shape, x=shape.x + right, y=shape.y + down)
 
 
 _FONT = "system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif"

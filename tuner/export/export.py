@@ -19,7 +19,6 @@ from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
 from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
 from tuner.export.files import (
-    PICTURES,
     PROVENANCE,
     left_out_name,
     left_out_text,
@@ -34,7 +33,6 @@ from tuner.export.selection import (
     select,
     with_shipped,
 )
-from tuner.pictures.write import picture_pages
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
@@ -108,9 +106,7 @@ def export_device(
         )
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
-    pictures = _pictures(chosen.winners, device, out) if out else {}
-    beside = {**carried, **pictures}
-    files = export(chosen.winners, engine, device, out, chosen.not_written, beside=beside)
+    files = export(chosen.winners, engine, device, out, chosen.not_written, beside=carried)
     if out is None:
         root = _engine_root(used, engine)
         left = chosen.left_out
@@ -128,7 +124,6 @@ def export_device(
         **vars(way_to(out, files, used, engine)),
         left_out=chosen.left_out,
         advice=chosen.advice,
-        picture=next(iter(pictures)),
         removed=take_back(chosen.left_alone, engine, device, out),
     )
 
@@ -156,12 +151,6 @@ def way_to(
             *(_copy_text(folder, delivery, engine) for delivery in used if not delivery.variable),
         ],
     )
-
-
-def _pictures(winners: Sequence[Winner], device: Device, out: Path) -> dict[Path, bytes]:
-    """The page of the winners first, then the picture of each problem."""
-    pages = picture_pages(winners, device)
-    return {out / PICTURES / name: data for name, data in pages.items()}
 
 
 def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:

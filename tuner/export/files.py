@@ -23,7 +23,6 @@ from tuner.export.selection import LeftOut
 from tuner.problems.results import Winner, entry_json, incumbent_json
 
 PROVENANCE = "provenance"  # the sidecars' folder under a root
-PICTURES = "pictures"  # the folder of pages and pictures under a root
 _READABLE = 0o644  # by the engine's user too, whatever mode temporary files have
 
 

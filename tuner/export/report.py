@@ -27,7 +27,6 @@ class ExportReport:
     server_flags: Sequence[ServerAdvice] = ()
     notes: Sequence[str] = ()  # what an operator should know about the files
     left_out: Sequence[LeftOut] = ()
-    picture: Path | None = None  # the page with pictures of the winners
     advice: Sequence[Advice] = ()  # what to do about each problem
     removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
     into_engine: bool = False  # the files lie in the engine's own folder
@@ -73,8 +72,6 @@ class ExportReport:
         lines += ["", *map(str, self.advice), "", f"written under {self.root}"]
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
-        if self.picture:
-            lines.append(f"pictures of the times: {self.picture}")
         lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
         lines += [*self.notes, *self._removed()]
         lines += [f"server flags for {flags}" for flags in self.server_flags]

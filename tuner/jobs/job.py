@@ -258,7 +258,6 @@ class Lease:
     owner: str
     fence: int
     request: JobRequest
-    trace: str = ""  # the W3C traceparent of the request that posted the job
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from enum import Enum
 from typing import Any, Protocol
 
-from tuner.errors import BadInput, did_you_mean
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.jobs.workers import WorkerStatus
-
-
-class JobOrder(str, Enum):
-    """The order of a list of jobs, by the time at which they were created."""
-
-    NEWEST = "newest"
-    OLDEST = "oldest"
 
 
 @dataclass(frozen=True)
@@ -30,9 +20,6 @@ class JobQuery:
     model: str | None = None  # as the job's request names it
     client: str | None = None  # who posted it first
     states: frozenset[JobState] = frozenset()
-    created_after: datetime | None = None  # with a zone; a job of that very moment is left out
-    created_before: datetime | None = None  # the same
-    order: JobOrder = JobOrder.NEWEST
 
     def parameters(self) -> dict[str, str | list[str]]:
         """The query as the parameters of GET /v1/jobs; fields with their default are left out."""
@@ -41,9 +28,6 @@ class JobQuery:
             "model": self.model,
             "client": self.client,
             "state": sorted(state.value for state in self.states),
-            "created_after": _iso(self.created_after),
-            "created_before": _iso(self.created_before),
-            "order": None if self.order is JobOrder.NEWEST else self.order.value,
         }
         return {name: value for name, value in values.items() if value}
 
@@ -55,19 +39,6 @@ class JobQuery:
 
 
 ALL_JOBS = JobQuery()
-
-
-def parse_order(text: str) -> JobOrder:
-    """Read an order's name. Raises BadInput, which names the nearest."""
-    try:
-        return JobOrder(text)
-    except ValueError:
-        near = did_you_mean(text, [order.value for order in JobOrder])
-        raise BadInput(f"unknown order {text!r}: newest or oldest{near}") from None
-
-
-def _iso(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat()
 
 
 class Queue(Protocol):

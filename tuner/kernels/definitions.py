@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.source import bound_name, full_name, module_files
-from tuner.kernels.stand_ins import KernelLaunch, RecordedKernel, unsupported_if_it_fails
+from tuner.kernels.stand_ins import KernelLaunch, RecordedKernel
 
 _Definition = ast.FunctionDef | ast.Assign
 
@@ -220,3 +221,15 @@ def _free_names(node: _Definition | ast.expr) -> list[str]:
     bound |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
     bound -= {name for n in inner if isinstance(n, ast.Global) for name in n.names}
     return sorted({n.id for n in names if isinstance(n.ctx, ast.Load)} - bound)
+
+
+@contextlib.contextmanager
+def unsupported_if_it_fails(what: str) -> Iterator[None]:
+    """Turn any error of an engine's code into UnsupportedKernel, which says what and why."""
+    try:
+        yield
+    except UnsupportedKernel:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UnsupportedKernel(f"{what} cannot be followed ({reason})") from None

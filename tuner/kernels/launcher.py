@@ -22,6 +22,7 @@ from typing import Any
 
 from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
+from tuner.kernels.definitions import unsupported_if_it_fails
 from tuner.kernels.stand_ins import (
     KernelLaunch,
     Namespace,
@@ -30,7 +31,6 @@ from tuner.kernels.stand_ins import (
     platform_answers,
     stand_in_torch,
     stand_in_triton,
-    unsupported_if_it_fails,
 )
 
 __all__ = ["Followed", "KernelLaunch", "Launcher", "TensorSpec"]

@@ -352,15 +352,3 @@ def platform_answers(target: Target) -> dict[str, Any]:
 
 def _answering(value: object) -> Callable[..., object]:
     return lambda *args, **kwargs: value
-
-
-@contextlib.contextmanager
-def unsupported_if_it_fails(what: str) -> Iterator[None]:
-    """Turn any error of an engine's code into UnsupportedKernel, which says what and why."""
-    try:
-        yield
-    except UnsupportedKernel:
-        raise
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UnsupportedKernel(f"{what} cannot be followed ({reason})") from None

@@ -7,8 +7,8 @@ from html import escape
 from textwrap import fill
 
 from tuner.devices.table import Device
-from tuner.draw.chart import WIDTH, Chart, Row, Series, Spot, draw_chart, draw_rows
-from tuner.draw.shapes import Colour, Drawing, Glyph, heading, html_page, joined, stack, svg_text
+from tuner.draw.chart import Chart, Row, Series, Spot, draw_chart, draw_rows
+from tuner.draw.shapes import Colour, Drawing, Glyph, html_page, joined
 from tuner.pictures.rows import Origin, PictureRow, by_problem, over_title, rows_of, summary_line
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
@@ -22,22 +22,8 @@ _ROOFLINE = (
 _PREDICTED = "Predicted times are a model's: nothing ran on a GPU."
 
 
-def picture_pages(winners: Sequence[Winner], device: Device) -> dict[str, bytes]:
-    """Files by name: one page with all problems, then a picture of each problem."""
-    problems = by_problem(winners)
-    files = {f"device_name={device.name}.html": page_of(winners, device).encode()}
-    for problem, some in problems.items():
-        rows = rows_of(problem, some, device)
-        title = f"{title_of(problem)} on {device.name}"
-        about = f"{_software(some)}. {summary_line(some)}."
-        picture = stack([heading(title, about, WIDTH), *problem_charts(rows)], title)
-        stem = f"{problem.spec().replace(':', ',')},device_name={device.name}"
-        files[f"{stem}.svg"] = svg_text(picture).encode()
-    return files
-
-
 def page_of(winners: Sequence[Winner], device: Device) -> str:
-    """The HTML page of all winners."""
+    """The HTML page of all winners, with their charts and tables."""
     problems = by_problem(winners)
     rows = {problem: rows_of(problem, some, device) for problem, some in problems.items()}
     predicted = any(row.origin is Origin.PREDICTED for some in rows.values() for row in some)

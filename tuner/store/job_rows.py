@@ -46,7 +46,7 @@ from tuner.store.tables import IS_COALESCIBLE, UtcDateTime, job_events, jobs
 
 
 def new_job_row(
-    request: JobRequest, priority: Priority, client: str, now: datetime, trace: str = ""
+    request: JobRequest, priority: Priority, client: str, now: datetime
 ) -> dict[str, Any]:
     """The row of a queued job without events."""
     return {
@@ -68,7 +68,6 @@ def new_job_row(
         "cancel_requested": False,
         "event_count": 0,
         "error": "",
-        "trace": trace,
         "available_at": now,
         "announced_at": now,
         "created_at": now,
@@ -270,7 +269,6 @@ def find_or_add(
     client: str,
     clock: Clock | None,
     fresh: timedelta,
-    trace: str,
     unmet: Unmet,
 ) -> tuple[datetime, Sequence[Submitted]]:
     """The time, and for each request the job that answers it: an equal one, or a new one."""
@@ -283,7 +281,7 @@ def find_or_add(
         now, equal = _equal_jobs(connection, list(missing), clock, fresh)
         found |= equal
         lacking = {key: one for key, one in missing.items() if key not in equal}
-        added |= _add(connection, lacking, client, now, trace, unmet)
+        added |= _add(connection, lacking, client, now, unmet)
         # Another transaction may have added an equal job since: the insert waited for its commit.
     answers = []
     for key, one in zip(keys, wanted, strict=True):
@@ -341,7 +339,6 @@ def _add(
     wanted: Mapping[str, Asked],
     client: str,
     now: datetime,
-    trace: str,
     unmet: Unmet,
 ) -> dict[str, Job]:
     """Add jobs, and return the ones that no other transaction had added before."""
@@ -351,7 +348,7 @@ def _add(
     in_order = sorted(wanted.items())
     why = [unmet(request) for _, (request, _) in in_order]
     rows = [
-        new_job_row(*asked, client, now, trace) | {"event_count": 2 if reason else 1}
+        new_job_row(*asked, client, now) | {"event_count": 2 if reason else 1}
         for (_, asked), reason in zip(in_order, why, strict=True)
     ]
     ids = set(connection.execute(_ADD[connection.dialect.name], rows).scalars())

@@ -39,7 +39,7 @@ from tuner.jobs.job import (
     Priority,
     Submitted,
 )
-from tuner.jobs.queue import ALL_JOBS, JobOrder, JobQuery
+from tuner.jobs.queue import ALL_JOBS, JobQuery
 from tuner.jobs.workers import Reasons
 from tuner.store.api_key import LOCAL
 from tuner.store.database import Database, Queries, utc_now
@@ -72,7 +72,6 @@ class JobStore(Queries):
         idempotency_key: str | None = None,
         body_hash: str = "",
         fresh: timedelta = FRESH,
-        trace: str = "",
     ) -> Sequence[Submitted]:
         """For each request, queue a job or find the one that answers it: all or none.
 
@@ -86,7 +85,7 @@ class JobStore(Queries):
         """
         if not wanted:
             return []
-        more = client, self._clock, fresh, trace, unmet
+        more = client, self._clock, fresh, unmet
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
                 _, answers = find_or_add(connection, wanted, *more)
@@ -276,26 +275,24 @@ def _earlier_answer(connection: Connection, client: str, key: str, body_hash: st
 
 
 def select_page(query: JobQuery, after: tuple[datetime, str] | None, limit: int) -> Select[Any]:
-    """At most `limit` jobs in the query's order, from behind the place `after`.
+    """At most `limit` jobs, the newest first, from behind the place `after`.
 
     Each state's part is a walk along an index that stops after `limit` rows. With `state IN (...)`
     PostgreSQL 15 would read and sort all jobs in those states, or walk over all others.
     """
     conditions = _conditions(query, after)
     if not query.states or query.states == set(JobState):
-        return _in_order(select(jobs).where(*conditions), query.order, limit)
+        return _newest(select(jobs).where(*conditions), limit)
     states = sorted(state.value for state in query.states)
     if len(states) == 1:
-        return _in_order(
-            select(jobs).where(*conditions, jobs.c.state == states[0]), query.order, limit
-        )
+        return _newest(select(jobs).where(*conditions, jobs.c.state == states[0]), limit)
     # The walks give places alone: SQLAlchemy takes milliseconds for unions of whole rows.
     place = select(jobs.c.created_at, jobs.c.id).where(*conditions)
-    walks = [_in_order(place.where(jobs.c.state == one), query.order, limit) for one in states]
+    walks = [_newest(place.where(jobs.c.state == one), limit) for one in states]
     # SQLite takes a LIMIT within a union only in a subquery.
     places = union_all(*(select(walk.subquery()) for walk in walks)).subquery()
-    first = _in_order(select(places), query.order, limit).subquery()
-    return _in_order(select(jobs).join(first, jobs.c.id == first.c.id), query.order, limit)
+    first = _newest(select(places), limit).subquery()
+    return _newest(select(jobs).join(first, jobs.c.id == first.c.id), limit)
 
 
 def _conditions(query: JobQuery, after: tuple[datetime, str] | None) -> list[ColumnElement[bool]]:
@@ -308,20 +305,14 @@ def _conditions(query: JobQuery, after: tuple[datetime, str] | None) -> list[Col
     ):
         if value is not None:
             conditions.append(column == value)
-    if query.created_after is not None:
-        conditions.append(jobs.c.created_at > query.created_after)
-    if query.created_before is not None:
-        conditions.append(jobs.c.created_at < query.created_before)
     if after is not None:
-        conditions.append(place < after if query.order is JobOrder.NEWEST else place > after)
+        conditions.append(place < after)
     return conditions
 
 
-def _in_order(rows: Select[Any], order: JobOrder, limit: int) -> Select[Any]:
+def _newest(rows: Select[Any], limit: int) -> Select[Any]:
     columns = rows.selected_columns
-    place = (columns["created_at"], columns["id"])
-    down = order is JobOrder.NEWEST
-    return rows.order_by(*(column.desc() if down else column for column in place)).limit(limit)
+    return rows.order_by(columns["created_at"].desc(), columns["id"].desc()).limit(limit)
 
 
 def _equal(connection: Connection, job_id: str) -> str:

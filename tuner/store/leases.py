@@ -174,7 +174,7 @@ class Leases(Queries):
                 take_turn(connection, row["client"])
                 try:
                     request = read_request(values["request"])
-                    return Lease(row["id"], owner, values["fence"], request, row["trace"])
+                    return Lease(row["id"], owner, values["fence"], request)
                 except UNREADABLE as error:  # a newer version's job: leave it to its workers
                     reason = f"{owner} cannot read the request: {error}"
                     give_back(connection, {**row, **values}, now, reason, UNREADABLE_DELAY)

@@ -183,21 +183,6 @@ winners = Table(
     Index(None, "environment_id", "published_at"),  # which environment is the newest
 )
 
-served_proofs = Table(
-    "served_proofs",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    text_column("model"),
-    text_column("device"),
-    text_column("engine"),
-    text_column("engine_version"),
-    text_column("files"),
-    Column("proven", Boolean, nullable=False),
-    Column("report", JSON, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Index(None, "device", "engine", "engine_version"),
-)
-
 
 # As text, because a database uses a partial index only for a statement with the same condition,
 # without parameters.
@@ -235,7 +220,6 @@ jobs = Table(
     Column("engine", Text, nullable=False, server_default=""),
     Column("clients", JSON, nullable=False, server_default="[]"),  # who waits for it
     Column("trial_count", Integer, nullable=False, server_default="0"),  # stored in this attempt
-    Column("trace", Text, nullable=False, server_default=""),  # the submission's W3C traceparent
     Column("started_at", UtcDateTime),  # the first claim
     Column("gpu_s", Double),  # what the attempt that ended it cost; None: not known
     Column("gpu_idle_s", Double),

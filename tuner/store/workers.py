@@ -23,13 +23,12 @@ from sqlalchemy import (
 from sqlalchemy.pool import QueuePool
 
 from tuner.errors import UnknownWorker, did_you_mean
-from tuner.jobs.job import HELD, Cost, Job, JobState
+from tuner.jobs.job import HELD, Job, JobState
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus, read_info
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, RunState
 from tuner.store.database import Database, Queries, check_head, insert_into, time_of
-from tuner.store.job_rows import COST, read_cost
 from tuner.store.rows import storable
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
 from tuner.tuning.request import Effort, start_s, typical_gpu_s
@@ -225,7 +224,6 @@ class JobTimes:
     created_at: datetime
     started_at: datetime | None  # its first claim
     finished_at: datetime | None
-    cost: Cost | None = None  # of a job that is done
 
 
 class Figures(Queries):
@@ -257,13 +255,13 @@ class Figures(Queries):
     def job_times(self, job_id: str, fence: int) -> JobTimes | None:
         """The job's times; None once it has another lease than the one with this number."""
         columns = jobs.c.state, jobs.c.created_at, jobs.c.started_at, jobs.c.finished_at
-        query = select(*columns, *COST).where(jobs.c.id == job_id, jobs.c.fence == fence)
+        query = select(*columns).where(jobs.c.id == job_id, jobs.c.fence == fence)
         with self._read() as connection:
             row = connection.execute(query).one_or_none()
         if row is None:
             return None
-        state, created, started, finished = row[:4]
-        return JobTimes(JobState(state), created, started, finished, read_cost(row._mapping))
+        state, created, started, finished = row
+        return JobTimes(JobState(state), created, started, finished)
 
     def pool(self) -> PoolUse | None:
         """The use of this database's pool; None where connections are not pooled."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tuner.deploy.bench_report.plot import report_picture, summary_picture
 from tuner.deploy.bench_report.readers import read_results, read_samples
 from tuner.deploy.bench_report.samples import compare
 from tuner.deploy.bench_report.tables import (
@@ -20,8 +19,6 @@ __all__ = [
     "read_samples",
     "render_summary",
     "render_text",
-    "report_picture",
     "summarise",
     "summary_dict",
-    "summary_picture",
 ]

@@ -23,7 +23,6 @@ from tuner.deploy.bench_report.samples import (
     number_of,
     samples_of,
     serving_key,
-    whole_number,
 )
 from tuner.errors import MalformedBenchmark
 
@@ -294,8 +293,6 @@ def parse_json(text: str, source: str) -> list[Sample]:
 
 
 def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
-    if isinstance(run.get("samples"), list):  # as a served proof writes it
-        return [s for item in run["samples"] if (s := _saved(item, source))]
     requests = number_of(run.get("completed"))
     key = serving_key(
         run.get("max_concurrency"),
@@ -311,25 +308,6 @@ def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
         else:
             values[_JSON_NAMES.get(name, name)] = value
     return samples_of(key, values, source)
-
-
-def _saved(item: object, source: str) -> Sample | None:
-    if not isinstance(item, dict) or not isinstance(item.get("key"), dict):
-        return None
-    key = item["key"]
-    if key.get("load") not in [x.value for x in LoadKind]:
-        return None
-    rate = key.get("request_rate")
-    rebuilt = Key(
-        LoadKind(key["load"]),
-        whole_number(key.get("concurrency")),
-        whole_number(key.get("input_len")),
-        whole_number(key.get("output_len")),
-        rate if isinstance(rate, str) else "",
-    )
-    return next(
-        iter(samples_of(rebuilt, {str(item.get("metric")): item.get("value")}, source)), None
-    )
 
 
 def _markdown_row(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -153,11 +152,6 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "only_before": [asdict(k) for k in comparison.only_before],
         "only_after": [asdict(k) for k in comparison.only_after],
     }
-
-
-def runs_text(samples: Iterable[Sample], release: str) -> str:
-    """Return runs as JSON with the hash of their files (`release`); `read_samples` reads it."""
-    return json.dumps({"release": release, "samples": [asdict(s) for s in samples]})
 
 
 def _number(value: float) -> str:

@@ -24,8 +24,8 @@ _TEXT = """\
 |---|---|
 {keys}
 
-Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`, after
-`tuner bundle verify {name}.tar.gz`. Without the tuner: `sha256sum -c SHA256SUMS`.
+Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`. `sha256sum -c SHA256SUMS`
+in it finds what was damaged on the way.
 
 ## 1. Preflight
 

@@ -13,9 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bundle.archive import LARGEST_ARCHIVE
-from tuner.deploy.bundle.manifest import CONFIGS, NAME, check_bundle, read_at_most, read_manifest
-from tuner.errors import BadInput
+from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
+from tuner.errors import BadInput, BundleRefused
 from tuner.export.files import PROVENANCE, sidecar_of
 from tuner.problems.results import Status, counted
 
@@ -78,19 +77,26 @@ UNKNOWN = Deployed(known=False)
 
 def is_deployed(path: Path) -> bool:
     """Whether a path is a bundle or a folder, and not a log."""
-    return path.is_dir() or (path.is_file() and read_at_most(path, 2) == _GZIP)
+    if not path.is_file():
+        return path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == _GZIP
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_deployed(path: Path) -> Deployed:
     """Read a bundle's archive, an unpacked bundle, or a folder that `tuner export` wrote.
 
-    Raises BundleRefused for a changed bundle, and BadInput for something else.
+    Raises BundleRefused for a damaged bundle, and BadInput for something else.
     """
-    if path.is_file():
-        return _bundle(check_bundle(read_at_most(path, LARGEST_ARCHIVE + 1)), "")
-    if (path / NAME).is_file():
-        manifest = read_manifest(read_at_most(path / NAME, LARGEST_ARCHIVE))
-        return _bundle(manifest, str((path / CONFIGS).resolve()))
+    if path.is_file() or (path / NAME).is_file():
+        root = str((path / CONFIGS).resolve()) if path.is_dir() else ""
+        try:
+            return _bundle(read_manifest(path), root)
+        except (KeyError, TypeError, AttributeError):
+            raise BundleRefused(f"{NAME} lacks what a bundle's has") from None
     if (path / PROVENANCE).is_dir():
         return _exported(path.resolve())
     raise BadInput(

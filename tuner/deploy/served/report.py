@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.samples import FEWEST_RUNS, Key, LoadKind, Pair, Sample, paired
-from tuner.deploy.bench_report.tables import runs_text
-from tuner.deploy.served.loads import SIDES, Load, Speed
+from tuner.deploy.bench_report.samples import FEWEST_RUNS, Key, LoadKind, Pair, paired
+from tuner.deploy.served.loads import Load, Speed
 from tuner.deploy.served.outputs import OutputCheck, outputs_text
 from tuner.engines.server import Server
 from tuner.export.files import write_all
@@ -71,15 +70,6 @@ def gains_of(load: Load, before: Sequence[Speed], after: Sequence[Speed]) -> lis
             pair = paired(key, column.metric, old, new)
             found.append(LoadGain(load, column, old, new, pair))
     return found
-
-
-def runs_of(gains: Iterable[LoadGain], side: str) -> list[Sample]:
-    """Return the rounds of a side, "before" or "after", as bench-report reads them."""
-    return [
-        Sample(gain.pair.key, gain.column.metric, value, f"round {number}")
-        for gain in gains
-        for number, value in enumerate(getattr(gain, side), 1)
-    ]
 
 
 _PHASES = {"prefill": "prefill_tok_s", "decode": "decode_tok_s"}
@@ -208,18 +198,13 @@ class ServedProof:
 
 
 def write_report(proof: ServedProof, folder: Path) -> None:
-    """Write report.json and report.txt, and the rounds of each side as bench-report reads them.
-
-    Raises UnwritableOutput.
-    """
+    """Write report.json, which has each round, and report.txt. Raises UnwritableOutput."""
     texts = {"report.json": json.dumps(proof.as_json(), indent=2), "report.txt": proof.as_text()}
-    for side in SIDES:
-        texts[f"{side}.json"] = runs_text(runs_of(proof.gains, side), proof.subject.files)
     write_all(folder, {folder / name: f"{text}\n".encode() for name, text in texts.items()})
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """The text of a report's JSON, as it is stored and as a bundle holds it."""
+    """The text of a report's JSON."""
     lines = [
         f"{report['model']} on {report['device']}, TP {report['tp']}, {report['weights']} weights",
         f"{report['engine']} {report['engine_version']}, {report['sides']}, "

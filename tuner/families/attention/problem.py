@@ -55,7 +55,7 @@ class AttentionPhase(str, Enum):
     PREFILL = "prefill"
 
 
-ATTENTION_PROBLEMS = tuple(f"{phase.value}_attention" for phase in AttentionPhase)
+ATTENTION_PROBLEMS = ("extend_attention", "decode_attention", "prefill_attention")
 
 
 @dataclass(frozen=True)

@@ -66,19 +66,18 @@ _NO_SCORE: Mapping[str, frozenset[object]] = {
 }
 
 
-def _strides(*names: str) -> frozenset[str]:
-    return frozenset(f"stride_{name}" for name in names)
-
-
 # The cache's pages and strides, and the inputs of a SCORE_MOD.
 _CACHE = (
     frozenset({"kv_indptr", "kv_indices", "Aux0", "aux0_stride_t", "aux0_stride_h", "aux0_len"})
-    | _strides("buf_kbs", "buf_kh", "buf_vbs", "buf_vh")
-    | _strides("buf_kpage", "buf_ktok", "buf_vpage", "buf_vtok")
+    | {"stride_buf_kbs", "stride_buf_kh", "stride_buf_vbs", "stride_buf_vh"}
+    | {"stride_buf_kpage", "stride_buf_ktok", "stride_buf_vpage", "stride_buf_vtok"}
 )
 _TILES = frozenset({"BLOCK_DMODEL", "BLOCK_DPE", "BLOCK_DV"})  # follow from the head's columns
 _SPLITS = frozenset({"num_kv_splits", "MIN_BLOCK_KV", "USE_PDL"})
-_MIDDLE = _strides("mid_ob", "mid_oh", "mid_os")
+_MIDDLE = frozenset({"stride_mid_ob", "stride_mid_oh", "stride_mid_os"})
+_QUERIES = frozenset({"stride_qbs", "stride_qh"})
+_KEYS = frozenset({"stride_kbs", "stride_kh", "stride_vbs", "stride_vh"})
+_OUTPUTS = frozenset({"stride_obs", "stride_oh"})
 
 EXTEND = KernelSignature(
     Stage.EXTEND,
@@ -106,7 +105,10 @@ EXTEND = KernelSignature(
     | {"O_Extend", "LSE_Extend", "qo_indptr", "mask_ptr", "mask_indptr", "sink_ptr"}
     | {"window_kv_offset_ptr", "sm_scale", "k_scale", "v_scale", "FP8_MAX"}
     | {"compact_batch_size", "SKIP_PREFIX_CUSTOM_MASK"}
-    | _strides("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh", "lse_bs", "lse_h"),
+    | {"stride_lse_bs", "stride_lse_h"}
+    | _QUERIES
+    | _KEYS
+    | _OUTPUTS,
 )
 PREFILL = KernelSignature(
     Stage.PREFILL,
@@ -116,7 +118,9 @@ PREFILL = KernelSignature(
     values=("kv_group_num", "Lk", "BLOCK_M", "BLOCK_N"),
     plain={"IS_CAUSAL": frozenset({False})},  # an image's tokens all see each other
     neutral=frozenset({"sm_scale", "B_Start_Loc", "B_Seqlen", "Out", "BLOCK_DMODEL"})
-    | _strides("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh"),
+    | _QUERIES
+    | _KEYS
+    | _OUTPUTS,
 )
 _STAGE_1_PLAIN: Mapping[str, frozenset[object]] = {
     **_NO_SCORE,
@@ -128,7 +132,7 @@ _STAGE_1_NEUTRAL = (
     | _SPLITS
     | _MIDDLE
     | {"sm_scale_withk", "Att_Out", "Att_Lse", "BLOCK_N", "uneven_batch", "forced_kv_splits"}
-    | _strides("qbs", "qh")
+    | _QUERIES
 )
 GROUPED = KernelSignature(
     Stage.DECODE,
@@ -161,6 +165,6 @@ REDUCE = KernelSignature(
     neutral=_SPLITS
     | _MIDDLE
     | {"Mid_O", "Mid_O_1", "v_scale", "kv_indptr", "sink_ptr", "BLOCK_DV"}
-    | _strides("obs", "oh"),
+    | _OUTPUTS,
 )
 KERNELS = (EXTEND, PREFILL, GROUPED, UNGROUPED, REDUCE)
