@@ -157,6 +157,20 @@ def test_a_gated_delta_nets_kernels_are_answered_within_their_heuristics(tmp_pat
     assert kernel.chose == 1
 
 
+def test_prompts_shorter_than_a_chunk_are_the_engines_and_nothing_is_said(tmp_path, caplog):
+    """A server's own warm-up has a few tokens; `prove` must not tell them as a missing choice."""
+    (tmp_path / "scan").mkdir()
+    choices, kernel = ScanChoices(DELTA, tmp_path, lambda: FACTS), Autotuned()
+    hook_kernel(kernel, DeltaKernel.OUT, choices)
+    sizes = {"Hg": 16, "H": 32, "K": 128, "V": 128, "g": None, "h": tensor(1, 1, 32, 128, 128)}
+    with caplog.at_level(logging.INFO, "tuner.plugin"):
+        kernel[(1,)](k=tensor(1, 6, 16, 128), BT=16, **sizes)
+        assert not caplog.records
+        kernel[(1,)](k=tensor(1, 64, 16, 128), BT=64, **sizes)
+    assert kernel.chose == 2
+    assert "no choice for ('delta_out', 64, 16, 32, 128" in caplog.text
+
+
 def test_other_problems_and_kernels_are_left_alone_and_told_once(choices, caplog):
     kernel = Autotuned()
     hook_kernel(kernel, SsdKernel.SCAN, choices)

@@ -75,7 +75,9 @@ def _seen_states(named: Mapping[str, Any]) -> tuple[Key, int]:
     return (*_sizes(named), named["V"], gates, pool), named["h"].shape[-4]
 
 
-def _seen_out(named: Mapping[str, Any]) -> tuple[Key, int]:
+def _seen_out(named: Mapping[str, Any]) -> tuple[Key, int] | None:
+    if named["BT"] < GatedDelta.chunk_size:  # engines' chunk_o.py: of prompts of 32 tokens or fewer
+        return None
     return (*_sizes(named), named["V"], named["g"] is not None), named["h"].shape[-4]
 
 

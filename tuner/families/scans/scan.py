@@ -70,8 +70,9 @@ class Stage:
     writes: tuple[str, ...]
     blocks: Mapping[str, tuple[int, ...]]  # the constants of a configuration, and values to try
     covers: Callable[[Any], tuple[int, ...]]  # of a problem: the lengths that they cover in steps
-    # Of a launch's arguments: what they show of its problem, and how long it is.
-    seen: Callable[[Mapping[str, Any]], tuple[Key, int]]
+    # Of a launch's arguments: what they show of its problem, and how long it is. None: prompts so
+    # short that the engine launches another kernel than is tuned.
+    seen: Callable[[Mapping[str, Any]], tuple[Key, int] | None]
     shows: Callable[[Any], Key]  # the same of a problem
     operations: Callable[[Any, int, int], float]  # of a problem, tokens and chunks
     moved_bytes: Callable[[Any, int, int], int]

@@ -67,7 +67,10 @@ class ScanChoices:
     def config(self, part: ScanKernel, named: Mapping[str, Any]) -> dict[str, int] | None:
         """The choice for a launch with these arguments; None: the engine decides. Never raises."""
         try:
-            key, length = self.scan.stages[part].seen(named)
+            seen = self.scan.stages[part].seen(named)
+            if seen is None:
+                return None
+            key, length = seen
             asked = part.value, key, length  # an enum's own hash is slow
             if asked not in self._answers:
                 found = self._find(part, key, length)
