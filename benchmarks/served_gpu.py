@@ -48,7 +48,10 @@ LOADS = ",".join(
     if sequences * prompt <= 16 * 32768  # what the KV cache of two servers holds
 )
 CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards of 35 to 160 GB
-LAYERS = {"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16, "nemotron-3-nano": 14}
+LAYERS = {
+    **{"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16},
+    **{"nemotron-3-nano": 14, "qwen3-next": 8},
+}
 # What sglang's log says of the backends that it chose, or fell back to.
 _CHOSEN = re.compile(
     r"\b(?:prefill_|decode_)?(?:attention|moe_runner|fp8_gemm_runner|sampling)_backend='?\w+'?"

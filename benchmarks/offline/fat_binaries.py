@@ -18,14 +18,18 @@ KEPT, NEVER = 90, 80  # sm_90 takes no image of sm_80
 _FAT = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of the images
 _IMAGE = struct.Struct("<4xIQ12xI")  # bytes of this header, bytes of the payload, architecture
 _BEGIN = _FAT.pack(0xBA55ED50, 1, _FAT.size, 0)[:8]
-# What servers call of FlashAttention 3: values of 128 or 512 columns in bfloat16, the third switch
-# (a logit cap) off, and two kernels before and after. Compressed images have no names to read.
-# They repeat kernels of others, whose copies are linked.
-FLASH_ATTENTION = re.compile(
-    rb"ELi(?:128|512)ENS_10bfloat16_tEfNS_4arch4Sm90ELb\dELb\dELb0E"
-    rb"|prepare_varlen_num_blocks_kernel|FlashAttnFwdCombine"
-)
 EVERY_KERNEL = re.compile(b"")
+
+
+def flash_attention(columns: str) -> re.Pattern[bytes]:
+    """What servers call of FlashAttention 3 for values of so many columns ("128|512") in bfloat16:
+    the kernels with the third switch (a logit cap) off, and two before and after. Compressed images
+    have no names to read. They repeat kernels of others, whose copies are linked.
+    """
+    return re.compile(
+        rb"ELi(?:%s)ENS_10bfloat16_tEfNS_4arch4Sm90ELb\dELb\dELb0E"
+        rb"|prepare_varlen_num_blocks_kernel|FlashAttnFwdCombine" % columns.encode()
+    )
 
 
 class Image(NamedTuple):

@@ -1,6 +1,6 @@
 """Packs what the benchmarks and the tests on a GPU need, for a host without a network.
 
-    python benchmarks/offline/pack.py OUT.tar.xz [--served [--flash-attention]]
+    python benchmarks/offline/pack.py OUT.tar.xz [--served [--flash-attention 128,512]]
                                                  [--engines sglang-0.5.16,vllm-0.33.0]
                                                  [--python 3.12] [--there numpy,torch,...]
 
@@ -10,9 +10,9 @@ Python files of the `--engines`, which `tuner engines add` has put beside this P
 
 With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh
 and on GPUs of sm_90 alone. They need the flag for Triton's attention, unless `--flash-attention`
-packs FlashAttention 3 as well: 12 MB, in which only the kernels are left that the models of
-benchmarks/served_models call. Do not run two of these at once: both build this project in the same
-folder.
+packs FlashAttention 3 as well: 12 MB, in which only the kernels are left for values of so many
+columns: 128 and 512, and 256 for qwen3-next. Do not run two of these at once: both build this
+project in the same folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fat_binaries import EVERY_KERNEL, FLASH_ATTENTION, blank
+from fat_binaries import EVERY_KERNEL, blank, flash_attention
 
 HERE = Path(__file__).parent
 MANYLINUX = ("_2_34", "_2_28", "_2_27", "_2_24", "_2_17", "2014")  # pip matches each exactly
@@ -52,7 +52,7 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--served", action="store_true")
-    parser.add_argument("--flash-attention", action="store_true", help="with --served")
+    parser.add_argument("--flash-attention", metavar="COLUMNS", default="", help="with --served")
     parser.add_argument("--engines", default="sglang-0.5.16,sglang-0.5.23,vllm-0.24.0,vllm-0.33.0")
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--there", default="", help="packages that the host has, with commas")
@@ -62,8 +62,8 @@ def main() -> None:
         root = Path(folder)
         for wheel in downloaded(root / "wheels", options.python, served=options.served):
             if not is_there(wheel, there):
-                unpack(wheel, root / "site", flash_attention=options.flash_attention)
-        blank_others(root / "site")
+                unpack(wheel, root / "site", attention=bool(options.flash_attention))
+        shrink(root / "site", options.flash_attention)
         for name in filter(None, options.engines.split(",")):
             copy_engine(name, root / "engines")
         with tarfile.open(options.out, "w:xz", preset=5) as archive:
@@ -94,8 +94,8 @@ def is_there(wheel: Path, there: set[str]) -> bool:
     return any(name == one or name.startswith(f"{one}-cu") for one in there)
 
 
-def unpack(wheel: Path, site: Path, *, flash_attention: bool) -> None:
-    unused = UNUSED_LIBRARIES if flash_attention else (*UNUSED_LIBRARIES, ATTENTION_LIBRARY)
+def unpack(wheel: Path, site: Path, *, attention: bool) -> None:
+    unused = UNUSED_LIBRARIES if attention else (*UNUSED_LIBRARIES, ATTENTION_LIBRARY)
     with zipfile.ZipFile(wheel) as archive:
         kept = [n for n in archive.namelist() if not LEFT_OUT & {*n.split("/")[:-1]}]
         for name in kept:
@@ -103,11 +103,14 @@ def unpack(wheel: Path, site: Path, *, flash_attention: bool) -> None:
                 archive.extract(name, site)
 
 
-def blank_others(site: Path) -> None:
-    """Blank the GPU code of sglang's libraries that no server here runs."""
-    for library in (site / "sgl_kernel").rglob("*.so"):
+def shrink(site: Path, columns: str) -> None:
+    """Blank the GPU code of sglang's libraries that no server here runs, and strip the others."""
+    kernels = [*(site / "sgl_kernel").rglob("*.so")]
+    for library in kernels:
         attention = str(library).endswith(ATTENTION_LIBRARY)
-        blank(library, FLASH_ATTENTION if attention else EVERY_KERNEL)
+        blank(library, flash_attention(columns.replace(",", "|")) if attention else EVERY_KERNEL)
+    others = [path for path in site.rglob("*.so") if path not in kernels]
+    subprocess.run(["strip", "--strip-unneeded", *others], check=True)
 
 
 def copy_engine(name: str, engines: Path) -> None:

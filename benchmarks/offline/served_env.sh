@@ -1,5 +1,5 @@
 # Variables for sglang 0.5.16's servers on a host without a network:
-#   mkdir FOLDER && tar -xf OUT.tar.xz -C FOLDER       # of pack.py --served --flash-attention
+#   mkdir FOLDER && tar -xf OUT.tar.xz -C FOLDER       # of pack.py --served --flash-attention 128,512
 #   . benchmarks/offline/served_env.sh FOLDER          # in a checkout
 #   python benchmarks/sglang_stand_ins/build_kernels.py
 #   python benchmarks/served_gpu.py OUT --args "$SERVER_ARGS"
@@ -9,7 +9,7 @@
 export PYTHONPATH="$PWD:$PWD/benchmarks/sglang_stand_ins:$PWD/benchmarks:$1/site"
 SGLANG_DISABLED_MODEL_ARCHS=$(
     ls "$1/site/sglang/srt/models" | sed -n 's/\.py$//p' |
-        grep -v -x -e __init__ -e qwen3 -e qwen3_moe -e deepseek_v2 -e nemotron_h | paste -s -d , -
+        grep -v -x -e __init__ -e qwen3 -e qwen3_moe -e deepseek_v2 -e nemotron_h -e qwen3_next | paste -s -d , -
 )
 export SGLANG_DISABLED_MODEL_ARCHS
 # On Hopper and with one GPU, sglang needs FlashInfer for no attention, GEMM or MoE of its own choice.
