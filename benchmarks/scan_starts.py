@@ -5,13 +5,13 @@
 
 `own`: the engine chooses by itself, at a first prompt of one chunk. `tuned`: its plugin reads DIR.
 Prints one JSON object, with what each kernel was launched with at each size. Two starts at once are
-two ranks. PROBLEM is a chunk_scan of any engine or a gated_delta of sglang; without one, it is that
-of Nemotron 3 Nano.
+two ranks. PROBLEM is a chunk_scan or a gated_delta; without one, it is that of Nemotron 3 Nano.
 """
 
 # ruff: noqa: ANN401
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -27,6 +27,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import normalize
+from triton.language.extra import libdevice
 
 from tuner.families.scans.scan import ScanProblem, scan_named
 from tuner.measure.timing import Reference
@@ -39,6 +41,7 @@ MODULES = {
     ("sglang", "chunk_scan"): ("kernels/ops/mamba/triton_ops", "ssd_combined"),
     ("sglang", "gated_delta"): ("kernels/ops/attention/fla", "chunk"),
     ("vllm", "chunk_scan"): ("model_executor/layers/mamba/ops", "ssd_combined"),
+    ("vllm", "gated_delta"): ("third_party/flash_linear_attention/ops", "chunk"),
 }
 
 
@@ -75,25 +78,38 @@ def stand_in(engine: str, version: str, family: str) -> str:
     for part in parts.split("/"):
         name, folder = f"{name}.{part}", folder / part
         package(name, folder)
-    module = f"{name}.{last}"
-    if family == "gated_delta":
+    (stand_in_sglang if engine == "sglang" else stand_in_vllm)(name, root, family)
+    return f"{name}.{last}"
+
+
+def stand_in_sglang(name: str, root: Path, family: str) -> None:
+    """What sglang's kernels import of the rest of it. `name`: their package."""
+    if family != "chunk_scan":
         for part in ("sglang.srt", "sglang.srt.utils"):
             package(part, root)
         release = tuple(int(n) for n in torch.__version__.split(".")[:2])
         package("sglang.srt.utils.common", torch_release=release)
-        return module
+        return
     package(f"{name}.mamba_ssm", softplus=softplus)
-    if engine == "sglang":
-        for part in ("attention", "attention.fla"):
-            package(f"sglang.kernels.ops.{part}", root)
-        package("sglang.kernels.ops.attention.fla.utils", autotune_cache_kwargs={})
-        return module
+    for part in ("attention", "attention.fla"):
+        package(f"sglang.kernels.ops.{part}", root)
+    package("sglang.kernels.ops.attention.fla.utils", autotune_cache_kwargs={})
+
+
+def stand_in_vllm(name: str, root: Path, family: str) -> None:
+    """What vLLM's kernels import of the rest of it. `name`: their package."""
     major, minor = torch.cuda.get_device_capability()
     platform = {"is_cuda": lambda: True, "is_cpu": lambda: False, "is_rocm": lambda: False}
+    platform |= {"is_cuda_alike": lambda: True, "is_xpu": lambda: False}
     platform["is_device_capability"] = (major * 10 + minor).__eq__
-    package("vllm.triton_utils", tl=tl, triton=triton)
+    package("vllm.triton_utils", tl=tl, triton=triton, tldevice=libdevice)
     package("vllm.platforms", current_platform=SimpleNamespace(**platform))
-    return module
+    if family == "chunk_scan":
+        package(f"{name}.mamba_ssm", softplus=softplus)
+        return
+    package("vllm.utils")
+    package("vllm.utils.gpu_sync_debug", gpu_sync_allowed=contextlib.nullcontext)
+    package("vllm.utils.torch_utils", async_tensor_h2d=Tensor.to)
 
 
 def hook(engine: str) -> None:
@@ -109,8 +125,16 @@ def delta_call(
     combined: Any, problem: Any, given: dict[str, Tensor], about: dict[str, Tensor]
 ) -> Callable[[], Tensor]:
     """The call of a gated delta net's layer, whose states begin as zeros. Returns the output."""
+    batched = {n: t[None] for n, t in given.items()}
+    if problem.chain == "split":  # vLLM's layer gives q and k their length, and the chunks
+        for n in ("q", "k"):
+            batched[n] = normalize(batched[n].float(), dim=-1).to(batched[n].dtype)
+        chunks = {n: about[n] for n in ("chunk_indices", "chunk_offsets")}
+        more = {"initial_state": about["initial"], "output_final_state": True, **chunks}
+        more["cu_seqlens"] = about["sequence_ends"]
+        return lambda: combined.chunk_gated_delta_rule(**batched, **more)[0][0]
     shape = len(about["slots"]), problem.value_heads, problem.value_dim, problem.key_dim
-    pool, batched = torch.zeros(shape, device="cuda"), {n: t[None] for n, t in given.items()}
+    pool = torch.zeros(shape, device="cuda")
     batched |= {"initial_state": pool, "initial_state_indices": about["slots"]}
     more = {"cu_seqlens": about["sequence_ends"], "use_qk_l2norm_in_kernel": True}
     return lambda: combined.chunk_gated_delta_rule(**batched, **more)[0][0]
@@ -149,7 +173,11 @@ def record_launches() -> dict[str, dict[str, object]]:
     launch = triton.JITFunction.run
 
     def run(kernel: Any, *args: object, **given: Any) -> object:
-        kept = ((n, v) for n, v in given.items() if n.startswith(("BLOCK_SIZE", "BV", "num_")))
+        kept = (
+            (n, v)
+            for n, v in given.items()
+            if n.startswith(("BLOCK_SIZE", "BD", "BH", "BK", "BS", "BV", "num_"))
+        )
         found[kernel.__name__] = dict(kept)
         return launch(kernel, *args, **given)
 

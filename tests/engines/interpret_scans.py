@@ -55,15 +55,27 @@ def exp(x):
     return tl.exp(x)
 
 
+@triton.jit
+def exp2(x):
+    return tl.exp2(x)
+
+
+def counted(*bounds):
+    """`range`, whose numbers are tensors in a compiled kernel, with methods such as `to`."""
+    for number in range(*map(int, bounds)):
+        yield tl.full((), number, tl.int32)
+
+
 def run(kernels, module, family: str, name: str) -> dict[str, float]:
     text, sequences, tokens = CASES[family][name]
-    problem = scan_named(family).parse(f"{family}:{text}")
+    chain = "".join(f",chain={chain}" for chain in kernels.scan.chains)
+    problem = scan_named(family).parse(f"{family}:{text}{chain}")
     batches = ScanBatches(problem, kernels, seed=1, l2_bytes=1, device="cpu")
     batch = batches.at(Point(sequences, problem.parts[0], tokens))
     errors = {}
     for separate in (True, False):  # with the reference's tensors, then with those of the chain
         if not separate:
-            batch.clear({name for name in batch.expected if name in batch.copies[0]})
+            batch.clear({name for stage in kernels.stages.values() for name in stage.writes})
         for part, stage in kernels.stages.items():
             point = Point(sequences, part, tokens)
             least = {name: values[0] for name, values in stage.blocks.items()}
@@ -96,7 +108,8 @@ def main() -> None:
     engine, family, folder = sys.argv[1:]
     kernels = scan_engine(find_engine(engine), family).lift()
     module = load_lifted(kernels.lifted.write(Path(folder)))
-    vars(module)["exp"] = exp  # the interpreter does not know Triton's functions by other names
+    # The interpreter does not know Triton's functions by other names.
+    vars(module).update(exp=exp, exp2=exp2, range=counted)
     json.dump({name: run(kernels, module, family, name) for name in CASES[family]}, sys.stdout)
 
 

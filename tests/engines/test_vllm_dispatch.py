@@ -96,6 +96,26 @@ def test_the_first_kernel_is_the_releases_first_that_runs(oracle, card, ep):
     assert runs.kernels[0].name == theirs
 
 
+DELTA = parse_problem("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
+
+
+@pytest.mark.parametrize(
+    ("card", "flags", "kernels"),
+    [
+        ("H100", {}, ["FlashInfer"]),
+        ("H100", {"--gdn-prefill-backend": "triton"}, ["Triton"]),
+        ("L40S", {}, ["Triton"]),
+        ("B200", {}, ["FlashInfer", "Triton"]),
+        ("B200", {"--gdn-prefill-backend": "cutedsl"}, ["CuteDSL", "Triton"]),
+        ("MI300X", {}, ["AITER", "Triton"]),
+    ],
+)
+def test_gated_deltas_run_in_triton_where_nothing_else_does(card, flags, kernels):
+    found = what_runs("vllm", "0.33.0", DELTA, find_device(card), flags)
+    assert found
+    assert [one.name for one in found.kernels] == kernels
+
+
 STATES = parse_problem("state_update:heads=16,head_dim=64,state_size=128,groups=1")
 
 

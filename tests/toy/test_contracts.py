@@ -75,7 +75,9 @@ EXAMPLES = {
     "gated_delta": (
         [
             "gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128,dtype=bfloat16,"
-            "state_dtype=float32"
+            "state_dtype=float32",
+            "gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128,dtype=float16,"
+            "state_dtype=bfloat16,chain=split",
         ],
         "key_dim",
     ),
@@ -91,7 +93,11 @@ MODELS = {
     "gated_delta": (_QWEN, "sglang"),
 }
 # Releases older than an engine's kernels of a family.
-TOO_OLD = {("sglang==0.4.4", "chunk_scan"), ("sglang==0.4.4", "gated_delta")}
+TOO_OLD = {
+    ("sglang==0.4.4", "chunk_scan"),
+    ("sglang==0.4.4", "gated_delta"),
+    ("vllm==0.10.2", "gated_delta"),
+}
 ENGINES = [
     "sglang==0.5.16",
     "sglang==0.4.4",

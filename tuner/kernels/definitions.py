@@ -99,7 +99,7 @@ class Definitions:
 
     def _file(self, path: Path) -> _File:
         if path not in self._files:
-            self._files[path] = _File(path, self._engine, dict(self._known))
+            self._files[path] = _File(path, self._root, self._engine, dict(self._known))
         return self._files[path]
 
     def _define(self, file: _File, name: str, asked_by: str) -> Any:  # noqa: ANN401
@@ -176,7 +176,7 @@ class Definitions:
 class _File:
     """A source file's definitions and imports, and what was compiled of it."""
 
-    def __init__(self, path: Path, engine: str, space: dict[str, Any]) -> None:
+    def __init__(self, path: Path, root: Path, engine: str, space: dict[str, Any]) -> None:
         self.path, self.space = path, space
         self.definitions: dict[str, _Definition] = {}
         # name -> (module, the name there; "" for the module itself)
@@ -187,12 +187,22 @@ class _File:
             elif isinstance(node, ast.Assign):
                 names = [target.id for target in node.targets if isinstance(target, ast.Name)]
                 self.definitions |= dict.fromkeys(names, node)
-            elif isinstance(node, ast.ImportFrom) and not node.level:
+            elif isinstance(node, ast.ImportFrom):
+                module = _absolute(node, path, root)
                 for alias in node.names:
-                    self.imports[bound_name(alias)] = node.module or "", alias.name
+                    self.imports[bound_name(alias)] = module, alias.name
             elif isinstance(node, ast.Import):
                 for name in map(bound_name, node.names):
                     self.imports[name] = full_name(node, name), ""
+
+
+def _absolute(node: ast.ImportFrom, path: Path, root: Path) -> str:
+    """The full name of the module that a file imports from."""
+    own = node.module or ""
+    if not node.level:
+        return own
+    folders = path.relative_to(root.parent).parts[: -node.level]
+    return ".".join((*folders, own) if own else folders)
 
 
 @lru_cache(maxsize=16)  # engines' files are long, and a run asks for their functions many times

@@ -26,7 +26,7 @@ class DeltaShape:
     heads: LinearAttention
     dtype: Dtype  # of activations
     layers: int
-    sglang_state_dtype: str | None = None  # of states, as sglang's own field of config.json says it
+    mamba_ssm_dtype: str | None = None  # of states, as config.json says it
 
     def divided(self, tp: int) -> tuple[int, int]:
         """The key and value heads of a rank.
@@ -69,5 +69,5 @@ def parse_delta_json(data: bytes, name: str) -> DeltaShape:
         heads=heads,
         dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
         layers=len(places),
-        sglang_state_dtype=state if isinstance(state, str) else None,
+        mamba_ssm_dtype=state if isinstance(state, str) else None,
     )

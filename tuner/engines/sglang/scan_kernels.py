@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from tuner.devices.target import Target
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.scan_sources import folder_of, lift_scan
+from tuner.engines.sglang.scan_sources import folder_of, lift_scan, scan_here
 from tuner.families.scans.engine import ScanKernels
-from tuner.families.scans.scan import scan_named
 from tuner.kernels.definitions import Definitions
 from tuner.kernels.stand_ins import stand_in_torch, stand_in_triton
 
@@ -25,8 +24,8 @@ class SGLangScanKernels(ScanKernels[SGLang]):
     @classmethod
     def of(cls: type[K], engine: SGLang, family: str, backend: str, **more: Any) -> K:  # noqa: ANN401
         """Lift a family's kernels. Raises UnsupportedKernel."""
-        scan, lifted = scan_named(family), lift_scan(engine, family, backend)
-        return cls(engine, scan, scan.stages, folder_of(engine, family), lifted, **more)
+        lifted = lift_scan(engine, family, backend)
+        return cls(engine, scan_here(family), folder_of(engine, family), lifted, **more)
 
     def _known(self) -> Mapping[str, object]:
         """Further stand-ins, by the names in the engine's files."""

@@ -61,17 +61,26 @@ def views(problem: GatedDelta, prompt: Prompt) -> dict[str, Tensor]:
 
 def layout(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
     """Which tokens and chunks are whose, int32: sequence_ends and chunk_offsets (sequences + 1),
-    chunk_indices (c, 2), slots (sequences).
+    chunk_indices (c, 2), slots (sequences). For a chain that does not write over them, also the
+    first states, `initial` (sequences, h, v, n).
     """
     each = chunks_of(problem, point.new_tokens)
     numbers = torch.arange(point.batch_size + 1, device=device, dtype=torch.int32)
     chunks = torch.arange(all_chunks(problem, point), device=device, dtype=torch.int32)
-    return {
+    found = {
         "sequence_ends": numbers * point.new_tokens,
         "chunk_offsets": numbers * each,
         "chunk_indices": torch.stack([chunks // each, chunks % each], 1).contiguous(),
         "slots": numbers[:-1].clone(),
     }
+    if problem.chain == "split":
+        states = _states(problem, point)
+        found["initial"] = torch.zeros(states, dtype=TYPES[problem.state_dtype], device=device)
+    return found
+
+
+def _states(problem: GatedDelta, point: Point) -> tuple[int, ...]:
+    return point.batch_size, problem.value_heads, problem.value_dim, problem.key_dim
 
 
 def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
@@ -90,9 +99,12 @@ def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]
         "out": (tokens, heads, v),
     }
     found = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-    pool = point.batch_size, heads, v, n
-    found["pool"] = torch.empty(pool, dtype=TYPES[problem.state_dtype], device=device)
+    apart = problem.chain == "split"
+    kept = torch.float32 if apart else TYPES[problem.state_dtype]
+    found["pool"] = torch.empty(_states(problem, point), dtype=kept, device=device)
     found["g_sum"] = torch.empty((tokens, heads), device=device)
+    if apart:
+        found["A"] = torch.empty(shapes["T"], device=device)
     return found
 
 
@@ -115,6 +127,7 @@ def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Te
     values, beta = cut(prompt.v, v), cut(prompt.beta, 1)
     gates = cut(prompt.g, 1).cumsum(3)
     widths = {"T": size, "w": n, "u": v, "v_new": v, "out": v}
+    widths |= {"A": size} if problem.chain == "split" else {}
     made = {
         name: torch.empty((sequences, each, heads, size, width), device=device)
         for name, width in widths.items()
@@ -134,9 +147,9 @@ def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Te
         w, u = inverse @ (kc * b * s.exp()), inverse @ (values[:, c].float() * b)
         new = u - w @ state.mT
         out = qc * s.exp() @ state.mT + (qc @ kc.mT * apart).tril() @ new
-        found = {"T": inverse, "w": w, "u": u, "v_new": new, "out": out * n**-0.5}
-        for name, tensor in found.items():
-            made[name][:, c] = tensor
+        found = {"A": below, "T": inverse, "w": w, "u": u, "v_new": new, "out": out * n**-0.5}
+        for name, tensor in made.items():
+            tensor[:, c] = found[name]
         before[:, c] = state
         last = s[:, :, -1:]
         state = state * last.exp() + new.mT @ (kc * (last - s).exp())

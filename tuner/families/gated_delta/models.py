@@ -51,6 +51,7 @@ def resolve_model(shape: DeltaShape, serving: Serving) -> Resolved:
         value_dim=shape.heads.value_dim,
         dtype=serving.dtype or shape.dtype,
         state_dtype=asked or rules.state_dtype(shape),
+        chain=rules.CHAIN,
     )
     heads = f"{shape.heads.key_heads} key and {shape.heads.value_heads} value heads"
     return Resolved((problem,), (f"{shape.layers} gated delta nets of {heads}",))

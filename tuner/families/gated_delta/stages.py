@@ -1,4 +1,4 @@
-"""The chain of kernels that scans the prompts of a gated delta net, as sglang has it since 0.5.16.
+"""The chains of kernels that scan the prompts of a gated delta net, as sglang and vLLM have them.
 
 A launch shows how long it is by the list of its chunks, or by the states that it writes.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.devices.target import Target
 from tuner.families.gated_delta.problem import (
+    CHAINS,
     NAME,
     DeltaKernel,
     GatedDelta,
@@ -41,16 +42,20 @@ def wide(config: Config, target: Target) -> bool:
     return target.is_sm(90) and config["num_warps"] > 4
 
 
-def wide_or_broken(config: Config, target: Target) -> bool:
-    """Also whether its tiles are narrow for a whole warpgroup: with 8 of 42 such configurations,
-    Triton 3.6.0 wrote wrong results or read where nothing is (an H100).
+def broken(config: Config, target: Target) -> bool:
+    """Whether its tiles are narrow for a whole warpgroup: with 8 of 42 such configurations, Triton
+    3.6.0 wrote wrong results or read where nothing is (an H100).
     """
     narrow = 32 in (config["BK"], config["BV"])
-    return wide(config, target) or (target.is_sm(90) and narrow and config["num_warps"] == 4)
+    return target.is_sm(90) and narrow and config["num_warps"] >= 4
+
+
+def wide_or_broken(config: Config, target: Target) -> bool:
+    return wide(config, target) or broken(config, target)
 
 
 _WIDE_SOURCE = "sglang and vLLM have no such configurations on sm_90"
-_BROKEN_SOURCE = f"{_WIDE_SOURCE}, or Triton 3.6.0 breaks them there"
+_BROKEN_SOURCE = "Triton 3.6.0 breaks some of them on sm_90"
 
 
 def _seen_norm(named: Mapping[str, Any]) -> tuple[Key, int]:
@@ -59,6 +64,10 @@ def _seen_norm(named: Mapping[str, Any]) -> tuple[Key, int]:
 
 def _seen_gates(named: Mapping[str, Any]) -> tuple[Key, int]:
     return (named["H"], named["BT"], dtype_of(named["s"])), _chunks(named)
+
+
+def _seen_inverse(named: Mapping[str, Any]) -> tuple[Key, int]:
+    return (named["H"], named["BT"], dtype_of(named["Ai"])), _chunks(named)
 
 
 def _seen_k(named: Mapping[str, Any]) -> tuple[Key, int]:
@@ -71,7 +80,7 @@ def _seen_kv(named: Mapping[str, Any]) -> tuple[Key, int]:
 
 def _seen_states(named: Mapping[str, Any]) -> tuple[Key, int]:
     gates = named["g"] is not None and named.get("gk") is None
-    pool = dtype_of(named["initial_state"])
+    pool = dtype_of(named.get("initial_state", named.get("h0")))  # sglang's name, and vLLM's
     return (*_sizes(named), named["V"], gates, pool), named["h"].shape[-4]
 
 
@@ -168,6 +177,33 @@ _STAGES: Stages = {
         warps=(1, 2, 4),
         stages=(1, 2, 3, 4),
     ),
+    DeltaKernel.PRODUCTS: Stage(
+        file="chunk_scaled_dot_kkt.py",
+        calls=(Call("chunk_scaled_dot_kkt_fwd", "chunk_scaled_dot_kkt_fwd_kernel", {"A": "A"}),),
+        writes=("A",),
+        blocks={"BK": (32, 64, 128)},
+        covers=lambda p: (p.key_dim,),
+        seen=_seen_k,
+        shows=_own,
+        operations=lambda p, tokens, chunks: (
+            tokens * p.chunk_size * p.value_heads * 2.0 * p.key_dim
+        ),
+        moved_bytes=lambda p, tokens, chunks: tokens * _keys(p) * _BYTES + 2 * _by_head(p, tokens),
+        warps=(2, 4, 8),
+        stages=(1, 2, 3, 4),
+    ),
+    DeltaKernel.INVERSE: Stage(
+        file="solve_tril.py",
+        calls=(Call("solve_tril", "merge_16x16_to_64x64_inverse_kernel", {"Ai": "T"}),),
+        writes=("T",),
+        blocks={},
+        covers=lambda p: (),
+        seen=_seen_inverse,
+        shows=lambda p: (p.value_heads, p.chunk_size, p.dtype.value),
+        operations=lambda p, tokens, chunks: 1.0 * tokens * p.chunk_size**2 * p.value_heads,
+        moved_bytes=lambda p, tokens, chunks: 3 * _by_head(p, tokens),
+        stages=(1, 2, 3, 4, 5),
+    ),
     DeltaKernel.WEIGHTS: Stage(
         file="wy_fast.py",
         calls=(Call("recompute_w_u_fwd", "recompute_w_u_fwd_kernel", {"w": "w", "u": "u"}),),
@@ -184,7 +220,7 @@ _STAGES: Stages = {
         ),
         warps=(2, 4, 8),
         first=_FIRST_TILES,
-        unsafe=wide_or_broken,
+        unsafe=broken,
         unsafe_source=_BROKEN_SOURCE,
     ),
     DeltaKernel.STATES: Stage(
@@ -193,7 +229,7 @@ _STAGES: Stages = {
             Call(
                 "chunk_gated_delta_rule_fwd_h",
                 "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
-                {"h": "h", "v_new": "v_new"},
+                {"h": "h", "v_new": "v_new", "ht": "pool"},  # vLLM's last states are apart
             ),
         ),
         writes=("h", "v_new", "pool"),
@@ -229,7 +265,7 @@ _STAGES: Stages = {
         warps=(2, 4, 8),
         first=_FIRST_TILES,
         unsafe=wide_or_broken,
-        unsafe_source=_BROKEN_SOURCE,
+        unsafe_source=f"{_WIDE_SOURCE}, or {_BROKEN_SOURCE}",
     ),
 }
 
@@ -239,7 +275,8 @@ def operands(problem: GatedDelta, point: Point, call: Call) -> dict[str, Any]:
 
     With T tokens in c chunks of s tokens, h value heads of v and g key heads of n numbers: q, k and
     their normal forms (T, g, n); v, u, v_new and out (T, h, v); g, g_sum and beta (T, h) float32;
-    T (T, h, s); w (T, h, n); h (c, h, v, n); pool (sequences, h, v, n).
+    T and A (T, h, s); w (T, h, n); h (c, h, v, n); pool and initial (sequences, h, v, n). The chain
+    `split` reads the first states of `initial`, and the chain `fused` of `pool`.
     """
     tokens, chunks = tokens_of(point), all_chunks(problem, point)
     heads, n, v = problem.value_heads, problem.key_dim, problem.value_dim
@@ -260,7 +297,8 @@ def operands(problem: GatedDelta, point: Point, call: Call) -> dict[str, Any]:
         "w": rows("w", heads, n),
         "u": rows("u", heads, v),
         "h": TensorSpec("h", (1, chunks, heads, v, n), dtype),
-        "initial_state": TensorSpec("pool", (point.batch_size, heads, v, n), kept),
+        "initial_state": TensorSpec(_first_states(problem), (point.batch_size, heads, v, n), kept),
+        "output_final_state": True,
         "initial_state_indices": TensorSpec("slots", (point.batch_size,), "i32"),
         "cu_seqlens": TensorSpec("sequence_ends", (point.batch_size + 1,), "i32"),
         "chunk_indices": TensorSpec("chunk_indices", (chunks, 2), "i32"),
@@ -270,9 +308,15 @@ def operands(problem: GatedDelta, point: Point, call: Call) -> dict[str, Any]:
     found["g_cumsum"] = found["g"]
     if call.launcher == "chunk_local_cumsum_scalar":
         found |= {"g": rows("g", heads, of="fp32"), "scale": None}
+    if call.launcher == "solve_tril":
+        found |= {"A": rows("A", heads, problem.chunk_size, of="fp32"), "output_dtype": dtype}
     if call.launcher == "chunk_fwd_o":
         found["v"] = rows("v_new", heads, v)
     return found
+
+
+def _first_states(problem: GatedDelta) -> str:
+    return "initial" if problem.chain == "split" else "pool"
 
 
 def title(p: GatedDelta) -> str:
@@ -292,4 +336,5 @@ SCAN = Scan(
     operands,
     _WORST_ERROR,
     frozenset({"T", "pool"}),
+    CHAINS,
 )

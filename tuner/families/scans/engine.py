@@ -57,8 +57,7 @@ class ScanKernels(ABC, Generic[E]):
     """
 
     engine: E
-    scan: Scan
-    stages: Stages  # those of the chain, with the calls that this engine has
+    scan: Scan  # with the kernels and calls that this engine has
     folder: Path  # of the kernels' files
     lifted: Lifted
     # What of the reference depends on the engine: further arguments of `inputs.reference`.
@@ -67,6 +66,10 @@ class ScanKernels(ABC, Generic[E]):
     _given: dict[str, Any] = field(default_factory=dict)  # the arguments of the launcher that runs
     _opened: dict[tuple[str, Target], Definitions] = field(default_factory=dict)
     _launches: list[KernelLaunch] = field(default_factory=list)
+
+    @property
+    def stages(self) -> Stages:
+        return self.scan.stages
 
     @property
     def hash(self) -> str:
@@ -96,7 +99,7 @@ class ScanKernels(ABC, Generic[E]):
 
         Tiles that are wider than what they cover are left out, and what Triton miscompiles.
         """
-        whole = self._list(part, target)
+        whole = self._list(problem, part, target)
         unsafe = self._stage(part).unsafe
         sound = [one for one in whole if not unsafe(one, target)]
         fitting = [one for one in sound if not oversized(problem, part, one)]
@@ -104,8 +107,12 @@ class ScanKernels(ABC, Generic[E]):
 
     def constants(self, problem: ScanProblem, part: Part, target: Target) -> Config | None:
         """What the engine always runs; None where it chooses."""
-        if listed := self._list(part, target):
+        if listed := self._list(problem, part, target):
             return listed[0] if len(listed) == 1 else None
+        return self._given_constants(problem, part, target)
+
+    def _given_constants(self, problem: ScanProblem, part: Part, target: Target) -> Config:
+        """What the launcher itself says."""
         call = self._stage(part).calls[0]
         point = Point(1, part, problem.chunk_size)
         launch = self._launched(problem, point, call, {}, target)
@@ -116,11 +123,13 @@ class ScanKernels(ABC, Generic[E]):
         found = {name: int(str(value)) for name, value in values.items()}
         return Config({**TRITON_DEFAULTS, **found, **launch.options})
 
-    def _list(self, part: Part, target: Target) -> list[Config]:
-        """The list of an autotuner; empty without one."""
+    def _list(self, problem: ScanProblem, part: Part, target: Target) -> list[Config]:
+        """The list of an autotuner; empty without one. A launcher may say some of the blocks."""
         stage = self._stage(part)
         found = self._definitions(stage.file, target).autotuned(stage.calls[0].kernel)
-        return [Config({**TRITON_DEFAULTS, **config}) for config in found]
+        whole = all(name in config for config in found for name in stage.blocks)
+        said = TRITON_DEFAULTS if whole else self._given_constants(problem, part, target)
+        return [Config({**said, **config}) for config in found]
 
     def binder(self, problem: ScanProblem, target: Target) -> Binder:
         """The main kernel of a candidate, for the compiler."""
@@ -138,6 +147,11 @@ class ScanKernels(ABC, Generic[E]):
 
     def _stage(self, part: Part) -> Stage:
         assert isinstance(part, ScanKernel)  # the problem is a scan
+        if part not in self.stages:
+            wanted = " or ".join(f"chain={name}" for name in self.scan.chains)
+            raise UnsupportedKernel(
+                f"{self.lifted.origin} has no kernel {part.value}: its problems have {wanted}"
+            )
         return self.stages[part]
 
     def _definitions(self, file: str, target: Target) -> Definitions:
@@ -192,6 +206,17 @@ class ScanKernels(ABC, Generic[E]):
                 raise UnsupportedKernel(f"{part.value} takes no config key {key!r}{near}")
         if missing := [name for name in names if name not in config]:
             raise UnsupportedKernel(f"{part.value} needs {', '.join(missing)}")
+
+
+def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:
+    """Functions of engines that find a batch's chunks, each asked for those of the prompts.
+
+    `given`: the arguments of the launcher that runs.
+    """
+    return {
+        "prepare_chunk_indices": lambda ends, size: given["chunk_indices"],
+        "prepare_chunk_offsets": lambda ends, size: given["chunk_offsets"],
+    }
 
 
 def oversized(problem: ScanProblem, part: Part, config: Config) -> bool:

@@ -6,7 +6,7 @@ Servers read it too, so this module and the families' modules `stages` are light
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
@@ -104,6 +104,13 @@ class Scan:
     worst_error: Mapping[Dtype, float]
     # Tensors that begin as zeros, because a kernel reads them too or writes parts of them.
     zeros: frozenset[str] = frozenset()
+    # The kernels of each chain by its name, where engines have different ones.
+    chains: Mapping[str, tuple[ScanKernel, ...]] = field(default_factory=dict)
+
+    def of_chain(self, chain: str) -> Scan:
+        """The same with the kernels of one chain only."""
+        stages = {part: self.stages[part] for part in self.chains[chain]}
+        return replace(self, stages=stages, chains={chain: self.chains[chain]})
 
     @property
     def inputs(self) -> Any:  # noqa: ANN401

@@ -14,7 +14,7 @@ from tuner.devices.target import CUDA
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.scan_kernels import SGLangScanKernels
 from tuner.families.gated_delta.problem import NAME
-from tuner.families.scans.engine import ScanEngine
+from tuner.families.scans.engine import ScanEngine, chunk_lists
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,7 @@ class SGLangDeltaKernels(SGLangScanKernels):
     """The kernels of one version of sglang."""
 
     def _known(self) -> Mapping[str, object]:
-        """Functions of torch's that find chunks; each is asked for those of the prompts."""
-        return {
-            "prepare_chunk_indices": lambda ends, size: self._given["chunk_indices"],
-            "prepare_chunk_offsets": lambda ends, size: self._given["chunk_offsets"],
-        }
+        return chunk_lists(self._given)
 
 
 @dataclass(frozen=True)

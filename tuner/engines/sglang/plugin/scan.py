@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.scan_sources import FOLDERS, lift_scan
-from tuner.families.scans.scan import scan_named
+from tuner.engines.sglang.scan_sources import FOLDERS, lift_scan, scan_here
 from tuner.families.scans.serve import ServerFacts, hook_packages
 
 
@@ -14,7 +13,7 @@ def hook_scan(root: Path) -> None:
     """Give the files under a root to the kernels, when their modules are imported."""
     for family, folders in FOLDERS.items():
         packages = [f"sglang.{folder.replace('/', '.')}" for folder in folders]
-        hook_packages(scan_named(family), packages, root, _facts)
+        hook_packages(scan_here(family), packages, root, _facts)
 
 
 def _facts() -> ServerFacts:

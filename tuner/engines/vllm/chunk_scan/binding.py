@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tuner.devices.target import CUDA, Target
-from tuner.engines.vllm.chunk_scan.sources import FOLDER, STAGES, lift_kernels
-from tuner.engines.vllm.functions import EngineFunctions
 from tuner.engines.vllm.package import VLLM
-from tuner.families.chunk_scan.problem import ChunkScan
-from tuner.families.chunk_scan.stages import SCAN
-from tuner.families.scans.engine import ScanEngine, ScanKernels
+from tuner.engines.vllm.scan_kernels import VLLMScanKernels
+from tuner.families.chunk_scan.problem import NAME, ChunkScan
+from tuner.families.scans.engine import ScanEngine
 from tuner.families.scans.scan import Call, ScanProblem
-from tuner.kernels.definitions import Definitions
 from tuner.kernels.stand_ins import RecordedKernel, TensorSpec
 from tuner.problems.points import Point
 
@@ -30,7 +26,7 @@ def _launch_autotuned(kernel: RecordedKernel, grid: Any, **arguments: object) ->
 
 
 @dataclass(frozen=True)
-class VLLMScanKernels(ScanKernels[VLLM]):
+class VLLMSsdKernels(VLLMScanKernels):
     """The kernels of one version of vLLM."""
 
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
@@ -50,16 +46,8 @@ class VLLMScanKernels(ScanKernels[VLLM]):
             "final_state_indices": TensorSpec("final_slots", (sequences,), "i32"),
         }
 
-    def _open(self, source: Path, target: Target) -> Definitions:
-        known = {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
-        return EngineFunctions(
-            self.engine,
-            str(source.relative_to(self.engine.root)),
-            target,
-            known=known,
-            chosen=self._chosen,
-            _launches=self._launches,
-        ).definitions
+    def _known(self, target: Target) -> Mapping[str, object]:
+        return {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,5 @@ class VLLMChunkScan(ScanEngine):
 
     engine: VLLM
 
-    def lift(self, backend: str = CUDA) -> VLLMScanKernels:
-        lifted, folder = lift_kernels(self.engine, backend), self.engine.root / FOLDER
-        differs = {"passes_before": False}
-        return VLLMScanKernels(self.engine, SCAN, STAGES, folder, lifted, differs)
+    def lift(self, backend: str = CUDA) -> VLLMSsdKernels:
+        return VLLMSsdKernels.of(self.engine, NAME, backend, differs={"passes_before": False})

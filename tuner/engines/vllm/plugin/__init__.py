@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.families.scans.files import find_scan_files, scan_root
-from tuner.families.scans.scan import scan_named
 from tuner.families.scans.serve import ServerFacts, hook_packages
 
 log = logging.getLogger("tuner.plugin")
 
-PACKAGE = "vllm.model_executor.layers.mamba.ops"
 # With these, a server wants one choice for all lengths, or the first of each list.
 _LEAVES_ALONE = ("VLLM_BATCH_INVARIANT", "VLLM_TRITON_FORCE_FIRST_CONFIG")
 
@@ -39,7 +37,11 @@ def _register() -> None:
     if why := left_alone(os.environ):
         log.info("tuner scan: nothing is applied, because %s", why)
         return
-    hook_packages(scan_named("chunk_scan"), [PACKAGE], named[1], _facts)
+    from tuner.engines.vllm.scan_sources import FOLDERS, scan_here  # noqa: PLC0415  # lifts
+
+    for family, folders in FOLDERS.items():
+        packages = [f"vllm.{folder.replace('/', '.')}" for folder in folders]
+        hook_packages(scan_here(family), packages, named[1], _facts)
 
 
 def left_alone(environ: Mapping[str, str]) -> str:
@@ -54,10 +56,10 @@ def _facts() -> ServerFacts:
     import vllm  # noqa: PLC0415
 
     def kernel_hash(family: str) -> str:
-        from tuner.engines.vllm.chunk_scan.sources import lift_kernels  # noqa: PLC0415
         from tuner.engines.vllm.package import VLLM  # noqa: PLC0415
+        from tuner.engines.vllm.scan_sources import lift_scan  # noqa: PLC0415
 
-        return lift_kernels(VLLM(vllm.__version__, Path(vllm.__path__[0]))).hash
+        return lift_scan(VLLM(vllm.__version__, Path(vllm.__path__[0])), family).hash
 
     device = torch.cuda.get_device_name().replace(" ", "_")
     return ServerFacts("vllm", vllm.__version__, device, triton.__version__, kernel_hash)
