@@ -74,8 +74,12 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
         unsupported = unsupported or no_figures(shown)
     read = tuple(_read(context, findings))
     instead = read if findings.last_frames else _plan(context)
-    known = answers or findings.errors
-    return Diagnosis(answers, findings, unsupported, () if known else instead, read)
+    engine = context.engine_name()
+    readings = [
+        replace(one, fix=[*for_engine(one.fix, engine or one.engine)]) for one in findings.readings
+    ]
+    known = answers or findings.errors or readings
+    return Diagnosis(answers, findings, unsupported, () if known else instead, read, readings)
 
 
 def _told(context: Context) -> Iterator[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from tuner.diagnose.readers import Readers, Reading, Whole
 from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Facts
-from tuner.profile.workload import load_of
+from tuner.profile.workload import read_load
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
 _MOST_RANKS = 4096
@@ -57,6 +59,7 @@ class Findings:
 
     known: dict[tuple[str, ...], LogFinding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+    readers: Readers = field(default_factory=Readers)
     errors: dict[str, str] = field(default_factory=dict)  # exceptions that nothing explains
     frames: dict[str, Sequence[Frame]] = field(default_factory=dict)  # of the tracebacks of these
     lines: int = 0
@@ -77,9 +80,11 @@ class Findings:
 
     def full(self, line: str) -> bool:
         """Count a line of load. Whether requests wait there for room in the KV cache."""
-        waiting, used = (load := load_of(line)) or (0, 0.0)
-        waits = waiting > 0 and used >= _FULL
-        self.loads[0] += load is not None
+        load = read_load(line)
+        if load is None or load.waiting is None or load.used is None:
+            return False
+        waits = load.waiting > 0 and load.used >= _FULL
+        self.loads[0] += 1
         self.loads[1] += waits
         return waits
 
@@ -93,6 +98,16 @@ class Findings:
             self.frames.pop(self.errors.popitem()[0], None)
             self.errors[text] = where
 
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """What many lines show together, the worst first. Ask when all is read."""
+        kinds = list(Kind)
+        explained = any(
+            m.message.kind in (Kind.STOPS, Kind.WAITS, Kind.FOLLOWS) for m in self.known.values()
+        )
+        told = self.readers.told(Whole(explained, bool(self.errors)))
+        return sorted(told, key=lambda one: kinds.index(one.kind))
+
     @property
     def found(self) -> list[LogFinding]:
         """The findings that say something new, the worst first, then in the log's order."""
@@ -103,6 +118,7 @@ class Findings:
         # What the text shows may make a message say nothing new, as another message does.
         names |= self.facts.known.keys() | ({"stops"} if sure else set())
         names |= {"errors"} if self.errors else set()
+        names |= {one.name for one in self.readings}
         names |= {"kv_room_left"} if 2 * self.loads[1] <= self.loads[0] else set()
         kinds = list(Kind)
         kept = [

@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.diagnose.added import Mend
 from tuner.diagnose.findings import Findings, LogFinding
+from tuner.diagnose.readers import Reading
 from tuner.engines.logs.served import ENGINES
 from tuner.render import printable
 
@@ -67,11 +68,13 @@ class Diagnosis:
     unsupported: str = ""  # a sentence on the server's GPU, if no command can be for it
     instead: Sequence[str] = ()  # steps for a text without a known message, "$ " before commands
     read: Sequence[str] = ()  # sentences for exceptions that no message explains
+    readings: Sequence[Reading] = ()  # what many lines show together
 
     @property
     def known(self) -> bool:
         """Whether a message or a GPU was recognised that says what is the matter."""
         kinds = {answer.finding.message.kind.value for answer in self.answers}
+        kinds |= {reading.kind.value for reading in self.readings}
         return bool(self.unsupported or kinds - {"follows"})
 
     @property
@@ -85,6 +88,7 @@ class Diagnosis:
             "lines": self.findings.lines,
             "facts": self.findings.facts.as_json(),
             "found": [answer.as_json() for answer in self.answers],
+            "shown": [reading.as_json() for reading in self.readings],
             "unsupported": self.unsupported or None,
             "instead": list(self.instead),
             "unknown": [{"text": text, "where": where} for text, where in self.unknown.items()],
@@ -98,6 +102,10 @@ class Diagnosis:
             again = [f"The steps of {of} are for this too."] if answer.fix and of < number else []
             first, *rest = replace(answer, fix=again or answer.fix).lines()
             blocks.append("\n".join([f"{number}. {first}", *rest]))
+        for number, reading in enumerate(self.readings, len(self.answers) + 1):
+            blocks.append(
+                "\n".join([f"{number}. {reading.kind.value}: {reading.title}", *_shown(reading)])
+            )
         if self.unsupported and not any(self.unsupported in one for one in blocks):
             blocks.append(
                 f"note: a GPU that this tuner does not have\n   {printable(self.unsupported)}"
@@ -118,6 +126,12 @@ class Diagnosis:
         if self.instead:
             blocks[-1] = "\n".join([blocks[-1], *map(_step, self.instead)])
         return "\n\n".join(blocks)
+
+
+def _shown(reading: Reading) -> Iterator[str]:
+    yield f"   {printable(reading.where)}"
+    yield from (f"   {printable(sentence)}" for sentence in reading.cause)
+    yield from map(_step, reading.fix)
 
 
 def _step(step: str) -> str:

@@ -60,9 +60,9 @@ class _Scan:
         squeezed = [line.translate(None, BLANKS) for line in self._lines]
         joined = b"".join(squeezed)
         new = slice(self._searched, end)
-        self.findings.facts.read(
-            self._lines[new], squeezed[new], self.name, self._first + self._searched
-        )
+        part = self._lines[new], squeezed[new], self.name, self._first + self._searched
+        self.findings.facts.read(*part)
+        self.findings.readers.read(*part)
         hits = self._forms_in(joined)
         hits.sort(key=lambda hit: "explained" in hit[1].unless)
         explained: set[int] = set()

@@ -25,7 +25,7 @@ _PREFILL = re.compile(
 )
 # vLLM: `LoggingStatLogger` every 10 s, and the size of the cache when the server starts.
 _VLLM = re.compile(
-    r"Avg generation throughput: [0-9.]{1,20} tokens/s, Running: (?P<n>\d{1,7}) reqs"
+    r"Avg generation throughput: (?P<speed>[0-9.]{1,20}) tokens/s, Running: (?P<n>\d{1,7}) reqs"
     r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d{1,7}) reqs)?.*?"
     r"KV cache usage: (?P<usage>[0-9.]{1,10})%"
 )
@@ -75,12 +75,24 @@ def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
     return merged(found)
 
 
-def load_of(line: str) -> tuple[int, float] | None:
-    """How many requests wait, and the used part of the KV cache, if a line of load says both."""
+@dataclass(frozen=True)
+class LoadLine:
+    """What a line of load says. None: it does not."""
+
+    running: int
+    waiting: int | None
+    used: float | None  # of the KV cache, 0 to 1
+    speed: float | None  # tokens/s of all
+
+
+def read_load(line: str) -> LoadLine | None:
+    """A line of decode (sglang) or of statistics (vLLM); None for any other line."""
     match = _VLLM.search(line) or _DECODE.search(line)
-    if not match or not match["waiting"] or not match["usage"]:
+    if not match:
         return None
-    return int(match["waiting"]), _number(match["usage"]) / (100 if match.re is _VLLM else 1)
+    used = _number(match["usage"]) / (100 if match.re is _VLLM else 1) if match["usage"] else None
+    waiting = int(match["waiting"]) if match["waiting"] else None
+    return LoadLine(int(match["n"]), waiting, used, _number(match["speed"]))
 
 
 def batches_of_profile(profile: Profile) -> list[WeightedBatch]:

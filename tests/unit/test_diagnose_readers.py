@@ -1,0 +1,119 @@
+"""What `tuner diagnose` says of many lines together: a start, lines of load, stacks."""
+
+# ruff: noqa: E501 (lines of logs are long)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnose_cases import sglang, vllm
+
+from tuner.diagnose import diagnose_text
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A text, the readings of it, and words that the answer has or must not have."""
+
+    what: str
+    text: str
+    names: tuple[str, ...]
+    says: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+
+
+def steps(*texts: str, rank: int = 0) -> str:
+    return "\n".join(sglang(text, rank) for text in texts)
+
+
+def load(running: int, waiting: int, used: float) -> str:
+    return vllm(
+        f"Engine 000: Avg prompt throughput: 900.0 tokens/s, Avg generation throughput: 2000.5 tokens/s, Running: {running} reqs, "
+        f"Waiting: {waiting} reqs, GPU KV cache usage: {used}%, Prefix cache hit rate: 0.0%"
+    )
+
+
+def decode(running: int, graph: bool, speed: float = 12.5, waiting: int = 0) -> str:
+    return sglang(
+        f"Decode batch. #running-req: {running}, #token: 2113, token usage: 0.01, cuda graph: {graph}, "
+        f"gen throughput (token/s): {speed}, #queue-req: {waiting}, "
+    )
+
+
+BEGIN, NCCL = "Init torch distributed begin.", "sglang is using nccl==2.21.5"
+WEIGHTS, READY = "Load weight begin. avail mem=93.1 GB", "The server is fired up and ready to roll!"
+HANGS = "It hangs, what can I do?"
+SHARDS = "Loading safetensors checkpoint shards:  {}% Completed | {}/163 [31:48<00:40, 10.19s/it]"
+WAITS = """Thread 4711 (active): "MainThread"
+    {}
+    profile_run (vllm/v1/worker/gpu_model_runner.py:2012)
+    determine_available_memory (vllm/v1/worker/gpu_worker.py:185)
+Thread 4800 (idle): "Thread-1"
+    wait (threading.py:331)
+"""
+
+CASES = (
+    # A start.
+    Shown("people say that it hangs", f"{HANGS}\n{steps(BEGIN, NCCL)}", ("start_waits",),
+          says=("waits: the last step of the start that the text shows: NCCL was loaded", "NCCL_P2P_DISABLE=1"), never=("goes no further than this text",)),
+    Shown("nobody says so", steps(BEGIN), ("start_waits",),
+          says=("note: the last step", "If the log goes no further than this text", "--dist-init-addr")),
+    Shown("a rank is behind", f"{HANGS}\n{steps(BEGIN, NCCL, WEIGHTS)}\n{steps(BEGIN, rank=1)}", ("start_waits",),
+          says=("its ranks begin to meet", "TP1: the last that is shown. Of other ranks: it loads the weights.")),
+    Shown("some shards", f"stuck\n{SHARDS.format(98, 159)}", ("start_waits",), says=("159 of 163 shards", "iostat")),
+    Shown("all shards", f"stuck\n{SHARDS.format(100, 163)}", ("start_waits",), says=("the weights are loaded", "ptxas")),
+    Shown("graphs of vLLM", f"stuck\n{vllm('Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  0%')}", ("start_waits",),
+          says=("it captures CUDA graphs", "--enforce-eager"), never=("--disable-cuda-graph",)),
+    Shown("it serves", f"{HANGS}\n{steps(BEGIN, NCCL, WEIGHTS, READY)}", (), never=("last step",)),
+    Shown("the second start in a log", f"{HANGS}\n{steps(BEGIN, READY, 'server_args=ServerArgs(tp_size=2)', NCCL)}", ("start_waits",), says=("NCCL was loaded",)),
+    Shown("an exception says more", f"{HANGS}\n{steps(NCCL)}\nRuntimeError: some words", (), says=("unknown:",), never=("last step",)),
+    Shown("a message says more", f"{HANGS}\n{steps(WEIGHTS)}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", (), never=("last step",)),
+    Shown("only people's words", "sglang on 2 nodes: --nnodes 2 freezes", ("start_waits",),
+          says=("note: somebody says that it hangs", "GLOO_SOCKET_IFNAME"), never=("decode is no faster",)),
+    # Lines of load.
+    Shown("requests are held back", "\n".join((load(64, 187, 41.2), load(64, 190, 40.8))), ("requests_held",),
+          says=("64 requests run, up to 190 wait, and at most 41 % of the KV cache", "Raise --max-num-seqs, if it is 64"), never=("--max-running-requests",)),
+    Shown("the cache is full", "\n".join((load(64, 187, 97.2), load(63, 190, 96.8))), (), never=("has room",)),
+    Shown("one long request fills the cache", "\n".join((load(1, 14, 76.5), load(1, 14, 76.8))), ("requests_large",),
+          says=("Up to 14 wait while 1 or fewer run and up to 77 %",), never=("--max-num-seqs",)),
+    Shown("no tokens", "\n".join([load(2, 0, 5.0).replace("2000.5", "0.0")] * 2), ("no_tokens",), says=("2 of 2 lines say 0 tokens/s", "dmesg")),
+    Shown("a queue that comes and goes", "\n".join((load(12, 3, 41.2), load(64, 0, 40.8), load(30, 0, 20.1))), ()),
+    Shown("one line shows little", load(64, 187, 41.2), ()),
+    Shown("no graphs", "\n".join([decode(1, graph=False)] * 2), ("decode_without_graphs",),
+          says=("2 of 2 lines", "--disable-cuda-graph"), never=("--cuda-graph-max-bs",)),
+    Shown("batches above the graphs", "\n".join([decode(200, graph=False)] * 2), ("decode_without_graphs",), says=("--cuda-graph-max-bs 200",)),
+    Shown("one request", "\n".join(decode(1, graph=True, speed=speed) for speed in (49.0, 51.0, 50.0)), ("one_request",), says=("50.0 tokens/s (median of 3 lines)",)),
+    # Stacks.
+    Shown("a collective", WAITS.format("all_reduce (torch/distributed/distributed_c10d.py:2810)"), ("stack_peers",),
+          says=("it waits for other ranks in a collective", "called for profile_run (vllm/v1/worker/gpu_model_runner.py:2012)")),
+    Shown("an idle worker", WAITS.format("dequeue (vllm/distributed/device_communicators/shm_broadcast.py:470)"), ("stack_work",), says=("it is idle",)),
+    Shown("an idle one beside another", WAITS.format("dequeue (vllm/distributed/device_communicators/shm_broadcast.py:470)") + WAITS.format("_try_wait (subprocess.py:2000)"),
+          ("stack_compiler",), says=("it waits for a compiler",), never=("it is idle",)),
+    Shown("faulthandler", 'Thread 0x00007f3c (most recent call first):\n  File "/usr/lib/torch/cuda/streams.py", line 105 in synchronize\n  File "/x/sglang/srt/managers/scheduler.py", line 20 in run_batch',
+          ("stack_gpu",), says=("called for run_batch (/x/sglang/srt/managers/scheduler.py:20)",)),
+    Shown("a driver's function", WAITS.format("cuEventSynchronize                 (libcuda.so.590.48.01)"), ("stack_gpu",),
+          says=("The innermost frame is cuEventSynchronize (libcuda.so.590.48.01), called for profile_run",)),
+    Shown("a stack without a known wait", WAITS.format("tokenize (transformers/tokenization_utils.py:5)"), ("stack_runs",), says=("two stacks tell",)),
+    Shown("the same, idle", WAITS.format("tokenize (transformers/tokenization_utils.py:5)").replace("active", "idle"), ()),
+)  # fmt: skip
+
+
+def test_readings_say_what_many_lines_show(subtests):
+    for case in CASES:
+        with subtests.test(what=case.what):
+            found = diagnose_text(case.text)
+            text = found.as_text()
+            assert tuple(reading.name for reading in found.readings) == case.names, text
+            assert [one["reading"] for one in found.as_json()["shown"]] == list(case.names)
+            for words in case.says:
+                assert words in text, text
+            for words in case.never:
+                assert words not in text, text
+
+
+def test_a_stack_goes_on_in_the_next_part_of_a_log():
+    """The last lines of a log are read apart from those before them."""
+    deep = "\n".join(f"    wrapper{n} (torch/x.py:{n})" for n in range(20))
+    text = WAITS.format(f"all_reduce (torch/distributed/distributed_c10d.py:2810)\n{deep}")
+    (reading,) = diagnose_text(text).readings
+    assert "called for profile_run" in reading.cause[0]

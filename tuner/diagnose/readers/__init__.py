@@ -1,0 +1,50 @@
+"""Read what a text shows besides messages: how far a start came, lines of load, stacks.
+
+A message is a line that means something by itself, and is a row of the tables beside. A reader
+adds many lines up, and says what they show together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tuner.diagnose.readers.load import LoadReader
+from tuner.diagnose.readers.reading import Reader, Reading, Whole
+from tuner.diagnose.readers.stacks import StackReader
+from tuner.diagnose.readers.start import StartReader
+
+__all__ = ["Readers", "Reading", "Whole"]
+
+
+def _readers() -> list[Reader]:
+    return [StartReader(), LoadReader(), StackReader()]
+
+
+@dataclass
+class Readers:
+    """All readers, each of which gets the lines that hold a mark of it."""
+
+    each: Sequence[Reader] = field(default_factory=_readers)
+    _open: set[int] = field(default_factory=set)  # readers whose text may go on in the next part
+
+    def read(
+        self, lines: Sequence[bytes], squeezed: Sequence[bytes], name: str, first: int
+    ) -> None:
+        """Read lines of the log `name`, the first of which has the number `first`.
+
+        `squeezed` are the same lines without blanks.
+        """
+        joined = b"\n".join(squeezed)
+        for number, reader in enumerate(self.each):
+            opens = any(mark in joined for mark in reader.opens)
+            if opens or number in self._open:
+                self._open ^= {number} if opens != (number in self._open) else set()
+                for at, line in enumerate(squeezed):
+                    if any(mark in line for mark in reader.marks):
+                        reader.read(lines[at].decode("utf-8", "replace"), f"{name}:{first + at}")
+
+    def told(self, whole: Whole) -> Iterator[Reading]:
+        """What the readers say of the whole text."""
+        for reader in self.each:
+            yield from reader.told(whole)

@@ -1,0 +1,197 @@
+"""What the lines of load of a server show together: requests that wait, batches, graphs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tuner.diagnose.readers.reading import Reading, Whole
+from tuner.diagnose.table import Kind
+from tuner.profile.workload import read_load
+
+_MARKS = (b"Decodebatch", b"Avggenerationthroughput")
+_FULL = 0.9  # of the KV cache
+_LEAST_LINES = 2
+_CAPTURED = 8  # requests for which every server has graphs, if it has any
+_MOST = 0.8  # of the lines that have to agree
+_EAGER = re.compile(r"cuda graph: False")
+
+
+@dataclass
+class LoadReader:
+    """Counts lines of load."""
+
+    opens: Sequence[bytes] = _MARKS
+    marks: Sequence[bytes] = _MARKS
+    _lines: int = 0
+    _where: str = ""
+    _engine: str = ""
+    _held: Counter[int] = field(default_factory=Counter)  # requests that run while others wait
+    _waiting: int = 0
+    _no_room: int = 0  # lines in which others wait, and another one does not fit
+    _still: int = 0  # lines with requests, and no token
+    _used: float = 0.0  # of the KV cache, while others wait
+    _running: Counter[int] = field(default_factory=Counter)
+    _speeds: list[float] = field(default_factory=list)  # of lines with one request
+    _eager: int = 0
+    _decode: int = 0  # lines of sglang, which tell of graphs
+
+    def read(self, line: str, where: str) -> None:
+        load = read_load(line)
+        if load is None or not load.running:
+            return
+        self._engine = "sglang" if "Decode batch" in line else "vllm"
+        self._lines += 1
+        self._where = where
+        self._running[load.running] += 1
+        if "cuda graph: " in line:
+            self._decode += 1
+            self._eager += bool(_EAGER.search(line))
+        self._still += load.speed == 0
+        if load.waiting and load.used is not None and load.used < _FULL:
+            # Another request of the mean size.
+            fits = load.used * (load.running + 1) / load.running < _FULL
+            self._no_room += not fits
+            self._held[load.running] += fits
+            self._waiting = max(self._waiting, load.waiting)
+            self._used = max(self._used, load.used)
+        if load.running == 1 and load.speed and len(self._speeds) < 10_000:
+            self._speeds.append(load.speed)
+
+    def told(self, whole: Whole) -> Iterator[Reading]:
+        """What the lines show, if there are at least two."""
+        if self._lines < _LEAST_LINES:
+            return
+        yield from self._stands_still()
+        yield from self._held_back()
+        yield from self._too_large()
+        slow = [*self._without_graphs()]
+        yield from slow or self._alone()
+
+    def _held_back(self) -> Iterator[Reading]:
+        """Requests that wait although the KV cache has room."""
+        (most, times), *_ = self._held.most_common(1) or [(0, 0)]
+        if times < _LEAST_LINES or self._held.total() < _MOST * self._lines:
+            return
+        if times < _MOST * self._held.total() or most < max(self._running):
+            return
+        yield Reading(
+            "requests_held",
+            Kind.SLOW,
+            "requests wait although the KV cache has room",
+            self._where,
+            [
+                f"{most} requests run, up to {self._waiting} wait, and at most "
+                f"{100 * self._used:.0f} % of the KV cache is used: a limit on how many run at "
+                "once holds the others back, and neither the cache nor a kernel."
+            ],
+            [
+                f"vLLM: Raise --max-num-seqs, if it is {most}. With more at once each request gets "
+                "its tokens more slowly, and all together faster.",
+                f"sglang: Raise --max-running-requests, if it is {most}; for hybrid models "
+                "--max-mamba-cache-size limits it too. With more at once each request gets its "
+                "tokens more slowly, and all together faster.",
+            ],
+            {"running": most, "waiting": self._waiting, "kv_cache_used": round(self._used, 3)},
+            self._engine,
+        )
+
+    def _too_large(self) -> Iterator[Reading]:
+        """Requests that wait because another one of the same size does not fit."""
+        if self._no_room < max(_LEAST_LINES, _MOST * self._lines):
+            return
+        most = max(self._running)
+        yield Reading(
+            "requests_large",
+            Kind.SLOW,
+            "requests wait: the KV cache has no room for another one of the same size",
+            self._where,
+            [
+                f"Up to {self._waiting} wait while {most} or fewer run and up to "
+                f"{100 * self._used:.0f} % of the KV cache is used. Those that run are long, so "
+                "the cache and their answers set the pace, and not a kernel's constants."
+            ],
+            [
+                "Make the cache larger: more GPUs (tp), weights or KV cache in fewer bits.",
+                "vLLM: Or raise --gpu-memory-utilization, or keep requests shorter with "
+                "--max-model-len and a limit of tokens for answers.",
+                "sglang: Or raise --mem-fraction-static, or keep requests shorter with "
+                "--context-length and a limit of tokens for answers.",
+            ],
+            {"running": most, "waiting": self._waiting, "kv_cache_used": round(self._used, 3)},
+            self._engine,
+        )
+
+    def _stands_still(self) -> Iterator[Reading]:
+        """Requests that run and get no token."""
+        if self._still < _LEAST_LINES:
+            return
+        yield Reading(
+            "no_tokens",
+            Kind.WAITS,
+            "requests run and get no token",
+            self._where,
+            [
+                f"{self._still} of {self._lines} lines say 0 tokens/s while requests run. A long "
+                "prompt does that for a while, or a kernel that is compiled; if it stays so, a "
+                "kernel or a collective does not end."
+            ],
+            [
+                "Look at the GPUs: 100 % of use that does not end is a kernel that waits, 0 % is a "
+                "process that waits:",
+                "$ nvidia-smi",
+                "Take the stack of each process of the server, and give these to `tuner diagnose`:",
+                "$ py-spy dump --pid PID",
+                "See whether the kernel's log names a fault of a GPU: `dmesg | grep -i xid`.",
+            ],
+            {"lines": self._lines, "without_tokens": self._still},
+            self._engine,
+        )
+
+    def _without_graphs(self) -> Iterator[Reading]:
+        if self._decode < _LEAST_LINES or self._eager < _MOST * self._decode:
+            return
+        most = max(self._running)
+        fix = ["sglang: Leave --disable-cuda-graph out, if it is there."]
+        if most > _CAPTURED:
+            fix.append(
+                "sglang: Else the batches are larger than the graphs, of which the log tells at "
+                f"its start: give --cuda-graph-max-bs {most} or more (0.5.23: "
+                "--cuda-graph-max-bs-decode)."
+            )
+        yield Reading(
+            "decode_without_graphs",
+            Kind.SLOW,
+            "decode runs without CUDA graphs",
+            self._where,
+            [
+                f"{self._eager} of {self._decode} lines of decode say `cuda graph: False`; at most "
+                f"{most} requests ran. Without a graph the host launches each kernel singly, and "
+                "with few requests the GPU waits for it."
+            ],
+            fix,
+            {"lines": self._decode, "without": self._eager, "running": most},
+            self._engine,
+        )
+
+    def _alone(self) -> Iterator[Reading]:
+        if max(self._running) > 1 or self._waiting or len(self._speeds) < _LEAST_LINES:
+            return
+        speeds = sorted(self._speeds)
+        middle = speeds[len(speeds) // 2]
+        yield Reading(
+            "one_request",
+            Kind.NOTE,
+            "one request runs at a time",
+            self._where,
+            [
+                f"It gets {middle:,.1f} tokens/s (median of {len(speeds)} lines). A single request "
+                "reads all active weights for each token, so the memory's bandwidth bounds it; "
+                "several at once share that, and together get many times as many tokens."
+            ],
+            ["Compare with what is served, by sending as many requests at once as users will."],
+            {"tokens_per_s": middle, "lines": len(speeds)},
+            self._engine,
+        )

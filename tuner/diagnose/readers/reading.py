@@ -1,0 +1,56 @@
+"""What a reader says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tuner.diagnose.table import Kind
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What many lines show together."""
+
+    name: str
+    kind: Kind
+    title: str
+    where: str  # FILE:LINE of the line that it ends with
+    cause: Sequence[str]  # sentences
+    fix: Sequence[str]  # the same; "$ " begins a command, "sglang: " or "vLLM: " one engine's step
+    figures: dict[str, Any] = field(default_factory=dict)  # for --json
+    engine: str = ""  # whose lines they are, if they show it
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "reading": self.name,
+            "kind": self.kind.value,
+            "title": self.title,
+            "where": self.where,
+            "cause": list(self.cause),
+            "fix": [step for step in self.fix if not step.startswith("$ ")],
+            "commands": [step[2:] for step in self.fix if step.startswith("$ ")],
+            "figures": self.figures,
+        }
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What the rest of a diagnosis has found in the text."""
+
+    explained: bool  # a message says why the server stops or waits
+    failed: bool  # there is an exception
+
+
+class Reader(Protocol):
+    """Adds lines up."""
+
+    # Bytes without blanks. A part of a log is read if it holds one of `opens`, and then its lines
+    # that hold one of `marks`.
+    opens: Sequence[bytes]
+    marks: Sequence[bytes]
+
+    def read(self, line: str, where: str) -> None: ...
+
+    def told(self, whole: Whole) -> Iterator[Reading]: ...

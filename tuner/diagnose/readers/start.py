@@ -1,0 +1,150 @@
+"""How far a server's start came, by the lines that its steps print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from tuner.diagnose.readers.reading import Reading, Whole
+from tuner.diagnose.table import Kind
+from tuner.engines.logs.lines import BLANKS, rank_of
+from tuner.files import shipped_toml
+
+_HANGS = re.compile(
+    r"\b(?:hangs?|hung|hanging|stuck|freez\w+|frozen|blocks? forever|no further|remains idle)\b"
+    r"|\bnever (?:starts|finish|completes|returns|comes up)|卡住|卡死|卡在",
+    re.IGNORECASE,
+)
+_HANG_MARKS = (
+    *(b"hang", b"hung", b"stuck", b"freez", b"frozen", b"blockforever", b"blocksforever"),
+    *(b"nofurther", b"remainsidle", b"never", "卡".encode()),
+)
+_SHARDS = re.compile(r"checkpoint shards:.*?\b(\d{1,4})/(\d{1,4})\b")
+_BOTH = "both"
+_MOST_RANKS = 512
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a start, until a text of a later one."""
+
+    name: str
+    says: str
+    texts: Mapping[str, Sequence[str]]  # of the sources of "sglang", "vllm", or "both"
+    next: str
+    fix: Sequence[str]
+
+
+@cache
+def steps() -> Sequence[Step]:
+    """The steps in their order. Source of their texts: the engines on disk (see the tests)."""
+    return [Step(**row) for row in shipped_toml(__package__, "start.toml")["step"]]
+
+
+def _squeezed(text: str) -> bytes:
+    return text.encode().translate(None, BLANKS)
+
+
+@cache
+def _texts() -> Sequence[tuple[bytes, int, str]]:
+    return [
+        (_squeezed(text), at, engine)
+        for at, step in enumerate(steps())
+        for engine, texts in step.texts.items()
+        for text in texts
+    ]
+
+
+@cache
+def _marks() -> Sequence[bytes]:
+    return (*(text for text, *_ in _texts()), *_HANG_MARKS)
+
+
+_LOADED = next(at for at, step in enumerate(steps()) if step.name == "loaded")
+
+
+@dataclass
+class StartReader:
+    """The last step of each rank."""
+
+    opens: Sequence[bytes] = field(default_factory=_marks)
+    marks: Sequence[bytes] = field(default_factory=_marks)
+    _last: dict[str, tuple[int, str]] = field(default_factory=dict)  # by rank: step, FILE:LINE
+    _shards: str = ""
+    _engine: str = ""
+    _hangs: str = ""  # FILE:LINE of the words of somebody who says so
+
+    def read(self, line: str, where: str) -> None:
+        low = _squeezed(line)
+        found = [(at, engine) for text, at, engine in _texts() if text in low]
+        if not found:
+            if not self._hangs and _HANGS.search(line):
+                self._hangs = where
+            return
+        rank = "".join(rank_of(line))
+        at, engine = max(found)
+        self._engine = engine if engine != _BOTH else self._engine
+        if match := _SHARDS.search(line):
+            self._shards = f"{match[1]} of {match[2]}"
+            at = _LOADED if match[1] == match[2] else at
+        if at == 0 and self._serves():  # the next start in one log
+            self._last.clear()
+        if at >= self._last.get(rank, (0, ""))[0] and len(self._last) < _MOST_RANKS:
+            self._last[rank] = at, where
+
+    def told(self, whole: Whole) -> Iterator[Reading]:
+        """Where the start stands, if it does not serve and nothing else says why."""
+        if self._serves() or whole.failed or whole.explained:
+            return
+        if not self._last:
+            yield from self._untold()
+            return
+        ranks = {rank: place for rank, place in self._last.items() if rank} or self._last
+        behind = min(at for at, _ in ranks.values())
+        step = steps()[behind]
+        late = [rank for rank, (at, _) in ranks.items() if at == behind and rank]
+        where = next(place for at, place in reversed(list(ranks.values())) if at == behind)
+        ahead = sorted({steps()[at].says for at, _ in ranks.values() if at > behind})
+        cause = [step.next]
+        if step.name == "weights" and self._shards:
+            cause.insert(0, f"The text shows {self._shards} shards of the checkpoint.")
+        if ahead and late:
+            named = ", ".join(late[:_NAMED]) + (" and others" if len(late) > _NAMED else "")
+            cause.insert(0, f"{named}: the last that is shown. Of other ranks: {ahead[-1]}.")
+        if not self._hangs:
+            cause.insert(0, "If the log goes no further than this text, the start waits here.")
+        yield Reading(
+            "start_waits",
+            Kind.WAITS if self._hangs else Kind.NOTE,
+            f"the last step of the start that the text shows: {step.says}",
+            where,
+            cause,
+            step.fix,
+            {"step": step.name, "ranks": late, "shards": self._shards or None},
+            self._engine,
+        )
+
+    def _untold(self) -> Iterator[Reading]:
+        """Somebody says that a server hangs, and no line of it is there."""
+        if self._hangs:
+            yield Reading(
+                "start_waits",
+                Kind.NOTE,
+                "somebody says that it hangs, and no line of the server shows where",
+                self._hangs,
+                ["Where a server waits is in the last lines of each rank, or in its stack."],
+                [
+                    "Give the whole log, of all nodes, from the first line on.",
+                    "If it runs on several nodes: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name "
+                    "the interface by which they reach each other. Look at each node:",
+                    "$ tuner preflight",
+                    "Take the stack of each process of the server, and give these too:",
+                    "$ py-spy dump --pid PID",
+                ],
+            )
+
+    def _serves(self) -> bool:
+        return any(at == len(steps()) - 1 for at, _ in self._last.values())
