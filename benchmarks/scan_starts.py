@@ -1,11 +1,12 @@
 """One start of an engine's own code for the chunked scan, beside stand-ins for the rest of it.
 
     TUNER_ENGINE_PATH=ENGINES TUNER_SCAN_CONFIG_DIR=DIR TRITON_CACHE_DIR=NEW \
-        python benchmarks/scan_starts.py sglang==0.5.23 own|tuned [PROBLEM]
+        python benchmarks/scan_starts.py sglang==0.5.23 own|tuned [PROBLEM [PROMPTS]]
 
 `own`: the engine chooses by itself, at a first prompt of one chunk. `tuned`: its plugin reads DIR.
 Prints one JSON object, with what each kernel was launched with at each size. Two starts at once are
 two ranks. PROBLEM is a chunk_scan or a gated_delta; without one, it is that of Nemotron 3 Nano.
+PROMPTS: sequences x tokens, e.g. 1x8192,8x2048; without them, six sizes.
 """
 
 # ruff: noqa: ANN401
@@ -224,6 +225,9 @@ def main() -> None:
     engine, version = spec.split("==")
     text = named[0] if named else NANO
     problem = scan_named(text.partition(":")[0]).parse(text)
+    sizes = (
+        [tuple(map(int, one.split("x"))) for one in named[1].split(",")] if named[1:] else POINTS
+    )
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.zeros(1, device="cuda")
     launched, kernels = record_launches(), stand_in(engine, version, problem.family)
@@ -235,7 +239,7 @@ def main() -> None:
     found = {"engine": spec, "problem": problem.spec(), "mode": mode}
     found |= {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
     found |= {"triton": triton.__version__, "first_call_s": timed_s(warm), "points": {}}
-    for n, tokens in POINTS:
+    for n, tokens in sizes:
         measured = measure(engine, combined, problem, Point(n, part, tokens))
         found["points"][f"{n}x{tokens}"] = {**measured, "choices": dict(launched)}
     print(json.dumps(found))
