@@ -379,6 +379,12 @@ CASES = (
     Case("AI-Hypercomputer/gpu-recipes#5", found=("nccl_net_missing",),
          says=("asks for the network gIB", "NCCL_DEBUG=INFO if there is none"),
          log="pod:562:562 [5] net.cc:579 NCCL WARN Error: network gIB not found."),
+    Case("made up", found=("deep_gemm_refused",), says=("if it is of sizes or alignment",),
+         log="RuntimeError: Assertion error (csrc/apis/gemm.hpp:150): m % alignment == 0"),
+    Case("vllm-project/vllm#36615", found=("kernel_fault",), says=("The GPU's runtime says: unspecified launch failure", "AMD_SERIALIZE_KERNEL=3"), never=("CUDA says",),
+         log=core("torch.AcceleratorError: HIP error: unspecified launch failure")),
+    Case("made up", found=("fp8_unsupported",), says=("A100, A10 and RTX 3090 have not",),
+         log="I tried an FP8 checkpoint on an RTX 3090 and it complains fp8e4nv not supported in this architecture."),
 )
 
 # Messages that the table does not have: nothing may be said of them.

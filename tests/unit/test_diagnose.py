@@ -380,3 +380,43 @@ def test_made_up_logs_never_end_in_a_traceback(subtests, tmp_path):
             assert found.as_text()
             assert found.as_json()["lines"] >= 0
             missing_of(log)
+
+
+# What people say beside it.
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        (
+            "sglang on 4x RTX PRO 6000 is slow. On the H100 box the same command is fine.",
+            "RTX PRO 6000",
+        ),
+        ("We plan 32 L40S; unlike the A100 they have no NVLink.", "L40S"),
+        ("It is slower than on an H200, on our H20 GPUs.", "H20"),
+        ("It works fine on 8x H100.", "H100"),  # the only GPU that is named
+        ("On H20 it works fine, but on H100 it crashes.", ""),  # one sentence: ask
+    ],
+)
+def test_a_gpu_that_is_only_compared_with_is_not_the_servers(text, device):
+    assert diagnose_text(text).findings.facts.get("device") == device
+
+
+def test_a_fork_s_or_plugin_s_code_is_not_told_as_the_engine_s():
+    """`tuner` tunes sglang's and vLLM's kernels: its files cannot be at fault in another's."""
+    trace = (
+        '  File "/w/vllm-ascend/vllm_ascend/ops/fused_moe.py", line 420, in fused_experts\n'
+        "RuntimeError: npu_grouped_matmul: call aclnnGroupedMatmulV4 failed, error code is 161002"
+    )
+    text = diagnose_text(trace).as_text()
+    assert "The innermost frame read: /w/vllm-ascend" in text
+    assert "which this tuner tunes" not in text and "GPU vllm-ascend" not in text
+    own = trace.replace("/w/vllm-ascend/vllm_ascend/", "/x/vllm/model_executor/layers/")
+    assert "which this tuner tunes" in diagnose_text(own).as_text()
+
+
+def test_arguments_in_a_variable_are_a_command():
+    facts = diagnose_text(
+        "VLLM_ENGINE_ARGS=--model m/DeepSeek-V3 --tensor-parallel-size 8"
+    ).findings.facts
+    assert (facts.get("tp"), facts.get("model")) == ("8", "m/DeepSeek-V3")

@@ -19,10 +19,11 @@ from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import family_launched_at, launch_of
-from tuner.diagnose.findings import Findings, LogFinding
+from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
+from tuner.engines.engine import engine_names
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 from tuner.files import shipped_toml
@@ -87,7 +88,7 @@ def _told(context: Context) -> Iterator[str]:
     engine = context.engine_name()
     told = {
         "engine": f"{ENGINES.get(engine, engine)} {context.version(engine)}".strip(),
-        "GPU": context.hints.device or context.facts.get("device"),
+        "GPU": "" if context.unsupported() else context.hints.device or context.facts.get("device"),
         "model": context.model,
         "tp": str(context.tp or ""),
     }
@@ -102,17 +103,23 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
     error, frames = next(iter(findings.frames.items()), ("", findings.last_frames))
     builds = (frame for frame in frames if "flashinfer/jit/" in frame.path)  # above subprocess.py
     if frame := next(builds, None) or launch_of(frames):
-        yield f"The engine's innermost frame: {frame.path}, line {frame.line}, {frame.function}."
+        whose = "The engine's innermost frame" if _of_engine(frame) else "The innermost frame read"
+        yield f"{whose}: {frame.path}, line {frame.line}, {frame.function}."
         for place in shipped_toml(__package__, "refusals.toml")["place"]:
             if re.search(place["file"], frame.path) and re.search(place.get("error", ""), error):
                 yield place["says"]
                 break
-        if family := family_launched_at(frame):
+        if _of_engine(frame) and (family := family_launched_at(frame)):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "
                 "that a config file was loaded for it, start the server once without the file."
             )
     yield "Give the logs of all ranks from their start on: the first error is the cause."
+
+
+def _of_engine(frame: Frame) -> bool:
+    """Whether a frame is in sglang or vLLM, and not in a plugin, a fork's package or a script."""
+    return any(f"/{name}/" in frame.path.replace("\\", "/") for name in engine_names())
 
 
 def _as_one(found: Sequence[LogFinding]) -> Iterator[LogFinding]:

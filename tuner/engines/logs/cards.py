@@ -10,6 +10,18 @@ from tuner.devices.in_words import cards_in
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice
 
+_SENTENCES = re.compile(r"(?<=[.!?;])\s+")
+_BESIDE = re.compile(
+    r"\b(?:unlike|compared (?:to|with)|than|as opposed to|rather than|similar to)\b[^,.;:()]*",
+    re.IGNORECASE,
+)
+_WELL = re.compile(
+    r"\b(?:works?|worked|runs?|is|are|was) (?:fine|well|OK|okay|perfectly)\b"
+    r"|\bno (?:problem|issue)s?\b"
+    r"|\b(?:does|did)(?: not|n't) happen\b",
+    re.IGNORECASE,
+)
+_BUT = re.compile(r"\b(?:but|however|while|whereas|except|until|before)\b", re.IGNORECASE)
 _VENDORS = {"nvidia", "amd", "instinct", "tesla", "geforce"}
 
 
@@ -20,6 +32,7 @@ class NamedCard:
     name: str
     where: str
     in_words: bool  # the driver's name for it may be a longer one
+    compared: bool = False  # the words say that it is another machine's, or that all is well there
 
     @property
     def words(self) -> list[str]:
@@ -32,20 +45,23 @@ class Cards:
 
     named: dict[str, NamedCard] = field(default_factory=dict)
 
-    def add(self, name: str, where: str, *, in_words: bool) -> None:
+    def add(self, name: str, where: str, *, in_words: bool, compared: bool = False) -> None:
         """Keep a name; that of a file is surer than people's word for the same GPU."""
-        new = NamedCard(name, where, in_words)
+        new = NamedCard(name, where, in_words, compared)
         try:
             key = find_device(name).name
         except UnknownDevice:
             key = " ".join(new.words)
-        if key not in self.named or (self.named[key].in_words and not in_words):
+        old = self.named.get(key)
+        if old is None or (old.in_words and not in_words) or (old.compared and not compared):
             self.named[key] = new
 
     def read(self, line: str, where: str) -> None:
         """Keep the GPUs that people name in a line."""
-        for name in cards_in(line):
-            self.add(name, where, in_words=True)
+        names = list(cards_in(line))
+        beside = {name for part in _compared(line) for name in cards_in(part)} if names else set()
+        for name in names:
+            self.add(name, where, in_words=True, compared=name in beside)
 
     def sole(self) -> NamedCard | None:
         """The GPU, if the text names one alone."""
@@ -53,8 +69,19 @@ class Cards:
         return found[0] if len(found) == 1 else None
 
     def several(self) -> Iterator[NamedCard]:
-        """The named GPUs, without a shorter name of another: H100 beside NVIDIA_H100_PCIe."""
-        for card in self.named.values():
+        """The named GPUs, without a shorter name of another: H100 beside NVIDIA_H100_PCIe. Those
+        that are only compared with count if there is no other.
+        """
+        subjects = [card for card in self.named.values() if not card.compared]
+        for card in subjects or self.named.values():
             longer = (one.words[: len(card.words)] for one in self.named.values() if one != card)
             if card.words not in longer:
                 yield card
+
+
+def _compared(line: str) -> Iterator[str]:
+    """The parts of a line that speak of another machine than the one with the question."""
+    for sentence in _SENTENCES.split(line):
+        yield from _BESIDE.findall(sentence)
+        if _WELL.search(sentence) and not _BUT.search(sentence):
+            yield sentence

@@ -24,11 +24,20 @@ from tuner.models.table import presets
 _COMMAND = re.compile(
     r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|--model-path\b"
     r"|\bbenchmark_moe\w*\.py|\btuning_\w+\.py|\bLLM\(|\bsgl(?:ang)?\.Engine\("
-    r"|\b(?:command|args)[\"']?\s*[:=]\s*(?:[\[>|\"'-]|$)"
+    r"|\b(?:command|args)[\"']?\s*[:=]\s*(?:[\[>|\"'-]|$)|ARGS[\"']?\s*[:=]\s*[\"']?-"
 )
 _STARTS = (  # of them, without blanks
     *(b"launch_server", b"sglangserve", b"vllmserve", b"vllm.entrypoints", b"dockerrun"),
-    *(b"--model-path", b"command", b"args", b"benchmark_moe", b"tuning_", b"LLM(", b".Engine("),
+    *(
+        b"--model-path",
+        b"command",
+        b"args",
+        b"ARGS",
+        b"benchmark_moe",
+        b"tuning_",
+        b"LLM(",
+        b".Engine(",
+    ),
 )
 # What begins a server of its own, unless it goes on with a command: a launcher, or the same key of
 # another container.
