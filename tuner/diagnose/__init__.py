@@ -80,7 +80,9 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
         replace(one, fix=[*for_engine(one.fix, engine or one.engine)]) for one in findings.readings
     ]
     known = answers or findings.errors or readings
-    return Diagnosis(answers, findings, unsupported, () if known else instead, read, readings)
+    program = context.program()
+    instead = () if known or program else instead
+    return Diagnosis(answers, findings, unsupported, program, instead, read, readings)
 
 
 def _told(context: Context) -> Iterator[str]:
@@ -154,7 +156,8 @@ def _plan(context: Context) -> Sequence[str]:
 def _answer(finding: LogFinding, context: Context) -> Explanation:
     message = finding.message
     added = ANSWERS[message.answer](finding, context) if message.answer else Added()
-    engine, values = context.engine_of(finding), context.values(finding)
+    engine = context.engine_of(finding) or context.program().lower()
+    values = context.values(finding)
     cause, fix = message.cause, () if added.instead else message.fix
     if context.unified and message.unified_fix:
         cause, fix = message.unified_cause, message.unified_fix

@@ -281,7 +281,7 @@ def family_launched_at(frame: Frame) -> Family | None:
 def _other_program(frame: Frame | None, context: Context) -> str:
     """The program that is neither sglang nor vLLM and launched the kernel; "" if there is none."""
     if frame is None:
-        return "" if context.engine_name() else context.facts.get("program")
+        return context.program()
     path = frame.path.replace("\\", "/")
     packages = re.findall(r"(?:site|dist)-packages/([A-Za-z]\w*)/", path) or re.findall(
         r"/(lmdeploy|gpt_oss|ktransformers|exllamav3)/", path

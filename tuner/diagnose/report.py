@@ -66,6 +66,7 @@ class Diagnosis:
     answers: Sequence[Explanation]
     findings: Findings
     unsupported: str = ""  # a sentence on the server's GPU, if no command can be for it
+    program: str = ""  # what serves, if it is neither sglang nor vLLM
     instead: Sequence[str] = ()  # steps for a text without a known message, "$ " before commands
     read: Sequence[str] = ()  # sentences for exceptions that no message explains
     readings: Sequence[Reading] = ()  # what many lines show together
@@ -90,6 +91,7 @@ class Diagnosis:
             "found": [answer.as_json() for answer in self.answers],
             "shown": [reading.as_json() for reading in self.readings],
             "unsupported": self.unsupported or None,
+            "program": self.program or None,
             "instead": list(self.instead),
             "unknown": [{"text": text, "where": where} for text, where in self.unknown.items()],
         }
@@ -109,6 +111,11 @@ class Diagnosis:
         if self.unsupported and not any(self.unsupported in one for one in blocks):
             blocks.append(
                 f"note: a GPU that this tuner does not have\n   {printable(self.unsupported)}"
+            )
+        if self.program:
+            blocks.append(
+                f"note: a text of {self.program}, and of neither sglang nor vLLM\n   This tuner "
+                "knows messages of CUDA, Triton and NCCL there too; it tunes no kernel of that program."
             )
         if self.unknown:
             lines = ["unknown: no message of the table explains"]

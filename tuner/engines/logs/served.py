@@ -118,6 +118,10 @@ class CompletedHints:
             return self.hints.engine.partition("==")[0].strip().lower()
         return self.facts.engine
 
+    def program(self) -> str:
+        """What serves, if the text shows a program that is neither sglang nor vLLM."""
+        return "" if self.engine_name() else self.facts.get("program")
+
     def version(self, name: str) -> str:
         """The version of that engine, "" where it is not known."""
         if self.hints.engine:
