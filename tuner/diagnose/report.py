@@ -115,7 +115,8 @@ class Diagnosis:
         if self.program:
             blocks.append(
                 f"note: a text of {self.program}, and of neither sglang nor vLLM\n   This tuner "
-                "knows messages of CUDA, Triton and NCCL there too; it tunes no kernel of that program."
+                "knows messages of CUDA, Triton and NCCL there too; it tunes no kernel of that "
+                "program."
             )
         if self.unknown:
             lines = ["unknown: no message of the table explains"]
