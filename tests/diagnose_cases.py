@@ -385,7 +385,7 @@ CASES = (
          log=core("torch.AcceleratorError: HIP error: unspecified launch failure")),
     Case("made up", found=("fp8_unsupported",), says=("A100, A10 and RTX 3090 have not",),
          log="I tried an FP8 checkpoint on an RTX 3090 and it complains fp8e4nv not supported in this architecture."),
-    Case("NVIDIA/TensorRT-LLM#4708", found=("illegal_memory",), says=("a text of TensorRT-LLM, and of neither sglang nor vLLM",), never=("--enforce-eager", "--disable-cuda-graph"),
+    Case("NVIDIA/TensorRT-LLM#4708", found=("illegal_memory",), never=("--enforce-eager", "--disable-cuda-graph"),
          log="[05/27/2025-21:12:36] [TRT-LLM] [E] Failed to initialize executor on rank 3: CUDA runtime error in cudaMemsetAsync(x): an illegal memory access was encountered"),
     Case("vllm-project/vllm#43473", found=("os_refused",), says=("memlock=-1",), log=core("torch.AcceleratorError: CUDA error: OS call failed or operation not supported on this OS")),
     Case("vllm-project/vllm#16766", found=("iteration_timeout",), says=("VLLM_ENGINE_ITERATION_TIMEOUT_S",), log="ERROR 04-17 14:50:12 async_llm_engine.py:68] Engine iteration timed out. This should never happen!"),

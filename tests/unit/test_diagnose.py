@@ -420,3 +420,16 @@ def test_arguments_in_a_variable_are_a_command():
         "VLLM_ENGINE_ARGS=--model m/DeepSeek-V3 --tensor-parallel-size 8"
     ).findings.facts
     assert (facts.get("tp"), facts.get("model")) == ("8", "m/DeepSeek-V3")
+
+
+def test_another_program_is_named():
+    text = diagnose_text("E CUDA error: x\n in function ggml_cuda_mul_mat_cublas_impl").as_text()
+    assert "a text of llama.cpp, and of neither sglang nor vLLM" in text
+
+
+def test_a_folder_s_listing_and_a_model_give_that_model_s_command():
+    names = ("E=128,N=192,device_name=NVIDIA_H20-3e.json", "E=64,N=96,device_name=NVIDIA_H20.json")
+    listing = "\n".join([*names, "E=256,N=256,device_name=NVIDIA_H20,dtype=fp8_w8a8.json"])
+    asks = "We have 8x H20 and run GLM-4.7-FP8 with tp=8 in vLLM 0.15.1. Which file is for us?"
+    text = diagnose_text(f"{listing}\n{asks}").as_text()
+    assert "tuner tune glm-4.6-fp8 --tp 8 --device H20 --engine vllm==0.15.1" in text

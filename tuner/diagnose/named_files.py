@@ -97,10 +97,11 @@ def _several_files(findings: Sequence[LogFinding], context: Context) -> Added:
         for path in _paths(finding):
             about_it = _row(path, context.engine_of(finding), context)
             rows.setdefault(about_it, []).append(path.rpartition("/")[2])
-    fix = (
+    ask = (
         "Give the line `Config file not found at` of the server, or the model: `tuner tune` makes "
         "the files that a model's layers ask for, from its name or its config.json.",
     )
+    fix = unnamed_file(findings[0], context).fix if context.model else ask
     names = [name for these in rows.values() for name in these]
     lines = [f"{', '.join(these)}: {about_them}." for about_them, these in rows.items()]
     return Added(tuple(lines), fix, {"files": names})

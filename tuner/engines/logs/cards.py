@@ -44,6 +44,7 @@ class Cards:
     """The named GPUs, each once, whatever its spelling."""
 
     named: dict[str, NamedCard] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)  # the keys of those that people's words name
 
     def add(self, name: str, where: str, *, in_words: bool, compared: bool = False) -> None:
         """Keep a name; that of a file is surer than people's word for the same GPU."""
@@ -52,6 +53,8 @@ class Cards:
             key = find_device(name).name
         except UnknownDevice:
             key = " ".join(new.words)
+        if in_words and not compared:
+            self._said.add(key)
         old = self.named.get(key)
         if old is None or (old.in_words and not in_words) or (old.compared and not compared):
             self.named[key] = new
@@ -66,6 +69,8 @@ class Cards:
     def sole(self) -> NamedCard | None:
         """The GPU, if the text names one alone."""
         found = list(self.several())
+        if len(found) > 1:  # a listing of files names many: people's words say which one it is
+            found = [c for key, c in self.named.items() if key in self._said and not c.in_words]
         return found[0] if len(found) == 1 else None
 
     def several(self) -> Iterator[NamedCard]:
@@ -75,7 +80,7 @@ class Cards:
         subjects = [card for card in self.named.values() if not card.compared]
         for card in subjects or self.named.values():
             longer = (one.words[: len(card.words)] for one in self.named.values() if one != card)
-            if card.words not in longer:
+            if not card.in_words or card.words not in longer:
                 yield card
 
 
