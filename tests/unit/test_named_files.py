@@ -282,3 +282,14 @@ def test_no_file_is_asked_for_by_a_name_that_is_none(name, said):
 )
 def test_links_that_a_page_made_of_words_are_undone(written, read):
     assert lines_of(written.encode()) == [read.encode()]
+
+
+def test_sizes_in_words_complete_a_name():
+    text = (
+        "No tuned fused MoE configs for the **NVIDIA H20** and E=192 routed experts (top-8, hidden "
+        "4096); `dtype=fp8_w8a8`, per tensor, vLLM 0.28.0:\n- `E=192,N=384`, TP4"
+    )
+    shown = diagnose_text(text).as_text()
+    assert "tuner tune fused_moe:E=192,N=384,K=4096,top_k=8,dtype=fp8_w8a8 --device H20" in shown
+    sampling = diagnose_text(text.replace("top-8", "top_k=50")).as_text()
+    assert "top_k=50" not in sampling.partition("tuner tune")[2]

@@ -165,7 +165,7 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
         engine_version=context.version(engine) or serving.engine_version,
         device=serving.device,
         dtype=serving.dtype,
-        options=serving.options,
+        options={**_sizes(context), **serving.options},
         model=context.model,
         ranks=_ranks(context),
     )
@@ -186,6 +186,13 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
             "of a server with other flags."
         )
     return missing
+
+
+def _sizes(context: Context) -> dict[str, Any]:
+    """The sizes of a layer that a text gives both in words, since names of files have neither."""
+    names = ("hidden_size", "top_k")
+    found = {name: int(value) for name in names if (value := context.facts.get(name))}
+    return found if len(found) == len(names) else {}
 
 
 def _ranks(context: Context) -> tuple[int, int] | None:
