@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import triton
@@ -26,6 +28,7 @@ from tuner.problems.points import Config, Point
 # family -> name -> (problem, sequences, tokens of each)
 # The interpreter multiplies no bfloat16.
 _SSD = "heads=4,head_dim=16,groups=2,state_size=16,chunk_size=16,dtype=float16"
+_KDA = "heads=1,head_dim=32,dtype=float16"  # one of its kernels has a program for each token
 _DELTA = "key_heads=1,value_heads=2,key_dim=64,value_dim=32,dtype=float16"
 CASES = {
     "chunk_scan": {
@@ -47,6 +50,10 @@ CASES = {
         ),
     },
 }
+CASES["kda"] = {
+    "a last chunk that is not whole": (_KDA, 1, 72),
+    "two sequences": (_KDA, 2, 64),
+}
 TARGET = cuda_target(9, 0)
 
 
@@ -60,10 +67,16 @@ def exp2(x):
     return tl.exp2(x)
 
 
+@triton.jit
+def log(x):
+    return tl.log(x)
+
+
 def counted(*bounds):
     """`range`, whose numbers are tensors in a compiled kernel, with methods such as `to`."""
+    plain = all(isinstance(bound, int) for bound in bounds)
     for number in range(*map(int, bounds)):
-        yield tl.full((), number, tl.int32)
+        yield number if plain else tl.full((), number, tl.int32)
 
 
 def run(kernels, module, family: str, name: str) -> dict[str, float]:
@@ -73,15 +86,17 @@ def run(kernels, module, family: str, name: str) -> dict[str, float]:
     batches = ScanBatches(problem, kernels, seed=1, l2_bytes=1, device="cpu")
     batch = batches.at(Point(sequences, problem.parts[0], tokens))
     errors = {}
+    all_written: set[str] = set()
     for separate in (True, False):  # with the reference's tensors, then with those of the chain
         if not separate:
-            batch.clear({name for stage in kernels.stages.values() for name in stage.writes})
+            batch.clear(all_written)
         for part, stage in kernels.stages.items():
             point = Point(sequences, part, tokens)
             least = {name: values[0] for name, values in stage.blocks.items()}
             config = Config({**least, "num_warps": 4, "num_stages": 1})
             launches = kernels.launches(problem, point, config, TARGET)
             names = written(problem, launches, point)
+            all_written |= names
             if separate:
                 batch.clear(names)
             for launch in launches:
@@ -107,9 +122,12 @@ def check_strides(binding, tensors: dict[str, torch.Tensor]) -> None:
 def main() -> None:
     engine, family, folder = sys.argv[1:]
     kernels = scan_engine(find_engine(engine), family).lift()
-    module = load_lifted(kernels.lifted.write(Path(folder)))
+    # The interpreter multiplies no bfloat16, to which sglang's SOLVE of KDA rounds.
+    lifted = replace(kernels.lifted, text=kernels.lifted.text.replace("tl.bfloat16", "tl.float32"))
+    module = load_lifted(lifted.write(Path(folder)))
     # The interpreter does not know Triton's functions by other names.
-    vars(module).update(exp=exp, exp2=exp2, range=counted)
+    vars(module).update(exp=exp, exp2=exp2, log=log, range=counted)
+    vars(module)["libdevice"] = SimpleNamespace(exp=exp)
     json.dump({name: run(kernels, module, family, name) for name in CASES[family]}, sys.stdout)
 
 

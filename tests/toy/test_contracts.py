@@ -81,6 +81,7 @@ EXAMPLES = {
         ],
         "key_dim",
     ),
+    "kda": (["kda:heads=32,head_dim=128,dtype=bfloat16,state_dtype=float32"], "head_dim"),
     "toy": (["toy_scale:columns=1024"], "columns"),
 }
 QUANTISED = "deepseek-r1"  # a preset that has problems of most families
@@ -91,12 +92,15 @@ MODELS = {
     "state_update": (_NANO, "vllm"),
     "chunk_scan": (_NANO, "sglang"),
     "gated_delta": (_QWEN, "sglang"),
+    "kda": ("kimi-linear", "sglang"),
 }
 # Releases older than an engine's kernels of a family.
 TOO_OLD = {
     ("sglang==0.4.4", "chunk_scan"),
     ("sglang==0.4.4", "gated_delta"),
     ("vllm==0.10.2", "gated_delta"),
+    ("sglang==0.4.4", "kda"),
+    ("vllm==0.10.2", "kda"),
 }
 ENGINES = [
     "sglang==0.5.16",

@@ -54,7 +54,7 @@ def registry(monkeypatch):
     return noted
 
 
-@pytest.mark.parametrize(("family", "modules"), [("chunk_scan", 4), ("gated_delta", 6)])
+@pytest.mark.parametrize(("family", "modules"), [("chunk_scan", 4), ("gated_delta", 6), ("kda", 4)])
 def test_files_of_scans_wait_for_the_modules_of_kernels(
     registry, monkeypatch, tmp_path, family, modules
 ):

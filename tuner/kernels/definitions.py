@@ -78,7 +78,7 @@ class Definitions:
         node = file.definitions.get(kernel)
         if not isinstance(node, ast.FunctionDef):
             raise UnsupportedKernel(f"{self._engine} has no kernel {kernel}")
-        for decorator in node.decorator_list:
+        for decorator in (*node.decorator_list, *file.wrappers(kernel)):
             match decorator:
                 case ast.Call(func=function, keywords=keywords) if (
                     ast.unparse(function) == "triton.autotune"
@@ -121,7 +121,8 @@ class Definitions:
         jitted = isinstance(node, ast.FunctionDef) and _is_jitted(node)
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         if isinstance(node, ast.FunctionDef):
-            node = ast.FunctionDef(**{**vars(node), "decorator_list": []})
+            body = [one for one in node.body if not file.imports_from_engine(one)]
+            node = ast.FunctionDef(**{**vars(node), "body": body, "decorator_list": []})
         file.space[name] = None  # stops the recursion if the definition uses its own name
         for used in () if jitted else _free_names(node):
             self._define(file, used, asked_by=name)
@@ -177,7 +178,7 @@ class _File:
     """A source file's definitions and imports, and what was compiled of it."""
 
     def __init__(self, path: Path, root: Path, engine: str, space: dict[str, Any]) -> None:
-        self.path, self.space = path, space
+        self.path, self.space, self._root = path, space, root
         self.definitions: dict[str, _Definition] = {}
         # name -> (module, the name there; "" for the module itself)
         self.imports: dict[str, tuple[str, str]] = {}
@@ -188,12 +189,34 @@ class _File:
                 names = [target.id for target in node.targets if isinstance(target, ast.Name)]
                 self.definitions |= dict.fromkeys(names, node)
             elif isinstance(node, ast.ImportFrom):
-                module = _absolute(node, path, root)
-                for alias in node.names:
-                    self.imports[bound_name(alias)] = module, alias.name
+                self._take(node)
             elif isinstance(node, ast.Import):
                 for name in map(bound_name, node.names):
                     self.imports[name] = full_name(node, name), ""
+
+    def _take(self, node: ast.ImportFrom) -> None:
+        module = _absolute(node, self.path, self._root)
+        for alias in node.names:
+            self.imports[bound_name(alias)] = module, alias.name
+
+    def imports_from_engine(self, node: ast.stmt) -> bool:
+        """Whether a function's statement does so. Then the names become the file's."""
+        if not isinstance(node, ast.ImportFrom):
+            return False
+        module = _absolute(node, self.path, self._root)
+        if module.partition(".")[0] != self._root.name:
+            return False
+        self._take(node)
+        return True
+
+    def wrappers(self, kernel: str) -> list[ast.expr]:
+        """What the file calls with a kernel alone, and assigns the result: as a decorator."""
+        calls = [
+            node.value
+            for node in self.definitions.values()
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        ]
+        return [c.func for c in calls if [ast.unparse(one) for one in c.args] == [kernel]]
 
 
 def _absolute(node: ast.ImportFrom, path: Path, root: Path) -> str:

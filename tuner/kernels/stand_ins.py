@@ -96,6 +96,9 @@ class TensorSpec:
         shape = [self.numel() // known if n == -1 else n for n in shape]
         return replace(self.contiguous(), shape=tuple(shape))
 
+    def reshape(self, *size: int | Sequence[int]) -> TensorSpec:
+        return self.view(*size)
+
     def to(self, dtype: str) -> TensorSpec:
         """The same tensor, as torch gives it for its own type; other types are refused."""
         if dtype != self.dtype:
@@ -272,6 +275,7 @@ def stand_in_triton(record: Callable[[KernelLaunch], None]) -> Namespace:
         {
             "jit": jit,
             "Config": AutotunerConfig,
+            "autotune": lambda **options: lambda kernel: kernel,
             "cdiv": lambda a, b: -(-a // b),
             "next_power_of_2": lambda n: 1 << (n - 1).bit_length(),
             "language": Namespace("triton.language", types),

@@ -162,8 +162,11 @@ def _model(row: dict[str, Any]) -> Model:
     return replace(model, linears=_linears(model, shape, linears, row["source"]))
 
 
-def _delta(name: str, architecture: str, *, layers: int, **heads: int) -> DeltaShape:
-    return DeltaShape(name, architecture, LinearAttention(**heads), Dtype.BFLOAT16, layers)
+def _delta(
+    name: str, architecture: str, *, layers: int, by_column: bool = False, **heads: int
+) -> DeltaShape:
+    found = LinearAttention(**heads)
+    return DeltaShape(name, architecture, found, Dtype.BFLOAT16, layers, by_column=by_column)
 
 
 def _linears(

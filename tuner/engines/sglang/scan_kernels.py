@@ -27,12 +27,17 @@ class SGLangScanKernels(ScanKernels[SGLang]):
         lifted = lift_scan(engine, family, backend)
         return cls(engine, scan_here(family), folder_of(engine, family), lifted, **more)
 
-    def _known(self) -> Mapping[str, object]:
-        """Further stand-ins, by the names in the engine's files."""
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+        """Further stand-ins, by the names in a file and those that it uses."""
         return {}
 
     def _open(self, source: Path, target: Target) -> Definitions:
         triton, torch = stand_in_triton(self._launches.append), stand_in_torch(target)
-        known = {"torch": torch, "triton": triton, "tl": triton.language, **self._known()}
+        known = {
+            "torch": torch,
+            "triton": triton,
+            "tl": triton.language,
+            **self._known(source, target),
+        }
         own = self.engine.root, self.lifted.origin
         return Definitions(source, *own, known, self._launches.append, self._chosen)

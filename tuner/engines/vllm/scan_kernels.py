@@ -27,8 +27,8 @@ class VLLMScanKernels(ScanKernels[VLLM]):
         lifted = lift_scan(engine, family, backend)
         return cls(engine, scan_here(family), folder_of(engine, family), lifted, **more)
 
-    def _known(self, target: Target) -> Mapping[str, object]:
-        """Further stand-ins, by the names in the engine's files."""
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+        """Further stand-ins, by the names in a file and those that it uses."""
         return {}
 
     def _open(self, source: Path, target: Target) -> Definitions:
@@ -36,7 +36,7 @@ class VLLMScanKernels(ScanKernels[VLLM]):
             self.engine,
             str(source.relative_to(self.engine.root)),
             target,
-            known=self._known(target),
+            known=self._known(source, target),
             chosen=self._chosen,
             _launches=self._launches,
         ).definitions

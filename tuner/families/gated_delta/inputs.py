@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import softplus
 
 from tuner.families.gated_delta.problem import GatedDelta
-from tuner.families.scans.scan import all_chunks, chunks_of, tokens_of
+from tuner.families.scans.chunked import TYPES, Chunks, chunk_layout, inverse_of, unit
+from tuner.families.scans.scan import all_chunks, tokens_of
 from tuner.problems.points import Point
 
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_A = 16.0  # Qwen3-Next initialises A from 0 to 16
-_EPSILON = 1e-6  # of the lengths of q and k
 
 
 @dataclass(frozen=True)
@@ -60,19 +59,10 @@ def views(problem: GatedDelta, prompt: Prompt) -> dict[str, Tensor]:
 
 
 def layout(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
-    """Which tokens and chunks are whose, int32: sequence_ends and chunk_offsets (sequences + 1),
-    chunk_indices (c, 2), slots (sequences). For a chain that does not write over them, also the
-    first states, `initial` (sequences, h, v, n).
+    """See `chunk_layout`. For a chain that does not write over them, also the first states,
+    `initial` (sequences, h, v, n).
     """
-    each = chunks_of(problem, point.new_tokens)
-    numbers = torch.arange(point.batch_size + 1, device=device, dtype=torch.int32)
-    chunks = torch.arange(all_chunks(problem, point), device=device, dtype=torch.int32)
-    found = {
-        "sequence_ends": numbers * point.new_tokens,
-        "chunk_offsets": numbers * each,
-        "chunk_indices": torch.stack([chunks // each, chunks % each], 1).contiguous(),
-        "slots": numbers[:-1].clone(),
-    }
+    found = chunk_layout(problem, point, device)
     if problem.chain == "split":
         states = _states(problem, point)
         found["initial"] = torch.zeros(states, dtype=TYPES[problem.state_dtype], device=device)
@@ -112,38 +102,24 @@ def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Te
     """What each tensor of `outputs` should hold, float32: the states before each chunk in `h`, and
     those at the ends of the sequences in `pool`.
     """
-    sequences, size = point.batch_size, problem.chunk_size
-    each = chunks_of(problem, point.new_tokens)
+    chunks, size, device = Chunks.of(problem, point), problem.chunk_size, prompt.v.device
     heads, v, n = problem.value_heads, problem.value_dim, problem.key_dim
-    tokens, device = tokens_of(point), prompt.v.device
-
-    def cut(rows: Tensor, width: int) -> Tensor:
-        """(T, heads * width) as (sequences, c, heads, s, width), with zeros behind the last."""
-        flat = pad(rows.flatten(1), (0, 0, 0, sequences * each * size - tokens))
-        return flat.view(sequences, each, size, -1, width).transpose(2, 3)
-
-    unit = {name: _unit(getattr(prompt, name).float()) for name in ("q", "k")}
-    q, k = (cut(unit[name], n) for name in ("q", "k"))
-    values, beta = cut(prompt.v, v), cut(prompt.beta, 1)
-    gates = cut(prompt.g, 1).cumsum(3)
+    normal = {name: unit(getattr(prompt, name).float()) for name in ("q", "k")}
+    q, k = (chunks.cut(normal[name], n) for name in ("q", "k"))
+    values, beta = chunks.cut(prompt.v, v), chunks.cut(prompt.beta, 1)
+    gates = chunks.cut(prompt.g, 1).cumsum(3)
     widths = {"T": size, "w": n, "u": v, "v_new": v, "out": v}
     widths |= {"A": size} if problem.chain == "split" else {}
-    made = {
-        name: torch.empty((sequences, each, heads, size, width), device=device)
-        for name, width in widths.items()
-    }
-    before = torch.empty((sequences, each, heads, v, n), device=device)
-    state = torch.zeros((sequences, heads, v, n), device=device)
-    one = torch.eye(size, device=device)
-    for c in range(each):
+    made = {name: chunks.empty(heads, width, device) for name, width in widths.items()}
+    before = torch.empty((chunks.sequences, chunks.each, heads, v, n), device=device)
+    state = torch.zeros((chunks.sequences, heads, v, n), device=device)
+    for c in range(chunks.each):
         repeated = heads // problem.key_heads
         qc, kc = (tensor[:, c].repeat_interleave(repeated, 1) for tensor in (q, k))
         s, b = gates[:, c], beta[:, c]
         apart = (s - s.mT).clamp(max=0.0).exp()  # of pairs that are not above the diagonal
         below = (kc @ kc.mT * apart * b).tril(-1)
-        inverse = torch.linalg.solve_triangular(
-            one + below, one.expand_as(below), upper=False, unitriangular=True
-        )
+        inverse = inverse_of(below)
         w, u = inverse @ (kc * b * s.exp()), inverse @ (values[:, c].float() * b)
         new = u - w @ state.mT
         out = qc * s.exp() @ state.mT + (qc @ kc.mT * apart).tril() @ new
@@ -153,16 +129,7 @@ def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Te
         before[:, c] = state
         last = s[:, :, -1:]
         state = state * last.exp() + new.mT @ (kc * (last - s).exp())
-    joined = {name: _join(tensor)[:tokens] for name, tensor in made.items()}
-    sums = _join(gates)[:tokens, :, 0]
-    normal = {f"{name}_normal": tensor for name, tensor in unit.items()}
-    return {**normal, **joined, "g_sum": sums, "h": before.flatten(0, 1), "pool": state}
-
-
-def _unit(rows: Tensor) -> Tensor:
-    return rows * (rows.square().sum(-1, keepdim=True) + _EPSILON).rsqrt()
-
-
-def _join(parts: Tensor) -> Tensor:
-    """(sequences, c, heads, s, width) as (tokens, heads, width)."""
-    return parts.transpose(2, 3).flatten(0, 2)
+    joined = {name: chunks.join(tensor) for name, tensor in made.items()}
+    given = {f"{name}_normal": tensor for name, tensor in normal.items()}
+    sums = chunks.join(gates)[:, :, 0]
+    return {**given, **joined, "g_sum": sums, "h": before.flatten(0, 1), "pool": state}

@@ -26,21 +26,21 @@ def resolve(text: str, serving: Serving) -> Resolved:
     """
     found = preset_or_file(text, read_delta)
     shape = found.delta if isinstance(found, Model) else found
-    if shape is None:
-        raise BadProblem(
-            f"no gated delta nets are known of {found.name}: give the folder of its config.json, "
-            f"or the problem itself, {NAME}:key_heads=.."
-        )
-    return resolve_model(shape, serving)
+    return resolve_model(shape, serving, found.name)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
     """The problem of a config.json; see `resolve`."""
-    return resolve_model(parse_delta_json(data, name), serving)
+    return resolve_model(parse_delta_json(data, name), serving, name)
 
 
-def resolve_model(shape: DeltaShape, serving: Serving) -> Resolved:
+def resolve_model(shape: DeltaShape | None, serving: Serving, name: str) -> Resolved:
     """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
+    if shape is None or shape.by_column:
+        raise BadProblem(
+            f"no gated delta nets are known of {name}: give the folder of its config.json, "
+            f"or the problem itself, {NAME}:key_heads=.."
+        )
     rules = engine_module(serving.engine, NAME)
     keys, values = shape.divided(serving.tp)
     asked = serving.options.get("mamba_state_dtype")

@@ -78,8 +78,10 @@ def _seen_kv(named: Mapping[str, Any]) -> tuple[Key, int]:
     return (*_sizes(named), named["V"]), _chunks(named)
 
 
-def _seen_states(named: Mapping[str, Any]) -> tuple[Key, int]:
-    gates = named["g"] is not None and named.get("gk") is None
+def _seen_states(named: Mapping[str, Any]) -> tuple[Key, int] | None:
+    if named.get("gk") is not None:  # of KDA
+        return None
+    gates = named["g"] is not None
     pool = dtype_of(named.get("initial_state", named.get("h0")))  # sglang's name, and vLLM's
     return (*_sizes(named), named["V"], gates, pool), named["h"].shape[-4]
 

@@ -76,7 +76,7 @@ def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engi
         for part in problem.parts:
             about = problem, part, device.target
             own = kernels.constants(*about)
-            point = Point(1, part, problem.chunk_size)
+            point = Point(1, part, kernels.first_tokens(problem))
             asked += [(point, one) for one in ([own] if own else kernels.listed(*about))]
         name = f"{problem.spec()}: what {engine.name} {engine.version} has"
         plans.append(_plan(name, problem, asked, device, engine))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tuner.compile.candidates import Binder, Companions
+from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.errors import UnsupportedKernel, did_you_mean
@@ -47,6 +48,7 @@ class ScanLaunch:
 
 
 E = TypeVar("E", bound=Engine)
+_USUAL_SHARED_BYTES = 102400  # `Backend.DEFAULT` of the engines' fla/utils.py
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class ScanKernels(ABC, Generic[E]):
     _given: dict[str, Any] = field(default_factory=dict)  # the arguments of the launcher that runs
     _opened: dict[tuple[str, Target], Definitions] = field(default_factory=dict)
     _launches: list[KernelLaunch] = field(default_factory=list)
+    _lists: dict[tuple[Part, Target], list[dict[str, int]]] = field(default_factory=dict)
 
     @property
     def stages(self) -> Stages:
@@ -116,7 +119,7 @@ class ScanKernels(ABC, Generic[E]):
         call = self._stage(part).calls[0]
         point = Point(1, part, problem.chunk_size)
         launch = self._launched(problem, point, call, {}, target)
-        defaults = {p.name: p.default for p in self.lifted.parameters(call.kernel)}
+        defaults = {p.name: p.default for p in self.lifted.parameters(launch.kernel)}
         values = {n: {**defaults, **launch.arguments}.get(n) for n in self._stage(part).blocks}
         if not all(isinstance(value, int) for value in values.values()):
             raise UnsupportedKernel(f"{self.lifted.origin}: {part.value} has no constants")
@@ -125,11 +128,25 @@ class ScanKernels(ABC, Generic[E]):
 
     def _list(self, problem: ScanProblem, part: Part, target: Target) -> list[Config]:
         """The list of an autotuner; empty without one. A launcher may say some of the blocks."""
-        stage = self._stage(part)
-        found = self._definitions(stage.file, target).autotuned(stage.calls[0].kernel)
+        stage, found = self._stage(part), self._tuned(part, target)
         whole = all(name in config for config in found for name in stage.blocks)
         said = TRITON_DEFAULTS if whole else self._given_constants(problem, part, target)
-        return [Config({**said, **config}) for config in found]
+        names = (*stage.blocks, *TRITON_DEFAULTS)
+        every = ({**said, **config} for config in found)
+        return [Config({name: config[name] for name in names}) for config in every]
+
+    def _tuned(self, part: Part, target: Target) -> list[dict[str, int]]:
+        """An autotuner's list as it is; empty without one."""
+        if (part, target) not in self._lists:  # each launch asks
+            stage = self._stage(part)
+            kernel = next(n for n in stage.calls[0].kernels if n in self.lifted.functions)
+            found = self._definitions(stage.file, target).autotuned(kernel)
+            self._lists[part, target] = found
+        return self._lists[part, target]
+
+    def first_tokens(self, problem: ScanProblem) -> int:
+        """The tokens of the prompt at which an autotuner chooses: here the first, of one chunk."""
+        return problem.chunk_size
 
     def binder(self, problem: ScanProblem, target: Target) -> Binder:
         """The main kernel of a candidate, for the compiler."""
@@ -168,14 +185,16 @@ class ScanKernels(ABC, Generic[E]):
         target: Target,
     ) -> KernelLaunch:
         """A call's launch of its kernel. A launcher may launch others of the chain too."""
-        for held, now in ((self._chosen, config), (self._given, {})):
+        # What all of an autotuner's configurations say is no choice, but part of the launch.
+        alike = alike_in(self._tuned(point.part, target), self._stage(point.part).blocks)
+        for held, now in ((self._chosen, {**alike, **config}), (self._given, {})):
             held.clear()
             held.update(now)
         self._given.update(self._arguments(problem, point, call))
         self._launches.clear()
         self._definitions(self._stage(point.part).file, target).call(call.launcher, self._given)
-        known = {one.kernel for stage in self.stages.values() for one in stage.calls}
-        found = [launch for launch in self._launches if launch.kernel == call.kernel]
+        known = {n for stage in self.stages.values() for one in stage.calls for n in one.kernels}
+        found = [launch for launch in self._launches if launch.kernel in call.kernels]
         if len(found) != 1 or not {launch.kernel for launch in self._launches} <= known:
             origin, part = self.lifted.origin, point.part.value
             raise UnsupportedKernel(f"{origin}: {part} does not launch {call.kernel}")
@@ -206,6 +225,25 @@ class ScanKernels(ABC, Generic[E]):
                 raise UnsupportedKernel(f"{part.value} takes no config key {key!r}{near}")
         if missing := [name for name in names if name not in config]:
             raise UnsupportedKernel(f"{part.value} needs {', '.join(missing)}")
+
+
+def alike_in(configs: Sequence[Mapping[str, int]], blocks: Collection[str]) -> dict[str, int]:
+    """What all configurations of an autotuner say besides what is tuned."""
+    first = configs[0] if configs else {}
+    names = [name for name in first if name not in blocks and name not in TRITON_DEFAULTS]
+    return {n: first[n] for n in names if all(config.get(n) == first[n] for config in configs)}
+
+
+def fla_answers(target: Target) -> Mapping[str, object]:
+    """What the engines' fla/utils.py finds of a card, without variables of the environment."""
+    wide = architecture(target).shared_optin_bytes >= _USUAL_SHARED_BYTES
+    return {
+        "check_shared_mem": lambda arch="none": wide,
+        "is_nvidia_hopper": target.is_sm_or_later(90),
+        "is_tma_supported": False,
+        "FLA_TRIL_PRECISION": "ieee",
+        "_CAST_DOT_TO_K_DTYPE": target.name.startswith(("gfx11", "gfx12")),
+    }
 
 
 def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:

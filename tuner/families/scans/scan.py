@@ -17,7 +17,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point, Problem
 
 # The families of chunked scans. The name of each is that of its problems and of its package.
-NAMES = ("chunk_scan", "gated_delta")
+NAMES = ("chunk_scan", "gated_delta", "kda")
 Key = tuple[object, ...]
 
 
@@ -59,6 +59,12 @@ class Call:
     kernel: str
     # The tensors that it allocates, by the kernel's parameters.
     made: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()  # what other releases call the kernel
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The names of the kernel in all releases."""
+        return (self.kernel, *self.also)
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ class Stage:
     writes: tuple[str, ...]
     blocks: Mapping[str, tuple[int, ...]]  # the constants of a configuration, and values to try
     covers: Callable[[Any], tuple[int, ...]]  # of a problem: the lengths that they cover in steps
-    # Of a launch's arguments: what they show of its problem, and how long it is. None: prompts so
-    # short that the engine launches another kernel than is tuned.
+    # Of a launch's arguments: what they show of its problem, and how long it is. None: it is
+    # of another chain, or of prompts so short that another kernel than the tuned one runs.
     seen: Callable[[Mapping[str, Any]], tuple[Key, int] | None]
     shows: Callable[[Any], Key]  # the same of a problem
     operations: Callable[[Any, int, int], float]  # of a problem, tokens and chunks

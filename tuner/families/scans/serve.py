@@ -20,7 +20,7 @@ from typing import Any
 from tuner.engines.after_import import after_import
 from tuner.errors import MalformedConfigFile
 from tuner.families.scans.files import ScanFile, find_scan_files, read_scan_file
-from tuner.families.scans.scan import Key, Scan, ScanKernel
+from tuner.families.scans.scan import Key, Scan, ScanKernel, Stage
 from tuner.problems.points import Config
 
 log = logging.getLogger("tuner.plugin")
@@ -124,7 +124,7 @@ def hook_module(module: ModuleType, choices: ScanChoices) -> None:
     """Hook the kernels that a module of an engine defines."""
     hooked = {}
     for part, stage in choices.scan.stages.items():
-        for name in {call.kernel for call in stage.calls}:
+        for name in dict.fromkeys(name for call in stage.calls for name in call.kernels):
             kernel = vars(module).get(name)
             if kernel is not None and _jitted(kernel).__module__ == module.__name__:
                 hook_kernel(kernel, part, choices)
@@ -167,6 +167,7 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
     while not hasattr(kernel, "configs") and kernel is not jitted:
         kernel = kernel.fn
     decide, launch = kernel.run, jitted.run
+    alike = _alike(kernel, choices.scan.stages[part])
     places = {name: place for place, name in enumerate(jitted.arg_names)}
 
     def run(*args: object, **kwargs: object) -> object:
@@ -174,12 +175,20 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
         if config is None:
             return decide(*args, **kwargs)
         try:
-            return launch(*args, **{**kwargs, **config})
+            return launch(*args, **{**alike, **kwargs, **config})
         except Exception as error:  # out of shared memory, or a compiler's refusal
             choices.refuse(part, Config(config), error)
             return decide(*args, **kwargs)
 
     kernel.run = run
+
+
+def _alike(kernel: Any, stage: Stage) -> dict[str, int]:  # noqa: ANN401
+    """What all configurations of an `Autotuner` say besides what is tuned."""
+    listed = [one.kwargs for one in getattr(kernel, "configs", ())]
+    first = listed[0] if listed else {}
+    names = [name for name in first if name not in stage.blocks]
+    return {n: first[n] for n in names if all(config.get(n) == first[n] for config in listed)}
 
 
 def _jitted(kernel: Any) -> Any:  # noqa: ANN401
@@ -213,5 +222,5 @@ def hook_packages(
     choices = ScanChoices(scan, root, facts)
     for file in dict.fromkeys(stage.file for stage in scan.stages.values()):
         for package in packages:
-            name = f"{package}.{file.removesuffix('.py')}"
+            name = f"{package}.{file.removesuffix('.py').replace('/', '.')}"
             after_import(name, lambda module: hook_module(module, choices))

@@ -17,7 +17,8 @@ def lift_kernels(origin: str, root: Path, folder: Path, scan: Scan, backend: str
     files: dict[Path, list[str]] = {}
     for stage in scan.stages.values():
         names = files.setdefault(folder / stage.file, [])
-        names += [call.kernel for call in stage.calls if call.kernel not in names]
+        every = dict.fromkeys(name for call in stage.calls for name in call.kernels)
+        names += [name for name in every if name not in names]
     if not all(path.is_file() for path in files):
         raise UnsupportedKernel(f"{origin} has no kernels for {scan.layers} prompts")
     return lift_files(files, root, origin, backend)

@@ -127,7 +127,7 @@ def own_choices(kernels: ScanKernels[Any], request: Request) -> dict[Part, OwnCh
     found: dict[Part, OwnChoice] = {}
     for part in problem.parts:
         about = problem, part, request.device.target
-        first = Point(1, part, problem.chunk_size)
+        first = Point(1, part, kernels.first_tokens(problem))
         found[part] = OwnChoice(kernels.constants(*about), kernels.listed(*about), first)
     return found
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from tuner.devices.target import CUDA
+from tuner.devices.target import CUDA, Target
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.scan_kernels import SGLangScanKernels
 from tuner.families.chunk_scan.problem import NAME
@@ -29,7 +30,7 @@ _UNBATCHED = ("A", "D", "dt_bias", "cu_seqlens")
 class SGLangSsdKernels(SGLangScanKernels):
     """The kernels of one version of sglang."""
 
-    def _known(self) -> Mapping[str, object]:
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
         return {"TRITON_22": True}
 
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from tuner.devices.target import CUDA
+from tuner.devices.target import CUDA, Target
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.scan_kernels import SGLangScanKernels
 from tuner.families.gated_delta.problem import NAME
@@ -21,7 +22,7 @@ from tuner.families.scans.engine import ScanEngine, chunk_lists
 class SGLangDeltaKernels(SGLangScanKernels):
     """The kernels of one version of sglang."""
 
-    def _known(self) -> Mapping[str, object]:
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
         return chunk_lists(self._given)
 
 

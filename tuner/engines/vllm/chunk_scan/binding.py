@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tuner.devices.target import CUDA, Target
@@ -46,7 +47,7 @@ class VLLMSsdKernels(VLLMScanKernels):
             "final_state_indices": TensorSpec("final_slots", (sequences,), "i32"),
         }
 
-    def _known(self, target: Target) -> Mapping[str, object]:
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
         return {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
 
 

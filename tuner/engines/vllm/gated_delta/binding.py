@@ -9,38 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target, cuda_target
 from tuner.engines.vllm.package import VLLM
 from tuner.engines.vllm.scan_kernels import VLLMScanKernels
 from tuner.engines.vllm.scan_sources import CHAIN
 from tuner.errors import UnsupportedKernel
 from tuner.families.gated_delta.problem import NAME, DeltaKernel, GatedDelta
-from tuner.families.scans.engine import ScanEngine, chunk_lists
+from tuner.families.scans.engine import ScanEngine, chunk_lists, fla_answers
 from tuner.problems.points import Point
 
 _KEYS, _VALUES = 64, 32  # of a problem that tells the dimensions of states apart
-_USUAL_SHARED_BYTES = 102400  # `Backend.DEFAULT` of fla/ops/utils.py
-
-
-def fla_answers(target: Target) -> Mapping[str, object]:
-    """What fla/ops/utils.py finds of a card, with the variables of the environment left out."""
-    wide = architecture(target).shared_optin_bytes >= _USUAL_SHARED_BYTES
-    return {
-        "check_shared_mem": lambda arch="none": wide,
-        "is_nvidia_hopper": target.is_sm_or_later(90),
-        "is_tma_supported": False,
-        "FLA_TRIL_PRECISION": "ieee",
-        "_CAST_DOT_TO_K_DTYPE": target.name.startswith(("gfx11", "gfx12")),
-    }
 
 
 @dataclass(frozen=True)
 class VLLMDeltaKernels(VLLMScanKernels):
     """The kernels of one version of vLLM."""
 
-    def _known(self, target: Target) -> Mapping[str, object]:
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
         return {**fla_answers(target), **chunk_lists(self._given)}
 
     def shape_of_states(self) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ def _register() -> None:
     from tuner.engines.vllm.scan_sources import FOLDERS, scan_here  # noqa: PLC0415  # lifts
 
     for family, folders in FOLDERS.items():
-        packages = [f"vllm.{folder.replace('/', '.')}" for folder in folders]
+        packages = [".".join(("vllm", *Path(folder).parts)) for folder in folders]
         hook_packages(scan_here(family), packages, named[1], _facts)
 
 

@@ -1,0 +1,1 @@
+"""Kimi delta attention (KDA): the scan of its layers over prompts."""

@@ -1,0 +1,54 @@
+"""Find the layers of Kimi delta attention of one rank of a model that a user names.
+
+A name is a preset, or a folder or file with a config.json.
+"""
+
+from __future__ import annotations
+
+from tuner.engines.engine import engine_module
+from tuner.errors import BadProblem
+from tuner.families.kda.problem import NAME, Kda
+from tuner.models.delta_json import DeltaShape, parse_delta_json, read_delta
+from tuner.models.model import Model
+from tuner.models.serving import Resolved, Serving
+from tuner.models.table import preset_or_file
+
+
+def reads(text: str, engine: str = "") -> bool:
+    """No engine names a file of these kernels in its log."""
+    return False
+
+
+def resolve(text: str, serving: Serving) -> Resolved:
+    """The problem of a preset, or of a folder or file with a config.json.
+
+    Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
+    """
+    found = preset_or_file(text, read_delta)
+    shape = found.delta if isinstance(found, Model) else found
+    return resolve_model(shape, serving, found.name)
+
+
+def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
+    """The problem of a config.json; see `resolve`."""
+    return resolve_model(parse_delta_json(data, name), serving, name)
+
+
+def resolve_model(shape: DeltaShape | None, serving: Serving, name: str) -> Resolved:
+    """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
+    if shape is None or not shape.by_column:
+        raise BadProblem(
+            f"no layers of Kimi delta attention are known of {name}: name the problem itself, "
+            f"{NAME}:heads=.."
+        )
+    rules = engine_module(serving.engine, NAME)
+    asked = serving.options.get("mamba_state_dtype")
+    _, heads = shape.divided(serving.tp)
+    problem = Kda(
+        heads=heads,
+        head_dim=shape.heads.value_dim,
+        dtype=serving.dtype or shape.dtype,
+        state_dtype=asked or rules.state_dtype(shape),
+    )
+    note = f"{shape.layers} layers of Kimi delta attention of {shape.heads.value_heads} heads"
+    return Resolved((problem,), (note,))
