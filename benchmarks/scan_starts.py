@@ -5,7 +5,7 @@
 
 `own`: the engine chooses by itself, at a first prompt of one chunk. `tuned`: its plugin reads DIR.
 Prints one JSON object, with what each kernel was launched with at each size. Two starts at once are
-two ranks. PROBLEM is a chunk_scan or a gated_delta; without one, it is that of Nemotron 3 Nano.
+two ranks. PROBLEM is of any family of chunked scans; without one, it is that of Nemotron 3 Nano.
 PROMPTS: sequences x tokens, e.g. 1x8192,8x2048; without them, six sizes.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import statistics
@@ -41,8 +42,10 @@ POINTS = ((1, 8192), (1, 1024), (1, 4096), (1, 32768), (8, 2048), (4, 8192))
 MODULES = {
     ("sglang", "chunk_scan"): ("kernels/ops/mamba/triton_ops", "ssd_combined"),
     ("sglang", "gated_delta"): ("kernels/ops/attention/fla", "chunk"),
+    ("sglang", "kda"): ("kernels/ops/attention/fla", "kda"),
     ("vllm", "chunk_scan"): ("model_executor/layers/mamba/ops", "ssd_combined"),
     ("vllm", "gated_delta"): ("third_party/flash_linear_attention/ops", "chunk"),
+    ("vllm", "kda"): ("models/kimi_k3/nvidia/ops/third_party/kda", "chunk"),
 }
 
 
@@ -90,6 +93,7 @@ def stand_in_sglang(name: str, root: Path, family: str) -> None:
             package(part, root)
         release = tuple(int(n) for n in torch.__version__.split(".")[:2])
         package("sglang.srt.utils.common", torch_release=release)
+        package(f"{name}.fused_norm_gate", layer_norm_gated_fwd=None)  # runs after the scan
         return
     package(f"{name}.mamba_ssm", softplus=softplus)
     for part in ("attention", "attention.fla"):
@@ -103,12 +107,17 @@ def stand_in_vllm(name: str, root: Path, family: str) -> None:
     platform = {"is_cuda": lambda: True, "is_cpu": lambda: False, "is_rocm": lambda: False}
     platform |= {"is_cuda_alike": lambda: True, "is_xpu": lambda: False}
     platform["is_device_capability"] = (major * 10 + minor).__eq__
+    platform["has_device_capability"] = (major * 10 + minor).__ge__
     package("vllm.triton_utils", tl=tl, triton=triton, tldevice=libdevice)
     package("vllm.platforms", current_platform=SimpleNamespace(**platform))
     if family == "chunk_scan":
         package(f"{name}.mamba_ssm", softplus=softplus)
         return
-    package("vllm.utils")
+    package("vllm.third_party", root / "third_party")
+    package("vllm.third_party.flash_linear_attention", root / "third_party/flash_linear_attention")
+    fla = "third_party/flash_linear_attention/ops"
+    package(f"vllm.{fla.replace('/', '.')}", root / fla)
+    package("vllm.utils", root / "utils")
     package("vllm.utils.gpu_sync_debug", gpu_sync_allowed=contextlib.nullcontext)
     package("vllm.utils.torch_utils", async_tensor_h2d=Tensor.to)
 
@@ -141,6 +150,27 @@ def delta_call(
     return lambda: combined.chunk_gated_delta_rule(**batched, **more)[0][0]
 
 
+def kda_call(
+    engine: str, combined: Any, given: dict[str, Tensor], about: dict[str, Tensor]
+) -> Callable[[], Tensor]:
+    """The call of a layer of Kimi delta attention, likewise. The output is written over v."""
+    weights = {"A_log": given.pop("A_log")}
+    bias, raw_g, beta = (given.pop(name) for name in ("bias", "raw_g", "raw_beta"))
+    more = {"cu_seqlens": about["sequence_ends"], "use_qk_l2norm_in_kernel": True, **weights}
+    rows = {n: t[None] for n, t in given.items()}
+    if engine == "vllm":
+        more |= {"initial_state": about["initial"], "output_final_state": True, "g_bias": bias}
+        more |= {"raw_g": raw_g[None], "raw_beta": beta[None]}
+        call = combined.chunk_kda_with_fused_gate
+        return lambda: call(**rows, **more)[0][0]
+    pool = torch.zeros_like(about["initial"])
+    more |= {"initial_state": pool, "initial_state_indices": about["slots"], "dt_bias": bias}
+    raw = "beta_is_raw" in inspect.signature(combined.chunk_kda).parameters
+    more |= {"beta_is_raw": True} if raw else {}
+    more |= {"g": raw_g[None], "beta": (beta if raw else beta.float().sigmoid())[None]}
+    return lambda: combined.chunk_kda(**rows, **more)[0]
+
+
 def scan_call(
     engine: str, combined: Any, problem: Any, point: Point
 ) -> tuple[Any, Callable[[], Tensor]]:
@@ -150,6 +180,8 @@ def scan_call(
     given, about = inputs.views(problem, prompt), inputs.layout(problem, point, "cuda")
     if problem.family == "gated_delta":
         return prompt, delta_call(combined, problem, given, about)
+    if problem.family == "kda":
+        return prompt, kda_call(engine, combined, given, about)
     out = torch.full_like(given["x"], torch.nan, memory_format=torch.contiguous_format)
     tensors = {**given, "out": out}
     alike = {"chunk_size": problem.chunk_size, "cu_seqlens": about["sequence_ends"]}
@@ -212,10 +244,15 @@ def measure(engine: str, combined: object, problem: ScanProblem, point: Point) -
     with torch.cuda.graph(graph):
         call()
     graph_us = median_us(graph.replay, 100)
-    differs = {"passes_before": engine == "sglang"} if problem.family == "chunk_scan" else {}
+    differs: dict[str, bool] = {}
+    if problem.family == "chunk_scan":
+        differs = {"passes_before": engine == "sglang"}
+    if problem.family == "kda":
+        states = inspect.signature(combined.chunk_gated_delta_rule_fwd_h)
+        differs = {"base_two": "use_exp2" in states.parameters}
     inputs = scan_named(problem.family).inputs
+    prompt, call = scan_call(engine, combined, problem, point)  # as it was, from states of zeros
     expected = inputs.reference(problem, point, prompt, **differs)["out"]
-    prompt, call = scan_call(engine, combined, problem, point)  # from states of zeros
     error = Reference(expected).worst_error(call())
     return {"graph_us": graph_us, "eager_us": eager_us, "first_s": first_s, "error": error}
 
