@@ -39,12 +39,19 @@ def wide(config: Config, target: Target) -> bool:
     return target.is_sm(90) and config["num_warps"] > 4
 
 
-def broken(config: Config, target: Target) -> bool:
-    """Whether its tiles are narrow for a whole warpgroup on sm_90 and no engine has such: in
-    kernels of gated delta nets, Triton 3.6.0 breaks some of them.
+def narrow(config: Config, target: Target) -> bool:
+    """Whether its tiles are narrow for a whole warpgroup on sm_90: in kernels of gated delta nets,
+    Triton 3.6.0 breaks some of them.
     """
-    narrow = config["BV"] == 32
-    return target.is_sm(90) and narrow and config["num_warps"] >= 4
+    return target.is_sm(90) and 32 in (config["BK"], config["BV"]) and config["num_warps"] >= 4
+
+
+def narrow_values(config: Config, target: Target) -> bool:
+    """The same, but for tiles that both engines list."""
+    return config["BV"] == 32 and narrow(config, target)
+
+
+_NARROW = "Triton 3.6.0 breaks some of such tiles in kernels of gated delta nets"
 
 
 def _seen_gates(named: Mapping[str, Any]) -> Seen:
@@ -176,7 +183,7 @@ _STAGES: Stages = {
             ),
         ),
         writes=("w", "u", "kg"),
-        blocks={"BK": (64, 128), "BV": (64, 128)},
+        blocks={"BK": (32, 64, 128), "BV": (32, 64, 128)},
         covers=lambda p: (p.head_dim, p.head_dim),
         seen=_seen_weights,
         shows=_own,
@@ -184,6 +191,8 @@ _STAGES: Stages = {
         moved_bytes=lambda p, tokens, chunks: _gated(p, tokens, 5) + _by_head(p, tokens),
         warps=(2, 4, 8),
         first=((64, 64), (128, 64), (64, 128), (128, 128)),
+        unsafe=narrow,
+        unsafe_source=_NARROW,
     ),
     KdaKernel.STATES: Stage(
         file="chunk_delta_h.py",
@@ -222,8 +231,8 @@ _STAGES: Stages = {
         ),
         warps=(2, 4, 8),
         first=((64, 64), (64, 128), (32, 64), (32, 128)),
-        unsafe=broken,
-        unsafe_source="of such tiles, Triton 3.6.0 breaks some in kernels of gated delta nets",
+        unsafe=narrow_values,
+        unsafe_source=_NARROW,
     ),
 }
 
