@@ -177,3 +177,44 @@ def test_the_list_of_an_autotuner_is_read_and_its_choice_is_launched(tmp_path, l
     assert launch.grid == (4,)
     assert launch.arguments == {"n": 200, "BLOCK": 64}
     assert launch.options == {"num_warps": 2, "num_stages": 1}
+
+
+ASSIGNED = """
+from . import other
+from .other import small
+
+
+@triton.jit
+def _kernel(n, BLOCK: tl.constexpr):
+    pass
+
+
+LISTED = [triton.Config({"BLOCK": 32}, num_warps=2)]
+kernel = triton.autotune(configs=LISTED, key=["n"])(_kernel)
+
+
+def launcher(n):
+    from engine.nested.other import twice as more
+
+    kernel[(more(n),)](n, **({"BLOCK": 16} if small(n) else {}))
+"""
+OTHER = "def small(n):\n    return n < 8\n\n\ndef twice(n):\n    return 2 * n\n"
+
+
+def test_relative_imports_those_of_a_function_and_an_assigned_autotuner_are_followed(
+    tmp_path, launches
+):
+    folder = tmp_path / "engine" / "nested"
+    folder.mkdir(parents=True)
+    (folder / "kernels.py").write_text(ASSIGNED)
+    (folder / "other.py").write_text(OTHER)
+    triton = stand_in_triton(launches.append)
+    known = {"triton": triton, "tl": triton.language}
+    own = folder / "kernels.py", folder.parent, "the engine", known, launches.append
+    definitions = Definitions(*own)
+    listed = [{"BLOCK": 32, "num_warps": 2, "num_stages": 3}]
+    assert definitions.autotuned("_kernel") == listed
+    for n in (4, 40):
+        definitions.call("launcher", {"n": n})
+    assert [(one.kernel, one.grid) for one in launches] == [("_kernel", (8,)), ("_kernel", (80,))]
+    assert [one.arguments for one in launches] == [{"n": 4, "BLOCK": 16}, {"n": 40}]

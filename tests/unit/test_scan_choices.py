@@ -277,6 +277,17 @@ def test_a_hook_runs_once_its_module_is_imported(tmp_path, monkeypatch, caplog):
     assert seen == ["scan_kernels_a", "again"]
 
 
+def test_constants_that_an_autotuners_list_shares_are_launched_too(choices):
+    kernel = Autotuned()
+    kernel.configs = [
+        SimpleNamespace(kwargs={"BLOCK_SIZE_M": m, "BV": 64, "BH": m}) for m in (32, 64)
+    ]
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
+    launch(kernel, 8192)
+    assert kernel.fn.launched[0].items() >= {**LONG, "BV": 64}.items()
+    assert "BH" not in kernel.fn.launched[0]
+
+
 def test_vllms_plugin_waits_for_the_kernels_and_never_raises(tmp_path, monkeypatch, caplog):
     before = list(sys.meta_path)
     vllm_plugin.register()  # without files
