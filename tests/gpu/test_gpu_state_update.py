@@ -107,19 +107,28 @@ def test_a_run_is_never_slower_than_the_engine(tmp_path, monkeypatch):
 # Chunked scans
 
 
+_DELTA = "gated_delta:key_heads=2,value_heads=4,key_dim=128,value_dim=128"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("engine", "text"),
     [
-        "chunk_scan:heads=8,head_dim=64,groups=1,state_size=128,chunk_size=128",
-        "gated_delta:key_heads=2,value_heads=4,key_dim=128,value_dim=128",
+        ("sglang", "chunk_scan:heads=8,head_dim=64,groups=1,state_size=128,chunk_size=128"),
+        ("sglang", _DELTA),
+        ("vllm==0.33.0", f"{_DELTA},chain=split"),
+        ("sglang==0.5.16", "kda:heads=4,head_dim=128"),
+        ("sglang==0.5.23", "kda:heads=4,head_dim=128"),
+        ("vllm==0.33.0", "kda:heads=4,head_dim=128"),
     ],
 )
-def test_each_kernel_of_a_scan_is_right_and_no_slower(text: str, tmp_path: Path) -> None:
+def test_each_kernel_of_a_scan_is_right_and_no_slower(
+    engine: str, text: str, tmp_path: Path
+) -> None:
     problem = parse_problem(text)
     request = Request(
         problem,
         this_device(),
-        find_engine("sglang"),
+        find_engine(engine),
         parse_source("gpu"),
         PromptSelection(((1, 1000), (2, 512))),
         Effort.QUICK,
