@@ -14,6 +14,7 @@ from tiers import only
 from torch.nn.functional import softplus
 
 from tuner.devices.table import find_device
+from tuner.engines.dispatch import what_runs
 from tuner.engines.engine import find_engine
 from tuner.engines.vllm.scan_sources import scan_here
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, UnsupportedKernel
@@ -189,3 +190,18 @@ def test_a_models_config_gives_the_heads_of_a_rank():
 
 def scan_models(family: str) -> ModuleType:
     return __import__(f"tuner.families.{family}.models", fromlist=["resolve"])
+
+
+def test_another_back_end_of_sglang_is_told():
+    flag, both = "--linear-attn-prefill-backend", "--linear-attn-backend"
+    for flags, kernel in (
+        ({}, "Triton"),
+        ({flag: "flashkda"}, "the flashkda back end"),
+        ({both: "helion"}, "the helion back end"),
+        ({both: "helion", flag: "triton"}, "Triton"),
+    ):
+        found = what_runs("sglang", "0.5.23", LINEAR, H100, flags)
+        assert found
+        assert [one.name for one in found.kernels] == [kernel]
+        advised = "only with --linear-attn-prefill-backend triton" in found.line()
+        assert advised == (kernel != "Triton")
