@@ -23,7 +23,7 @@ from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
-from tuner.engines.engine import engine_names
+from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, step_of, whose
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 from tuner.files import shipped_toml
@@ -105,13 +105,15 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
     error, frames = next(iter(findings.frames.items()), ("", findings.last_frames))
     builds = (frame for frame in frames if "flashinfer/jit/" in frame.path)  # above subprocess.py
     if frame := next(builds, None) or launch_of(frames):
-        whose = "The engine's innermost frame" if _of_engine(frame) else "The innermost frame read"
-        yield f"{whose}: {frame.path}, line {frame.line}, {frame.function}."
-        for place in shipped_toml(__package__, "refusals.toml")["place"]:
-            if re.search(place["file"], frame.path) and re.search(place.get("error", ""), error):
-                yield place["says"]
-                break
-        if _of_engine(frame) and (family := family_launched_at(frame)):
+        innermost = (
+            "The engine's innermost frame" if of_engine(frame) else "The innermost frame read"
+        )
+        yield f"{innermost}: {frame.path}, line {frame.line}, {frame.function}."
+        yield from whose(frame, frames)
+        if step := step_of(frames):
+            yield step
+        yield from _place(frame, frames, error)
+        if of_engine(frame) and (family := family_launched_at(frame)):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "
                 "that a config file was loaded for it, start the server once without the file."
@@ -119,9 +121,21 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
     yield "Give the logs of all ranks from their start on: the first error is the cause."
 
 
-def _of_engine(frame: Frame) -> bool:
-    """Whether a frame is in sglang or vLLM, and not in a plugin, a fork's package or a script."""
-    return any(f"/{name}/" in frame.path.replace("\\", "/") for name in engine_names())
+def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
+    """What the place of an error tells. In another's package, rows of that package tell it, or
+    those that hold too for what the engine calls.
+    """
+    package, caller = package_of(frame), caller_of(frames)
+    others = bool(package) and not of_engine(frame)
+    for row in shipped_toml(__package__, "refusals.toml")["place"]:
+        at = frame
+        if others and package not in row["file"]:
+            if caller is None or not row.get("called"):
+                continue
+            at = caller
+        if re.search(row["file"], at.path) and re.search(row.get("error", ""), error):
+            yield row["says"]
+            return
 
 
 def _as_one(found: Sequence[LogFinding]) -> Iterator[LogFinding]:

@@ -14,6 +14,7 @@ from tuner.diagnose.context import Context, devices_with
 from tuner.diagnose.files import why_not
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
+from tuner.diagnose.tracebacks import package_of
 from tuner.engines.engine import engine_names, engine_package, supports
 from tuner.engines.logs.served import ENGINES
 from tuner.errors import BadInput
@@ -282,13 +283,8 @@ def _other_program(frame: Frame | None, context: Context) -> str:
     """The program that is neither sglang nor vLLM and launched the kernel; "" if there is none."""
     if frame is None:
         return context.program()
-    path = frame.path.replace("\\", "/")
-    packages = re.findall(r"(?:site|dist)-packages/([A-Za-z]\w*)/", path) or re.findall(
-        r"/(lmdeploy|gpt_oss|ktransformers|exllamav3)/", path
-    )
-    if any(f"/{name}/" in path for name in engine_names()):
-        return ""
-    return packages[-1] if packages else ""
+    package = package_of(frame)
+    return "" if package in engine_names() else package
 
 
 def _families_of(context: Context) -> list[Family]:

@@ -1,0 +1,65 @@
+"""Tracebacks that end in the code of plugins, forks and libraries."""
+
+import pytest
+
+from tuner.diagnose import diagnose_text
+
+LIB = "/x/python3.12/site-packages/"
+ENGINE = f"{LIB}vllm/model_executor/layers/fused_moe/layer.py"
+MEMORY = (
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 163840, "
+    "Hardware limit: 65536. Reducing block sizes or `num_stages` may help."
+)
+TUNES = ("which this tuner tunes", "tuner tune", "tuner check")
+
+
+def told(*places, error, first="Traceback (most recent call last):"):
+    frames = (f'  File "{path}", line 7, in {function}' for path, function in places)
+    return diagnose_text("\n".join([first, *frames, error])).as_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        (f"{LIB}aiter/fused_moe.py", "aiter"),
+        ("/opt/vllm/lib/site-packages/aiter/fused_moe.py", "aiter"),  # an environment named vllm
+        ("/w/vllm-metax/vllm_metax/ops/fused_moe.py", "metax"),
+        ("/src/lmdeploy/lmdeploy/kernels/fused_moe.py", "lmdeploy"),
+    ],
+)
+@pytest.mark.parametrize("error", ["RuntimeError: it broke", MEMORY])
+def test_another_package_s_kernels_are_not_tuned(path, package, error):
+    text = told((ENGINE, "forward"), (path, "fused_experts"), error=error)
+    assert package in text.replace(path, "").lower()
+    assert not [words for words in TUNES if words in text]
+
+
+@pytest.mark.parametrize("error", ["RuntimeError: it broke", MEMORY])
+def test_the_engine_s_own_are(error):
+    text = told((ENGINE, "fused_experts"), error=error)
+    assert [words for words in TUNES if words in text]
+
+
+def test_who_called_it_and_when():
+    text = told(
+        (f"{LIB}vllm/v1/worker/gpu_worker.py", "determine_available_memory"),
+        (ENGINE, "forward"),
+        (f"{LIB}aiter/jit/core.py", "build_module"),
+        error="SystemError: build failed",
+    )
+    assert f"vLLM called it at {ENGINE}, line 7, forward." in text
+    assert "measuring its memory, before the KV cache (determine_available_memory)" in text
+    assert "It stopped in the experts" in text  # an advice for what vLLM called
+
+
+def test_what_holds_for_the_engine_s_code_is_not_said_of_a_plugin_s():
+    text = told(("/w/vllm_kunlun/ops/fused_moe/layer.py", "forward"), error="RuntimeError: x")
+    assert "is of Kunlunxin" in text and "--moe-backend" not in text
+
+
+def test_frames_above_a_traceback_are_another_exception_s():
+    text = told(
+        (f"{LIB}aiter/jit/core.py", "build_module"),
+        error="Traceback (most recent call last):\nKeyError: 'x'",
+    )
+    assert "aiter" not in text

@@ -1,0 +1,68 @@
+"""Whose code a traceback ends in, who called it, and what the server was doing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tuner.diagnose.findings import Frame
+from tuner.engines.engine import engine_names
+from tuner.engines.logs.served import ENGINES
+
+_INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
+# Plugins and forks whose sources stand in a folder of their own, not among installed packages.
+_CHECKOUT = re.compile(
+    r"/((?:vllm|sglang)_\w+|lmdeploy|tensorrt_llm|ktransformers|gpt_oss|exllamav3)/"
+)
+# Steps of a server's life, by functions that both engines keep; the innermost frame decides.
+_STEPS = (
+    (r"load_model|load_weights|process_weights_after_loading", "loading the weights"),
+    (r"determine_available_memory|profile_run", "measuring its memory, before the KV cache"),
+    (r"initialize_kv_cache\w*|init_memory_pool", "making the KV cache"),
+    (r"capture_model|\w*cuda_graphs?\w*capture|capture_one_batch_size", "capturing CUDA graphs"),
+    (r"warmup\w*|kernel_warmup|compile_or_warm_up_model", "warming up"),
+)
+
+
+def package_of(frame: Frame) -> str:
+    """The package that a frame's file belongs to; "" if its path does not show it."""
+    path = frame.path.replace("\\", "/")
+    if installed := _INSTALLED.findall(path):
+        return str(installed[-1])
+    if checkout := _CHECKOUT.findall(path):
+        return str(checkout[-1])
+    return next((name for name in engine_names() if f"/{name}/" in path), "")
+
+
+def of_engine(frame: Frame) -> bool:
+    """Whether a frame is in sglang or vLLM, and not in a plugin, a fork's package or a script."""
+    return package_of(frame) in engine_names()
+
+
+def caller_of(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of sglang or vLLM."""
+    return next((frame for frame in reversed(frames) if of_engine(frame)), None)
+
+
+def whose(frame: Frame, frames: Sequence[Frame]) -> list[str]:
+    """Whose code the innermost frame is if it is not the engine's, and where that called it."""
+    package = package_of(frame)
+    if package in ("", "tuner", *ENGINES):
+        return []
+    told = [
+        f"That is code of the package {package}, which reads no config file of this tuner. "
+        "Its makers' reports of problems are the place to look for this error."
+    ]
+    if caller := caller_of(frames):
+        engine = ENGINES[package_of(caller)]
+        told.append(f"{engine} called it at {caller.path}, line {caller.line}, {caller.function}.")
+    return told
+
+
+def step_of(frames: Sequence[Frame]) -> str:
+    """What the server was doing, as a sentence; "" if no frame shows it."""
+    for frame in reversed(frames):
+        for functions, words in _STEPS:
+            if re.fullmatch(functions, frame.function):
+                return f"The server was {words} ({frame.function})."
+    return ""
