@@ -136,7 +136,7 @@ class _Scan:
 
     def _frames(self, before: int) -> list[Frame]:
         """The frames of the traceback that ends above a line."""
-        found = []
+        found: list[Frame] = []
         for i in range(max(0, before - _BEFORE), before):
             if b"Traceback (most recent call last)" in self._lines[i]:
                 found = []  # those above are of another exception
