@@ -63,3 +63,15 @@ def test_frames_above_a_traceback_are_another_exception_s():
         error="Traceback (most recent call last):\nKeyError: 'x'",
     )
     assert "aiter" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("<template>", "the model's chat template"),
+        ("/usr/lib/python3.12/multiprocessing/connection.py", f"vLLM called it at {ENGINE}"),
+        (f"{LIB}habana_frameworks/torch/hpu/graphs.py", "code of the package habana_frameworks"),
+    ],
+)
+def test_frames_of_no_package_and_of_other_makers(path, says):
+    assert says in told((ENGINE, "forward"), (path, "recv"), error="RuntimeError: x")

@@ -185,7 +185,7 @@ def scaled_mm_unserved(finding: LogFinding, context: Context) -> Added:
 
 def launch_of(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame that is the engine's: where the kernel was launched."""
-    return next((frame for frame in reversed(frames) if not _of_triton(frame.path)), None)
+    return next((frame for frame in reversed(frames) if not _of_triton(frame)), None)
 
 
 def _frame_around(finding: LogFinding) -> Frame | None:
@@ -195,11 +195,11 @@ def _frame_around(finding: LogFinding) -> Frame | None:
     return next((frame for frame in frames if family_launched_at(frame)), None)
 
 
-def _of_triton(path: str) -> bool:
-    path = path.replace("\\", "/")
-    return bool(
-        re.search(r"(?:^|/)(?:triton/(?:runtime|compiler|backends|testing\.py)|torch/)", path)
-    )
+def _of_triton(frame: Frame) -> bool:
+    """Whether a frame is Triton's or torch's, and not of a folder of that name in a package."""
+    path = frame.path.replace("\\", "/")
+    inner = re.search(r"(?:^|/)(?:triton/(?:runtime|compiler|backends|testing\.py)|torch/)", path)
+    return bool(inner) and package_of(frame) in ("", "torch", "triton")
 
 
 def _elsewhere(

@@ -47,12 +47,14 @@ def caller_of(frames: Sequence[Frame]) -> Frame | None:
 def whose(frame: Frame, frames: Sequence[Frame]) -> list[str]:
     """Whose code the innermost frame is if it is not the engine's, and where that called it."""
     package = package_of(frame)
-    if package in ("", "tuner", *ENGINES):
+    if package in ("tuner", *ENGINES):
         return []
-    told = [
-        f"That is code of the package {package}, which reads no config file of this tuner. "
-        "Its makers' reports of problems are the place to look for this error."
-    ]
+    told = []
+    if package:  # else Python's own library, a template or a script
+        told.append(
+            f"That is code of the package {package}, which reads no config file of this tuner. "
+            "Its makers' reports of problems are the place to look for this error."
+        )
     if caller := caller_of(frames):
         engine = ENGINES[package_of(caller)]
         told.append(f"{engine} called it at {caller.path}, line {caller.line}, {caller.function}.")
