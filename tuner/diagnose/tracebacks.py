@@ -52,8 +52,8 @@ def whose(frame: Frame, frames: Sequence[Frame]) -> list[str]:
     told = []
     if package:  # else Python's own library, a template or a script
         told.append(
-            f"That is code of the package {package}, which reads no config file of this tuner. "
-            "Its makers' reports of problems are the place to look for this error."
+            f"That is code of the package {package}, and not of sglang or vLLM: look for this "
+            "error in the reports of problems of its makers, too."
         )
     if caller := caller_of(frames):
         engine = ENGINES[package_of(caller)]
