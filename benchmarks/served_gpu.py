@@ -6,17 +6,13 @@
                                         [--args "..."] [--dry-run]
 
 For each case it tunes the model, or what --tune names, exports the winners, and runs
-`tuner prove --server` with dummy weights. No flag chooses a backend: the servers run what sglang
-chooses, and what their logs say of that is printed. Where the advice is to leave everything, there
-is nothing to prove. Attention is tuned for the lengths of the loads: OUT/CASE/workload.toml has
-them as points. OUT/CASE has the files, logs, profiles and report.json, too; OUT/served.json has all
-reports, and is written anew after each case.
+`tuner prove --server` with dummy weights. No flag chooses a backend, and what the servers' logs say
+of that is printed. Where the advice is to leave everything, there is nothing to prove. Attention is
+tuned for the lengths of the loads: OUT/CASE/workload.toml has them. OUT/CASE has the files, logs
+and report.json, and OUT/served.json all reports.
 
 `--database` names a store that has the winners: then nothing is tuned. `--args` are further words
-for all servers, such as "--attention-backend triton --fp8-gemm-backend triton", with which the
-reports before December 2026 were made. `--dry-run` prints the commands. An interrupt ends the
-rounds, and the report is of those that were measured.
-
+for all servers. An interrupt ends the rounds, and the report is of those that were measured.
 benchmarks/sglang_stand_ins helps where the machine cannot install all of sglang.
 
 deepseek-r1-rank is what one rank of DeepSeek-R1 computes at TP 8: an eighth of the heads, of each

@@ -22,9 +22,8 @@ EVERY_KERNEL = re.compile(b"")
 
 
 def flash_attention(columns: str) -> re.Pattern[bytes]:
-    """What servers call of FlashAttention 3 for values of so many columns ("128|512") in bfloat16:
-    the kernels with the third switch (a logit cap) off, and two before and after. Compressed images
-    have no names to read. They repeat kernels of others, whose copies are linked.
+    """What servers call of FlashAttention 3 for values of so many columns ("128|512") in bfloat16,
+    with the third switch (a logit cap) off. Compressed images have no names, and repeat others.
     """
     return re.compile(
         rb"ELi(?:%s)ENS_10bfloat16_tEfNS_4arch4Sm90ELb\dELb\dELb0E"

@@ -10,9 +10,8 @@ Python files of the `--engines`, which `tuner engines add` has put beside this P
 
 With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh
 and on GPUs of sm_90 alone. They need the flag for Triton's attention, unless `--flash-attention`
-packs FlashAttention 3 as well: 12 MB, in which only the kernels are left for values of so many
-columns: 128 and 512, and 256 for qwen3-next. Do not run two of these at once: both build this
-project in the same folder.
+packs FlashAttention 3's kernels for values of so many columns: 128 and 512, and 256 for qwen3-next.
+Do not run two of these at once: both build this project in the same folder.
 """
 
 from __future__ import annotations
