@@ -2,12 +2,11 @@
 
     python benchmarks/attacks.py [--seconds 60] [--json FILE]
 
-The API runs as `tuner serve --no-worker` on a new SQLite store, with the bounds that it has by
-default and without a proxy. Each attack is a process of its own that comes from 127.0.0.1, first
-without a key and then with one of scope `read`. Meanwhile 127.0.0.2 asks for the health, over a new
-connection each time, and with another key for a list. It takes 15 minutes and prints a table. Exit
-code 1: the other address waited for P99_MS or longer at p99, one of its requests failed, or the
-server kept more than KEPT_MB. Run it on an idle machine: the attackers use the same cores.
+The API runs as `tuner serve --no-worker` on a new SQLite store, with its default bounds and no
+proxy. Each attack is a process that comes from 127.0.0.1, first without a key and then with one of
+scope `read`. Meanwhile 127.0.0.2 asks for the health, over a new connection each time, and for a
+list. Exit code 1: the other address waited for P99_MS or longer at p99, one of its requests failed,
+or the server kept more than KEPT_MB. It takes 15 minutes of an idle machine.
 """
 
 from __future__ import annotations

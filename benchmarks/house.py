@@ -2,9 +2,8 @@
 
     python benchmarks/house.py
 
-A file is entered if one of its functions is called. The run is `tuner tune` on a recording with two
-sizes. The job is the same, posted over HTTP to `tuner serve` on SQLite; the processes that its
-worker starts count too.
+A file is entered if one of its functions is called. The run is `tuner tune` on a recording; the
+job is the same, posted to `tuner serve` on SQLite, with the processes that its worker starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Draw measured results that are kept in benchmarks/results, for the README and the documents.
+"""Draw measured results of benchmarks/results, for the README and the documents. Needs no GPU.
 
-    python benchmarks/pictures.py                 # writes docs/pictures/
-
-Needs no GPU: the times were measured when the reports were made (docs/results.md).
+python benchmarks/pictures.py                 # writes docs/pictures/
 """
 
 from __future__ import annotations

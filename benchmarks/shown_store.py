@@ -1,7 +1,6 @@
 """Fills an empty store with what was measured: the reports and recordings of benchmarks/results.
 
-The pictures of the pages are taken of such a store. It also has a running job, which tries the
-recorded trials of one problem again, a job that failed, workers, watches and a night.
+Pictures of the pages show it. It also has a running job, one that failed, workers, a night.
 """
 
 from __future__ import annotations
