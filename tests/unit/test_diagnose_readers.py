@@ -70,6 +70,9 @@ CASES = (
     Shown("a message says more", f"{HANGS}\n{steps(WEIGHTS)}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", (), never=("last step",)),
     Shown("only people's words", "sglang on 2 nodes: --nnodes 2 freezes", ("start_waits",),
           says=("note: somebody says that it hangs", "GLOO_SOCKET_IFNAME"), never=("decode is no faster",)),
+    Shown("a long start", "\n".join((vllm("Loading weights took 12.69 seconds"), vllm("torch.compile takes 2222.52 s in total"), vllm("Graph capturing finished in 17 secs, took 0.48 GiB"))),
+          ("start_slow",), says=("torch.compile takes most of the time", "loading the weights 13 s, torch.compile 2,223 s, capturing CUDA graphs 17 s", "VLLM_CACHE_ROOT"), never=("last step",)),
+    Shown("a short start", "\n".join((vllm("torch.compile takes 22.52 s in total"), vllm("Graph capturing finished in 17 secs, took 0.48 GiB"))), ("start_waits",)),
     # Lines of load.
     Shown("requests are held back", "\n".join((load(64, 187, 41.2), load(64, 190, 40.8))), ("requests_held",),
           says=("64 requests run, up to 190 wait, and at most 41 % of the KV cache", "Raise --max-num-seqs, if it is 64"), never=("--max-running-requests",)),

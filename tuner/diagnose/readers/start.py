@@ -22,6 +22,19 @@ _HANG_MARKS = (
     *(b"nofurther", b"remainsidle", b"never", "卡".encode()),
 )
 _SHARDS = re.compile(r"checkpoint shards:.*?\b(\d{1,4})/(\d{1,4})\b")
+_LONG_S = 60.0
+# What engines log of how long a part of the start took, s.
+_TIMES = {
+    "weights": re.compile(
+        r"Loading weights took ([\d.]{1,9}) s|Model loading took [\d.]+ GiB(?: memory)? and "
+        r"([\d.]{1,9}) s|Load weight end\. elapsed=([\d.]{1,9}) s"
+    ),
+    "compile": re.compile(r"torch\.compile t(?:akes|ook) ([\d.]{1,9}) s"),
+    "graphs": re.compile(
+        r"Graph capturing finished in ([\d.]{1,9}) secs|raph end\. (?:Time elapsed: |elapsed=)"
+        r"([\d.]{1,9}) s"
+    ),
+}
 _BOTH = "both"
 _MOST_RANKS = 512
 _NAMED = 8
@@ -36,6 +49,8 @@ class Step:
     texts: Mapping[str, Sequence[str]]  # of the sources of "sglang", "vllm", or "both"
     next: str
     fix: Sequence[str]
+    took: str = ""  # the name of what its time is of
+    shorter: Sequence[str] = ()  # what makes it shorter
 
 
 @cache
@@ -75,6 +90,7 @@ class StartReader:
     _last: dict[str, tuple[int, str]] = field(default_factory=dict)  # by rank: step, FILE:LINE
     _shards: str = ""
     _engine: str = ""
+    _times: dict[str, tuple[float, str]] = field(default_factory=dict)  # by step: s, FILE:LINE
     _hangs: str = ""  # FILE:LINE of the words of somebody who says so
 
     def read(self, line: str, where: str) -> None:
@@ -85,6 +101,7 @@ class StartReader:
                 self._hangs = where
             return
         rank = "".join(rank_of(line))
+        self._keep_times(line, where)
         at, engine = max(found)
         self._engine = engine if engine != _BOTH else self._engine
         if match := _SHARDS.search(line):
@@ -97,7 +114,11 @@ class StartReader:
 
     def told(self, whole: Whole) -> Iterator[Reading]:
         """Where the start stands, if it does not serve and nothing else says why."""
-        if self._serves() or whole.failed or whole.explained:
+        if whole.failed or whole.explained:
+            return
+        slow = [*self._slow()]
+        yield from slow
+        if slow or self._serves():
             return
         if not self._last:
             yield from self._untold()
@@ -124,6 +145,31 @@ class StartReader:
             cause,
             step.fix,
             {"step": step.name, "ranks": late, "shards": self._shards or None},
+            self._engine,
+        )
+
+    def _keep_times(self, line: str, where: str) -> None:
+        """Keep the longest time of each step: ranks and models write their own."""
+        for name, pattern in _TIMES.items():
+            if match := pattern.search(line):
+                took = float(next(filter(None, match.groups())).rstrip(".") or 0)
+                self._times[name] = max(self._times.get(name, (0.0, where)), (took, where))
+
+    def _slow(self) -> Iterator[Reading]:
+        """Where the time of a long start went, if its lines tell it."""
+        longest = max(self._times, key=lambda name: self._times[name][0], default="")
+        if not longest or self._times[longest][0] < _LONG_S:
+            return
+        named = {step.name: step for step in steps()}
+        told = [f"{named[name].took} {took:,.0f} s" for name, (took, _) in self._times.items()]
+        yield Reading(
+            "start_slow",
+            Kind.WAITS,
+            f"a long start: {named[longest].took} takes most of the time that the text tells",
+            self._times[longest][1],
+            [f"The text tells: {', '.join(told)}."],
+            named[longest].shorter,
+            {name: took for name, (took, _) in self._times.items()},
             self._engine,
         )
 
