@@ -381,7 +381,7 @@ CASES = (
          log="pod:562:562 [5] net.cc:579 NCCL WARN Error: network gIB not found."),
     Case("made up", found=("deep_gemm_refused",), says=("if it is of sizes or alignment",),
          log="RuntimeError: Assertion error (csrc/apis/gemm.hpp:150): m % alignment == 0"),
-    Case("vllm-project/vllm#36615", found=("kernel_fault",), says=("The GPU's runtime says: unspecified launch failure", "AMD_SERIALIZE_KERNEL=3"), never=("CUDA says",),
+    Case("vllm-project/vllm#36615", found=("hip_fault",), says=("the AMD GPU",), never=("CUDA says",),
          log=core("torch.AcceleratorError: HIP error: unspecified launch failure")),
     Case("made up", found=("fp8_unsupported",), says=("A100, A10 and RTX 3090 have not",),
          log="I tried an FP8 checkpoint on an RTX 3090 and it complains fp8e4nv not supported in this architecture."),
@@ -389,6 +389,10 @@ CASES = (
          log="[05/27/2025-21:12:36] [TRT-LLM] [E] Failed to initialize executor on rank 3: CUDA runtime error in cudaMemsetAsync(x): an illegal memory access was encountered"),
     Case("vllm-project/vllm#43473", found=("os_refused",), says=("memlock=-1",), log=core("torch.AcceleratorError: CUDA error: OS call failed or operation not supported on this OS")),
     Case("vllm-project/vllm#16766", found=("iteration_timeout",), says=("VLLM_ENGINE_ITERATION_TIMEOUT_S",), log="ERROR 04-17 14:50:12 async_llm_engine.py:68] Engine iteration timed out. This should never happen!"),
+    Case("ROCm/aiter#2059", found=("hip_fault",), log="[Thu Feb 12 20:35:53 2026] amdgpu 0000:65:00.0: amdgpu: [gfxhub0] retry page fault (src_id:0 ring:0 vmid:3 pasid:32826)"),
+    Case("ROCm/aiter#1220", found=("aiter_launch",), says=("refused the arguments: invalid argument", "SGLANG_USE_AITER=0"),
+         log="RuntimeError: fail to call hipModuleLaunchKernel( kernel_func, gdx, gdy, gdz, bdx, 1, 1, 0, stream, nullptr, (void**)&config) ---> [HIP error](invalid argument)"),
+    Case("llm-d/llm-d#352", found=("shared_memory_segment",), log="Filesystem      Size  Used Avail Use% Mounted on\ntmpfs           2.0G  2.0G     0 100% /dev/shm"),
 )
 
 # Messages that the table does not have: nothing may be said of them.

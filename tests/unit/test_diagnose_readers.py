@@ -94,6 +94,9 @@ CASES = (
           ("stack_compiler",), says=("it waits for a compiler",), never=("it is idle",)),
     Shown("faulthandler", 'Thread 0x00007f3c (most recent call first):\n  File "/usr/lib/torch/cuda/streams.py", line 105 in synchronize\n  File "/x/sglang/srt/managers/scheduler.py", line 20 in run_batch',
           ("stack_gpu",), says=("called for run_batch (/x/sglang/srt/managers/scheduler.py:20)",)),
+    Shown("a crash is no wait", 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f2f (most recent call first):\n  File "/x/aiter/ops/custom_all_reduce.py", line 60 in all_reduce\n'
+          '  File "/x/sglang/srt/models/m.py", line 5 in forward\n\nThread 0x00007f2e (most recent call first):\n  File "/usr/lib/python3.10/threading.py", line 324 in wait',
+          ("process_crashed",), says=("stops: the process ended in compiled code: Segmentation fault", "is all_reduce (/x/aiter/ops/custom_all_reduce.py:60), called for forward (/x/sglang/srt/models/m.py:5)"), never=("other ranks in a collective",)),
     Shown("a driver's function", WAITS.format("cuEventSynchronize                 (libcuda.so.590.48.01)"), ("stack_gpu",),
           says=("The innermost frame is cuEventSynchronize (libcuda.so.590.48.01), called for profile_run",)),
     Shown("a stack without a known wait", WAITS.format("tokenize (transformers/tokenization_utils.py:5)"), ("stack_runs",), says=("two stacks tell",)),

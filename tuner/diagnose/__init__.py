@@ -125,6 +125,8 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
     """What the place of an error tells. In another's package, rows of that package tell it, or
     those that hold too for what the engine calls.
     """
+    if error.startswith(("ImportError", "ModuleNotFoundError")):
+        return  # of releases that do not fit each other, wherever it stands
     package, caller = package_of(frame), caller_of(frames)
     others = bool(package) and not of_engine(frame)
     for row in shipped_toml(__package__, "refusals.toml")["place"]:

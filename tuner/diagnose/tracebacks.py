@@ -31,6 +31,8 @@ def package_of(frame: Frame) -> str:
         return str(installed[-1])
     if checkout := _CHECKOUT.findall(path):
         return str(checkout[-1])
+    if "/plugin/" in path:  # /app/atom/plugin/sglang/models.py
+        return ""
     return next((name for name in engine_names() if f"/{name}/" in path), "")
 
 

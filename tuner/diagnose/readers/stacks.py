@@ -29,6 +29,7 @@ _ENGINE = re.compile(r"(?:^|/)(?:sglang|vllm)/(?!.*(?:distributed|parallel_state
 _INNERMOST = 4  # frames that can say what is waited for
 _MOST_THREADS, _MOST_FRAMES = 400, 60
 _MAIN = ("MainThread", "")
+_FATAL = re.compile(r"Fatal Python error: ([^\n]{1,120})")
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,22 @@ class _Thread:
 class StackReader:
     """The main threads of the stacks in a text."""
 
-    opens: Sequence[bytes] = (b"mostrecentcallfirst", b"(active", b"(idle)")
-    marks: Sequence[bytes] = (b"hread", b".py:", b'File"', b"(")
+    opens: Sequence[bytes] = (b"mostrecentcallfirst", b"(active", b"(idle)", b"FatalPythonerror")
+    marks: Sequence[bytes] = (b"hread", b".py:", b'File"', b"(", b"FatalPythonerror")
+    _fatal: str = ""  # what ended the process whose stack follows
+    _ended: list[tuple[str, _Thread]] = field(default_factory=list)
     _threads: list[_Thread] = field(default_factory=list)
 
     def read(self, line: str, where: str) -> None:
+        if match := _FATAL.search(line):
+            self._fatal = match[1].strip()
+            return
         if match := _THREAD.search(line):
-            if len(self._threads) < _MOST_THREADS:
+            if self._fatal and "Current thread" in line:
+                self._ended.append((self._fatal, _Thread("ended", where, active=False)))
+                self._threads.append(self._ended[-1][1])
+                self._fatal = ""
+            elif len(self._threads) < _MOST_THREADS:
                 active = (match["state"] or "").startswith("active")
                 self._threads.append(_Thread(match["name"] or "", where, active))
             return
@@ -90,7 +100,13 @@ class StackReader:
             self._threads[-1].frames.append((frame["function"], frame["path"], frame["line"] or ""))
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What main threads wait for, each kind of wait once; an idle one only if all are idle."""
+        """What main threads wait for, each kind of wait once; an idle one only if all are idle.
+
+        A process that ended waits for nothing, so its other stacks say nothing either.
+        """
+        if self._ended:
+            yield from self._crashed(*self._ended[0])
+            return
         found: dict[str, tuple[_Wait, list[_Thread]]] = {}
         for thread in self._threads:
             wait = thread.wait() or (_runs() if thread.active and thread.frames else None)
@@ -113,6 +129,30 @@ class StackReader:
                 wait.fix,
                 {"stacks": len(threads), "innermost": innermost},
             )
+
+    def _crashed(self, fatal: str, thread: _Thread) -> Iterator[Reading]:
+        """What Python's faulthandler says of a process that ended in compiled code."""
+        if not thread.frames:
+            return
+        innermost, caller = _place(thread.frames[0]), thread.caller()
+        called = f", called for {caller}" if caller not in ("", innermost) else ""
+        yield Reading(
+            "process_crashed",
+            Kind.STOPS,
+            f"the process ended in compiled code: {fatal}",
+            thread.where,
+            [
+                f"The innermost frame of Python is {innermost}{called}. What it called is compiled "
+                "code, most often with a fault; Python's frames do not show where in it."
+            ],
+            [
+                "Start without the option or variable that brings this code, or with another "
+                "release of its package.",
+                "If it is a collective or a kernel of a GPU, the first errors of the other ranks, "
+                "and `dmesg | tail -50` of the host, may say more.",
+            ],
+            {"fatal": fatal, "innermost": innermost},
+        )
 
 
 def _place(frame: tuple[str, str, str]) -> str:
