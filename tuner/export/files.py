@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,10 @@ def sidecar_fields(name: str, text: str) -> dict[str, Any]:
 
 @cache  # Python takes a millisecond to find a version, and an export has hundreds of sidecars
 def _tool() -> str:
-    return f"engine-tuner {version('engine-tuner')}"
+    try:
+        return f"engine-tuner {version('engine-tuner')}"
+    except PackageNotFoundError:  # a checkout in PYTHONPATH, as on a host without a package index
+        return "engine-tuner, not installed"
 
 
 def provenance_row(winner: Winner) -> dict[str, Any]:
