@@ -86,6 +86,9 @@ CASES = (
           says=("2 of 2 lines", "--disable-cuda-graph"), never=("--cuda-graph-max-bs",)),
     Shown("batches above the graphs", "\n".join([decode(200, graph=False)] * 2), ("decode_without_graphs",), says=("--cuda-graph-max-bs 200",)),
     Shown("one request", "\n".join(decode(1, graph=True, speed=speed) for speed in (49.0, 51.0, 50.0)), ("one_request",), says=("50.0 tokens/s (median of 3 lines)",)),
+    Shown("rejected drafts", "\n".join([decode(8, graph=True).replace("cuda graph", "accept len: 1.57, accept rate: 0.19, cuda graph")] * 2), ("drafts_rejected",),
+          says=("19 % are (median of 2 lines), 1.57 tokens", "--speculative-num-steps"), never=("num_speculative_tokens",)),
+    Shown("accepted drafts", "\n".join([vllm("SpecDecoding metrics: Mean acceptance length: 2.53, Accepted throughput: 10.23 tokens/s, Avg Draft acceptance rate: 76.4%")] * 2), ()),
     # Stacks.
     Shown("a collective", WAITS.format("all_reduce (torch/distributed/distributed_c10d.py:2810)"), ("stack_peers",),
           says=("it waits for other ranks in a collective", "called for profile_run (vllm/v1/worker/gpu_model_runner.py:2012)")),

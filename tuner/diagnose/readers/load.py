@@ -11,9 +11,17 @@ from tuner.diagnose.readers.reading import Reading, Whole
 from tuner.diagnose.table import Kind
 from tuner.profile.workload import read_load
 
-_MARKS = (b"Decodebatch", b"Avggenerationthroughput")
+_MARKS = (b"Decodebatch", b"Avggenerationthroughput", b"Draftacceptancerate")
+# sglang's line of decode; vLLM's line of its own, in percent.
+_ACCEPTED = re.compile(
+    r"accept len: (?P<tokens>[\d.]{1,9}), accept rate: (?P<rate>[\d.]{1,9})"
+    r"|Mean acceptance length: (?P<mean>[\d.]{1,9}),"
+    r".*Draft acceptance rate: (?P<percent>[\d.]{1,9})%"
+)
+_FEW = 0.4  # of the drafts: most are thrown away
 _FULL = 0.9  # of the KV cache
 _LEAST_LINES = 2
+_MOST_KEPT = 10_000
 _CAPTURED = 8  # requests for which every server has graphs, if it has any
 _MOST = 0.8  # of the lines that have to agree
 _EAGER = re.compile(r"cuda graph: False")
@@ -35,10 +43,16 @@ class LoadReader:
     _used: float = 0.0  # of the KV cache, while others wait
     _running: Counter[int] = field(default_factory=Counter)
     _speeds: list[float] = field(default_factory=list)  # of lines with one request
+    # Of drafts: the accepted part, tokens for each step, FILE:LINE.
+    _accepted: list[tuple[float, float, str]] = field(default_factory=list)
     _eager: int = 0
     _decode: int = 0  # lines of sglang, which tell of graphs
 
     def read(self, line: str, where: str) -> None:
+        if (match := _ACCEPTED.search(line)) and len(self._accepted) < _MOST_KEPT:
+            self._engine = "vllm" if match["mean"] else "sglang"
+            rate = match["rate"] or float(match["percent"]) / 100
+            self._accepted.append((float(rate), float(match["tokens"] or match["mean"]), where))
         load = read_load(line)
         if load is None or not load.running:
             return
@@ -57,11 +71,12 @@ class LoadReader:
             self._held[load.running] += fits
             self._waiting = max(self._waiting, load.waiting)
             self._used = max(self._used, load.used)
-        if load.running == 1 and load.speed and len(self._speeds) < 10_000:
+        if load.running == 1 and load.speed and len(self._speeds) < _MOST_KEPT:
             self._speeds.append(load.speed)
 
     def told(self, whole: Whole) -> Iterator[Reading]:
         """What the lines show, if there are at least two."""
+        yield from self._rejected()
         if self._lines < _LEAST_LINES:
             return
         yield from self._stands_still()
@@ -69,6 +84,34 @@ class LoadReader:
         yield from self._too_large()
         slow = [*self._without_graphs()]
         yield from slow or self._alone()
+
+    def _rejected(self) -> Iterator[Reading]:
+        """Drafts of speculative decoding that the model rejects."""
+        if len(self._accepted) < _LEAST_LINES:
+            return
+        rate, tokens, where = sorted(self._accepted)[len(self._accepted) // 2]
+        if rate >= _FEW:
+            return
+        yield Reading(
+            "drafts_rejected",
+            Kind.SLOW,
+            "few drafts of speculative decoding are accepted",
+            where,
+            [
+                f"{100 * rate:.0f} % are (median of {len(self._accepted)} lines), {tokens:.2f} "
+                "tokens for each step of the model. Each draft costs time, most of all with many "
+                "requests at once."
+            ],
+            [
+                "Compare with a server without speculative decoding, at the load of your users.",
+                "sglang: Or draft fewer: --speculative-num-steps, --speculative-num-draft-tokens.",
+                "vLLM: Or draft fewer: num_speculative_tokens in --speculative-config.",
+                "Random tokens of a benchmark are accepted more seldom than text: measure with "
+                "prompts like those of your users.",
+            ],
+            {"rate": rate, "tokens_per_step": tokens, "lines": len(self._accepted)},
+            self._engine,
+        )
 
     def _held_back(self) -> Iterator[Reading]:
         """Requests that wait although the KV cache has room."""
