@@ -74,9 +74,10 @@ class TestReplay:
             here = [t for c, t in recorded.items() if c.point == entry.point]
             best = min(t.measurement.median_us for t in here if t.measurement.timed)
             regrets.append(entry.median_us / best)
-            assert set(entry.incumbents) == {"default"}  # no file is shipped for these shapes
-            own = entry.incumbents["default"].median_us
-            assert own is None or entry.median_us <= own
+            shipped = {"shipped"} if (N, K) == (7168, 2048) else set()  # by sglang, for an H100
+            assert set(entry.incumbents) == {"default"} | shipped
+            for own in entry.incumbents.values():
+                assert own.median_us is None or entry.median_us <= own.median_us
         assert len(regrets) == 7
         assert statistics.geometric_mean(regrets) < 1.01
         assert report.totals.measurements < len(recorded) / 5
