@@ -41,12 +41,7 @@ def point(part: Stage, batch_size: int, new_tokens: int, cached_tokens: int) -> 
 
 
 def entry(
-    at: Point,
-    status: Status = Status.OK,
-    *,
-    us: float = 100.0,
-    own: bool = False,
-    **changes: int,
+    at: Point, status: Status = Status.OK, *, us: float = 100.0, own: bool = False, **changes: int
 ) -> Entry:
     """An entry whose time grows with the cached tokens. `own`: the engine's constants stay."""
     assert isinstance(at.part, Stage)

@@ -118,10 +118,7 @@ class RealSGLang:
         """What the engine launches for both gemms: `try_get_optimal_moe_config` as it is called."""
         pack = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
         # It imports the override's accessor when it is called.
-        with (
-            self._on(device_name, triton, root, shared_optin_bytes),
-            importable(self._stubs),
-        ):
+        with self._on(device_name, triton, root, shared_optin_bytes), importable(self._stubs):
             answer = self._call(
                 "try_get_optimal_moe_config",
                 w1_shape=(problem.E, 2 * problem.N, problem.K // pack),

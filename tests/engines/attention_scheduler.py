@@ -63,10 +63,7 @@ DECODE = {
     "capped": (32, 1, 32, 32, (33,), 8, {"logit_cap": 30.0}),
 }
 # name -> (heads, key heads, columns, image tokens, whether each sees only those before it)
-PREFILL = {
-    "image": (4, 2, 32, (40, 20), False),
-    "causal": (4, 2, 32, (40, 20), True),
-}
+PREFILL = {"image": (4, 2, 32, (40, 20), False), "causal": (4, 2, 32, (40, 20), True)}
 
 
 class _Stub(ModuleType):

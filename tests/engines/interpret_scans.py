@@ -51,10 +51,7 @@ CASES = {
         ),
     },
 }
-CASES["kda"] = {
-    "a last chunk that is not whole": (_KDA, 1, 72),
-    "two sequences": (_KDA, 2, 64),
-}
+CASES["kda"] = {"a last chunk that is not whole": (_KDA, 1, 72), "two sequences": (_KDA, 2, 64)}
 TARGET = cuda_target(9, 0)
 
 

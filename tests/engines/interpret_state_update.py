@@ -38,12 +38,7 @@ CASES = {
         4,
         1,
     ),
-    "one sequence": (
-        "heads=4,head_dim=64,state_size=64,groups=4,cache_dtype=float32",
-        1,
-        16,
-        2,
-    ),
+    "one sequence": ("heads=4,head_dim=64,state_size=64,groups=4,cache_dtype=float32", 1, 16, 2),
     # Neither number is a power of two, so rows and columns are masked.
     "masked": ("heads=3,head_dim=80,state_size=96,groups=1,cache_dtype=float32", 2, 32, 4),
     "a block larger than a head": ("heads=2,head_dim=16,state_size=32,groups=1", 2, 64, 4),

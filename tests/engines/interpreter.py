@@ -26,10 +26,7 @@ def interpreted(program: str, *words: object, given: str = "") -> Any:
 
 
 def run_interpreted(
-    program: Path,
-    *words: object,
-    environ: Mapping[str, str] | None = None,
-    given: str = "",
+    program: Path, *words: object, environ: Mapping[str, str] | None = None, given: str = ""
 ) -> CompletedProcess[str]:
     """Run a program as a process. `environ`: its variables; None: those of this process."""
     environ = {**(os.environ if environ is None else environ), **INTERPRET}

@@ -238,10 +238,7 @@ OTHER_ROW = ROW.replace(PROBLEMS[0], PROBLEMS[2])
         (f"{HEADER}\n{ROW[:-1]}", "line 2: 12 cells under 13 columns"),
         (f"{HEADER}\n{OTHER_ROW}\n{ROW[:9]}", "line 3: unexpected end of data"),
         (f"{HEADER}\n{ROW}{'x' * 200_000}", "line 2: field larger than field limit"),
-        (
-            f"{HEADER}\n{ROW.replace('extend,', 'extent,')}",
-            "line 2: 'extent' is not a valid Stage",
-        ),
+        (f"{HEADER}\n{ROW.replace('extend,', 'extent,')}", "line 2: 'extent' is not a valid Stage"),
         (
             f"{HEADER}\n{ROW.replace(',512,', ',5_12,')}",
             "line 2: new_tokens: '5_12' is not a whole",

@@ -13,17 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from bundle_cases import (
-    CAPTURES,
-    CASES,
-    build,
-    built,
-    config,
-    example,
-    files_of,
-    fill,
-    place,
-)
+from bundle_cases import CAPTURES, CASES, build, built, config, example, files_of, fill, place
 from bundle_cases import winners as stored
 
 from tuner.deploy.bundle import kubernetes
@@ -311,8 +301,7 @@ def test_kubernetes_leaves_dollars_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("l40s-4x8", "l40s-4x8"), ("4x8_L40S.x", "c-4x8-l40s-x"), ("H20", "h20")],
+    ("name", "expected"), [("l40s-4x8", "l40s-4x8"), ("4x8_L40S.x", "c-4x8-l40s-x"), ("H20", "h20")]
 )
 def test_object_names(name: str, expected: str) -> None:
     assert kubernetes.object_name(name) == expected

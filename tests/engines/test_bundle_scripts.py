@@ -252,9 +252,7 @@ def test_one_node_needs_no_meeting_place() -> None:
     for case in (H20, RAY):
         whole = example(case)
         alone = replace(
-            whole,
-            nodes=(replace(whole.nodes[0], gpus=16),),
-            engine=replace(whole.engine, flags=()),
+            whole, nodes=(replace(whole.nodes[0], gpus=16),), engine=replace(whole.engine, flags=())
         )
         (command,) = node_commands(alone, 0, {})
         assert not {"--dist-init-addr", "--nnodes", "ray"} & set(command)

@@ -139,10 +139,7 @@ if __name__ == "__main__":
 FILLERS = ("initialize_dummy_weights", "initialize_single_dummy_weight")
 LOADERS = {
     "sglang": ("sglang.launch_server", "sglang.srt.model_loader.loader"),
-    "vllm": (
-        "vllm.entrypoints.openai.api_server",
-        "vllm.model_executor.model_loader.dummy_loader",
-    ),
+    "vllm": ("vllm.entrypoints.openai.api_server", "vllm.model_executor.model_loader.dummy_loader"),
 }
 
 

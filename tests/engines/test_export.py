@@ -24,14 +24,7 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import (
-    Environment,
-    MeasureKind,
-    RunKey,
-    Status,
-    Totals,
-    Winner,
-)
+from tuner.problems.results import Environment, MeasureKind, RunKey, Status, Totals, Winner
 from tuner.store.results import ResultStore
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")

@@ -146,10 +146,7 @@ def test_where_nothing_was_faster_the_engine_keeps_its_own_launch(store, engine,
     fill(store, EXTEND, [kept, entry(point(Stage.EXTEND, 1, 512, 0), num_warps=4)])
     (file,) = attention_of(device_report(store, engine, tmp_path))
     found = read_attention_file(file.path)
-    assert {e.batch_size: e.status for e in found.entries} == {
-        1: Status.OK,
-        4: Status.INCUMBENT,
-    }
+    assert {e.batch_size: e.status for e in found.entries} == {1: Status.OK, 4: Status.INCUMBENT}
     assert found.configs(Stage.EXTEND) == [found.pick(Stage.EXTEND, 1, 512).config]
     assert not found.predicted
     measured = json.loads(file.sidecar.read_text())["entries"][1]["points"]
@@ -211,11 +208,7 @@ def test_predicted_never_overwrites_what_was_measured_and_exported(tmp_path):
     (file,) = write(again, tmp_path)
     assert warps_of(file) == {1: 8, 2: 8, 4: 4}
     rows = {r["batch_size"]: r for r in json.loads(file.sidecar.read_text())["entries"]}
-    assert {size: row["status"] for size, row in rows.items()} == {
-        1: "ok",
-        2: "ok",
-        4: "predicted",
-    }
+    assert {size: row["status"] for size, row in rows.items()} == {1: "ok", 2: "ok", 4: "predicted"}
     assert rows[1]["points"][0]["environment"]["engine_version"] == "0.5.16"
 
 

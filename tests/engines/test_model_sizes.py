@@ -223,11 +223,7 @@ def test_there_was_no_fusion_in_0_4_4():
 )
 def test_deepseek_r1_through_the_releases(version, device, tp, dtype, E, top_k):
     found = resolve(
-        "deepseek-r1",
-        tp=tp,
-        dtype=dtype,
-        engine_version=version,
-        device=find_device(device),
+        "deepseek-r1", tp=tp, dtype=dtype, engine_version=version, device=find_device(device)
     )
     assert (found.problem.E, found.problem.top_k) == (E, top_k)
     assert f"E=256{f'+{E - 256}' if E > 256 else ''}: sglang" in found.notes[0]

@@ -95,10 +95,7 @@ def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path
 
 def test_a_run_starts_from_what_the_store_has_and_keeps_it_unless_it_is_beaten() -> None:
     thorough = replace(
-        request(FP8.spec()),
-        selection=MoeSelection((1024,)),
-        effort=Effort.EXHAUSTIVE,
-        wide=False,
+        request(FP8.spec()), selection=MoeSelection((1024,)), effort=Effort.EXHAUSTIVE, wide=False
     )
     quick = replace(thorough, effort=Effort.QUICK)
     anew = replace(quick, carry_over=False)

@@ -341,12 +341,7 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [
-            ("RATE", "often"),
-            ("MAX_BODY_BYTES", "4M"),
-            ("STREAMS", "0"),
-            ("STREAM_S", "-1"),
-        ],
+        [("RATE", "often"), ("MAX_BODY_BYTES", "4M"), ("STREAMS", "0"), ("STREAM_S", "-1")],
     )
     def test_what_cannot_be_is_refused(self, name, value):
         with pytest.raises(BadInput, match=value):

@@ -87,11 +87,7 @@ def shown(postgres, redis_url, tmp_path_factory):
             counted = seen and "tuner_job_duration_seconds" in seen.families
             return seen if counted and seen.value("tuner_worker_up", worker="0") else None
 
-        found = [
-            scrape(server),
-            wait_for(worker),
-            wait_for(lambda: scrape_port(port + 2)),
-        ]
+        found = [scrape(server), wait_for(worker), wait_for(lambda: scrape_port(port + 2))]
         yield shown_by([one for one in found if one]) | UP
 
 

@@ -159,10 +159,7 @@ def test_the_password_of_redis(stack):
     stack.works()
     with redis.Redis.from_url(stack.secret("broker_url")) as client:
         assert client.ping()
-    with (
-        pytest.raises(redis.exceptions.AuthenticationError),
-        redis.Redis.from_url(old) as client,
-    ):
+    with pytest.raises(redis.exceptions.AuthenticationError), redis.Redis.from_url(old) as client:
         client.ping()
 
 

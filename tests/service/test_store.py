@@ -304,10 +304,7 @@ def test_a_failing_database_is_one_line_of_ours(store):
     run = store.begin_run(KEY)
     with store.database._writer.begin() as connection:
         connection.execute(text("DROP TABLE trials"))
-    for use in (
-        lambda: store.trials(run),
-        lambda: store.add_trials(run, [trial(0)]),
-    ):
+    for use in (lambda: store.trials(run), lambda: store.add_trials(run, [trial(0)])):
         with pytest.raises(UnusableStore, match="trials") as caught:
             use()
         assert "\n" not in str(caught.value)

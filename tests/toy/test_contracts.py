@@ -22,13 +22,7 @@ from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
 from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.engines.launch import all_config_variables
-from tuner.errors import (
-    BadInput,
-    BadProblem,
-    UnknownEngine,
-    UnsupportedFamily,
-    UnsupportedKernel,
-)
+from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.export.delivery import Delivery, delivery_of
 from tuner.models.serving import Resolved, Serving
 from tuner.problems import registry
@@ -102,13 +96,7 @@ TOO_OLD = {
     ("sglang==0.4.4", "kda"),
     ("vllm==0.10.2", "kda"),
 }
-ENGINES = [
-    "sglang==0.5.16",
-    "sglang==0.4.4",
-    "vllm==0.33.0",
-    "vllm==0.10.2",
-    "toyengine==1.2.3",
-]
+ENGINES = ["sglang==0.5.16", "sglang==0.4.4", "vllm==0.33.0", "vllm==0.10.2", "toyengine==1.2.3"]
 PLACED = ["problem", "point"]  # the parameters of what is asked of a point
 HEAVY = "torch triton sqlalchemy optuna pydantic numpy"
 

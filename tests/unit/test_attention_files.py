@@ -167,10 +167,7 @@ def without(name):
         ("[" * 100_000, "not JSON"),
         (changed(format=3), "its format is 3; this version of the tuner reads 1 and 2"),
         (changed(problem="extend_atention:q_heads=1"), "did you mean 'extend_attention'?"),
-        (
-            changed(problem="fused_moe:E=8,N=64,K=64,top_k=2,dtype=bfloat16"),
-            "is no attention",
-        ),
+        (changed(problem="fused_moe:E=8,N=64,K=64,top_k=2,dtype=bfloat16"), "is no attention"),
         (changed(problem=7), "'problem' must be text"),
         (changed(device=None), "'device' must be text"),
         (changed(entries=[]), "it holds no entries"),

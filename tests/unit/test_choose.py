@@ -37,16 +37,20 @@ def chosen(entries, batch_size: int) -> dict[Gemm, Config]:
     return {e.point.part: e.config for e in entries if e.point.batch_size == batch_size}
 
 
-def test_pair_shares_block_size_m_even_where_each_gemm_prefers_another():
-    small, large = config(16), config(64)
+@pytest.mark.parametrize(
+    ("first", "second", "second_up_us", "policy"),
+    [
+        (config(16), config(64), 12.0, EXACT),  # a pair shares its BLOCK_SIZE_M
+        (config(16, 4), config(16, 8), 15.0, MoePolicy(noise=0.0, one_config=True)),
+    ],
+)
+def test_gemms_that_prefer_others_get_what_is_fastest_together(first, second, second_up_us, policy):
     trials = [
-        trial(8, Gemm.UP, small, 10.0),
-        trial(8, Gemm.UP, large, 12.0),
-        trial(8, Gemm.DOWN, small, 30.0),
-        trial(8, Gemm.DOWN, large, 20.0),
+        *(trial(8, Gemm.UP, first, 10.0), trial(8, Gemm.DOWN, first, 30.0)),
+        *(trial(8, Gemm.UP, second, second_up_us), trial(8, Gemm.DOWN, second, 20.0)),
     ]
-    entries = choose(trials, both(8, default=small), EXACT, {8})
-    assert chosen(entries, 8) == {Gemm.UP: large, Gemm.DOWN: large}
+    entries = choose(trials, both(8, default=first), policy, {8})
+    assert chosen(entries, 8) == {Gemm.UP: second, Gemm.DOWN: second}
 
 
 def test_a_gemm_tuned_alone_keeps_to_the_block_size_m_of_the_other():
@@ -64,40 +68,28 @@ def test_a_gemm_tuned_alone_keeps_to_the_block_size_m_of_the_other():
         choose(trials, incumbents, EXACT, {8}, {8: 32})
 
 
-def test_gain_within_the_noise_keeps_the_incumbent():
-    incumbent, winner = config(16, 4), config(16, 8)
-    trials = timed(8, {incumbent: 100.0, winner: 99.5})
-    kept = choose(trials, both(8, default=incumbent), MoePolicy(noise=0.01), {8})
-    replaced = choose(trials, both(8, default=incumbent), MoePolicy(noise=0.001), {8})
-    assert set(chosen(kept, 8).values()) == {incumbent}
-    assert set(chosen(replaced, 8).values()) == {winner}
-    assert "within the noise" in kept[0].reason
-    assert "1.005x" in replaced[0].reason
+# Times of the default, the shipped and another configuration; which one is chosen, and why.
+CHOICES = [
+    ((100.0, None, 99.5), MoePolicy(noise=0.01), "default", "within the noise"),
+    ((100.0, None, 99.5), MoePolicy(noise=0.001), "other", "1.005x"),
+    ((90.0, 100.0, None), MoePolicy(noise=0.2), "shipped", ""),
+    ((50.0, 100.0, None), MoePolicy(noise=0.0, trust_shipped=True), "shipped", ""),  # predicted
+    (("crashes", None, 500.0), MoePolicy(noise=0.05), "other", "cannot run"),
+]
 
 
-def test_shipped_file_is_the_incumbent_before_the_heuristic():
-    default, shipped = config(16, 4), config(16, 8)
-    trials = timed(8, {default: 90.0, shipped: 100.0})
-    entries = choose(trials, both(8, default, shipped), MoePolicy(noise=0.2), {8})
-    assert set(chosen(entries, 8).values()) == {shipped}
-    assert entries[0].incumbents["default"].median_us == 90.0
-
-
-def test_prediction_never_overrules_a_shipped_file_that_fits():
-    default, shipped = config(16, 4), config(16, 8)
-    trials = timed(8, {default: 50.0, shipped: 100.0})
-    policy = MoePolicy(noise=0.0, trust_shipped=True)
-    entries = choose(trials, both(8, default, shipped), policy, {8})
-    assert set(chosen(entries, 8).values()) == {shipped}
-
-
-def test_incumbent_that_cannot_run_is_replaced():
-    crashing, fitting = config(128, 8), config(64, 4)
-    trials = timed(8, {crashing: None, fitting: 500.0})
-    entries = choose(trials, both(8, default=crashing), MoePolicy(noise=0.05), {8})
-    assert set(chosen(entries, 8).values()) == {fitting}
-    assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
-    assert "cannot run" in entries[0].reason
+@pytest.mark.parametrize(("times", "policy", "name", "why"), CHOICES)
+def test_an_incumbent_stays_unless_it_cannot_run_or_is_clearly_beaten(times, policy, name, why):
+    named = {"default": config(128, 8), "shipped": config(16, 4), "other": config(16, 8)}
+    tried = {n: None if us == "crashes" else us for n, us in zip(named, times, strict=True) if us}
+    trials = timed(8, {named[n]: us for n, us in tried.items()})
+    shipped = named["shipped"] if "shipped" in tried else None
+    entries = choose(trials, both(8, named["default"], shipped), policy, {8})
+    assert set(chosen(entries, 8).values()) == {named[name]}
+    assert why in entries[0].reason
+    default = entries[0].incumbents["default"]
+    assert default.median_us == tried["default"]
+    assert (default.status is Status.OUT_OF_RESOURCES) is (times[0] == "crashes")
 
 
 def test_no_runnable_pair_is_an_error_that_names_the_batch_size():
@@ -106,47 +98,25 @@ def test_no_runnable_pair_is_an_error_that_names_the_batch_size():
         choose(trials, both(48, default=config(16)), EXACT, {48})
 
 
-def test_engine_with_one_file_gets_one_config_for_both_gemms():
-    a, b = config(16, 4), config(16, 8)
-    trials = [
-        trial(8, Gemm.UP, a, 10.0),
-        trial(8, Gemm.DOWN, a, 30.0),
-        trial(8, Gemm.UP, b, 15.0),
-        trial(8, Gemm.DOWN, b, 20.0),
-    ]
-    entries = choose(trials, both(8, default=a), MoePolicy(noise=0.0, one_config=True), {8})
-    assert chosen(entries, 8) == {Gemm.UP: b, Gemm.DOWN: b}
-
-
-def test_ties_go_to_the_neighbouring_batch_size():
+@pytest.mark.parametrize(
+    ("times", "policy", "takes_the_neighbours"),
+    [
+        ((200.0, 100.5, 100.0), MoePolicy(noise=0.01), True),
+        ((200.0, 100.5, 100.0), EXACT, False),
+        # The neighbour's ties with the fastest, and beats the incumbent by 0.8 % alone.
+        ((100.0, 99.2, 98.8), MoePolicy(noise=0.01), False),
+        # What counts as a tie may be nearer than what beats the incumbent.
+        ((200.0, 105.0, 100.0), MoePolicy(noise=0.15, tie=0.0), False),
+        ((200.0, 105.0, 100.0), MoePolicy(noise=0.15), True),
+    ],
+)
+def test_ties_go_to_the_neighbouring_batch_size(times, policy, takes_the_neighbours):
     default, a, b = config(32), config(16, 4), config(16, 8)
     trials = timed(8, {default: 200.0, a: 100.0, b: 120.0})
-    trials += timed(16, {default: 200.0, a: 100.5, b: 100.0})
-    incumbents = both(8, default) | both(16, default)
-    for policy, expected in ((MoePolicy(noise=0.01), a), (EXACT, b)):
-        entries = choose(trials, incumbents, policy, {8, 16})
-        assert set(chosen(entries, 16).values()) == {expected}
-
-
-def test_a_neighbours_pair_within_the_noise_of_the_incumbent_does_not_replace_it():
-    default, a, b = config(32), config(16, 4), config(16, 8)
-    trials = timed(8, {default: 200.0, a: 100.0, b: 120.0})
-    # At 16, b beats the incumbent by 1.2 %; a ties with b, and beats it by 0.8 % alone.
-    trials += timed(16, {default: 100.0, a: 99.2, b: 98.8})
-    incumbents = both(8, default) | both(16, default)
-    entries = choose(trials, incumbents, MoePolicy(noise=0.01), {8, 16})
+    trials += timed(16, dict(zip((default, a, b), times, strict=True)))
+    entries = choose(trials, both(8, default) | both(16, default), policy, {8, 16})
     assert set(chosen(entries, 8).values()) == {a}
-    assert set(chosen(entries, 16).values()) == {b}
-
-
-def test_what_counts_as_a_tie_may_be_nearer_than_what_beats_the_incumbent():
-    default, a, b = config(32), config(16, 4), config(16, 8)
-    trials = timed(8, {default: 200.0, a: 100.0, b: 120.0})
-    trials += timed(16, {default: 200.0, a: 105.0, b: 100.0})
-    incumbents = both(8, default) | both(16, default)
-    for policy, expected in ((MoePolicy(noise=0.15, tie=0.0), b), (MoePolicy(noise=0.15), a)):
-        entries = choose(trials, incumbents, policy, {8, 16})
-        assert set(chosen(entries, 16).values()) == {expected}
+    assert set(chosen(entries, 16).values()) == {a if takes_the_neighbours else b}
 
 
 def test_batch_sizes_nobody_asked_for_keep_the_incumbent_or_the_nearest_that_fits():
@@ -209,14 +179,14 @@ def test_a_tie_does_not_give_up_the_gain_over_the_incumbent():
     assert set(chosen(entries, 8).values()) == {best}
 
 
-def nights(times: dict[Config, float], previous: dict[Gemm, Config], policy: MoePolicy):
+def nights(times: dict[Config, float], previous: Config, policy: MoePolicy):
     """What a run chooses at M = 8 that finds `previous` in the store; each gemm takes `times`."""
     trials = timed(8, times)
-    stored = {Point(8, gemm): cfg for gemm, cfg in previous.items()}
+    stored = {Point(8, gemm): previous for gemm in Gemm}
     default = next(iter(times))
     entries = choose(trials, both(8, default), policy, {8}, previous=stored)
     final = finalists(trials, both(8, default), entries, {8}, previous=stored)
-    assert {trial.candidate.config for trial in final} >= set(previous.values())
+    assert {trial.candidate.config for trial in final} >= {previous}
     return entries
 
 
@@ -224,20 +194,17 @@ def test_a_stored_pair_stays_unless_another_one_is_faster_by_more_than_a_tie():
     default, last, lean = config(32), config(16).replace(num_stages=5), config(16, 2)
     policy = MoePolicy(noise=0.004, tie=0.003)
     for better, expected in ((99.8, last), (99.6, lean)):
-        entries = nights(
-            {default: 120.0, last: 100.0, lean: better}, dict.fromkeys(Gemm, last), policy
-        )
+        entries = nights({default: 120.0, last: 100.0, lean: better}, last, policy)
         assert set(chosen(entries, 8).values()) == {expected}
-    kept = nights({default: 120.0, last: 100.0, lean: 99.8}, dict.fromkeys(Gemm, last), policy)
-    assert kept[0].reason == "1.200x as fast as the default configuration; the stored entry stays"
+        if expected == last:
+            why = "1.200x as fast as the default configuration; the stored entry stays"
+            assert entries[0].reason == why
 
 
 def test_a_stored_pair_stays_where_its_gain_over_the_engines_has_shrunk_but_not_where_it_is_gone():
     default, last = config(32), config(16)
     for own_us, expected in ((100.1, last), (99.9, default)):
-        entries = nights(
-            {default: own_us, last: 100.0}, dict.fromkeys(Gemm, last), MoePolicy(0.004)
-        )
+        entries = nights({default: own_us, last: 100.0}, last, MoePolicy(0.004))
         assert set(chosen(entries, 8).values()) == {expected}
 
 

@@ -159,10 +159,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory, tree):
 
 
 def test_what_is_written_is_what_engines_read():
-    entries = {
-        64: Config({**GOOD, "USE_TMA": 1}),
-        8: Config({k: GOOD[k] for k in reversed(GOOD)}),
-    }
+    entries = {64: Config({**GOOD, "USE_TMA": 1}), 8: Config({k: GOOD[k] for k in reversed(GOOD)})}
     text = config_file_text(entries)
     assert text.startswith(
         '{\n    "8": {\n        "BLOCK_SIZE_M": 16,\n        "BLOCK_SIZE_N": 64,'

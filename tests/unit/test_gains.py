@@ -72,21 +72,21 @@ def test_a_gain_over_tritons_own_is_called_so(backend, said):
     )
 
 
-def test_a_backend_may_run_both_gemms_as_one_kernel():
-    up, down = (entry(8, gemm, 30.0, 20.0) for gemm in Gemm)
-    entries = with_backends([up, down], [trial(up.point, "deep_gemm", 30.0)], None)
-    assert [one.incumbents["deep_gemm"].median_us for one in entries] == [30.0, 0.0]
-    told = [replace(one, without_us="deep_gemm") for one in entries]
-    assert [(one.engine_us, one.tuned_us) for one in gains(told)] == [(30.0, 40.0)]
-
-
-def test_a_backend_that_failed_leaves_no_part_a_time():
+@pytest.mark.parametrize(
+    ("us", "each", "whole"),
+    [
+        (30.0, [30.0, 0.0], (30.0, 40.0)),  # one kernel for both gemms
+        (None, [None, None], (60.0, 40.0)),  # it failed, and leaves no part a time
+    ],
+)
+def test_a_backend_is_timed_with_both_gemms_at_once(us, each, whole):
     some = [entry(8, gemm, 30.0, 20.0) for gemm in Gemm]
-    told = with_backends(some, [trial(some[0].point, "deep_gemm", None)], None)
-    assert [one.incumbents["deep_gemm"].median_us for one in told] == [None, None]
+    told = with_backends(some, [trial(some[0].point, "deep_gemm", us)], None)
+    assert [one.incumbents["deep_gemm"].median_us for one in told] == each
     told = [replace(one, without_us="deep_gemm") for one in told]
-    assert [(one.engine_us, one.tuned_us) for one in gains(told)] == [(60.0, 40.0)]
-    assert "DeepGEMM, which runs without us, was not measured" in closing_line(told)
+    assert [(one.engine_us, one.tuned_us) for one in gains(told)] == [whole]
+    unmeasured = "DeepGEMM, which runs without us, was not measured" in closing_line(told)
+    assert unmeasured is (us is None)
 
 
 def trial(point: Point, backend: str, us: float | None) -> Trial:
@@ -146,11 +146,10 @@ def test_the_line_says_where_times_are_from():
         entry(1, Gemm.UP, 10.0, 10.0, status=Status.PREDICTED, name="shipped", config=OWN),
         entry(8, Gemm.UP, 30.0, 20.0),
     ]
-    end = (
+    assert closing_line(entries).endswith(
         "(measured and predicted, over what runs without us: "
         "Triton's default and shipped configurations)"
     )
-    assert closing_line(entries).endswith(end)
 
 
 def winner(one: Entry) -> Winner:

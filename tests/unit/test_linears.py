@@ -70,6 +70,10 @@ def of_rank(model: HasLinears, **ranks: object) -> dict[str, RankLinear]:
     return {layer.name: layer for layer in found}
 
 
+def shape(layer: RankLinear) -> tuple[int, int]:
+    return layer.N, layer.K
+
+
 def read(quantization: object = BLOCKS, **changes: object) -> HasLinears:
     return parse_linears_json(config(quantization, **changes), "x")
 
@@ -112,11 +116,8 @@ class TestTable:
 
     def test_an_indexer_is_whole_on_each_rank(self):
         found = of_rank(find_preset("deepseek-v3.2"), tp=8)
-        assert (found["self_attn.indexer.wq_b"].N, found["self_attn.indexer.wq_b"].K) == (
-            8192,
-            1536,
-        )
-        assert (found["self_attn.indexer.wk"].N, found["self_attn.indexer.wk"].K) == (128, 7168)
+        assert shape(found["self_attn.indexer.wq_b"]) == (8192, 1536)
+        assert shape(found["self_attn.indexer.wk"]) == (128, 7168)
         # GLM-5 interleaves its rope: the engine merges wk with a layer that is not quantised.
         assert "self_attn.indexer.wk" not in of_rank(find_preset("glm-5-fp8"), tp=8)
 
@@ -137,10 +138,8 @@ class TestRanks:
 
     def test_dense_and_shared_experts_may_be_whole(self):
         found = of_rank(find_preset("deepseek-r1"), tp=16, dp=16, dense_tp=1, shared_tp=1)
-        assert (found["mlp.gate_up_proj"].N, found["mlp.shared_experts.down_proj"].K) == (
-            36864,
-            2048,
-        )
+        assert found["mlp.gate_up_proj"].N == 36864
+        assert found["mlp.shared_experts.down_proj"].K == 2048
 
     def test_fused_shared_experts_are_no_gemm(self):
         names = of_rank(find_preset("deepseek-r1"), tp=8, fuse_shared=True)
@@ -150,7 +149,7 @@ class TestRanks:
     def test_an_old_engine_runs_two_layers_for_the_first(self):
         found = of_rank(find_preset("deepseek-r1"), tp=8, fuse_qkv_a=False)
         assert "self_attn.fused_qkv_a_proj_with_mqa" not in found
-        assert (found["self_attn.q_a_proj"].N, found["self_attn.q_a_proj"].K) == (1536, 7168)
+        assert shape(found["self_attn.q_a_proj"]) == (1536, 7168)
         assert found["self_attn.kv_a_proj_with_mqa"].N == 576
 
     def test_ranks_beyond_the_key_heads_hold_copies(self):
@@ -200,17 +199,20 @@ class TestRefused:
                 assert linear_layers(find_preset("deepseek-r1"), Ranks(tp=near))
                 assert near != tp
 
-    def test_sizes_below_one(self):
-        with pytest.raises(BadProblem, match="start at 1"):
-            linear_layers(find_preset("deepseek-r1"), Ranks(tp=0))
-
-    def test_a_class_without_data_parallel_attention(self):
-        with pytest.raises(BadProblem, match="no data-parallel attention for LlamaForCausalLM"):
-            linear_layers(find_preset("llama-3.3-70b-fp8-dynamic"), Ranks(tp=8, dp=2))
-
-    def test_unknown_linear_layers(self):
-        with pytest.raises(BadProblem, match="block_gemm"):
-            linear_layers(replace(find_preset("dbrx"), linears=None), Ranks())
+    @pytest.mark.parametrize(
+        ("model", "ranks", "words"),
+        [
+            (find_preset("deepseek-r1"), Ranks(tp=0), "start at 1"),
+            (
+                find_preset("llama-3.3-70b-fp8-dynamic"),
+                *(Ranks(tp=8, dp=2), "no data-parallel attention for LlamaForCausalLM"),
+            ),
+            (replace(find_preset("dbrx"), linears=None), Ranks(), "block_gemm"),  # none is known
+        ],
+    )
+    def test_what_has_no_layers_on_a_rank(self, model, ranks, words):
+        with pytest.raises(BadProblem, match=words):
+            linear_layers(model, ranks)
 
     def test_merged_columns_are_checked_on_one_rank_too(self):
         with pytest.raises(IndivisibleShape, match="tp=1 leaves 10944 columns of mlp.gate_up_proj"):
@@ -276,38 +278,26 @@ class TestConfigJson:
 
     def test_which_layers_have_experts(self):
         experts = {
-            "num_experts": 8,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 2,
+            **{"num_experts": 8, "moe_intermediate_size": 768, "num_experts_per_tok": 2},
             "architectures": ["Glm4MoeForCausalLM"],
         }
-        count = {
-            one.name: one.count for one in read(**experts, first_k_dense_replace=3).linears.layers
-        }
-        assert count["mlp.gate_up_proj"] == 3
+        dense = of_rank(read(**experts, first_k_dense_replace=3))
+        assert dense["mlp.gate_up_proj"].count == 3
         every_other = read(**experts, first_k_dense_replace=0, moe_layer_freq=2)
         assert of_rank(every_other)["mlp.down_proj"].count == 18
         shared = read(**experts, first_k_dense_replace=3, n_shared_experts=2)
-        assert of_rank(shared)["mlp.shared_experts.gate_up_proj"].N == 2 * 2 * 768
-        assert of_rank(shared)["mlp.shared_experts.gate_up_proj"].count == 33
-        assert "mlp.gate_up_proj" not in of_rank(
-            read(**experts | {"architectures": ["Qwen3MoeForCausalLM"]})
-        )
+        both = of_rank(shared)["mlp.shared_experts.gate_up_proj"]
+        assert (both.N, both.count) == (2 * 2 * 768, 33)
+        qwen = experts | {"architectures": ["Qwen3MoeForCausalLM"]}
+        assert "mlp.gate_up_proj" not in of_rank(read(**qwen))
 
     def test_llama_4_interleaves_experts(self):
-        found = of_rank(
-            read(
-                architectures=["Llama4ForConditionalGeneration"],
-                num_local_experts=16,
-                intermediate_size=8192,
-                intermediate_size_mlp=16384,
-                interleave_moe_layer_step=2,
-            )
-        )
-        assert (found["feed_forward.gate_up_proj"].N, found["feed_forward.gate_up_proj"].count) == (
-            32768,
-            18,
-        )
+        sizes = {"intermediate_size": 8192, "intermediate_size_mlp": 16384}
+        experts = {"num_local_experts": 16, "interleave_moe_layer_step": 2}
+        llama = ["Llama4ForConditionalGeneration"]
+        found = of_rank(read(architectures=llama, **experts, **sizes))
+        dense = found["feed_forward.gate_up_proj"]
+        assert (dense.N, dense.count) == (32768, 18)
         assert found["feed_forward.shared_expert.gate_up_proj"].N == 16384
 
     def test_a_class_that_is_not_known_is_refused(self):
@@ -324,12 +314,8 @@ class TestSkipped:
     @pytest.mark.parametrize("listed", ["modules_to_not_convert", "ignored_layers", "ignore"])
     def test_a_module_and_those_below_one(self, listed):
         names = ["lm_head", "model.layers.0.self_attn.o_proj", "model.layers.3.mlp", "model.norm"]
-        assert self.counts(names, listed) == {
-            "qkv_proj": 36,
-            "o_proj": 35,
-            "gate_up_proj": 35,
-            "down_proj": 35,
-        }
+        others = dict.fromkeys(("o_proj", "gate_up_proj", "down_proj"), 35)
+        assert self.counts(names, listed) == {"qkv_proj": 36, **others}
 
     def test_a_name_without_a_number_means_every_layer(self):
         assert self.counts(["self_attn", "mlp.gate"]) == {"gate_up_proj": 36, "down_proj": 36}

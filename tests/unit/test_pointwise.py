@@ -76,21 +76,24 @@ def test_a_stored_entry_stays_unless_another_one_is_clearly_faster(best_us, own_
     assert NARROW in {one.candidate.config for one in final}
 
 
-def test_a_tie_goes_to_the_neighbours_choice():
-    one = {"default": DEFAULT}
-    trials = [trial(1, DEFAULT, 30.0), trial(1, NARROW, 20.0), trial(1, OTHER, 25.0)]
-    trials += [trial(2, DEFAULT, 30.0), trial(2, NARROW, 20.05), trial(2, OTHER, 20.0)]
-    trials += [trial(4, DEFAULT, 30.0), trial(4, NARROW, 20.5), trial(4, OTHER, 20.0)]
-    entries = chooser({1: one, 2: one, 4: one}).choose(trials)
-    assert [entry.config for entry in entries] == [NARROW, NARROW, OTHER]
-
-
-def test_a_neighbours_choice_that_does_not_beat_the_engine_is_not_taken():
-    one = {"default": DEFAULT}
-    trials = [trial(1, DEFAULT, 30.0), trial(1, NARROW, 20.0)]
-    trials += [trial(2, DEFAULT, 20.43), trial(2, NARROW, 20.05), trial(2, OTHER, 20.0)]
-    entries = chooser({1: one, 2: one}).choose(trials)
-    assert [entry.config for entry in entries] == [NARROW, OTHER]
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (
+            {1: (30.0, 20.0, 25.0), 2: (30.0, 20.05, 20.0), 4: (30.0, 20.5, 20.0)},
+            [NARROW, NARROW, OTHER],
+        ),
+        # At 2, the neighbour's choice does not beat the engine's own.
+        ({1: (30.0, 20.0), 2: (20.43, 20.05, 20.0)}, [NARROW, OTHER]),
+    ],
+)
+def test_a_tie_goes_to_the_neighbours_choice(times, expected):
+    configs = (DEFAULT, NARROW, OTHER)
+    tried = [
+        trial(size, *one) for size, us in times.items() for one in zip(configs, us, strict=False)
+    ]
+    entries = chooser({size: {"default": DEFAULT} for size in times}).choose(tried)
+    assert [entry.config for entry in entries] == expected
 
 
 def test_sizes_that_were_not_tuned_keep_what_the_engine_runs_or_get_the_nearest():
@@ -117,24 +120,17 @@ def test_finalists_are_the_incumbents_the_choices_nearby_and_the_fastest():
     assert at_one == {DEFAULT, OTHER, *many}
 
 
-class TestPredictions:
-    def test_a_small_predicted_gain_changes_nothing(self):
-        trials = [
-            trial(1, DEFAULT, 30.0, Status.PREDICTED),
-            trial(1, SHIPPED, 30.0, Status.PREDICTED),
-            trial(1, NARROW, 29.0, Status.PREDICTED),
-        ]
-        entry = chosen(*trials, policy=PREDICTED)
-        assert entry.config == SHIPPED
-        assert entry.reason.startswith("nothing is predicted to be clearly faster")
-
-    def test_an_entry_that_was_tuned_for_about_this_size_stays(self):
-        trials = [
-            trial(1, DEFAULT, 30.0, Status.PREDICTED),
-            trial(1, SHIPPED, 30.0, Status.PREDICTED),
-            trial(1, NARROW, 20.0, Status.PREDICTED),
-        ]
-        assert chosen(*trials, policy=PREDICTED, near=(1,)).config == SHIPPED
-        replaced = chosen(*trials, policy=PREDICTED)
-        assert replaced.config == NARROW
-        assert replaced.reason.startswith("predicted 1.500x")
+@pytest.mark.parametrize(
+    ("best_us", "near", "expected", "why"),
+    [
+        (29.0, (), SHIPPED, "nothing is predicted to be clearly faster"),
+        (20.0, (1,), SHIPPED, ""),  # it was tuned for about this size
+        (20.0, (), NARROW, "predicted 1.500x"),
+    ],
+)
+def test_a_shipped_entry_stays_unless_a_clear_gain_is_predicted(best_us, near, expected, why):
+    times = {DEFAULT: 30.0, SHIPPED: 30.0, NARROW: best_us}
+    trials = [trial(1, one, us, Status.PREDICTED) for one, us in times.items()]
+    entry = chosen(*trials, policy=PREDICTED, near=near)
+    assert entry.config == expected
+    assert entry.reason.startswith(why)

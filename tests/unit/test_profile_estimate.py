@@ -142,11 +142,7 @@ def test_an_engine_without_a_family_has_nothing_to_tune_there(profile):
 
 
 def test_the_most_valuable_kind_comes_first(profile):
-    assert list(estimate(profile).worth()) == [
-        "decode_attention",
-        "fused_moe",
-        "extend_attention",
-    ]
+    assert list(estimate(profile).worth()) == ["decode_attention", "fused_moe", "extend_attention"]
 
 
 def test_the_table_fits_80_columns_and_names_what_it_does_not_know(profile):

@@ -97,11 +97,7 @@ class TestProblems:
             WorkPoint(4, 512, 4096, 2.0),
             WorkPoint(4, 512, 8192, 3.0),
         )
-        assert found == (
-            WorkPoint(4, 512, 0),
-            WorkPoint(4, 512, 100),
-            WorkPoint(4, 512, 127, 5.0),
-        )
+        assert found == (WorkPoint(4, 512, 0), WorkPoint(4, 512, 100), WorkPoint(4, 512, 127, 5.0))
 
     def test_latent_attention_before_absorption_has_nothing_cached(self):
         both = WorkPoint(4, 512, 0), WorkPoint(4, 512, 4096)
