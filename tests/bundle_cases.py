@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
 import tarfile
 from collections.abc import Sequence
 from functools import cache
@@ -152,3 +154,11 @@ def place(bundle: Bundle, folder: Path) -> Path:
         target.write_bytes(file.data)
         target.chmod(file.mode)
     return folder / bundle.name
+
+
+def printed(script: Path, *arguments: str) -> list[list[str]]:
+    """The words of each command that a script would run."""
+    command = ["bash", script, "--print", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not done.stderr
+    return [shlex.split(line) for line in done.stdout.splitlines()]

@@ -35,13 +35,8 @@ MEMORY = Path("/dev/shm")  # noqa: S108
 MEMORY_BYTES = 1 << 30  # what databases of a few processes stay below
 # For databases that nobody needs any more after a crash.
 FASTER = (
-    "autovacuum=off",
-    "full_page_writes=off",
-    "synchronous_commit=off",
-    "wal_level=minimal",
-    "max_wal_senders=0",
-    "max_wal_size=128MB",
-    "max_connections=400",
+    *("autovacuum=off", "full_page_writes=off", "synchronous_commit=off", "wal_level=minimal"),
+    *("max_wal_senders=0", "max_wal_size=128MB", "max_connections=400"),
 )
 
 

@@ -28,12 +28,7 @@ ENGINES = (
 TOLERANCE = {"bf16": 2**-7, "fp16": 2**-9}  # one unit in the last place, as the interpreter cuts
 ABSENT = {  # cases that a version's kernels have nothing for
     "sglang==0.4.4": (
-        "fp8 channel",
-        "int8 groups",
-        "int8 groups zero",
-        "int4",
-        "int4 zero",
-        "fp8 block tma",
+        *("fp8 channel", "int8 groups", "int8 groups zero", "int4", "int4 zero", "fp8 block tma"),
     ),
     "sglang==0.5.2": ("fp8 block tma",),
     # A compiled kernel runs int4 here.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, fill, published, usual
-from bundle_cases import CASES, build, example, files_of, place
+from bundle_cases import CASES, build, example, files_of, place, printed
 from bundle_cases import fill as fill_moe
 
 from tuner.deploy.bundle.build import Bundle
@@ -91,13 +90,7 @@ def attention_paths(found: Bundle) -> list[str]:
 
 def test_the_plugin_finds_the_files_by_the_variables_of_the_scripts(tmp_path: Path) -> None:
     root = place(built(), tmp_path)
-    done = subprocess.run(
-        ["bash", root / "nodes/l40s-01/bare.sh", "--print"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    lines = printed(root / "nodes/l40s-01/bare.sh")
     assert lines[0] == ["python3", *IMPORT]
     variables = dict(line[1].split("=", 1) for line in lines if line[0] == "export")
     assert attention_root(variables) == (CONFIG_DIR_VARIABLE, root / "engine-configs")
@@ -109,13 +102,7 @@ def test_the_plugin_finds_the_files_by_the_variables_of_the_scripts(tmp_path: Pa
 
 def test_containers_and_pods_get_the_variable_too(tmp_path: Path) -> None:
     root = place(built(), tmp_path)
-    done = subprocess.run(
-        ["bash", root / "nodes/l40s-01/docker.sh", "--print"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    check, launch = (shlex.split(line) for line in done.stdout.splitlines())
+    check, launch = printed(root / "nodes/l40s-01/docker.sh")
     image = example(L40S).engine.image
     assert check == ["docker", "run", "--rm", "--entrypoint", "python3", image, *IMPORT]
     assert f"{CONFIG_DIR_VARIABLE}={MOUNTED}" in launch

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bundle_cases import CASES, built, example, place
+from bundle_cases import CASES, built, example, place, printed
 from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,14 +26,6 @@ from tuner.errors import MalformedCluster
 L40S, H20, RAY = CASES
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 HCAS = ",".join(f"mlx5_{i}" for i in range(1, 9))
-
-
-def printed(script: Path, *arguments: str) -> list[list[str]]:
-    done = subprocess.run(
-        ["bash", script, "--print", *arguments], capture_output=True, text=True, check=True
-    )
-    assert not done.stderr
-    return [shlex.split(line) for line in done.stdout.splitlines()]
 
 
 def options(words: list[str]) -> dict[str, str]:
@@ -299,27 +291,25 @@ def test_the_sweep_in_a_container_sees_the_same_files(tmp_path: Path) -> None:
     assert f"{Path.cwd()}/there:/results" in shown  # "there" alone would be a volume's name
 
 
-@pytest.mark.parametrize("arguments", [["--runs", "x"], ["--runs", "0"], ["--what"], ["--out"]])
-def test_the_sweep_refuses_what_it_does_not_know(arguments: list[str], tmp_path: Path) -> None:
-    script = place(built(H20), tmp_path) / "sweep.sh"
-    done = subprocess.run(["bash", script, "--print", *arguments], capture_output=True, text=True)
-    assert done.returncode in (1, 2)
-    assert not done.stdout
-    assert done.stderr
+DOCKER = "nodes/h20-node01/docker.sh"
 
 
-def test_scripts_refuse_other_arguments(tmp_path: Path) -> None:
-    script = place(built(H20), tmp_path) / "nodes/h20-node01/docker.sh"
-    done = subprocess.run(["bash", script, "--dry-run"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "[--print]" in done.stderr
-
-
-def test_a_folder_that_docker_cannot_mount_is_refused(tmp_path: Path) -> None:
-    script = place(built(H20), tmp_path / "a:b") / "nodes/h20-node01/docker.sh"
-    done = subprocess.run(["bash", script, "--print"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "colon" in done.stderr
+@pytest.mark.parametrize(
+    ("folder", "file", "arguments", "codes", "says"),
+    [
+        ("b", "sweep.sh", "--print --runs x", (1, 2), ""),
+        ("b", "sweep.sh", "--print --runs 0", (1, 2), ""),
+        ("b", "sweep.sh", "--print --what", (1, 2), ""),
+        ("b", "sweep.sh", "--print --out", (1, 2), ""),
+        ("b", DOCKER, "--dry-run", (2,), "[--print]"),
+        ("a:b", DOCKER, "--print", (2,), "colon"),  # Docker could not mount it
+    ],
+)
+def test_scripts_refuse_what_they_do_not_know(tmp_path, folder, file, arguments, codes, says):
+    command = ["bash", place(built(H20), tmp_path / folder) / file, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode in codes, done.stdout) == (True, "")
+    assert done.stderr and says in done.stderr
 
 
 def test_a_run_replaces_the_shell_and_passes_every_word(tmp_path: Path) -> None:

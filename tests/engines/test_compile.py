@@ -110,16 +110,10 @@ def test_recorded_configs_compile_to_the_recorded_figures(farm, kernels, count):
 
 
 DTYPES = (
-    "bfloat16",
-    "float16",
-    "fp8_w8a8",
-    "fp8_w8a8,per_channel_quant",
-    "fp8_w8a8,block_shape=128x128",
-    "int8_w8a8,per_channel_quant",
-    "int8_w8a8,block_shape=128x128",
-    "int8_w8a16",
-    "int8_w8a16,block_shape=0x128",
-    "int4_w4a16,block_shape=0x128",
+    *("bfloat16", "float16", "fp8_w8a8", "fp8_w8a8,per_channel_quant"),
+    *("fp8_w8a8,block_shape=128x128", "int8_w8a8,per_channel_quant"),
+    *("int8_w8a8,block_shape=128x128", "int8_w8a16"),
+    *("int8_w8a16,block_shape=0x128", "int4_w4a16,block_shape=0x128"),
 )
 
 

@@ -132,20 +132,8 @@ def test_unknown_engines(bare, spec, message):
 
 def test_versions_are_ordered_as_releases_are():
     ordered = [
-        "unknown",
-        "0.4.3",
-        "0.4.3.post2",
-        "0.4.3.post10",
-        "0.4.10",
-        "0.5.0rc2",
-        "0.5.0rc10",
-        "0.5.0-patched",
-        "0.5.0",
-        "0.5.0.post1",
-        "0.5.2",
-        "0.5.12",
-        "1.0.0.dev3",
-        "1.0.0",
+        *("unknown", "0.4.3", "0.4.3.post2", "0.4.3.post10", "0.4.10", "0.5.0rc2", "0.5.0rc10"),
+        *("0.5.0-patched", "0.5.0", "0.5.0.post1", "0.5.2", "0.5.12", "1.0.0.dev3", "1.0.0"),
     ]
     backwards = ordered[::-1]
     assert sorted(backwards, key=version_order) == ordered

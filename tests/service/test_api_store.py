@@ -235,17 +235,18 @@ class TestFullDisk:
     def post(server: Server, seed: int) -> Any:
         return server.call("POST", "/v1/jobs", {**JOB, "seed": seed})
 
-    def test_a_full_disk_under_sqlite_is_not_ready(self, small_disk, monkeypatch):
-        monkeypatch.setattr("api.state.FRESH_S", 0)
-        folder = small_disk(4)
-        with serving(
-            ApiSettings(Settings(f"sqlite:///{folder / 'tuner.db'}"), no_auth=True)
-        ) as server:
+    def is_not_ready_while_full(self, url: str, folder: Path) -> None:
+        with serving(ApiSettings(Settings(url), no_auth=True)) as server:
             assert server.call("GET", "/readyz").status == 200
             filler = fill(folder)
             assert server.call("GET", "/readyz").problem(507) == self.FULL
             filler.unlink()
             assert server.call("GET", "/readyz").status == 200
+
+    def test_a_full_disk_under_sqlite_is_not_ready(self, small_disk, monkeypatch):
+        monkeypatch.setattr("api.state.FRESH_S", 0)
+        folder = small_disk(4)
+        self.is_not_ready_while_full(f"sqlite:///{folder / 'tuner.db'}", folder)
 
     @pytest.mark.slow
     def test_a_full_disk_under_postgresql_is_not_ready(self, small_disk, monkeypatch):
@@ -255,12 +256,7 @@ class TestFullDisk:
             postgres = Postgres(Path(home))
             postgres.start()
             url = postgres.url.render_as_string(hide_password=False)
-            with serving(ApiSettings(Settings(url), no_auth=True)) as server:
-                assert server.call("GET", "/readyz").status == 200
-                filler = fill(folder)
-                assert server.call("GET", "/readyz").problem(507) == self.FULL
-                filler.unlink()
-                assert server.call("GET", "/readyz").status == 200
+            self.is_not_ready_while_full(url, folder)
             postgres.stop()
 
 

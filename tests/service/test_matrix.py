@@ -131,12 +131,17 @@ def test_what_is_watched_is_missing_until_it_is_there(store):
     assert cell(found.rows())["state"] is CellState.MEASURED
 
 
-def test_rows_are_found_and_sorted(store):
+@pytest.fixture
+def found(store):
+    """Two problems on an L40S, and one of them on an H200 too."""
     publish(store, OLD, entry(0, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
     other = ResultStore(store).begin_run(replace(KEY, problem=OTHER))
     ResultStore(store).finish_run(other, [entry(0, 10.0, 90.0)], Totals())
-    found = Matrix(Lookups(store), list, list)
+    return Matrix(Lookups(store), list, list)
+
+
+def test_rows_are_found_and_sorted(found):
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
     assert counts_of(found.rows())["measured"] == 3
 
@@ -168,12 +173,7 @@ def test_what_another_server_withdraws_is_gone(store, monkeypatch):
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
 
 
-def test_rows_with_nothing_on_a_device_are_found(store):
-    publish(store, OLD, entry(0, 10.0, 20.0))
-    publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
-    other = ResultStore(store).begin_run(replace(KEY, problem=OTHER))
-    ResultStore(store).finish_run(other, [entry(0, 10.0, 90.0)], Totals())
-    found = Matrix(Lookups(store), list, list)
+def test_rows_with_nothing_on_a_device_are_found(found):
     assert counts_of(found.rows())["nothing"] == 1
 
     def lacking(*devices: str) -> list[str]:

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date, timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from databases import both_databases
@@ -117,6 +118,13 @@ def standings(settings: Settings, store: Database) -> list[WatchState]:
     return [one.standing for one in plan(watch_list, store, DAY).watched]
 
 
+def rows_of(store: Database) -> list[dict[str, Any]]:
+    """What the service says of all that is stored."""
+    lookups = Lookups(store)
+    environments = lookups.environments(["NVIDIA_L40S"])
+    return stored_rows(lookups.stored_summaries(None, None, 9), environments)
+
+
 class TestPlan:
     def test_a_point_that_lacks_is_missing(self, settings, store):
         tuned(store, PROBLEMS[0], sizes=(1,))
@@ -142,10 +150,7 @@ class TestPlan:
         entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
         ResultStore(store).finish_run(ResultStore(store).begin_run(key), [entry], Totals())
         assert standings(settings, store)[0] is WatchState.TUNED
-        lookups = Lookups(store)
-        rows = stored_rows(
-            lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
-        )
+        rows = rows_of(store)
         assert [(row["problem"], row["standing"]) for row in rows] == [
             (PROBLEMS[0].spec(), "tuned"),
             (ATTENTION.spec(), "tuned"),
@@ -230,10 +235,7 @@ class TestPlan:
         tuned(store, PROBLEMS[0], at["9.9.8"])  # this problem has no other result
         for version in order:
             tuned(store, PROBLEMS[1], at[version])
-        lookups = Lookups(store)
-        rows = stored_rows(
-            lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
-        )
+        rows = rows_of(store)
         found = {
             (row["problem"], row["environment"]["engine_version"]): row["standing"] for row in rows
         }
@@ -263,10 +265,7 @@ class TestPlan:
         predicted = replace(ENVIRONMENT, torch="", cuda="", driver="")
         tuned(store, PROBLEMS[0], predicted, status=Status.PREDICTED)
         tuned(store, PROBLEMS[1], replace(ENVIRONMENT, engine_version="9.9.16"))
-        lookups = Lookups(store)
-        rows = stored_rows(
-            lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
-        )
+        rows = rows_of(store)
         assert [row["standing"] for row in rows] == ["stale", "tuned"]
         watch = replace(WATCH, engine="sglang", measure="predict")
         judged = plan(WatchList((watch,)), store, DAY).watched

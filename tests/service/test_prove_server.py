@@ -182,10 +182,8 @@ def test_a_port_that_is_taken(place):
     assert f"port {port} cannot be used" in run.stderr
 
 
-@pytest.mark.parametrize(
-    "end", only([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-)
-def test_nothing_is_left_when_the_prover_is_killed(place, end):
+def hanging(place: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A prover, and its processes: a server, its child, and one in a session of its own."""
     pipe = place / "pids"
     os.mkfifo(pipe)
     words = ("model", "--server", "--in-turn", "--args=--hang")
@@ -194,29 +192,27 @@ def test_nothing_is_left_when_the_prover_is_killed(place, end):
         ["env", "--default-signal=INT", *command(*QUICK, *words)],
         cwd=place,
         env={**environment(place), "STAND_IN_PIDS": str(pipe)},
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    pids = json.loads(pipe.read_text())  # a server, its child, and one in a session of its own
+    return prover, json.loads(pipe.read_text())
+
+
+@pytest.mark.parametrize(
+    "end", only([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+)
+def test_nothing_is_left_when_the_prover_is_killed(place, end):
+    prover, pids = hanging(place)
     running = [os.pidfd_open(pid) for pid in pids]
     prover.send_signal(end)
     for one in running:
         assert select.select([one], [], [], 60)[0], "what the server started still runs"
         os.close(one)
-    prover.wait(60)
+    prover.communicate(timeout=60)
 
 
 def test_nothing_is_left_when_the_watchdog_is_killed(place):
-    pipe = place / "pids"
-    os.mkfifo(pipe)
-    words = ("model", "--server", "--in-turn", "--args=--hang")
-    prover = subprocess.Popen(
-        command(*QUICK, *words),
-        cwd=place,
-        env={**environment(place), "STAND_IN_PIDS": str(pipe)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    server, *others = json.loads(pipe.read_text())
+    prover, (server, *others) = hanging(place)
     stat = Path(f"/proc/{server}/stat").read_text()
     watchdog = int(stat.rpartition(")")[2].split()[1])
     running = os.pidfd_open(server)

@@ -200,9 +200,7 @@ class TestOneWorker:
 def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(sqlite_url):
     with Leases.open(sqlite_url) as leases:
         jobs = JobStore(leases.database)
-        worker = Worker(
-            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
-        )
+        worker = own_worker(leases, sqlite_url)
         first = submit(jobs, replay()).job.id
         assert worker.drain() == 1
         assert jobs.get(first).error == ""
@@ -303,6 +301,11 @@ def registered(leases: Leases) -> Registration:
     return made
 
 
+def own_worker(leases: Leases, url: str) -> Worker:
+    """A worker of this process."""
+    return Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+
+
 def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     sqlite_url, monkeypatch
 ):
@@ -339,9 +342,7 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
 def test_a_worker_takes_no_job_whose_engine_it_lacks(sqlite_url):
     with Leases.open(sqlite_url) as leases:
         jobs = JobStore(leases.database)
-        worker = Worker(
-            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
-        )
+        worker = own_worker(leases, sqlite_url)
         lacking = submit(jobs, replace(replay(), engine="sglang==99.9")).job.id
         good = submit(jobs, replay()).job.id
         assert worker.drain() == 1
@@ -373,9 +374,7 @@ def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(board, monkeypat
 def test_a_job_whose_run_another_worker_has_waits_for_it(sqlite_url):
     with Leases.open(sqlite_url) as leases:
         jobs = JobStore(leases.database)
-        worker = Worker(
-            leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": sqlite_url}
-        )
+        worker = own_worker(leases, sqlite_url)
         first = submit(jobs, replay()).job.id
         assert worker.drain() == 1
         set_job(leases, first, state=JobState.RUNNING.value)  # as if another had it yet

@@ -26,27 +26,11 @@ FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))
 # Presets whose attention the engines' Triton kernels do not run, or of which no source has all
 # sizes: special kernels (DeepSeek V4), layers of several kinds, a class's defaults alone.
 WITHOUT = {
-    "a.x-k1",
-    "deepseek-v4-flash",
-    "deepseek-v4-flash-fp8",
-    "deepseek-v4-pro",
-    "deepseek-v4-pro-fp8",
-    "deepseek-v4.1-flash",
-    "dots.llm1",
-    "glm-5.3-flash",
-    "glm-5.3-flash-fp8",
-    "hy4-preview",
-    "kimi-k3",
-    "ling-2.5-1t",
-    "ling-2.6-1t",
-    "ling-3.0-flash",
-    "longcat-flash",
-    "mistral-small-4-119b",
-    "sarvam-30b",
-    "solar-open-100b",
-    "step-3.5-flash",
-    "step-3.7-flash",
-    "step-3.7-flash-fp8",
+    *("a.x-k1", "deepseek-v4-flash", "deepseek-v4-flash-fp8", "deepseek-v4-pro"),
+    *("deepseek-v4-pro-fp8", "deepseek-v4.1-flash", "dots.llm1", "glm-5.3-flash"),
+    *("glm-5.3-flash-fp8", "hy4-preview", "kimi-k3", "ling-2.5-1t", "ling-2.6-1t"),
+    *("ling-3.0-flash", "longcat-flash", "mistral-small-4-119b", "sarvam-30b", "solar-open-100b"),
+    *("step-3.5-flash", "step-3.7-flash", "step-3.7-flash-fp8"),
 }
 KNOWN = [model for model in presets() if model.attention]
 

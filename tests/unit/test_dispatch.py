@@ -18,16 +18,8 @@ from tuner.problems.registry import parse_problem, problem_names
 
 RELEASES = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 CARDS = (
-    "A100",
-    "L40S",
-    "L20",
-    "RTX 4090",
-    "H100",
-    "H20",
-    "H200",
-    "B200",
-    "RTX PRO 6000",
-    "RTX 5090",
+    *("A100", "L40S", "L20", "RTX 4090", "H100", "H20", "H200", "B200"),
+    *("RTX PRO 6000", "RTX 5090"),
 )
 FP8 = "block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128"
 QKV_A = "block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"  # N is no multiple of 128

@@ -2,10 +2,12 @@
 
 import contextlib
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from api.limits import READS, TakeTurns
@@ -54,6 +56,18 @@ async def ask(
         await app(scope, receive, send)
 
 
+@contextlib.asynccontextmanager
+async def all_turns_taken() -> AsyncIterator[tuple[Handler, TakeTurns, TaskGroup]]:
+    handler = Handler()
+    app = TakeTurns(handler)
+    async with anyio.create_task_group() as tasks:
+        for number in range(READS):
+            tasks.start_soon(ask, app, f"/{number}")
+        await anyio.wait_all_tasks_blocked()
+        yield handler, app, tasks
+        tasks.cancel_scope.cancel()
+
+
 async def test_so_many_at_once_and_the_oldest_first():
     handler = Handler()
     app = TakeTurns(handler)
@@ -80,12 +94,7 @@ async def test_so_many_at_once_and_the_oldest_first():
 
 
 async def test_who_gives_up_waiting_takes_no_turn():
-    handler = Handler()
-    app = TakeTurns(handler)
-    async with anyio.create_task_group() as tasks, anyio.create_task_group() as impatient:
-        for number in range(READS):
-            tasks.start_soon(ask, app, f"/{number}")
-        await anyio.wait_all_tasks_blocked()
+    async with all_turns_taken() as (handler, app, tasks), anyio.create_task_group() as impatient:
         impatient.start_soon(ask, app, "/gone")
         await anyio.wait_all_tasks_blocked()
         impatient.cancel_scope.cancel()
@@ -94,17 +103,12 @@ async def test_who_gives_up_waiting_takes_no_turn():
         with anyio.CancelScope(shield=True):
             await anyio.wait_all_tasks_blocked()
         assert handler.begun == [*(f"/{number}" for number in range(READS)), "/next"]
-        tasks.cancel_scope.cancel()
 
 
 async def test_who_waits_too_long_is_refused(monkeypatch):
     monkeypatch.setattr("api.limits.WAIT_S", 0)
-    handler, statuses = Handler(), []
-    app = TakeTurns(handler)
-    async with anyio.create_task_group() as tasks:
-        for number in range(READS):
-            tasks.start_soon(ask, app, f"/{number}")
-        await anyio.wait_all_tasks_blocked()
+    statuses = []
+    async with all_turns_taken() as (handler, app, tasks):
         await ask(app, "/late", statuses=statuses)
         assert (statuses, "/late" in handler.begun) == ([503], False)
         handler.may_answer["/0"].set()
@@ -112,7 +116,6 @@ async def test_who_waits_too_long_is_refused(monkeypatch):
         tasks.start_soon(ask, app, "/next")  # who was refused keeps no turn
         await anyio.wait_all_tasks_blocked()
         assert "/next" in handler.begun
-        tasks.cancel_scope.cancel()
 
 
 async def test_requests_that_need_no_key_come_one_at_a_time_and_keep_nobody_waiting():
@@ -140,12 +143,7 @@ async def test_requests_that_need_no_key_come_one_at_a_time_and_keep_nobody_wait
     ],
 )
 async def test_what_writes_takes_long_or_tells_of_health_does_not_wait(method, path):
-    handler = Handler()
-    app = TakeTurns(handler)
-    async with anyio.create_task_group() as tasks:
-        for number in range(READS):
-            tasks.start_soon(ask, app, f"/{number}")
+    async with all_turns_taken() as (handler, app, tasks):
         tasks.start_soon(ask, app, path, method)
         await anyio.wait_all_tasks_blocked()
         assert path in handler.begun
-        tasks.cancel_scope.cancel()
