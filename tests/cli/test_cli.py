@@ -243,10 +243,15 @@ _TOO_BIG = {**config(128, 256, 128, warps=8, stages=4, group=32)}  # for an L40S
 _BLOCKS = "device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
 
 
-def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):
+def with_own_engine(env: dict[str, str], folder: Path) -> dict[str, str]:
+    """The variables of a machine whose engine may be written to."""
     engines = Path(sys.prefix, "share", "tuner", "engines")
-    shutil.copytree(engines / "sglang-0.5.16", tmp_path / "engines" / "sglang-0.5.16")
-    env = {**env, "TUNER_ENGINE_PATH": str(tmp_path / "engines")}
+    shutil.copytree(engines / "sglang-0.5.16", folder / "engines" / "sglang-0.5.16")
+    return {**env, "TUNER_ENGINE_PATH": str(folder / "engines")}
+
+
+def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):
+    env = with_own_engine(env, tmp_path)
     tuner(env, *replay())
     done = tuner(env, "export", "--device", "H200", "--into-engine", "--json")
     files = [Path(file["path"]) for file in json.loads(done.stdout)["files"]]
@@ -339,19 +344,13 @@ def _bad_files(folder: Path) -> dict[str, str]:
 
 
 def test_a_kernel_with_an_unknown_parameter_is_refused_by_name(env, tmp_path):
-    engines = Path(sys.prefix, "share", "tuner", "engines")
-    package = tmp_path / "engines" / "sglang-0.5.16"
-    shutil.copytree(engines / "sglang-0.5.16", package)
-    source = package / "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
+    env = with_own_engine(env, tmp_path)
+    kernels = "sglang-0.5.16/sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
+    source = tmp_path / "engines" / kernels
     text = source.read_text()
-    assert text.count("    add_mask_ptr,\n    # Matrix dimensions") == 1
-    source.write_text(
-        text.replace(
-            "    add_mask_ptr,\n    # Matrix dimensions",
-            "    add_mask_ptr,\n    flux_ptr,\n    # Matrix dimensions",
-        )
-    )
-    env = {**env, "TUNER_ENGINE_PATH": str(tmp_path / "engines")}
+    last, then = "    add_mask_ptr,\n", "    # Matrix dimensions"
+    assert text.count(last + then) == 1
+    source.write_text(text.replace(last + then, f"{last}    flux_ptr,\n{then}"))
     options = ["--device", "H200", "--measure", "predict"]
     done = tuner(env, "tune", RECORDED, *options, code=2)
     assert "'flux_ptr'" in done.stderr.splitlines()[-1]
@@ -390,12 +389,8 @@ def test_models_say_what_can_be_tuned_for_them_in_80_columns(env):
 def test_help_and_tables_import_nothing_heavy(env):
     heavy = ["sqlalchemy", "optuna", "numpy", "triton", "torch", "alembic", "celery", "fastapi"]
     for args in (["--help"], ["devices"], ["models"]):
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", str(TUNER), *args],
-            env=env,
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-X", "importtime", str(TUNER), *args]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
         assert done.returncode == 0
         assert imported.isdisjoint(heavy)

@@ -156,13 +156,9 @@ class TestModel:
 
     def test_faster_memory_is_never_slower(self):
         fast = dataclasses.replace(H200, bandwidth_gbs=2 * H200.bandwidth_gbs)
-        point, some, footprint = (
-            Point(128, Gemm.UP),
-            config(16, 64, 128, 4, 5),
-            Footprint(51200, 56),
-        )
-        slow_us = DeviceModel(H200, FP8).predict(point, some, footprint).total_us
-        assert DeviceModel(fast, FP8).predict(point, some, footprint).total_us < 0.8 * slow_us
+        launch = Point(128, Gemm.UP), config(16, 64, 128, 4, 5), Footprint(51200, 56)
+        slow_us = DeviceModel(H200, FP8).predict(*launch).total_us
+        assert DeviceModel(fast, FP8).predict(*launch).total_us < 0.8 * slow_us
 
     def test_spills_cost(self):
         model, point, some = DeviceModel(H200, FP8), Point(128, Gemm.UP), config(64, 128, 128, 4, 3)
@@ -246,9 +242,8 @@ class TestMeasurer:
         candidate = Candidate(Point(8, Gemm.UP), config(16, 64, 128, 4, 4))
         measurement = predictor.measure(candidate, compiled())
         assert measurement.status is Status.PREDICTED
-        assert measurement.median_us == predictor.score_us(
-            candidate.point, candidate.config, compiled()
-        )
+        score_us = predictor.score_us(candidate.point, candidate.config, compiled())
+        assert measurement.median_us == score_us
         assert measurement.samples == 0
 
     def test_what_did_not_compile_has_no_time(self):

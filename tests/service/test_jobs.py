@@ -63,6 +63,11 @@ def claim(leases: Leases, owner: str = "worker") -> Lease:
     return lease
 
 
+@pytest.fixture
+def job_id(jobs):
+    return submit(jobs, REQUEST).job.id
+
+
 def seeded(count: int) -> list[JobRequest]:
     return [replace(REQUEST, seed=seed) for seed in range(count)]
 
@@ -295,8 +300,7 @@ class TestClaiming:
 
 @both_databases
 class TestLeases:
-    def test_a_job_goes_from_queued_to_done(self, jobs, leases, clock):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_job_goes_from_queued_to_done(self, jobs, leases, clock, job_id):
         lease = claim(leases)
         leased = leases.store(lease)
         run = leased.begin_run(KEY)
@@ -319,8 +323,7 @@ class TestLeases:
         }
         assert (end.data["run_id"], end.data["totals"]["measurements"]) == (run.id, 100)
 
-    def test_trials_that_were_there_are_told_apart(self, jobs, leases):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_trials_that_were_there_are_told_apart(self, jobs, leases, job_id):
         leased = leases.store(claim(leases))
         run = leased.begin_run(KEY)
         leased.add_trials(run, [trial(0), trial(1)])
@@ -328,8 +331,7 @@ class TestLeases:
         data = [event.data for event in jobs.events(job_id) if event.kind == "trials"]
         assert [(one["tried"], one["new"]) for one in data] == [(2, 2), (2, 1)]
 
-    def test_the_best_is_that_of_the_run_so_far(self, jobs, leases):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_the_best_is_that_of_the_run_so_far(self, jobs, leases, job_id):
         leased = leases.store(claim(leases))
         run = leased.begin_run(KEY)
         for numbers in ([4, 5], [6], [2, 3, 8], [7]):  # odd ones are of gemm down
@@ -353,8 +355,7 @@ class TestLeases:
         assert watcher.watch(LEASE.total_seconds()) == []
         assert [job.id for job in watcher.watch(10)] == [lease.job_id]
 
-    def test_an_expired_lease_gives_the_job_back(self, jobs, leases, clock):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_an_expired_lease_gives_the_job_back(self, jobs, leases, clock, job_id):
         claim(leases, "killed")
         (expired,) = expire(leases)
         assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
@@ -383,8 +384,7 @@ class TestLeases:
     }
 
     @pytest.mark.parametrize("loss", ["expired", "claimed again", "done", "cancelled"])
-    def test_a_lost_lease_writes_nothing(self, jobs, leases, store, clock, loss):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_lost_lease_writes_nothing(self, jobs, leases, store, clock, loss, job_id):
         lost = claim(leases)
         if loss == "done":
             finish(leases, lost)
@@ -420,9 +420,8 @@ class TestLeases:
             winner.finish_run(run, [], Totals())
 
     def test_a_run_has_one_worker_at_a_time(self, jobs, leases, store):
-        posted = [
-            submit(jobs, request).job.id for request in seeded(2)
-        ]  # of one run, as it turns out
+        # Jobs of one run, as it turns out.
+        posted = [submit(jobs, request).job.id for request in seeded(2)]
         first, second = (leases.store(claim(leases)) for _ in posted)
         run = first.begin_run(KEY)
         with pytest.raises(RunAlreadyActive, match=posted[0]):
@@ -451,8 +450,7 @@ class TestLeases:
         states = sorted(job.state.value for job in jobs.list())
         assert states == ["leased"] * (count - 1) + ["running"]
 
-    def test_attempts_end(self, jobs, leases, clock):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_attempts_end(self, jobs, leases, clock, job_id):
         for attempt in range(1, MAX_ATTEMPTS + 1):
             lease = claim(leases)
             if attempt % 2:
@@ -467,8 +465,7 @@ class TestLeases:
         assert leases.claim(ANY, "worker") is None
         assert kinds(jobs, job_id)[-1] == "dead"
 
-    def test_a_retry_waits_longer_each_time(self, jobs, leases, clock):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_retry_waits_longer_each_time(self, jobs, leases, clock, job_id):
         waits = []
         for _ in range(3):
             leases.retry(claim(leases), "crash")
@@ -477,28 +474,23 @@ class TestLeases:
             clock.advance(waits[-1])
         assert waits == sorted(set(waits))
 
-    def test_a_worker_that_stops_costs_no_attempt(self, jobs, leases):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_worker_that_stops_costs_no_attempt(self, jobs, leases, job_id):
         for _ in range(MAX_ATTEMPTS + 1):
             leases.release(claim(leases))
         assert (jobs.get(job_id).state, jobs.get(job_id).attempts) == (JobState.QUEUED, 0)
 
-    def test_a_job_given_back_waits_as_long_as_it_was_told(self, jobs, leases, clock):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_job_given_back_waits_as_long_as_it_was_told(self, jobs, leases, clock, job_id):
         leases.release(claim(leases), "another is at it", timedelta(seconds=30))
         assert leases.claim(ANY, "worker") is None
         clock.advance(timedelta(seconds=30))
         claim(leases)
         assert (jobs.get(job_id).attempts, jobs.get(job_id).error) == (1, "another is at it")
 
-    def test_a_failed_job_keeps_its_reason(self, jobs, leases):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_failed_job_keeps_its_reason(self, jobs, leases, job_id):
         leases.fail(claim(leases), "nothing\0fits")
         failed = jobs.get(job_id)
-        assert (failed.state, failed.error) == (
-            JobState.FAILED,
-            "nothing\N{REPLACEMENT CHARACTER}fits",
-        )
+        assert failed.state is JobState.FAILED
+        assert failed.error == "nothing\N{REPLACEMENT CHARACTER}fits"
 
     def test_reconcilers_at_once_give_a_job_back_once(self, jobs, leases, clock):
         posted = [submit(jobs, request).job.id for request in seeded(8)]
@@ -562,16 +554,14 @@ class TestRequestsOfANewerVersion:
 
 class TestCancelling:
     @both_databases
-    def test_a_queued_job_ends_at_once(self, jobs, leases):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_queued_job_ends_at_once(self, jobs, leases, job_id):
         assert jobs.cancel(job_id).state is JobState.CANCELLED
         assert leases.claim(ANY, "worker") is None
         assert jobs.cancel(job_id).state is JobState.CANCELLED
         assert kinds(jobs, job_id) == ["submitted", "cancelled"]
 
     @both_databases
-    def test_a_worker_is_asked(self, jobs, leases):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_worker_is_asked(self, jobs, leases, job_id):
         lease = claim(leases)
         assert not leases.look(lease).cancel_requested
         asked = jobs.cancel(job_id)
@@ -583,8 +573,7 @@ class TestCancelling:
         assert kinds(jobs, job_id) == ["submitted", "leased", "cancel_requested", "cancelled"]
 
     @pytest.mark.parametrize("end", ["expire", "retry", "release"])
-    def test_it_is_not_tried_again(self, jobs, leases, clock, end):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_it_is_not_tried_again(self, jobs, leases, clock, end, job_id):
         lease = claim(leases)
         jobs.cancel(job_id)
         if end == "expire":
@@ -595,8 +584,7 @@ class TestCancelling:
             leases.release(lease)
         assert jobs.get(job_id).state is JobState.CANCELLED
 
-    def test_nobody_is_waited_for_whose_lease_is_over(self, jobs, leases, clock):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_nobody_is_waited_for_whose_lease_is_over(self, jobs, leases, clock, job_id):
         lost = leases.store(claim(leases))
         run = lost.begin_run(KEY)
         clock.advance(LEASE + timedelta(seconds=1))  # and no worker is left to notice
@@ -606,8 +594,7 @@ class TestCancelling:
             lost.finish_run(run, [], Totals())
         assert expire(leases) == []
 
-    def test_a_finished_job_stays_as_it_is(self, jobs, leases):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_finished_job_stays_as_it_is(self, jobs, leases, job_id):
         finish(leases, claim(leases))
         assert jobs.cancel(job_id).state is JobState.DONE
         assert "cancel_requested" not in kinds(jobs, job_id)
@@ -615,8 +602,7 @@ class TestCancelling:
 
 class TestDeleting:
     @both_databases
-    def test_a_job_goes_with_its_events_and_its_run_stays(self, jobs, leases, store):
-        job_id = submit(jobs, REQUEST).job.id
+    def test_a_job_goes_with_its_events_and_its_run_stays(self, jobs, leases, store, job_id):
         with pytest.raises(JobUnfinished, match="is queued: cancel it first"):
             jobs.delete(job_id)
         lease = claim(leases)

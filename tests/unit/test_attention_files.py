@@ -128,12 +128,8 @@ def test_the_nearest_bucket_is_nearest_in_factors():
 
 def test_what_may_be_launched_leaves_out_the_engines_own():
     other = Config({**BLOCKS, "num_stages": 1})
-    entries = (
-        extend(1, 128),
-        extend(2, 128),
-        AttentionEntry(Stage.EXTEND, 4, 128, other, Status.INCUMBENT),
-    )
-    assert file(entries=entries).configs(Stage.EXTEND) == [BLOCKS]
+    own = AttentionEntry(Stage.EXTEND, 4, 128, other, Status.INCUMBENT)
+    assert file(entries=(extend(1, 128), extend(2, 128), own)).configs(Stage.EXTEND) == [BLOCKS]
 
 
 def changed(**changes):
@@ -157,6 +153,17 @@ def without(name):
     fields = json.loads(file().text())
     del fields["entries"][0]["config"][name]
     return json.dumps(fields)
+
+
+def chosen(**changes) -> str:
+    fields = json.loads(file(CHOSEN, latent_entries(1, 8, 64), splits=TABLE).text())
+    return json.dumps({**fields, **changes})
+
+
+def rows(at: int = 0, **changes) -> list:
+    table = TABLE.as_json()
+    table[at] |= changes
+    return table
 
 
 @pytest.mark.parametrize(
@@ -192,6 +199,22 @@ def without(name):
         (with_config(LATENT, HAS_MLA=2), "HAS_MLA must be 0 or 1, not 2"),
         (with_config(LATENT, HAS_MLA=-1), "HAS_MLA must be a whole number from 0"),
         (with_config(DECODE, BLOCK_H=16), "does not divide the 24 heads that share a key"),
+        # Tables of KV splits
+        (chosen(format=1), "needs a table of KV splits"),
+        (chosen(problem=LATENT.spec()), "has no table of KV splits"),
+        (chosen(kv_splits=None), "kv_splits must be a list of rows"),
+        (chosen(kv_splits=[]), "kv_splits must be a list of rows"),
+        (chosen(kv_splits=[1]), "kv_splits row 0 must be an object"),
+        (chosen(kv_splits=rows(batch_size=0)), "batch_size must be a whole number from 1"),
+        (chosen(kv_splits=rows(batch_size=8)), "each batch_size once, the smallest first"),
+        (chosen(kv_splits=rows(batch_size=2)), "are for different batch sizes"),
+        (chosen(kv_splits=rows(room=0)), "which is empty if room is 0"),
+        (chosen(kv_splits=rows(1, room=8)), "which is empty if room is 0"),
+        (chosen(kv_splits=rows(room=1 << 20)), "room must be at most 1024"),
+        (chosen(kv_splits=rows(room=32)), "more splits than its room of 32"),
+        (chosen(kv_splits=rows(by_cached_tokens={"1024": 0})), "splits must be a whole number"),
+        (chosen(kv_splits=rows(by_cached_tokens={"1k": 8})), "'1k' is no number of cached tokens"),
+        (chosen(kv_splits=rows(by_cached_tokens={"64": 8, "32": 4})), "the shortest length first"),
     ],
 )
 def test_a_malformed_file_is_refused_by_name(text, says, tmp_path):
@@ -217,59 +240,22 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
         read_attention_file(large)
 
 
-@pytest.mark.parametrize("flag", [0, 1])
-def test_latent_attention_may_load_its_values_or_take_them_out_of_keys(flag, tmp_path):
+@pytest.mark.parametrize(
+    ("problem", "field", "value"),
+    [
+        # Latent attention may load its values or take them out of keys.
+        *((LATENT, "HAS_MLA", flag) for flag in (0, 1)),
+        # The kernel reads these blocks of heads rightly.
+        *((DECODE, "BLOCK_H", heads) for heads in (1, 2, 4, 8, 32)),
+    ],
+)
+def test_what_the_kernel_takes_is_read(problem, field, value, tmp_path):
     path = tmp_path / "some.json"
-    path.write_text(with_config(LATENT, HAS_MLA=flag))
-    assert read_attention_file(path).entries[0].config["HAS_MLA"] == flag
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4, 8, 32])
-def test_blocks_of_heads_that_the_kernel_reads_rightly_pass(heads, tmp_path):
-    path = tmp_path / "some.json"
-    path.write_text(with_config(DECODE, BLOCK_H=heads))
-    assert read_attention_file(path).entries[0].config["BLOCK_H"] == heads
+    path.write_text(with_config(problem, **{field: value}))
+    assert read_attention_file(path).entries[0].config[field] == value
 
 
 # Tables of KV splits
-
-
-def chosen(**changes) -> str:
-    fields = json.loads(file(CHOSEN, latent_entries(1, 8, 64), splits=TABLE).text())
-    return json.dumps({**fields, **changes})
-
-
-def rows(at: int = 0, **changes) -> list:
-    table = TABLE.as_json()
-    table[at] |= changes
-    return table
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (chosen(format=1), "needs a table of KV splits"),
-        (chosen(problem=LATENT.spec()), "has no table of KV splits"),
-        (chosen(kv_splits=None), "kv_splits must be a list of rows"),
-        (chosen(kv_splits=[]), "kv_splits must be a list of rows"),
-        (chosen(kv_splits=[1]), "kv_splits row 0 must be an object"),
-        (chosen(kv_splits=rows(batch_size=0)), "batch_size must be a whole number from 1"),
-        (chosen(kv_splits=rows(batch_size=8)), "each batch_size once, the smallest first"),
-        (chosen(kv_splits=rows(batch_size=2)), "are for different batch sizes"),
-        (chosen(kv_splits=rows(room=0)), "which is empty if room is 0"),
-        (chosen(kv_splits=rows(1, room=8)), "which is empty if room is 0"),
-        (chosen(kv_splits=rows(room=1 << 20)), "room must be at most 1024"),
-        (chosen(kv_splits=rows(room=32)), "more splits than its room of 32"),
-        (chosen(kv_splits=rows(by_cached_tokens={"1024": 0})), "splits must be a whole number"),
-        (chosen(kv_splits=rows(by_cached_tokens={"1k": 8})), "'1k' is no number of cached tokens"),
-        (chosen(kv_splits=rows(by_cached_tokens={"64": 8, "32": 4})), "the shortest length first"),
-    ],
-)
-def test_a_malformed_table_is_refused_by_name(text, says, tmp_path):
-    path = tmp_path / "some.json"
-    path.write_text(text)
-    with pytest.raises(MalformedConfigFile, match=says):
-        read_attention_file(path)
 
 
 def test_the_nearest_length_of_the_nearest_number_of_sequences_counts():

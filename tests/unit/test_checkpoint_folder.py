@@ -120,10 +120,8 @@ def test_experts_that_are_left_unquantised(tmp_path):
     model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant(every[0])))
     assert model.dtype is FP8
     assert model.doubt == "the experts of 1 of 4 layers are not quantised"
-    model = read_checkpoint(
-        checkpoint(tmp_path, quantization_config=quant("model.layers.0.mlp.gate"))
-    )
-    assert model.doubt == ""
+    gate = quant("model.layers.0.mlp.gate")
+    assert read_checkpoint(checkpoint(tmp_path, quantization_config=gate)).doubt == ""
 
 
 def test_the_group_of_the_experts_counts(tmp_path):
@@ -146,16 +144,14 @@ class TestBlocks:
             found = resolve(folder, serving)
             ending = "N=320,K=2560,top_k=8,dtype=fp8_w8a8,block_shape=64x64"
             assert found.problems[0].spec().endswith(ending)
-            assert (
-                "vllm makes the quantisation blocks of 128x128 smaller, 64x64: N=320" in found.notes
-            )
+            note = "vllm makes the quantisation blocks of 128x128 smaller, 64x64: N=320"
+            assert note in found.notes
         else:
             with pytest.raises(IndivisibleShape) as refused:
                 resolve(folder, serving)
-            assert "= 320 is not divisible by weight quantization block_n = 128" in str(
-                refused.value
-            )
-            assert "the nearest that works is tp=1; with sglang's --ep-size" in str(refused.value)
+            said = str(refused.value)
+            assert "= 320 is not divisible by weight quantization block_n = 128" in said
+            assert "the nearest that works is tp=1; with sglang's --ep-size" in said
 
     @pytest.mark.parametrize(
         ("cut", "version", "expected"),

@@ -66,12 +66,6 @@ SHIPPED = [
 ]
 
 
-def test_every_figure_is_possible_and_has_its_source(subtests):
-    for device in NVIDIA_CARDS:
-        with subtests.test(device.name):
-            assert_possible(device)
-
-
 def assert_possible(device: Device) -> None:
     shared, arch = device.architecture, device.target.arch
     limits = (shared.shared_optin_bytes, shared.shared_per_sm_bytes, shared.max_warps_per_sm)
@@ -92,12 +86,6 @@ def assert_possible(device: Device) -> None:
         assert device.fp8_tflops == pytest.approx(2 * device.fp16_tflops, rel=0.02)
 
 
-def test_every_device_has_a_target_and_capabilities(subtests):
-    for device in NVIDIA_CARDS:
-        with subtests.test(device.name):
-            assert_capable(device)
-
-
 def assert_capable(device: Device) -> None:
     target, shared = device.target, device.architecture
     assert target == cuda_target(*target.capability)
@@ -115,12 +103,6 @@ def assert_capable(device: Device) -> None:
     json = device.as_json()
     assert json["arch"] == target.arch and isinstance(json["arch"], int)
     assert json["shared_optin_bytes"] == device.shared_optin_bytes
-
-
-def test_every_figure_of_an_amd_card_is_possible_and_has_its_source(subtests):
-    for device in AMD_CARDS:
-        with subtests.test(device.name):
-            assert_possible_of_amd(device)
 
 
 def assert_possible_of_amd(device: Device) -> None:
@@ -145,6 +127,20 @@ def assert_possible_of_amd(device: Device) -> None:
     assert ("matrix_instr_nonkdim" in options) == target.name.startswith("gfx9")
     assert device.as_json()["launch_options"] == options
     assert device.untested_vendor == "AMD"
+
+
+@pytest.mark.parametrize(
+    ("cards", "check"),
+    [
+        (NVIDIA_CARDS, assert_possible),
+        (NVIDIA_CARDS, assert_capable),
+        (AMD_CARDS, assert_possible_of_amd),
+    ],
+)
+def test_every_figure_is_possible_and_has_its_source(cards, check, subtests):
+    for device in cards:
+        with subtests.test(device.name):
+            check(device)
 
 
 def test_8_bit_floats_that_would_be_emulated_are_refused():

@@ -22,6 +22,7 @@ from tuner.problems.results import Status
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 SPEC = "extend_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16"
 REDUCED = "decode_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16,kv_splits=8"
+REDUCE_ROWS = [("reduce", 1, 1, {"num_warps": 2})]
 
 
 def made(spec=SPEC, rows=(("extend", 1, 64, BLOCKS),), status=Status.OK, **changes):
@@ -79,22 +80,17 @@ def test_files_of_either_variable_hook_the_backend(registry, variable, monkeypat
     assert registry == [(target, "around", ("tuner_attention", "engine-tuner"))]
 
 
-@pytest.mark.parametrize("root", [None, "", "missing", "empty"])
-def test_without_files_nothing_is_registered_or_said(registry, root, monkeypatch, tmp_path, caplog):
+@pytest.mark.parametrize("root", [None, "", "missing", "empty", "files, and no scheduler"])
+def test_without_files_or_a_scheduler_nothing_is_registered_or_said(
+    registry, root, monkeypatch, tmp_path, caplog
+):
     (tmp_path / "empty" / "attention").mkdir(parents=True)
     (tmp_path / "empty" / "configs").mkdir()
+    if root == "files, and no scheduler":
+        put(tmp_path / root, made())
+        monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
     if root is not None:
         monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", root and str(tmp_path / root))
-    with caplog.at_level(logging.INFO):
-        tuner.engines.sglang.plugin.register()
-    assert registry == []
-    assert caplog.records == []
-
-
-def test_a_process_that_runs_no_scheduler_is_left_alone(registry, monkeypatch, tmp_path, caplog):
-    put(tmp_path, made())
-    monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", str(tmp_path))
-    monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
     with caplog.at_level(logging.INFO):
         tuner.engines.sglang.plugin.register()
     assert registry == []
@@ -143,15 +139,11 @@ def unreadable():
             "sglang 0.5.17 has no kernel _fwd_kernel",
         ),
         (
-            made(REDUCED, [("reduce", 1, 1, {"num_warps": 2})]),
+            made(REDUCED, REDUCE_ROWS),
             here(kv_splits=lambda problem: frozenset({256, 16})),
             "made for 8 KV splits, this server launches 16 or 256",
         ),
-        (
-            made(REDUCED, [("reduce", 1, 1, {"num_warps": 2})]),
-            here(kv_splits=lambda problem: frozenset({256, 8})),
-            "",
-        ),
+        (made(REDUCED, REDUCE_ROWS), here(kv_splits=lambda problem: frozenset({256, 8})), ""),
     ],
 )
 def test_a_file_is_used_only_where_it_was_made_for(file, place, reason, tmp_path):

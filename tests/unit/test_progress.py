@@ -4,7 +4,7 @@ import io
 import itertools
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -15,6 +15,8 @@ from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.tuning import progress
 from tuner.tuning.progress import Counts, LiveLine, Progress, duration
 
+POINT = Point(4, Gemm.UP)
+
 
 def candidate(point: Point, number: int = 1) -> Candidate:
     return Candidate(point, Config({"X": number}))
@@ -23,6 +25,12 @@ def candidate(point: Point, number: int = 1) -> Candidate:
 def trial(point: Point, us: float | None, number: int = 1) -> Trial:
     status = Status.OK if us else Status.CRASHED
     return Trial(candidate(point, number), Compiled(Status.OK), Measurement(status, us))
+
+
+def add(counts: Counts, times: Iterable[float], first: int = 0) -> None:
+    """Trials at one point, from this number on, that end at these times."""
+    for number, now in enumerate(times, first):
+        counts.add(trial(POINT, 2.0, number), now)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +56,10 @@ def test_what_is_only_compiled_counts_and_has_no_best():
 
 
 def test_more_candidates_than_foreseen_make_the_total_larger():
-    point = Point(4, Gemm.UP)
-    counts = Counts({point.size: 3})
+    counts = Counts({POINT.size: 3})
     for number in range(40):
-        counts.ask([candidate(point, number)], [])
-        counts.add(trial(point, 1.0, number), float(number))
+        counts.ask([candidate(POINT, number)], [])
+        add(counts, [float(number)], number)
         assert counts.done <= counts.total
     assert counts.text(40.0).startswith("40 of 40 tried")
 
@@ -72,24 +79,21 @@ def test_a_list_of_candidates_has_an_exact_total():
 
 
 def test_stored_trials_are_named_and_do_not_speed_up_the_time_left():
-    point = Point(4, Gemm.UP)
-    counts = Counts({point.size: 720})
-    stored = [trial(point, 2.0, number) for number in range(524)]
-    counts.ask([candidate(point, number) for number in range(524, 720)], stored)
+    counts = Counts({POINT.size: 720})
+    stored = [trial(POINT, 2.0, number) for number in range(524)]
+    counts.ask([candidate(POINT, number) for number in range(524, 720)], stored)
     assert counts.text(0.0) == "524 of 720 tried (524 stored); M=4: up 2.0 us"
-    for number in range(524, 535):  # one a second, after the first
-        counts.add(trial(point, 2.0, number), 100.0 + number - 524)
+    add(counts, range(100, 111), 524)  # one a second, after the first
     assert counts.text(110.0).startswith("535 of 720 tried (524 stored), about 3 min left")
 
 
 @pytest.mark.parametrize("start_s", [0.0, 47.0, 600.0])
 def test_a_slow_start_is_not_taken_for_the_rate(start_s):
-    point = Point(4, Gemm.UP)
-    counts = Counts({point.size: 720})
-    counts.ask([candidate(point, number) for number in range(720)], [])
+    counts = Counts({POINT.size: 720})
+    counts.ask([candidate(POINT, number) for number in range(720)], [])
     for number in range(720):
         now = start_s + number * 0.5
-        counts.add(trial(point, 2.0, number), now)
+        add(counts, [now], number)
         left = counts.left_s(now)
         if left is not None:
             assert left == pytest.approx((719 - number) * 0.5)
@@ -97,16 +101,13 @@ def test_a_slow_start_is_not_taken_for_the_rate(start_s):
 
 
 def test_no_time_left_is_told_while_little_is_known():
-    point = Point(4, Gemm.UP)
-    counts = Counts({point.size: 720})
-    for number in range(9):
-        counts.add(trial(point, 2.0, number), 10.0 * number)
+    counts = Counts({POINT.size: 720})
+    add(counts, range(0, 90, 10))
     assert counts.left_s(1000.0) is None
-    counts.add(trial(point, 2.0, 9), 90.0)
+    add(counts, [90.0], 9)
     assert counts.left_s(90.0) == pytest.approx(7100.0)
-    together = Counts({point.size: 720})  # answers of one poll
-    for number in range(400):
-        together.add(trial(point, 2.0, number), 50.0)
+    together = Counts({POINT.size: 720})
+    add(together, [50.0] * 400)  # answers of one poll
     assert together.left_s(52.9) is None
 
 
@@ -121,22 +122,17 @@ def test_a_line_fits_its_width():
 
 
 def test_trials_that_get_slower_are_not_told_at_the_rate_of_the_quick_ones():
-    point = Point(4, Gemm.UP)
-    counts = Counts({point.size: 400})
-    for number in range(200):  # the first hundred take 0.1 s each, the others 4 s
-        now = number * 0.1 if number < 100 else 10.0 + (number - 100) * 4.0
-        counts.add(trial(point, 2.0, number), now)
+    counts = Counts({POINT.size: 400})
+    # The first hundred take 0.1 s each, the others 4 s.
+    add(counts, [*(n * 0.1 for n in range(100)), *(10.0 + n * 4.0 for n in range(100))])
     assert counts.left_s(406.0) == pytest.approx(800.0)
 
 
 def test_the_time_of_the_problems_that_come_later_is_told_too():
-    point = Point(4, Gemm.UP)
-    counts = Counts({point.size: 40}, later=100)
-    for number in range(20):
-        counts.add(trial(point, 2.0, number), float(number))
-    assert counts.text(19.0).startswith(
-        "20 of 40 tried, about 20 s left, 2 min for all problems; M=4"
-    )
+    counts = Counts({POINT.size: 40}, later=100)
+    add(counts, range(20))
+    said = "20 of 40 tried, about 20 s left, 2 min for all problems; M=4"
+    assert counts.text(19.0).startswith(said)
 
 
 def test_a_log_has_few_lines_and_is_not_silent_for_long():
@@ -189,7 +185,7 @@ def test_a_log_that_is_closed_stops_nothing(monkeypatch):
     log = io.StringIO()
     shown = Progress(log, {"M=4": 6})
     log.close()
-    shown.tried(trial(Point(4, Gemm.UP), 1.0))
+    shown.tried(trial(POINT, 1.0))
     shown.close()
 
 
@@ -207,10 +203,9 @@ def test_a_terminal_gets_one_line_that_fits_and_goes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     terminal = _Terminal()
-    point = Point(4, Gemm.UP)
-    shown = Progress(terminal, {point.size: 30, "M=8": 30})
+    shown = Progress(terminal, {POINT.size: 30, "M=8": 30})
     for number in range(25):
-        shown.tried(trial(point, 12.5, number))
+        shown.tried(trial(POINT, 12.5, number))
     shown.close()
     lines = _drawn(terminal)
     assert any("25 of 60 tried" in line for line in lines)
