@@ -145,9 +145,8 @@ class TestStandIns:
     def test_what_the_engine_logs_reaches_nobody(self, made_up, caplog, capfd):
         launcher = made_up()
         with (launcher.source.parent / "launch.py").open("a") as file:
-            file.write(
-                "\nimport logging\nlog = logging.getLogger(__name__)\nlog.warning('noise')\n"
-            )
+            file.write("\nimport logging\nlog = logging.getLogger(__name__)\n")
+            file.write("log.warning('noise')\n")
             file.write("log.setLevel(logging.INFO)\nlogging.getLogger().error('noise')\n")
         assert launcher.run("launch", {"x": X, "n": 100})
         assert "noise" not in caplog.text + "".join(capfd.readouterr())
@@ -220,9 +219,8 @@ class TestStandIns:
     def test_a_cached_function_is_asked_anew(self, made_up):
         made = made_up()
         with made.source.open("a") as file:
-            file.write(
-                "\nimport functools\n@functools.lru_cache\ndef width(n):\n    return WIDTH\n"
-            )
+            file.write("\nimport functools\n@functools.lru_cache\n")
+            file.write("def width(n):\n    return WIDTH\n")
         assert made.follow("width", {"n": 1}).result == 4
         assert made.follow("width", {"n": 1}, {"WIDTH": 8}).result == 8
         assert made.follow("width", {"n": 1}).result == 4
@@ -236,11 +234,8 @@ class TestStandIns:
 
 
 def point(problem, stage, batch=3, new=200, cached=1000):
-    decode, prefill = (
-        problem.phase is AttentionPhase.DECODE,
-        problem.phase is AttentionPhase.PREFILL,
-    )
-    return Point(batch, stage, 1 if decode else new, 0 if prefill else cached)
+    new = 1 if problem.phase is AttentionPhase.DECODE else new
+    return Point(batch, stage, new, 0 if problem.phase is AttentionPhase.PREFILL else cached)
 
 
 class TestEngines:
@@ -260,10 +255,8 @@ class TestEngines:
                 parameters = kernels.lifted(problem.phase).parameters(binding.function)
                 assert [p.name for p in binding.parameters] == [p.name for p in parameters]
                 assert binding.variant().options["num_warps"] == own["num_warps"]
-                assert (
-                    kernels.grid(problem, at, own, target)
-                    == kernels.launch(problem, at, target).grid
-                )
+                launched = kernels.launch(problem, at, target)
+                assert kernels.grid(problem, at, own, target) == launched.grid
 
     @pytest.mark.parametrize("version", RELEASES)
     @pytest.mark.parametrize(

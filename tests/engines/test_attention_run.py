@@ -21,7 +21,6 @@ from tuner.families.attention.workloads import WorkPoint
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, RunKey, Status, Totals
-from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Known, Request, Source, prepare
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -49,10 +48,6 @@ def request(text: str, **changes) -> Request:
     )
 
 
-def run(asked: Request, store: ResultStore):
-    return tuned(asked, store)
-
-
 def configs(report) -> dict[Point, Config]:
     return {entry.point: entry.config for entry in report.entries}
 
@@ -71,8 +66,8 @@ def costs(report) -> dict:
 
 @pytest.mark.parametrize("text", only(PROBLEMS[1:3], PROBLEMS))
 def test_search_finds_the_sweeps_best_within_a_percent(text, store):
-    best = costs(run(request(text, effort=Effort.EXHAUSTIVE), store))
-    found = costs(run(request(text), store))
+    best = costs(tuned(request(text, effort=Effort.EXHAUSTIVE), store))
+    found = costs(tuned(request(text), store))
     assert found.keys() == best.keys()
     for key, cost in found.items():
         assert cost <= best[key] * (1 + NOISE), key
@@ -84,10 +79,9 @@ def test_search_finds_the_sweeps_best_within_a_percent(text, store):
 def test_extend_is_told_apart_by_new_tokens_and_decode_by_sequences_alone():
     work = [WorkPoint(4, 256, 0), WorkPoint(4, 256, 4096, 2.0), WorkPoint(4, 512, 0)]
     extend = buckets_of(parse_attention(PROBLEMS[0]), work)
-    assert [(b.representative.new_tokens, b.weights) for b in extend] == [
-        (256, (1.0, 2.0)),
-        (512, (1.0,)),
-    ]
+    weights = {b.representative.new_tokens: b.weights for b in extend}
+    assert weights == {256: (1.0, 2.0), 512: (1.0,)}
+    assert len(extend) == 2
     decode = buckets_of(parse_attention(PROBLEMS[1]), [WorkPoint(8, 1, 64), WorkPoint(8, 1, 128)])
     assert [(b.part, len(b.points)) for b in decode] == [(Stage.DECODE, 2), (Stage.REDUCE, 2)]
 
@@ -143,9 +137,8 @@ def choose(times, noise=0.004, slack=None, previous=None):
     ]
     chooser = AttentionChooser([BUCKET], OWN, noise, slack, previous)
     entries = chooser.choose(trials)
-    final = {
-        (one.candidate.point, one.candidate.config) for one in chooser.finalists(trials, entries)
-    }
+    raced = [one.candidate for one in chooser.finalists(trials, entries)]
+    final = {(candidate.point, candidate.config) for candidate in raced}
     assert final.issuperset((previous or {}).items())
     return entries
 
@@ -221,6 +214,11 @@ ROW = f'"{PROBLEMS[0]}",extend,1,512,0,"BLOCK_M=16,num_warps=4",ok,1024,,,ok,1.5
 OTHER_ROW = ROW.replace(PROBLEMS[0], PROBLEMS[2])
 
 
+def changed(old: str, new: str) -> str:
+    """A recording of one row, in which these words are others."""
+    return f"{HEADER}\n{ROW.replace(old, new)}"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -229,27 +227,18 @@ OTHER_ROW = ROW.replace(PROBLEMS[0], PROBLEMS[2])
         (HEADER, "holds no rows"),
         (HEADER.replace("median_us", "median_ms"), "column median_us is missing; did you mean"),
         (f"{HEADER},detail\n{ROW},", "line 1: a column is named twice"),
-        (
-            f"{HEADER}\n{ROW.replace(PROBLEMS[0], 'nonsense')}",
-            "line 2: unknown kind of problem 'nonsense'",
-        ),
+        (changed(PROBLEMS[0], "nonsense"), "line 2: unknown kind of problem 'nonsense'"),
         (f"{HEADER}\n{ROW}\n{ROW}", "line 3: 1x512.0 extend BLOCK_M=16,num_warps=4 is there twice"),
         (f"{HEADER}\n{ROW},1", "line 2: 14 cells under 13 columns"),
         (f"{HEADER}\n{ROW[:-1]}", "line 2: 12 cells under 13 columns"),
         (f"{HEADER}\n{OTHER_ROW}\n{ROW[:9]}", "line 3: unexpected end of data"),
         (f"{HEADER}\n{ROW}{'x' * 200_000}", "line 2: field larger than field limit"),
-        (f"{HEADER}\n{ROW.replace('extend,', 'extent,')}", "line 2: 'extent' is not a valid Stage"),
-        (
-            f"{HEADER}\n{ROW.replace(',512,', ',5_12,')}",
-            "line 2: new_tokens: '5_12' is not a whole",
-        ),
-        (f"{HEADER}\n{ROW.replace('M=16', 'M=')}", "line 2: BLOCK_M: '' is not a whole number"),
-        (f"{HEADER}\n{ROW.replace('1.5', 'nan')}", "line 2: median_us: 'nan' is not a time"),
-        (f"{HEADER}\n{ROW.replace('1.5', '')}", "line 2: status ok with the time ''"),
-        (
-            f"{HEADER}\n{ROW.replace('ok,1.5', 'crashed,1.5')}",
-            "line 2: status crashed with the time",
-        ),
+        (changed("extend,", "extent,"), "line 2: 'extent' is not a valid Stage"),
+        (changed(",512,", ",5_12,"), "line 2: new_tokens: '5_12' is not a whole"),
+        (changed("M=16", "M="), "line 2: BLOCK_M: '' is not a whole number"),
+        (changed("1.5", "nan"), "line 2: median_us: 'nan' is not a time"),
+        (changed("1.5", ""), "line 2: status ok with the time ''"),
+        (changed("ok,1.5", "crashed,1.5"), "line 2: status crashed with the time"),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused(tmp_path, text, says):
@@ -351,7 +340,7 @@ def recorded_splits(path: Path, sizes=SIZES) -> Request:
 
 
 def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, tmp_path):
-    entries = run(recorded_splits(tmp_path / "splits.csv.gz"), store).entries
+    entries = tuned(recorded_splits(tmp_path / "splits.csv.gz"), store).entries
     assert len(entries) == 8
     for size in SIZES:
         both = [e for e in entries if (e.point.batch_size, e.point.cached_tokens) == size]
@@ -366,7 +355,7 @@ def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, 
 
 def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tmp_path):
     asked = recorded_splits(tmp_path / "splits.csv.gz", SIZES[:2])
-    first = run(asked, store)
+    first = tuned(asked, store)
     alone = configs(first)
 
     def stored(**changes):
@@ -383,10 +372,10 @@ def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tm
         return {entry.point: entry.config for entry in entries}
 
     as_fast = stored(num_stages=5)  # by the formula, stages make no difference to the best ones
-    again = run(asked, store)
+    again = tuned(asked, store)
     assert configs(again) == as_fast != alone
     assert all(entry.reason.endswith("the stored entry stays") for entry in again.entries)
-    assert configs(run(dataclasses.replace(asked, carry_over=False), store)) == alone
+    assert configs(tuned(dataclasses.replace(asked, carry_over=False), store)) == alone
 
 
 @pytest.mark.parametrize("version", ["0.4.4", "0.5.2"])

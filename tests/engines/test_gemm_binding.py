@@ -121,9 +121,8 @@ def test_only_the_newest_takes_swaps_and_splits_and_only_on_sm_90(engine, real):
     for problem in (FP8, FP8_32, INT8):
         for target in (SM89, SM90, SM100):
             hopper = real.version == NEWEST and target == SM90 and problem is not INT8
-            assert set(kernels.choices(problem, target)) == (
-                {"SWAP_AB", "SPLIT_K"} if hopper else set()
-            )
+            expected = {"SWAP_AB", "SPLIT_K"} if hopper else set()
+            assert set(kernels.choices(problem, target)) == expected
             if not hopper:
                 with pytest.raises(UnsupportedKernel, match=f"{target.name} takes no config key"):
                     kernels.launches(problem, 1, TILE.replace(SWAP_AB=1), target)
@@ -139,9 +138,8 @@ def test_keys_that_do_nothing_do_not_reach_the_kernel(newest):
     """The plain kernel has no SWAP_AB: an entry with a false one would stop the server."""
     neutral = TILE.replace(SWAP_AB=0, SPLIT_K=1)
     assert newest.effective(FP8, neutral, SM90) == TILE
-    assert newest.effective(FP8, TILE.replace(SWAP_AB=1, SPLIT_K=1), SM90) == TILE.replace(
-        SWAP_AB=1
-    )
+    swapped = TILE.replace(SWAP_AB=1)
+    assert newest.effective(FP8, swapped.replace(SPLIT_K=1), SM90) == swapped
     kernels = newest.lift()
     assert kernels.launches(FP8, 1, neutral, SM90) == kernels.launches(FP8, 1, TILE, SM90)
     [launch] = kernels.launches(FP8, 1, neutral, SM90)
@@ -299,9 +297,8 @@ def test_block_size_k_is_raised_as_each_loader_raises_it(real, engine, problem, 
 
 
 def test_flags_are_written_as_the_release_writes_them(newest):
-    shipped = next(
-        file for file in newest.shipped() if any("SWAP_AB" in e for e in file.entries.values())
-    )
+    files = newest.shipped()
+    shipped = next(one for one in files if any("SWAP_AB" in e for e in one.entries.values()))
     fields = newest.fields_of(shipped.key)
     read = read_config_file(shipped.path, fields)
     text = json.loads(config_file_text(read.entries, fields))
@@ -379,9 +376,8 @@ def test_load_proof_reads_the_real_loaders_lines(real, tmp_path):
         if not real.reads(problem):
             continue
         lines = real.said(problem, H200.name, tmp_path / "none")
-        family = (
-            f"{problem.dtype.value.partition('_')[0]}_{'block' if problem.block else 'channel'}"
-        )
+        kind = "block" if problem.block else "channel"
+        family = f"{problem.dtype.value.partition('_')[0]}_{kind}"
         if problem.block:
             [load] = parse_log(lines).loads
             assert (load.family, load.outcome) == (family, LoadOutcome.DEFAULT)

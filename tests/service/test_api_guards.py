@@ -61,9 +61,8 @@ class TestKeys:
         assert refused.headers["www-authenticate"] == "Bearer"
         assert server.call("GET", "/v1/jobs", key=key).status == 200
         for wrong in (key[:-1], key + "x", "", "tuner_", "\x80é"):
-            server.call("GET", "/v1/jobs", headers={"Authorization": f"Bearer {wrong}"}).problem(
-                401
-            )
+            headers = {"Authorization": f"Bearer {wrong}"}
+            server.call("GET", "/v1/jobs", headers=headers).problem(401)
 
     def test_a_revoked_key_is_soon_refused(self, server, keys, monkeypatch):
         monkeypatch.setattr("api.keys.FRESH_S", 0.1)

@@ -112,12 +112,9 @@ class TestPredicted:
         after = server.call("GET", PATH)
         assert after.headers["x-tuner-left-out"] == "1"
         listed = files_of(after).pop(LIST)
-        assert [json.loads(line) for line in listed.splitlines()] == [
-            {
-                "problem": EXTEND.spec(),
-                "why": "only predicted: measure it, or allow predicted entries",
-            }
-        ]
+        (left_out,) = map(json.loads, listed.splitlines())
+        why = "only predicted: measure it, or allow predicted entries"
+        assert left_out == {"problem": EXTEND.spec(), "why": why}
         assert files_of(after) == {**files_of(before), LIST: listed}
 
         allowed = server.call("GET", f"{PATH}&allow_predicted=true")

@@ -40,6 +40,7 @@ REPLAY = (
     *(FP8.spec(), "--device", "H200", "--measure", f"replay:{FP8_RECORDING.name}"),
     *("--batch-sizes", "2", "--effort", "quick"),
 )
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @pytest.fixture
@@ -62,8 +63,7 @@ def key_file(env: dict[str, str]) -> Path:
 def serving(env: dict[str, str], *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server's URL and process. Its stdout has what it says to the person who started it."""
     command = [str(TUNER), "serve", "--port", "0", *options]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=env, **pipes)
+    process = subprocess.Popen(command, env=env, **PIPES)
     try:
         assert process.stderr
         for line in process.stderr:
@@ -151,11 +151,8 @@ def test_a_job_is_posted_followed_done_and_exported(env, tmp_path):
         assert kinds[:3] == ["submitted", "leased", "running"]
         assert (kinds[-2], kinds[-1]) == ("trials", "done")
         assert json.loads(followed.stdout)["state"] == "done"
-        again = tuner(remote, "submit", *PREDICT, "--json")
-        assert (json.loads(again.stdout)["id"], json.loads(again.stdout)["created"]) == (
-            job_id,
-            False,
-        )
+        again = json.loads(tuner(remote, "submit", *PREDICT, "--json").stdout)
+        assert (again["id"], again["created"]) == (job_id, False)
         listed = json.loads(tuner(remote, "jobs", "--state", "done", "--json").stdout)
         assert [job["id"] for job in listed] == [job_id]
         assert listed == [json.loads(tuner(env, "job", job_id, "--json").stdout)]  # as stored
@@ -173,8 +170,7 @@ def test_following_outlives_a_restart_of_the_server(env):
     with serving(env, "--no-worker") as (url, killed):
         job_id = tuner(env, "submit", *REPLAY, "--server", url).stdout.strip()
         command = [str(TUNER), "job", job_id, "--follow", "--server", url]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        follower = subprocess.Popen(command, env=env, **pipes)
+        follower = subprocess.Popen(command, env=env, **PIPES)
         assert "submitted" in follower.stderr.readline()
         assert "waiting" in follower.stderr.readline()  # there is no worker yet
         killed.kill()
@@ -189,12 +185,8 @@ def test_following_outlives_a_restart_of_the_server(env):
 
 def test_following_gives_up_on_a_server_that_does_not_come_back(tmp_path, monkeypatch):
     monkeypatch.setattr("tuner.cli.jobs.LOST_S", 1.0)
-    with (
-        ThreadPoolExecutor(1) as pool,
-        api_serving(
-            ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), no_auth=True)
-        ) as server,
-    ):
+    settings = ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), no_auth=True)
+    with ThreadPoolExecutor(1) as pool, api_serving(settings) as server:
         arguments = ["job", server.submit()["id"], "--follow", "--server", server.url]
         ended = pool.submit(CliRunner().invoke, app, arguments)
         wait_for(lambda: server.app.state.api.streams.open == 1)
@@ -262,9 +254,8 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env):
     assert (key["name"], key["scope"], key["state"]) == ("local", "admin", "valid")
     before = file.read_text()
     with serving(env, "--no-worker") as (url, process):  # again: nothing is made
-        assert said_by(process)[2] == (
-            f"Every request needs a key. The command line's is in {file}."
-        )
+        said = said_by(process)
+        assert said[2] == f"Every request needs a key. The command line's is in {file}."
         tuner(env, "jobs", "--server", url)
     assert file.read_text() == before
 
@@ -352,16 +343,14 @@ def test_only_no_auth_opens_the_door_and_only_here(env):
 def test_beyond_loopback_what_it_says_is_in_its_log(env):
     tuner(env, "keys", "add", "admin", "--scope", "admin")
     command = [str(TUNER), "serve", "--port", "0", "--host", "0.0.0.0", "--no-worker"]  # noqa: S104
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=env, **pipes) as process:
+    with subprocess.Popen(command, env=env, **PIPES) as process:
         messages = (json.loads(line)["message"] for line in process.stderr)
         said = next(message for message in messages if message.startswith("The store is"))
         process.terminate()
         assert process.communicate(timeout=60)[0] == ""
     assert "Every request needs a key. Jobs wait for processes of `tuner worker`. It speaks" in said
-    assert said.endswith(
-        'It speaks no TLS: a proxy lets others in, see docs/operations.md, "The door".'
-    )
+    tls = 'It speaks no TLS: a proxy lets others in, see docs/operations.md, "The door".'
+    assert said.endswith(tls)
 
 
 DRIVER = """
@@ -393,11 +382,9 @@ def test_on_a_gpu_host_it_says_what_it_measures_on(env, tmp_path, torch):
 
 
 def test_the_api_finds_gpus_with_its_own_requirements():
-    extras = parse_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml", BadInput)[
-        "project"
-    ]
+    own = parse_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml", BadInput)
     for extra in ("api", "service"):
-        assert "nvidia-ml-py>=12" in extras["optional-dependencies"][extra]
+        assert "nvidia-ml-py>=12" in own["project"]["optional-dependencies"][extra]
 
 
 def test_keys_are_listed_without_themselves(env, tmp_path):
@@ -415,9 +402,8 @@ def test_keys_are_listed_without_themselves(env, tmp_path):
     table = tuner(env, "keys", "list").stdout
     assert "kkk" not in table
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-    assert re.search(
-        rf"^ci +submit,urgent  valid  {time}  {time}  2099-01-31 00:00:00", table, re.M
-    )
+    row = rf"^ci +submit,urgent  valid  {time}  {time}  2099-01-31 00:00:00"
+    assert re.search(row, table, re.M)
     near = tuner(env, "keys", "revoke", "admn", code=2)
     assert "did you mean 'admin'?" in near.stderr
     last = tuner(env, "keys", "revoke", "admin", code=2)

@@ -35,6 +35,13 @@ H200, H100 = map(find_device, ("H200", "H100"))
 ON_TRITON = {"--attention-backend": "triton"}
 
 
+@pytest.fixture
+def kernel_0_4_6(monkeypatch):
+    """The version of the backends that is installed here."""
+    monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
+    monkeypatch.setattr(Backend, "apart", True)
+
+
 def asked(
     problem: Problem,
     some: list[Entry],
@@ -133,10 +140,8 @@ def test_prefill_and_decode_are_advised_apart():
     fast = winners(DECODE, entries(DECODE, 20.0, 90.0, {"fa3": 54.0}), "H100")
     engine = Served()
     decode, extend = advise_all([*slow, *fast], H100, engine)
-    assert (decode.verdict, decode.flags) == (
-        Verdict.FLAGS,
-        {"--decode-attention-backend": "triton"},
-    )
+    assert decode.verdict is Verdict.FLAGS
+    assert decode.flags == {"--decode-attention-backend": "triton"}
     said = left(extend)
     assert said.startswith("tuned Triton is slower at 2 of 2 sizes, 0.37x as fast at 1x1+1024, ")
     assert said.endswith("over what runs without us: FlashAttention 3")
@@ -189,10 +194,9 @@ def test_times_of_another_release_or_card_advise_nothing():
     assert left(elsewhere) == f"it was tuned on {H100.name}"
 
 
-def test_times_beside_another_version_of_the_backend_advise_no_flag(monkeypatch):
+@pytest.mark.usefixtures("kernel_0_4_6")
+def test_times_beside_another_version_of_the_backend_advise_no_flag():
     some = entries(DECODE, others={"fa3": 40.0})
-    monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
-    monkeypatch.setattr(Backend, "apart", True)
     there, here = "flashinfer-python 0.6.14, sglang-kernel 0.4.5", "sglang-kernel 0.4.6"
     assert left(asked(DECODE, some, backends=there)) == (
         f"FlashAttention 3 was measured as of {there}, and {here} is installed here"
@@ -244,9 +248,8 @@ def test_what_was_installed_when_it_was_tuned_settles_what_runs():
 
 def test_a_flag_must_be_good_for_all_that_it_changes():
     faster = winners(GEMM, entries(GEMM, others={"deep_gemm": 14.0}, without_us="deep_gemm"))
-    slower = winners(
-        OTHER_GEMM, entries(OTHER_GEMM, others={"deep_gemm": 7.0}, without_us="deep_gemm")
-    )
+    some = entries(OTHER_GEMM, others={"deep_gemm": 7.0}, without_us="deep_gemm")
+    slower = winners(OTHER_GEMM, some)
     (alone,) = advise_all(faster, H200, Served())
     assert alone.verdict is Verdict.FLAGS
     both = advise_all([*faster, *slower], H200, Served())
@@ -286,10 +289,9 @@ def test_flags_and_variables_are_read_from_one_text():
         server_settings("--a 'b")
 
 
-def test_all_environments_of_mixed_winners_count(monkeypatch):
+@pytest.mark.usefixtures("kernel_0_4_6")
+def test_all_environments_of_mixed_winners_count():
     some = entries(DECODE, others={"fa3": 40.0})
-    monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
-    monkeypatch.setattr(Backend, "apart", True)
     fresh = winners(DECODE, some[:1], backends="sglang-kernel 0.4.6")
     stale = winners(DECODE, some[1:], backends="sglang-kernel 0.4.5")
     advice = advise(DECODE, [*fresh, *stale], H200, SERVED)
@@ -299,10 +301,9 @@ def test_all_environments_of_mixed_winners_count(monkeypatch):
     assert not any("fa3" in one.entry.incumbents for one in told[len(fresh) :])
 
 
-def test_a_plan_shows_no_gain_over_another_version(monkeypatch):
+@pytest.mark.usefixtures("kernel_0_4_6")
+def test_a_plan_shows_no_gain_over_another_version():
     some = entries(DECODE, others={"fa3": 40.0}, without_us="fa3")
-    monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
-    monkeypatch.setattr(Backend, "apart", True)
     plans = {
         version: plan_model(
             [DECODE],

@@ -240,11 +240,8 @@ def test_messages_across_the_blocks_of_a_large_log_are_found_once():
     many = filler * (2 * (1 << 20) // len(filler))
     log = many + sglang(WARNING, 1) + "\n" + many + sglang(MEMORY, 2) + "\n" + many
     found = diagnose_text(log)
-    assert [a.finding.message.name for a in found.answers] == [
-        "kv_cache_no_memory",
-        "moe_config_missing",
-    ]
-    assert [a.finding.count for a in found.answers] == [1, 1]
+    counts = [(a.finding.message.name, a.finding.count) for a in found.answers]
+    assert counts == [("kv_cache_no_memory", 1), ("moe_config_missing", 1)]
     line = many.count("\n") + 1
     assert found.answers[1].finding.where == f"input:{line}"
     assert found.findings.lines == log.count("\n")
@@ -358,9 +355,8 @@ def _mutated(random_: random.Random, log: str) -> bytes:
             case 2:
                 data[at:at] = data[: random_.randint(1, 60)]
             case 3:
-                data[at:at] = random_.choice(
-                    (b"\n", b"\0", b"\x1b[", b"9" * 400, b"{}", b"E=", b"%")
-                )
+                noise = (b"\n", b"\0", b"\x1b[", b"9" * 400, b"{}", b"E=", b"%")
+                data[at:at] = random_.choice(noise)
             case 4:
                 data[at:at] = random_.choice(CASES).log.encode()[:200]
     return bytes(data)
@@ -416,9 +412,8 @@ def test_a_fork_s_or_plugin_s_code_is_not_told_as_the_engine_s():
 
 
 def test_arguments_in_a_variable_are_a_command():
-    facts = diagnose_text(
-        "VLLM_ENGINE_ARGS=--model m/DeepSeek-V3 --tensor-parallel-size 8"
-    ).findings.facts
+    text = "VLLM_ENGINE_ARGS=--model m/DeepSeek-V3 --tensor-parallel-size 8"
+    facts = diagnose_text(text).findings.facts
     assert (facts.get("tp"), facts.get("model")) == ("8", "m/DeepSeek-V3")
 
 
