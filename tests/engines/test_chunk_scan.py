@@ -84,13 +84,8 @@ def test_each_kernel_is_launched_with_its_configuration(engine):
 
 def test_sglangs_two_kernels_of_states_share_a_configuration():
     config = kernels_of(CONSTANTS).constants(NANO, SsdKernel.STATE, H100.target)
-    assert config == Config(
-        {
-            **dict.fromkeys(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"), 16),
-            "num_warps": 4,
-            "num_stages": 3,
-        }
-    )
+    blocks = dict.fromkeys(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"), 16)
+    assert config == Config({**blocks, "num_warps": 4, "num_stages": 3})
     point = Point(8, SsdKernel.STATE, 2048)
     launches = kernels_of(CONSTANTS).launches(NANO, point, config, H100.target)
     assert [launch.grid for launch in launches] == [(32, 128, 64), (32, 8, 64)]
@@ -156,10 +151,8 @@ def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NA
                 trials.append(Trial(candidate, Compiled(Status.OK, 1024), measured))
     path = folder / f"{engine}.csv"
     write_trials(path, problem, trials)
-    source = Source(MeasureKind.REPLAY, path)
-    asked = Request(
-        problem, H100, find_engine(engine), source, PromptSelection(prompts), Effort.QUICK
-    )
+    source, selection = Source(MeasureKind.REPLAY, path), PromptSelection(prompts)
+    asked = Request(problem, H100, find_engine(engine), source, selection, Effort.QUICK)
     with ResultStore.open(f"sqlite:///{folder}/{engine}.db") as store, Workbench() as workbench:
         return execute(prepare(asked), open_source(asked, workbench), store)
 
@@ -244,9 +237,8 @@ def test_status_tells_which_files_servers_use(engine, newer, alone, tmp_path, mo
     assert not elsewhere.ok
     assert "this is NVIDIA_L40S" in elsewhere.as_text()
     assert alone in status(found, H100, None, {**named, alone: "1"}).as_text()
-    assert "whose kernels are not those" in str(
-        status(find_engine(newer), H100, root, {}).as_json()
-    )
+    later = status(find_engine(newer), H100, root, {})
+    assert "whose kernels are not those" in str(later.as_json())
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -261,9 +253,8 @@ def test_a_variable_may_leave_the_plugin_out(engine, monkeypatch):
 def test_malformed_files_are_refused_by_name(tmp_path):
     path = tmp_path / "file.json"
     report = replayed(CHOOSING, tmp_path)
-    (file,) = delivery_of(find_engine(CHOOSING), "chunk_scan").plan(
-        winners_of(report), H100, tmp_path
-    )
+    delivery = delivery_of(find_engine(CHOOSING), "chunk_scan")
+    (file,) = delivery.plan(winners_of(report), H100, tmp_path)
     for old, new, said in (
         ('"format": 1', '"format": 2', "no object of format 1"),
         ('"chunk_bmm"', '"chunk_bm"', "did you mean 'chunk_bmm'"),

@@ -80,9 +80,7 @@ class Card:
             "is_sm120": self.is_major(12),
             "is_blackwell": self.is_major(10, 11, 12),
         }
-        functions = {
-            f"{name}_supported": (lambda value=value: value) for name, value in probes.items()
-        }
+        functions = {f"{name}_supported": (lambda v=value: v) for name, value in probes.items()}
         platform = SimpleNamespace(
             **probes,
             is_hip=False,
@@ -166,10 +164,9 @@ def engine_block_fp8(version: str, card: Card, backend: str) -> str:
     names = card.names()
     helper = {"_sm120_deep_gemm_apis_available"} if version == "0.5.23" else set()
     configurer = f"srt/layers/{folder}/configurer.py"
+    compute = "_compute_enable_deep_gemm"
     with importable(deep_gemm(card.packages)):
-        enabled = functions(version, configurer, {"_compute_enable_deep_gemm", *helper}, names)[
-            "_compute_enable_deep_gemm"
-        ]()
+        enabled = functions(version, configurer, {compute, *helper}, names)[compute]()
     names["deep_gemm_wrapper"] = SimpleNamespace(ENABLE_JIT_DEEPGEMM=enabled)
     names |= {name: lambda kernel=kernel: kernel for name, kernel in LINEARS.items()}
     names |= {"ENABLE_FLASHINFER_GEMM": False, "CUTLASS_BLOCK_FP8_SUPPORTED": False}
@@ -344,9 +341,8 @@ def engine_moe(version: str, card: Card, backend: str, dispatcher: str) -> str:
         is_fp4_expert=False,
     )
     space["create_moe_runner"](method, None, None)
-    return {"triton": "Triton", "deep_gemm": "DeepGEMM", "flashinfer_trtllm": "FlashInfer"}[
-        made[0].value
-    ]
+    known = {"triton": "Triton", "deep_gemm": "DeepGEMM", "flashinfer_trtllm": "FlashInfer"}
+    return known[made[0].value]
 
 
 @pytest.mark.parametrize("version", VERSIONS[2:])

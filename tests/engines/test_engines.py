@@ -269,10 +269,7 @@ def test_the_heuristic_follows_the_releases_own_constants(tmp_path):
     """The cut-off between large and small shared memory is lifted too, not ours."""
     problem = FusedMoe(8, 64, 128, 2, Dtype.FP8_W8A8)
     now = moe_engine(find_engine("sglang==0.5.16")).default_config(problem, L40S, 1)
-    edit = (
-        "_LOW_SMEM_FP8_DEFAULT_CUTOFF_BYTES = 128 * 1024",
-        "_LOW_SMEM_FP8_DEFAULT_CUTOFF_BYTES = 9",
-    )
-    edited = copy_loader(tmp_path, "0.5.16", edit)
+    cut_off = "_LOW_SMEM_FP8_DEFAULT_CUTOFF_BYTES = "
+    edited = copy_loader(tmp_path, "0.5.16", (f"{cut_off}128 * 1024", f"{cut_off}9"))
     later = moe_engine(edited).default_config(problem, L40S, 1)
     assert (now["BLOCK_SIZE_K"], later["BLOCK_SIZE_K"]) == (256, 128)

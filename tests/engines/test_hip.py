@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -255,10 +256,8 @@ def test_check_finds_the_shipped_entry_that_cannot_run() -> None:
 
 @pytest.mark.timeout(600)
 def test_check_of_dense_gemms_takes_amds_keys(tmp_path: Path) -> None:
-    name = (
-        "N=7168,K=2048,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128, 128].json"
-    )
-    path = tmp_path / name
+    shape = "dtype=fp8_w8a8,block_shape=[128, 128]"
+    path = tmp_path / f"N=7168,K=2048,device_name=AMD_Instinct_MI300X,{shape}.json"
     path.write_text(json.dumps({"1": {**SMALL, "waves_per_eu": 2}, "64": {**TALL, "maxnreg": 64}}))
     found = check_gemm_files([path], MI300X, NEWEST, {})
     assert [entry.fits for entry in found.entries] == [True, False]
@@ -289,9 +288,8 @@ def test_a_prediction_leaves_the_options_to_the_compiler(card: str) -> None:
     device, engine = find_device(card), gemm_engine(NEWEST)
     choices = engine.lift("hip").choices(GEMM, device.target)
     assert dict(device.architecture.launch_options) == choices
-    space = gemm_space(
-        GEMM, device, choices, lambda config: engine.effective(GEMM, config, device.target)
-    )
+    effective = partial(engine.effective, GEMM, target=device.target)
+    space = gemm_space(GEMM, device, choices, effective)
     assert any("waves_per_eu" in config for config in space.configs())
     point = Point(64, DenseGemmPart.DENSE)
     listed = GemmPredictor(device, GEMM).shortlist(point, space.configs(), 40)
@@ -312,14 +310,8 @@ def test_a_prediction_leaves_the_options_to_the_compiler(card: str) -> None:
 def test_a_prediction_says_that_the_model_never_saw_such_a_card(  # type: ignore[no-untyped-def]
     problem, selection, few_kernels
 ):
-    asked = Request(
-        problem=problem,
-        device=MI300X,
-        engine=NEWEST,
-        source=Source(MeasureKind.PREDICT),
-        selection=selection,
-        effort=Effort.QUICK,
-    )
+    source = Source(MeasureKind.PREDICT)
+    asked = Request(problem, MI300X, NEWEST, source, selection, Effort.QUICK)
     with ResultStore.open("sqlite://") as store:
         report = tuned(asked, store)
         stored = store.winners(device=MI300X.name, engine="sglang", problem=problem)

@@ -161,9 +161,8 @@ def _machine(arch: int, ep: int) -> dict[str, Any]:
     def no(*_: object) -> bool:
         return False
 
-    flags = SimpleNamespace(
-        disable_shared_experts_fusion=False, enforce_shared_experts_fusion=False
-    )
+    names = ("disable_shared_experts_fusion", "enforce_shared_experts_fusion")
+    flags = SimpleNamespace(**dict.fromkeys(names, False))
     capability = (arch // 10, arch % 10)
     return {
         "_is_cuda": True,
@@ -197,9 +196,8 @@ def test_the_rule_is_the_engine_s(version, subtests):
     models = ("deepseek-r1", "kimi-k2", "deepseek-v2", "glm-4.5")
     for model, (arch, ep) in product(models, ((89, 1), (90, 1), (80, 1), (75, 1), (90, 8))):
         with subtests.test(model=model, arch=arch, ep=ep):
-            ours = shared_expert_fusion(
-                find_preset(model), version, cuda_target(*divmod(arch, 10)), tp=8, ep=ep
-            )
+            target = cuda_target(*divmod(arch, 10))
+            ours = shared_expert_fusion(find_preset(model), version, target, tp=8, ep=ep)
             assert ours.experts == ours.top_k == engine_fuses(version, model, arch, ep)
 
 
@@ -222,9 +220,8 @@ def test_there_was_no_fusion_in_0_4_4():
     ],
 )
 def test_deepseek_r1_through_the_releases(version, device, tp, dtype, E, top_k):
-    found = resolve(
-        "deepseek-r1", tp=tp, dtype=dtype, engine_version=version, device=find_device(device)
-    )
+    card = find_device(device)
+    found = resolve("deepseek-r1", tp=tp, dtype=dtype, engine_version=version, device=card)
     assert (found.problem.E, found.problem.top_k) == (E, top_k)
     assert f"E=256{f'+{E - 256}' if E > 256 else ''}: sglang" in found.notes[0]
 

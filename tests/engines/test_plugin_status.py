@@ -259,10 +259,8 @@ def test_splits_of_other_attention_are_a_flag(root):
     put(root, f"{GQA}8")
     put(root, f"{GQA}16")  # without advice, the engine's own number is used
     report = asked(root)[1]
-    assert {f["problem"]: f["used"] for f in report["files"]} == {
-        f"{GQA}8": True,
-        f"{GQA}16": False,
-    }
+    used = {f["problem"]: f["used"] for f in report["files"]}
+    assert used == {f"{GQA}8": True, f"{GQA}16": False}
     assert report["server_flags"] == {"--attention-backend": "triton"}
     put(root, f"{GQA}16", server_flags={FLAG: 16})
     put(root, f"{MLA}256")
@@ -291,10 +289,8 @@ def test_models_may_ask_for_different_splits(root):
     put(root, f"{other}16", server_flags={FLAG: 16})
     code, report = asked(root)
     assert (code, report["server_flags"]) == (0, {"--attention-backend": "triton"})
-    assert {f["problem"]: f["server_flags"][FLAG] for f in report["files"]} == {
-        f"{GQA}8": 8,
-        f"{other}16": 16,
-    }
+    flags = {f["problem"]: f["server_flags"][FLAG] for f in report["files"]}
+    assert flags == {f"{GQA}8": 8, f"{other}16": 16}
     assert all(f"used      with {FLAG} {number}" in text_of(root) for number in (8, 16))
 
 

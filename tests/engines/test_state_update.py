@@ -64,9 +64,8 @@ def test_the_kernel_updates_states_as_the_reference_does(version, tmp_path):
     errors = interpreted("interpret_state_update.py", version, tmp_path)
     assert errors.keys() == CASES.keys()
     for case, found in errors.items():
-        exact = (
-            2e-3 if case.startswith("float16") else 1e-2
-        )  # the interpreter cuts bfloat16, and rounds float16
+        # The interpreter cuts bfloat16, and rounds float16.
+        exact = 2e-3 if case.startswith("float16") else 1e-2
         assert found["out"] < exact, case
         assert found["state"] < (1e-5 if "float32" in case else 1e-2), case
         assert found["others_stay"], case
@@ -142,9 +141,8 @@ class RealLoader:
 
     def default(self, problem, device) -> Config:
         """What runs without a file."""
-        found = self._names["_get_default_ssm_launch_config"](
-            problem.state_size, device.name in BLACKWELL
-        )
+        default = self._names["_get_default_ssm_launch_config"]
+        found = default(problem.state_size, device.name in BLACKWELL)
         return Config(dict(zip(ENTRY, found, strict=True)))
 
     def launches(self, problem, device, batch_size: int, folder: Path | None = None) -> Config:

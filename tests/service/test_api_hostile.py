@@ -5,7 +5,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -47,6 +47,7 @@ TEXTS = {
     "brackets": "[" * 2000,
     "nul": "a\0b",
 }
+DEEP = '{"a":' * 60 + "1" + "}" * 60
 JSON_BOMBS = {
     "deep": b"[" * 100_000,
     "deep objects": b'{"a":' * 50_000,
@@ -67,28 +68,26 @@ JSON_BOMBS = {
         f"model: {name}": json.dumps({**JOB, "model": text}).encode()
         for name, text in TEXTS.items()
     },
-    "a deep model": json.dumps(
-        {**JOB, "model": json.loads('{"a":' * 60 + "1" + "}" * 60)}
-    ).encode(),
+    "a deep model": json.dumps({**JOB, "model": json.loads(DEEP)}).encode(),
 }
+
+
+def form_of(fields: Mapping[str, object], field: str, text: str) -> bytes:
+    return urlencode({**fields, field: text, "proof": proof_of(None)}).encode()
+
+
 FORM_BOMBS = {
     "many fields": b"&".join(b"f%d=1" % n for n in range(5_000)),
     "escapes": b"model=" + b"%C3%A9" * 10_000,
     "half escapes": b"model=" + b"%" * 60_000,
     "no form": bytes(range(256)),
     **{
-        f"cluster: {name}": urlencode(
-            {"cluster": text, "device": "L40S", "proof": proof_of(None)}
-        ).encode()
+        f"cluster: {name}": form_of({"device": "L40S"}, "cluster", text)
         for name, text in TOML_BOMBS.items()
     },
     **{
-        f"model: {name}": urlencode({**JOB, "model": text, "proof": proof_of(None)}).encode()
-        for name, text in TEXTS.items()
-    },
-    **{
-        f"{field}: {name}": urlencode({**JOB, field: text, "proof": proof_of(None)}).encode()
-        for field in ("problem", "server_args", "models")
+        f"{field}: {name}": form_of(JOB, field, text)
+        for field in ("model", "problem", "server_args", "models")
         for name, text in TEXTS.items()
     },
 }

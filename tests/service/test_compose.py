@@ -130,15 +130,13 @@ def test_redis_gets_its_password_by_no_argument(secrets):
 def test_the_locks_hold_what_the_images_install():
     text = (ROOT / "pyproject.toml").read_bytes()
     project = parse_toml(text, "pyproject.toml", BadInput)["project"]
-    images = {
-        "api": ("api", "postgres", "service"),
-        "worker-cpu": ("compile", "postgres", "service"),
-    }
-    for lock, extras in images.items():
+    for lock, own in (("api", "api"), ("worker-cpu", "compile")):
         text = (ROOT / "docker" / f"{lock}.lock").read_text()
         pinned = dict(re.findall(r"^([\w.-]+)==([^ ;]+)", text, re.MULTILINE))
         assert text.count("--hash=sha256:") >= len(pinned) > 40
-        optional = [project["optional-dependencies"][extra] for extra in extras]
+        optional = [
+            project["optional-dependencies"][extra] for extra in (own, "postgres", "service")
+        ]
         for one in map(Requirement, chain(project["dependencies"], *optional)):
             if one.marker is None or one.marker.evaluate({"python_version": "3.12"}):
                 assert one.specifier.contains(pinned[canonicalize_name(one.name)]), (lock, one)
@@ -187,13 +185,8 @@ class Processes:
 
     def run(self, name: str) -> str:
         """To its end; what it says."""
-        run = subprocess.run(
-            self._command(name),
-            env=self._environ(name),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        given: dict[str, Any] = {"env": self._environ(name), "text": True, "timeout": 120}
+        run = subprocess.run(self._command(name), capture_output=True, **given)
         assert run.returncode == 0, run.stderr
         return run.stderr
 
@@ -201,9 +194,8 @@ class Processes:
         """Its log; it is stopped with the test."""
         log = self._folder / f"{name}.log"
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                self._command(name), env=self._environ(name), stdout=out, stderr=out
-            )
+            command, environ = self._command(name), self._environ(name)
+            process = subprocess.Popen(command, env=environ, stdout=out, stderr=out)
         self._started[name] = process
         self._stack.callback(process.wait, 90)
         self._stack.callback(process.terminate)

@@ -105,25 +105,20 @@ def test_coverage_is_what_is_stored_and_what_is_watched(tuner, store):
     tuned(store, replace(place, driver="570.1"))
     tuned(store, place)
     rows = json.loads(tuner("coverage", "--json").stdout)
-    assert [(row["problem"], row["standing"]) for row in rows] == [
-        (PROBLEM, "stale"),
-        (PROBLEM, "tuned"),
-    ]
+    told = [(row["problem"], row["standing"]) for row in rows]
+    assert told == [(PROBLEM, "stale"), (PROBLEM, "tuned")]
     assert rows[0]["newest"].endswith("Z")
     text = tuner("coverage", "--device", "L40S").stdout
     heading, item, detail, *_ = text.splitlines()
     assert heading.startswith("NVIDIA_L40S, sglang 9.9.9, triton 3.6.0, torch 2.11.0, driver 570.1")
     assert item == f"stale    {PROBLEM}"
-    assert detail.startswith("         2 measured; last on 20") and detail.endswith(
-        "driver is now 580.1"
-    )
+    assert detail.startswith("         2 measured; last on 20")
+    assert detail.endswith("driver is now 580.1")
     assert json.loads(tuner("coverage", "--device", "H20", "--json").stdout) == []
     tuner(*ADD, "--device", "H20")
     watched = json.loads(tuner("coverage", "--watched", "--json").stdout)
-    assert [(row["device"], row["standing"]) for row in watched] == [
-        ("NVIDIA_L40S", "tuned"),
-        ("NVIDIA_H20", "missing"),
-    ]
+    told = [(row["device"], row["standing"]) for row in watched]
+    assert told == [("NVIDIA_L40S", "tuned"), ("NVIDIA_H20", "missing")]
     assert watched[0]["tuned_at"].endswith("Z")
     text = tuner("coverage", "--watched", "--device", "H20").stdout
     assert text.splitlines() == [

@@ -137,9 +137,8 @@ def test_a_reason_that_all_candidates_share_is_told():
     said = failing(Status.COMPILE_ERROR, ["CompilationError: no fp8e4nv"])
     assert said.endswith(": all 12 that were tried end so: CompilationError: no fp8e4nv")
     needs = [f"needs {n} bytes of shared memory, limit 101,376" for n in ("9,000,000", "147,456")]
-    assert failing(Status.OUT_OF_RESOURCES, needs).endswith(
-        f": all 12 that were tried end so: {needs[1]}"
-    )
+    said = failing(Status.OUT_OF_RESOURCES, needs)
+    assert said.endswith(f": all 12 that were tried end so: {needs[1]}")
     mixed = failing(Status.COMPILE_ERROR, ["one", "other", "one"])
     assert mixed.endswith(": 8 of 12 that were tried end so: one")
 
@@ -317,19 +316,17 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
         return entries
 
     racer = BackendRacer(lambda point, one: us_of(Candidate(point, one)))
-    entries = tune(
-        asked, strategy, bench, journal.trials(), journal.add, race=racer.race, tell=tell
-    )
+    race = racer.race
+    entries = tune(asked, strategy, bench, journal.trials(), journal.add, race=race, tell=tell)
     assert chosen(entries) == {config(16, 7)}
     assert {one.backend for one in strategy.told} == {TRITON}
     assert sum(one.backend == FASTER for one in bench.submitted) == 1
-    assert [name for name in racer.raced[point] if name != TRITON] == [
-        FASTER
-    ]  # the other has no time
+    others = [name for name in racer.raced[point] if name != TRITON]
+    assert others == [FASTER]  # the other has no time
     assert {FASTER, REFUSING}.isdisjoint(racer.raced[POINTS[1]])
     told = {trial.candidate.backend: trial.measurement for trial in heard}
     assert (told[FASTER].median_us, told[REFUSING].status) == (45.0, Status.UNSUPPORTED)
     again = WithBackends()
     trials = journal.trials()
-    assert tune(asked, Waves(waves()), again, trials, journal.add, race=racer.race) == entries
+    assert tune(asked, Waves(waves()), again, trials, journal.add, race=race) == entries
     assert again.submitted == []  # stored trials answer, those of backends too
