@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device, find_device
+from tuner.export.files import sidecar_text, write_all
 from tuner.families.attention.problem import Attention
 from tuner.families.fused_moe import models as moe_models
 from tuner.families.fused_moe.problem import FusedMoe
@@ -19,7 +21,7 @@ from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_named
-from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial, Winner
 from tuner.store.jobs import JobStore
 from tuner.tuning.report import Report
 from tuner.tuning.request import Request, prepare
@@ -41,16 +43,8 @@ def config(
     m: int = 64, n: int = 128, k: int = 128, warps: int = 4, stages: int = 3, group: int = 1
 ) -> Config:
     """A configuration of a fused-MoE kernel."""
-    return Config(
-        {
-            "BLOCK_SIZE_M": m,
-            "BLOCK_SIZE_N": n,
-            "BLOCK_SIZE_K": k,
-            "GROUP_SIZE_M": group,
-            "num_warps": warps,
-            "num_stages": stages,
-        }
-    )
+    tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": group}
+    return Config({**tile, "num_warps": warps, "num_stages": stages})
 
 
 def trial(point: Point, one: Config, us: float | None) -> Trial:
@@ -58,6 +52,16 @@ def trial(point: Point, one: Config, us: float | None) -> Trial:
     status = Status.OUT_OF_RESOURCES if us is None else Status.OK
     compiled = Compiled(status, shared_bytes=1024)
     return Trial(Candidate(point, one), compiled, Measurement(status, us))
+
+
+def deliver(delivery: Any, winners: Sequence[Winner], root: Path, device: Device) -> list[Any]:
+    """What `export` does with one family's winners."""
+    files = list(delivery.plan(winners, device, root))
+    data = {file.path: file.text().encode() for file in files}
+    data |= {file.sidecar: sidecar_text(file.provenance).encode() for file in files}
+    write_all(root, data)
+    delivery.verify(files, device, root)
+    return files
 
 
 def tuned(

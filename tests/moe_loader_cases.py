@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from draws import times
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -27,6 +29,15 @@ quick = settings(times(0.6), suppress_health_check=[HealthCheck.function_scoped_
 
 def problem(E=256, N=256, dtype=Dtype.FP8_W8A8, block_shape=None, per_channel=False) -> FusedMoe:
     return FusedMoe(E, N, 4096, 1, dtype, block_shape, per_channel)
+
+
+def random_entry(rng: random.Random) -> dict[str, int]:
+    """An entry of a config file."""
+    return {
+        **{"BLOCK_SIZE_M": rng.choice([16, 64]), "BLOCK_SIZE_N": rng.choice([32, 64, 128, 256])},
+        **{"BLOCK_SIZE_K": 128, "GROUP_SIZE_M": rng.choice([1, 16, 32]), "num_warps": 4},
+        "num_stages": rng.choice([2, 3, 4, 5]),
+    }
 
 
 def problems(kinds) -> st.SearchStrategy[FusedMoe]:

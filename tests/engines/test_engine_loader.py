@@ -11,7 +11,7 @@ import pytest
 from cases import H200, L40S
 from hypothesis import given
 from hypothesis import strategies as st
-from moe_loader_cases import INT8_KINDS, KINDS, problem, quick
+from moe_loader_cases import INT8_KINDS, KINDS, problem, quick, random_entry
 from moe_loader_cases import problems as all_problems
 from real_sglang import VERSIONS, RealSGLang
 from tiers import only
@@ -126,17 +126,7 @@ def write_tree(engine: MoeEngine, root: Path, versions, files, seed) -> None:
     for version, wanted, gemm, sizes in files:
         if gemm is Gemm.DOWN and not engine.has_down_files():
             continue
-        entries = {
-            size: {
-                "BLOCK_SIZE_M": rng.choice([16, 64]),
-                "BLOCK_SIZE_N": rng.choice([32, 64, 128, 256]),
-                "BLOCK_SIZE_K": 128,
-                "GROUP_SIZE_M": rng.choice([1, 16, 32]),
-                "num_warps": 4,
-                "num_stages": rng.choice([2, 3, 4, 5]),
-            }
-            for size in sizes
-        }
+        entries = {size: random_entry(rng) for size in sizes}
         path = engine.config_dir(root, version) / engine.file_name(wanted, L40S, gemm)
         path.write_text(json.dumps(entries))
 

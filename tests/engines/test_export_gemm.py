@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
-from cases import H200
+from cases import H200, deliver
 from gemm_cases import tile
 from real_gemm import RealGemm
 
-from tuner.devices.table import Device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.dense_gemm import open_delivery
 from tuner.engines.sglang.dense_gemm.delivery import GemmDelivery
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, read_gemm_file
 from tuner.errors import ExportRefused
-from tuner.export.files import sidecar_text, write_all
-from tuner.export.sized_files import SizedFile
 from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
@@ -47,18 +42,6 @@ def winner(
     return Winner(problem, here, entry, 1, DAY + timedelta(days=days))
 
 
-def write(
-    delivery: GemmDelivery, winners: Sequence[Winner], root: Path, device: Device = H200
-) -> list[SizedFile]:
-    """What `export` does with one family's winners."""
-    files = list(delivery.plan(winners, device, root))
-    data = {file.path: file.text().encode() for file in files}
-    data |= {file.sidecar: sidecar_text(file.provenance).encode() for file in files}
-    write_all(root, data)
-    delivery.verify(files, device, root)
-    return files
-
-
 @pytest.fixture
 def delivery() -> GemmDelivery:
     return open_delivery(find_engine(f"sglang=={NEWEST}"))
@@ -78,7 +61,7 @@ def installed(tmp_path) -> GemmDelivery:
 
 def test_the_plugins_files_lie_under_the_root(delivery, tmp_path):
     winners = [winner(M=M) for M in (64, 1, 8)] + [winner(INT8), winner(CHANNEL, 1, CHANNEL_TILE)]
-    files = write(delivery, winners, tmp_path)
+    files = deliver(delivery, winners, tmp_path, H200)
     folder = tmp_path / "gemm" / "triton_3_8_0"
     name = "N=2112,K=7168,dtype={}_w8a8,block=128x128,device_name=NVIDIA_H200.json"
     assert {file.path for file in files} == {
@@ -109,7 +92,7 @@ def test_files_in_the_package_are_what_the_real_loader_reads(installed, tmp_path
         winner(CHANNEL, 4, CHANNEL_TILE),
     ]
     root = installed.engine_root
-    files = write(installed, winners, root)
+    files = deliver(installed, winners, root, H200)
     names = {file.path.name for file in files}
     assert all(file.path.parent == root / "configs" for file in files)
     assert all(file.sidecar.parent == root / "provenance" for file in files)
@@ -138,16 +121,16 @@ def test_channels_are_left_to_cutlass_where_nothing_better_was_chosen(installed,
     kept = replace(kept, entry=replace(kept.entry, incumbents=own))
     winners = [winner(CHANNEL, 1, CHANNEL_TILE), kept]
     root = installed.engine_root
-    write(installed, winners, root)
+    deliver(installed, winners, root, H200)
     read = RealGemm(NEWEST).entries(CHANNEL, "NVIDIA_H200", root)
     assert read == {1: dict(CHANNEL_TILE), 64: None}
-    [file] = write(installed, winners, tmp_path / "out")
+    [file] = deliver(installed, winners, tmp_path / "out", H200)
     assert read_gemm_file(file.path).engine_entries() == read
     # Blocks run in Triton in any case: an entry does no harm there, and a neighbour's might.
     block = winner(FP8, 64, TILE, status)
     own = {"default": Incumbent(TILE, Status.OK, 20.0)}
     block = replace(block, entry=replace(block.entry, incumbents=own))
-    [file] = write(installed, [block], tmp_path / "blocks")
+    [file] = deliver(installed, [block], tmp_path / "blocks", H200)
     assert read_gemm_file(file.path).entries[64] == TILE
 
 
@@ -155,7 +138,7 @@ def test_the_entry_is_the_one_that_was_timed(tmp_path):
     """0.5.12 raises BLOCK_SIZE_K to the block of K, and its kernel was timed so."""
     old = open_delivery(find_engine("sglang==0.5.12"))
     below = winner(config=TILE.replace(BLOCK_SIZE_K=64), engine_version="0.5.12")
-    [file] = write(old, [below], tmp_path)
+    [file] = deliver(old, [below], tmp_path, H200)
     assert read_gemm_file(file.path).entries[1]["BLOCK_SIZE_K"] == 128
 
 
@@ -176,7 +159,7 @@ def test_a_file_that_servers_could_not_read_is_refused(delivery, tmp_path):
 
 def test_a_file_that_changed_under_our_hands_is_noticed(installed, tmp_path):
     for root in (installed.engine_root, tmp_path / "out"):
-        [file] = write(installed, [winner()], root)
+        [file] = deliver(installed, [winner()], root, H200)
         file.path.write_text(file.text().replace('"num_stages": 4', '"num_stages": 2'))
         with pytest.raises(ExportRefused):
             installed.verify([file], H200, root)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from cases import H200, L40S, tuned
+from cases import H200, L40S, deliver, tuned
 from interpret_state_update import CASES
 from interpreter import interpreted
 from real_vllm import functions, package
@@ -23,7 +23,6 @@ from tuner.engines.engine import find_engine
 from tuner.engines.vllm.state_update import READS_CONFIG, open_delivery
 from tuner.engines.vllm.state_update.delivery import StateDelivery
 from tuner.errors import ExportRefused, MalformedConfigFile, UnsupportedKernel
-from tuner.export.files import sidecar_text, write_all
 from tuner.families.state_update.check import check_files, check_problems, claims
 from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.family import StateSelection
@@ -264,15 +263,6 @@ def winner(problem=WIDE, size=1, config=CONFIG, status=Status.OK) -> Winner:
     return Winner(problem, environment, entry, 1, datetime(2026, 11, 1, tzinfo=timezone.utc))
 
 
-def write(delivery: StateDelivery, winners, root: Path) -> list:
-    files = list(delivery.plan(winners, L40S, root))
-    data = {file.path: file.text().encode() for file in files}
-    data |= {file.sidecar: sidecar_text(file.provenance).encode() for file in files}
-    write_all(root, data)
-    delivery.verify(files, L40S, root)
-    return files
-
-
 @pytest.fixture
 def delivery(version) -> StateDelivery:
     return open_delivery(find_engine(f"vllm=={version}"))
@@ -280,7 +270,7 @@ def delivery(version) -> StateDelivery:
 
 def test_the_loader_runs_what_was_exported(delivery, engine, real, tmp_path):
     wide = CONFIG.replace(BLOCK_SIZE_M=32)
-    write(delivery, [winner(size=4), winner(size=256, config=wide)], tmp_path)
+    deliver(delivery, [winner(size=4), winner(size=256, config=wide)], tmp_path, L40S)
     path = tmp_path / delivery.asked(WIDE, L40S)[0]
     assert list(json.loads(path.read_text())) == ["64", "4096"]  # sequences times 16 heads
     assert real.launches(WIDE, L40S, 4, tmp_path) == CONFIG
@@ -290,7 +280,7 @@ def test_the_loader_runs_what_was_exported(delivery, engine, real, tmp_path):
 
 
 def test_a_file_that_another_hand_changed_is_refused(delivery, tmp_path):
-    (file,) = write(delivery, [winner(size=4)], tmp_path)
+    (file,) = deliver(delivery, [winner(size=4)], tmp_path, L40S)
     file.path.write_text(json.dumps({"64": {"BLOCK_SIZE_M": 64, "num_warps": 1}}))
     with pytest.raises(ExportRefused, match="vLLM picks"):
         delivery.verify([file], L40S, tmp_path)

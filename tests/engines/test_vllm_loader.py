@@ -12,7 +12,7 @@ import pytest
 from cases import H200, L40S
 from hypothesis import given
 from hypothesis import strategies as st
-from moe_loader_cases import KINDS, problem, quick
+from moe_loader_cases import KINDS, problem, quick, random_entry
 from moe_loader_cases import problems as all_problems
 from real_vllm import RELEASES, RealVLLM
 
@@ -125,7 +125,7 @@ def test_shipped_files_are_found_as_the_loader_finds_them(real, engine, corpus):
 )
 def test_selection_in_a_folder(real, engine, wanted, sizes, seed, batch_size):
     rng = random.Random(seed)  # noqa: S311
-    entries = {str(size): entry(rng) for size in sizes}
+    entries = {str(size): random_entry(rng) for size in sizes}
     with TemporaryDirectory() as folder:
         root = Path(folder)
         path = engine.config_dir(root, "3.6.0") / engine.file_name(wanted, L40S, Gemm.UP)
@@ -136,20 +136,9 @@ def test_selection_in_a_folder(real, engine, wanted, sizes, seed, batch_size):
         assert dict(engine.pick(found, batch_size)) == theirs
 
 
-def entry(rng: random.Random) -> dict[str, int]:
-    return {
-        "BLOCK_SIZE_M": rng.choice([16, 64]),
-        "BLOCK_SIZE_N": rng.choice([32, 64, 128, 256]),
-        "BLOCK_SIZE_K": 128,
-        "GROUP_SIZE_M": rng.choice([1, 16, 32]),
-        "num_warps": 4,
-        "num_stages": rng.choice([2, 3, 4, 5]),
-    }
-
-
 @pytest.mark.parametrize("order", [(8, 16), (16, 8)])
 def test_ties_go_to_the_entry_that_stands_first(real, engine, tmp_path, order):
-    entries = {size: {**entry(random.Random(1)), "GROUP_SIZE_M": size} for size in order}  # noqa: S311
+    entries = {size: {**random_entry(random.Random(1)), "GROUP_SIZE_M": size} for size in order}  # noqa: S311
     (tmp_path / engine.file_name(problem(), L40S, Gemm.UP)).write_text(json.dumps(entries))
     runs = engine.incumbents(problem(), L40S, 12, "3.6.0", tmp_path)["shipped"]
     assert dict(runs[Gemm.UP]) == real.optimal(problem(), L40S.name, 12, tmp_path)
@@ -173,7 +162,7 @@ def test_default_heuristic(real, engine, device):
 
 def test_batch_invariance_turns_files_off(real, engine, tmp_path):
     """The reason for the rows of VLLM_BATCH_INVARIANT in dispatch.toml."""
-    rows = {"8": entry(random.Random(1))}  # noqa: S311
+    rows = {"8": random_entry(random.Random(1))}  # noqa: S311
     (tmp_path / engine.file_name(problem(), L40S, Gemm.UP)).write_text(json.dumps(rows))
     real.envs.VLLM_BATCH_INVARIANT = True
     try:
@@ -198,7 +187,7 @@ def test_a_folders_file_goes_before_the_packages(real, engine, tmp_path):
     card = replace(L40S, name="NVIDIA_H200")
     path = tmp_path / engine.file_name(wanted, card, Gemm.UP)
     assert engine.find_file(tmp_path, wanted, card, Gemm.UP, "3.6.0") not in (None, path)
-    mine = {**entry(random.Random(1)), "num_stages": 7}  # noqa: S311
+    mine = {**random_entry(random.Random(1)), "num_stages": 7}  # noqa: S311
     path.write_text(json.dumps({"1": mine}))
     assert engine.find_file(tmp_path, wanted, card, Gemm.UP, "3.6.0") == path
     assert real.optimal(wanted, card.name, 1, tmp_path) == mine
@@ -206,7 +195,7 @@ def test_a_folders_file_goes_before_the_packages(real, engine, tmp_path):
 
 def test_a_key_that_names_triton_is_read_as_the_release_reads_it(real, engine, tmp_path):
     path = tmp_path / engine.file_name(problem(), L40S, Gemm.UP)
-    path.write_text(json.dumps({"triton_version": "3.5.0", "8": entry(random.Random(1))}))  # noqa: S311
+    path.write_text(json.dumps({"triton_version": "3.5.0", "8": random_entry(random.Random(1))}))  # noqa: S311
     try:
         theirs = real.optimal(problem(), L40S.name, 8, tmp_path)
     except ValueError:
