@@ -296,8 +296,22 @@ def test_the_numbers_of_the_l40s_log_are_reconciled():
     assert "--write-patch" in text
     everywhere = words(Case("", log, ()))
     assert "0.5.2 for sm_86 and sm_89; 0.5.12 for sm_120 and sm_121" in everywhere
+    assert "from 0.5.2 on --attention-backend flashinfer" in everywhere
+    assert "before 0.5.2 --enable-flashinfer-mla" in everywhere
     of_vllm = words(Case("", log, ()), Hints("vllm", "L40S"))
     assert "patch" not in of_vllm
+
+
+@pytest.mark.parametrize("engine", ["sglang==0.5.16", "sglang", ""])
+@pytest.mark.parametrize("sizes", ["E=512,N=128", "E=257,N=256", "E=3,N=7"])
+def test_no_command_tunes_8_bit_floats_where_triton_has_none(engine, sizes):
+    folder = "/x/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_5_1"
+    name = f"{sizes},device_name=NVIDIA_A100-SXM4-80GB,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    line = "Using default MoE kernel config. Performance might be sub-optimal! Config file not found at"
+    for text in (f"{line} {folder}/{name}", f"I look for {name}"):
+        said = words(Case("", text, ()), Hints(engine))
+        assert "tuner tune" not in said
+        assert "no 8-bit floats on sm_80" in said
 
 
 def test_one_engines_steps_are_left_out_for_the_other():

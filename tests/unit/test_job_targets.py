@@ -162,3 +162,15 @@ def test_a_target_has_the_class_of_its_model(tmp_path):
         "intermediate_size": 512, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}"""
     assert resolve_target(config, Serving()).architecture == "MixtralForCausalLM"
     assert resolve_target(LAYER, Serving()).architecture == ""
+
+
+def test_a_type_of_the_experts_is_never_dropped():
+    serving = Serving(tp=2, dtype=Dtype.INT4_W4A16)
+    found = resolve_all("qwen3.6-35b-a3b", serving)
+    assert MOE not in {one.family for one in found}
+    assert any("left out a fused-MoE layer: int4_w4a16 weights" in note for note in found[0].notes)
+
+
+def test_what_a_release_makes_of_blocks_names_the_release():
+    with pytest.raises(IndivisibleShape, match=r"nearest that works with sglang 0\.5\.16 is tp=2"):
+        resolve_target("qwen3-30b-a3b-fp8", Serving("sglang", "0.5.16", tp=4))

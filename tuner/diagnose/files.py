@@ -12,7 +12,13 @@ from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Findings, LogFinding
-from tuner.engines.dispatch import engine_runs, of_class, options_text, seen_to_run
+from tuner.engines.dispatch import (
+    engine_runs,
+    of_class,
+    options_text,
+    seen_to_run,
+    stops_at_fp8,
+)
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import is_nameless, no_figures
@@ -25,6 +31,7 @@ from tuner.problems.registry import Family, parse_problem
 
 UNTUNED = "its weights are of a type that this tuner does not tune"
 NOTHING: Mapping[str, str] = {}
+_FP8 = "dtype=fp8_w8a8"
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 _FIELDS = re.compile(r",(?=\s*[^\s\d])")  # not inside a block's shape
@@ -100,6 +107,9 @@ def about(file: MissingFile, context: Context) -> Added:
     if not family.flag and (outside := context.facts.get("experts")):
         why = f"{outside} runs the experts of the text's server with kernels of its own"
         return Added((f"{why}, which read no config files: ignore the line.",), (), details)
+    card = context.device(named)
+    if card and _FP8 in file.name and (stops := stops_at_fp8(file.engine, family.name, card)):
+        return Added(fix=(f"No file is made for it: {stops}.",), details=details)
     strange = (file.stranger,) if file.stranger else ()
     if resolved is None:
         seen, words = _of_any(file, context)

@@ -8,8 +8,8 @@ from tuner.diagnose.findings import LogFinding
 
 _CHANNELS = "a checkpoint with a scale for each channel instead of blocks."
 _EXPERTS = (
-    "expert parallelism, which divides experts instead of their weights and still cuts a shared "
-    "expert; or "
+    "expert parallelism (vLLM's --enable-expert-parallel, sglang's --ep-size), which divides "
+    "experts instead of their weights and still cuts a shared expert; or "
 )
 _HOST_GIB = 8  # that a host keeps whose memory the GPU shares
 _LINEAR = "Weight "  # a linear layer's message begins so; expert parallelism does not divide it

@@ -400,9 +400,16 @@ def _merged(kernels: Sequence[Kernel]) -> list[Kernel]:
 def _stops(last: Kernel, problem: Problem, device: Device, engine: str) -> str:
     """Words where Triton, as the last choice of an engine, cannot compile the problem's type."""
     dtype = getattr(problem, "dtype", None)
-    if not (last.triton and dtype is Dtype.FP8_W8A8 and device.architecture.stops_at_fp8):
+    if not (last.triton and dtype is Dtype.FP8_W8A8):
         return ""
-    layer = problem.family == "fused_moe" and engine == "sglang"
+    return stops_at_fp8(engine, problem.family, device)
+
+
+def stops_at_fp8(engine: str, family: str, device: Device) -> str:
+    """Words if Triton's kernels of 8-bit floats do not compile on the GPU; empty if they do."""
+    if not device.architecture.stops_at_fp8:
+        return ""
+    layer = family == "fused_moe" and engine == "sglang"
     marlin = ", or try --moe-runner-backend marlin, if the release has it" if layer else ""
     return (
         f"Triton has no 8-bit floats on {device.target.name}, so a server that runs it stops with "

@@ -164,14 +164,15 @@ def _where_dtype_applies(
     family: Family, target: str | bytes, serving: Serving, name: str
 ) -> Resolved:
     """Like `_resolve`, but a dtype of quantised weights is dropped where a family has no weights
-    that it could be for.
+    that it could be for. Experts' weights are what such a dtype is for, so it is never dropped there.
     """
     try:
         return _resolve(family, target, serving, name)
     except IndivisibleShape:
         raise
     except BadInput:
-        if serving.dtype is None or serving.dtype.weight_bits == 16:
+        of_experts = any(option.name == "block_shape" for option in family.shaping)
+        if serving.dtype is None or serving.dtype.weight_bits == 16 or of_experts:
             raise
         return _resolve(family, target, replace(serving, dtype=None), name)
 

@@ -19,6 +19,7 @@ _ACCEPTED = re.compile(
     r".*Draft acceptance rate: (?P<percent>[\d.]{1,9})%"
 )
 _FEW = 0.4  # of the drafts: most are thrown away
+_FEW_RUN = 3  # requests at once, for which a server is mostly idle
 _FULL = 0.9  # of the KV cache
 _LEAST_LINES = 2
 _MOST_KEPT = 10_000
@@ -42,7 +43,7 @@ class LoadReader:
     _still: int = 0  # lines with requests, and no token
     _used: float = 0.0  # of the KV cache, while others wait
     _running: Counter[int] = field(default_factory=Counter)
-    _speeds: list[float] = field(default_factory=list)  # of lines with one request
+    _speeds: list[float] = field(default_factory=list)  # of lines with few requests
     # Of drafts: the accepted part, tokens for each step, FILE:LINE.
     _accepted: list[tuple[float, float, str]] = field(default_factory=list)
     _eager: int = 0
@@ -71,7 +72,7 @@ class LoadReader:
             self._held[load.running] += fits
             self._waiting = max(self._waiting, load.waiting)
             self._used = max(self._used, load.used)
-        if load.running == 1 and load.speed and len(self._speeds) < _MOST_KEPT:
+        if load.running <= _FEW_RUN and load.speed and len(self._speeds) < _MOST_KEPT:
             self._speeds.append(load.speed)
 
     def told(self, whole: Whole) -> Iterator[Reading]:
@@ -153,8 +154,8 @@ class LoadReader:
             self._where,
             [
                 f"Up to {self._waiting} wait while {most} or fewer run and up to "
-                f"{100 * self._used:.0f} % of the KV cache is used. Those that run are long, so "
-                "the cache and their answers set the pace, and not a kernel's constants."
+                f"{100 * self._used:.0f} % of the KV cache is used. The cache and the length of "
+                "their answers set the pace, and not a kernel's constants."
             ],
             [
                 "Make the cache larger: more GPUs (tp), weights or KV cache in fewer bits.",
@@ -220,21 +221,31 @@ class LoadReader:
         )
 
     def _alone(self) -> Iterator[Reading]:
-        if max(self._running) > 1 or self._waiting or len(self._speeds) < _LEAST_LINES:
+        most = max(self._running)
+        if most > _FEW_RUN or self._waiting or len(self._speeds) < _LEAST_LINES:
             return
         speeds = sorted(self._speeds)
         middle = speeds[len(speeds) // 2]
+        many = "one request runs" if most == 1 else f"at most {most} requests run"
+        gets = "It gets" if most == 1 else "Together they get"
         yield Reading(
-            "one_request",
+            "few_requests",
             Kind.NOTE,
-            "one request runs at a time",
+            f"{many} at a time",
             self._where,
             [
-                f"It gets {middle:,.1f} tokens/s (median of {len(speeds)} lines). A single request "
-                "reads all active weights for each token, so the memory's bandwidth bounds it; "
-                "several at once share that, and together get many times as many tokens."
+                f"{gets} {middle:,.1f} tokens/s (median of {len(speeds)} lines), and none waits: "
+                "whoever asks sends no more at once. So few requests read all active weights for "
+                "each token, so the memory's bandwidth or the host bounds them; many at once share "
+                "that, and together get many times as many tokens."
             ],
-            ["Compare with what is served, by sending as many requests at once as users will."],
-            {"tokens_per_s": middle, "lines": len(speeds)},
+            [
+                "Send as many requests at once as users will, and compare.",
+                "vLLM: Leave --enforce-eager out, if it is there: with few requests the GPU waits "
+                "for the host, and CUDA graphs spare most of that.",
+                "sglang: Leave --disable-cuda-graph out, if it is there: with few requests the GPU "
+                "waits for the host, and CUDA graphs spare most of that.",
+            ],
+            {"running": most, "tokens_per_s": middle, "lines": len(speeds)},
             self._engine,
         )

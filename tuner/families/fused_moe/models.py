@@ -132,6 +132,7 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
         block_shape=options.get("block_shape"),
         fusion=fusion,
         rule=lambda cut: _rules(serving.engine).rank_block(cut, serving.engine_version),
+        release=f"{serving.engine} {serving.engine_version}" if serving.engine_version else "",
     )
     notes = [fusion.why] if model.n_shared_experts else []
     notes += _scheme_notes(model, problem, serving)
@@ -157,11 +158,13 @@ def moe_problem(
     block_shape: tuple[int, int] | None = None,
     fusion: Fusion = NOT_FUSED,
     rule: Callable[[Cut], Block] = exact_block,
+    release: str = "",
 ) -> FusedMoe:
     """The problem of one of `tp` ranks. Groups of tp / ep ranks share each expert.
 
     `dtype` replaces the checkpoint's dtype and drops its quantisation block; int8_w8a8 is then per
-    channel unless `block_shape` is given. `rule` is what the engine makes of a block.
+    channel unless `block_shape` is given. `rule` is what the engine makes of a block, and `release`
+    names the release of the engine that has this rule.
     Raises IndivisibleShape, which names the nearest tensor- or expert-parallel size that works, and
     BadProblem.
     """
@@ -176,7 +179,7 @@ def moe_problem(
         kind = model.quantization if stored else "asked"
         return rule(Cut(N, model.hidden, ranks, scheme[1], kind))
 
-    N, block = _divide(model, tp, ep, cut)
+    N, block = _divide(model, tp, ep, cut, release if scheme[1] else "")
     return FusedMoe(
         E=model.E // ep + fusion.experts,
         N=N,
@@ -267,9 +270,11 @@ def _scheme(
 
 
 def _divide(
-    model: Model, tp: int, ep: int, cut: Callable[[int], Block | None]
+    model: Model, tp: int, ep: int, cut: Callable[[int], Block | None], release: str
 ) -> tuple[int, Block | None]:
     """(N, quantisation block) on one rank, the block as `cut` gives it for the ranks of an expert.
+
+    Other releases than `release` may cut a block elsewhere, so errors name it.
 
     Raises IndivisibleShape, or BadProblem for sizes below 1.
     """
@@ -291,7 +296,10 @@ def _divide(
         except BadProblem as error:
             what = f"tp={tp} leaves N={N}, which the engine refuses: {error}"
     near_tp = _nearest(tp, [ep * n for n in _tensor_parallel_sizes(model.intermediate, cut)])
-    advice = f"the nearest that works is tp={near_tp}" if near_tp else "no tp works with this block"
+    of_it = f" with {release}" if release else ""
+    advice = f"no tp works with this block{of_it}"
+    if near_tp:
+        advice = f"the nearest that works{of_it} is tp={near_tp}"
     raise IndivisibleShape(f"{model.name}: {what}; {advice}", **_whole_experts(model, tp, cut))
 
 

@@ -44,7 +44,7 @@ def explain(
         flags = backend_flags(version or "0.5.2", latent=False)
         return Explained(
             ("The kernel is one of sglang's Triton attention.",),
-            (f"Start the server with {' or '.join(flags)}, or use a newer release.",),
+            (f"Start the server with {' or '.join(flags)}.",),
         )
     if place and not place[0].endswith(_EXTEND):
         return None
@@ -108,6 +108,23 @@ def _fits_since(devices: Sequence[Device]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def _flashinfer(release: str) -> str:
+    """The flags of FlashInfer's kernels; of each release that has its own if none is known."""
+    rows = launches_table()["backends"]
+    if release:
+        rows = [row for row in rows if tuple(row["latent"]) == backend_flags(release, latent=True)][
+            :1
+        ]
+    words = []
+    for row in rows:
+        latent, others = (" ".join(row[name]) for name in ("latent", "others"))
+        rest = f", {others} for others" if latent != others else " and others"
+        before = f"before {rows[0]['since']} " if row is not rows[0] else ""
+        since = f"from {row['since']} on " if len(rows) > 1 and not before else before
+        words.append(f"{since}{latent} for models with latent attention (DeepSeek){rest}")
+    return "; ".join(words)
+
+
 def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
     targets = {device.target.name for device in devices}
     steps = []
@@ -122,12 +139,10 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
             for row in rows
             if targets & {*row["on"]}
         ]
-        steps.append(f"Upgrade to the first sglang whose tiles fit: {'; '.join(fits)}.")
-    flags = backend_flags(release or "0.4.4", latent=True)
-    others = backend_flags(release or "0.4.4", latent=False)
-    rest = f", {' '.join(others)} for others." if flags != others else " and others."
-    latent = f"{' '.join(flags)} for models with latent attention (DeepSeek)"
-    steps.append(f"Or run FlashInfer's kernels: {latent}{rest}")
+        steps.append(
+            f"Upgrade to the first sglang, of those that were read, whose tiles fit: {'; '.join(fits)}."
+        )
+    steps.append(f"Or run FlashInfer's kernels: {_flashinfer(release)}.")
     one = len(devices) == 1 and devices[0].aliases
     card = f"--device {devices[0].aliases[0]}" if one else "--device and the server's GPU"
     engine = f"--engine sglang=={release}" if release else "--engine and the server's version"
