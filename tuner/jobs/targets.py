@@ -164,7 +164,7 @@ def _where_dtype_applies(
     family: Family, target: str | bytes, serving: Serving, name: str
 ) -> Resolved:
     """Like `_resolve`, but a dtype of quantised weights is dropped where a family has no weights
-    that it could be for. Experts' weights are what such a dtype is for, so it is never dropped there.
+    that it could be for. Such a dtype is for weights of experts, so these keep it.
     """
     try:
         return _resolve(family, target, serving, name)

@@ -140,7 +140,8 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
             if targets & {*row["on"]}
         ]
         steps.append(
-            f"Upgrade to the first sglang, of those that were read, whose tiles fit: {'; '.join(fits)}."
+            "Upgrade to the first sglang, of those that were read, whose tiles fit: "
+            f"{'; '.join(fits)}."
         )
     steps.append(f"Or run FlashInfer's kernels: {_flashinfer(release)}.")
     one = len(devices) == 1 and devices[0].aliases
