@@ -97,6 +97,8 @@ def frame(path: str, line: int, function: str) -> str:
 # fmt: off
 CASES = (
     # Files of kernels.
+    Case("made up", found=("preempted",), says=("more GPUs (--tensor-parallel-size)",),
+         log="WARNING 10-28 11:16:41 scheduler.py:1483] Sequence group chat-7e6 is preempted by PreemptionMode.SWAP mode because there is not enough KV cache space. This can affect the end-to-end performance."),
     Case("sgl-project/sglang#4028", found=("block_gemm_config_missing",),
          says=("block_gemm:N=7168,K=2048,dtype=fp8_w8a8", "--device H20-3e"),
          log=sglang(BLOCK_FP8 + NOT_FOUND.format(f"{SGLANG_FP8}/N=7168,K=2048,device_name=NVIDIA_H20-3e,dtype=fp8_w8a8,block_shape=[128, 128].json"))),
