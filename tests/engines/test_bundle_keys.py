@@ -138,7 +138,7 @@ def test_experts_may_be_spread() -> None:
 
 def test_a_layer_that_does_not_divide_is_refused_with_the_nearest() -> None:
     fp8 = replace(example(L40S), model=replace(example(L40S).model, path="/models/DeepSeek-R1"))
-    with pytest.raises(IndivisibleShape, match="nearest that works is tp=16"):
+    with pytest.raises(IndivisibleShape, match="nearest that works with sglang 0.5.16 is tp=16"):
         build(L40S, with_flags(fp8, "--attention-backend", "triton"))
 
 
