@@ -86,6 +86,7 @@ CASES = (
           says=("2 of 2 lines", "--disable-cuda-graph"), never=("--cuda-graph-max-bs",)),
     Shown("batches above the graphs", "\n".join([decode(200, graph=False)] * 2), ("decode_without_graphs",), says=("--cuda-graph-max-bs 200",)),
     Shown("one request", "\n".join(decode(1, graph=True, speed=speed) for speed in (49.0, 51.0, 50.0)), ("few_requests",), says=("50.0 tokens/s (median of 3 lines)",)),
+    Shown("a rate that falls is not told by its median", "\n".join(decode(2, graph=True, speed=speed) for speed in (34.1, 30.0, 0.9)), ()),
     Shown("two requests", "\n".join(decode(2, graph=True, speed=speed) for speed in (149.0, 151.0, 150.0)), ("few_requests",), says=("at most 2 requests run at a time", "Together they get 150.0")),
     Shown("rejected drafts", "\n".join([decode(8, graph=True).replace("cuda graph", "accept len: 1.57, accept rate: 0.19, cuda graph")] * 2), ("drafts_rejected",),
           says=("19 % are (median of 2 lines), 1.57 tokens", "--speculative-num-steps"), never=("num_speculative_tokens",)),

@@ -20,6 +20,7 @@ _ACCEPTED = re.compile(
 )
 _FEW = 0.4  # of the drafts: most are thrown away
 _FEW_RUN = 3  # requests at once, for which a server is mostly idle
+_ALIKE = 3  # times the slowest line: the pace is one
 _FULL = 0.9  # of the KV cache
 _LEAST_LINES = 2
 _MOST_KEPT = 10_000
@@ -225,6 +226,8 @@ class LoadReader:
         if most > _FEW_RUN or self._waiting or len(self._speeds) < _LEAST_LINES:
             return
         speeds = sorted(self._speeds)
+        if speeds[-1] > _ALIKE * speeds[0]:
+            return  # something else than the number of requests slows the server at times
         middle = speeds[len(speeds) // 2]
         many = "one request runs" if most == 1 else f"at most {most} requests run"
         gets = "It gets" if most == 1 else "Together they get"
