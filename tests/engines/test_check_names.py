@@ -257,4 +257,4 @@ def test_a_name_of_a_model_that_the_engine_refuses_gets_no_command():
     serve = "sglang.launch_server --model-path Qwen/Qwen3-30B-A3B-FP8 --tp 4\nsglang==0.5.16\n"
     answer = diagnose_text(f"{serve}where is {name}?").as_text()
     assert "tuner tune" not in answer
-    assert "the nearest that works with " in answer
+    assert "the nearest that works with sglang 0.5.16 is tp=2" in answer
