@@ -185,8 +185,13 @@ class Processes:
 
     def run(self, name: str) -> str:
         """To its end; what it says."""
-        given: dict[str, Any] = {"env": self._environ(name), "text": True, "timeout": 120}
-        run = subprocess.run(self._command(name), capture_output=True, **given)
+        run = subprocess.run(
+            self._command(name),
+            env=self._environ(name),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert run.returncode == 0, run.stderr
         return run.stderr
 

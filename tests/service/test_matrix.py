@@ -133,7 +133,7 @@ def test_what_is_watched_is_missing_until_it_is_there(store):
 
 @pytest.fixture
 def found(store):
-    """Two problems on an L40S, and one of them on an H200 too."""
+    """Build the matrix of two problems of an L40S, of which an H200 has the first too."""
     publish(store, OLD, entry(0, 10.0, 20.0))
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
     other = ResultStore(store).begin_run(replace(KEY, problem=OTHER))

@@ -119,7 +119,7 @@ def standings(settings: Settings, store: Database) -> list[WatchState]:
 
 
 def rows_of(store: Database) -> list[dict[str, Any]]:
-    """What the service says of all that is stored."""
+    """Read the rows that the service shows of what is stored for an L40S."""
     lookups = Lookups(store)
     environments = lookups.environments(["NVIDIA_L40S"])
     return stored_rows(lookups.stored_summaries(None, None, 9), environments)

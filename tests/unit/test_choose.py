@@ -68,7 +68,8 @@ def test_a_gemm_tuned_alone_keeps_to_the_block_size_m_of_the_other():
         choose(trials, incumbents, EXACT, {8}, {8: 32})
 
 
-# Times of the default, the shipped and another configuration; which one is chosen, and why.
+# Times of the default, the shipped and another configuration, us; the policy; the name of the
+# configuration that is chosen; a part of the reason.
 CHOICES = [
     ((100.0, None, 99.5), MoePolicy(noise=0.01), "default", "within the noise"),
     ((100.0, None, 99.5), MoePolicy(noise=0.001), "other", "1.005x"),

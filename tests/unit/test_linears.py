@@ -205,7 +205,8 @@ class TestRefused:
             (find_preset("deepseek-r1"), Ranks(tp=0), "start at 1"),
             (
                 find_preset("llama-3.3-70b-fp8-dynamic"),
-                *(Ranks(tp=8, dp=2), "no data-parallel attention for LlamaForCausalLM"),
+                Ranks(tp=8, dp=2),
+                "no data-parallel attention for LlamaForCausalLM",
             ),
             (replace(find_preset("dbrx"), linears=None), Ranks(), "block_gemm"),  # none is known
         ],
@@ -278,7 +279,9 @@ class TestConfigJson:
 
     def test_which_layers_have_experts(self):
         experts = {
-            **{"num_experts": 8, "moe_intermediate_size": 768, "num_experts_per_tok": 2},
+            "num_experts": 8,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 2,
             "architectures": ["Glm4MoeForCausalLM"],
         }
         dense = of_rank(read(**experts, first_k_dense_replace=3))

@@ -27,7 +27,8 @@ def chosen(*trials: Trial, policy: Policy = MEASURED, near: tuple[int, ...] = ()
     return entry
 
 
-# Times of the default, the shipped and another configuration; which one is chosen, and why.
+# Times of the default, the shipped and another configuration, us; the configuration that is
+# chosen; a part of the reason.
 CHOICES = [
     ((36.0, 30.0, 20.0), NARROW, "1.500x as fast as the shipped configuration"),
     (
