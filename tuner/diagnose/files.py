@@ -26,12 +26,13 @@ from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import class_of, is_named, presets
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, parse_problem
 
 UNTUNED = "its weights are of a type that this tuner does not tune"
 NOTHING: Mapping[str, str] = {}
-_FP8 = "dtype=fp8_w8a8"
+_FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 _FIELDS = re.compile(r",(?=\s*[^\s\d])")  # not inside a block's shape
@@ -112,7 +113,7 @@ def about(file: MissingFile, context: Context) -> Added:
         return Added(fix=(f"No file is made for it: {stops}.",), details=details)
     strange = (file.stranger,) if file.stranger else ()
     if resolved is None:
-        seen, words = _of_any(file, context)
+        seen, words = _of_any(file, card, context)
         steps = _without_problem(file, context, seen)
         return Added((*strange, *words), tuple(steps), details)
     device = context.device(resolved.device_name or "")
@@ -131,9 +132,10 @@ def _only_before(file: MissingFile, context: Context) -> bool:
     return bool(old or context.facts.get(f"{file.engine}_before"))
 
 
-def _of_any(file: MissingFile, context: Context) -> tuple[Mapping[str, str], list[str]]:
+def _of_any(
+    file: MissingFile, device: Device | None, context: Context
+) -> tuple[Mapping[str, str], list[str]]:
     """`_what_runs` for a file whose name fits several models: they run the same kernel."""
-    device = context.device(facts_of_line(file.name).get("device"))
     if not isinstance(file.error, SeveralModels) or _only_before(file, context) or not device:
         return NOTHING, []
     problem = parse_problem(next(iter(file.error.problems)))

@@ -398,7 +398,7 @@ def _merged(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def _stops(last: Kernel, problem: Problem, device: Device, engine: str) -> str:
-    """Words where Triton, as the last choice of an engine, cannot compile the problem's type."""
+    """Words if Triton, as the last choice of an engine, cannot compile the problem's type."""
     dtype = getattr(problem, "dtype", None)
     if not (last.triton and dtype is Dtype.FP8_W8A8):
         return ""

@@ -163,7 +163,7 @@ def _name_others(error: BadInput, others: Sequence[Family]) -> None:
 def _where_dtype_applies(
     family: Family, target: str | bytes, serving: Serving, name: str
 ) -> Resolved:
-    """Like `_resolve`, but a dtype of quantised weights is dropped where a family has no weights
+    """Like `_resolve`, but a dtype of quantised weights is dropped if a family has no weights
     that it could be for. Such a dtype is for weights of experts, so these keep it.
     """
     try:

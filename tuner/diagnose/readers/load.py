@@ -20,7 +20,7 @@ _ACCEPTED = re.compile(
 )
 _FEW = 0.4  # of the drafts: most are thrown away
 _FEW_RUN = 3  # requests at once, for which a server is mostly idle
-_ALIKE = 3  # times the slowest line: the pace is one
+_ALIKE = 3  # the most that the fastest of such lines may be, over the slowest
 _FULL = 0.9  # of the KV cache
 _LEAST_LINES = 2
 _MOST_KEPT = 10_000
@@ -85,7 +85,7 @@ class LoadReader:
         yield from self._held_back()
         yield from self._too_large()
         slow = [*self._without_graphs()]
-        yield from slow or self._alone()
+        yield from slow or self._few_at_once()
 
     def _rejected(self) -> Iterator[Reading]:
         """Drafts of speculative decoding that the model rejects."""
@@ -221,7 +221,7 @@ class LoadReader:
             self._engine,
         )
 
-    def _alone(self) -> Iterator[Reading]:
+    def _few_at_once(self) -> Iterator[Reading]:
         most = max(self._running)
         if most > _FEW_RUN or self._waiting or len(self._speeds) < _LEAST_LINES:
             return
@@ -231,6 +231,10 @@ class LoadReader:
         middle = speeds[len(speeds) // 2]
         many = "one request runs" if most == 1 else f"at most {most} requests run"
         gets = "It gets" if most == 1 else "Together they get"
+        out = (
+            "out, if it is there: with few requests the GPU waits for the host, and CUDA graphs "
+            "spare most of that."
+        )
         yield Reading(
             "few_requests",
             Kind.NOTE,
@@ -244,10 +248,8 @@ class LoadReader:
             ],
             [
                 "Send as many requests at once as users will, and compare.",
-                "vLLM: Leave --enforce-eager out, if it is there: with few requests the GPU waits "
-                "for the host, and CUDA graphs spare most of that.",
-                "sglang: Leave --disable-cuda-graph out, if it is there: with few requests the GPU "
-                "waits for the host, and CUDA graphs spare most of that.",
+                f"vLLM: Leave --enforce-eager {out}",
+                f"sglang: Leave --disable-cuda-graph {out}",
             ],
             {"running": most, "tokens_per_s": middle, "lines": len(speeds)},
             self._engine,

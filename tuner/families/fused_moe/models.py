@@ -275,7 +275,6 @@ def _divide(
     """(N, quantisation block) on one rank, the block as `cut` gives it for the ranks of an expert.
 
     Other releases than `release` may cut a block elsewhere, so errors name it.
-
     Raises IndivisibleShape, or BadProblem for sizes below 1.
     """
     if tp < 1 or ep < 1:
@@ -297,9 +296,10 @@ def _divide(
             what = f"tp={tp} leaves N={N}, which the engine refuses: {error}"
     near_tp = _nearest(tp, [ep * n for n in _tensor_parallel_sizes(model.intermediate, cut)])
     of_it = f" with {release}" if release else ""
-    advice = f"no tp works with this block{of_it}"
     if near_tp:
         advice = f"the nearest that works{of_it} is tp={near_tp}"
+    else:
+        advice = f"no tp works with this block{of_it}"
     raise IndivisibleShape(f"{model.name}: {what}; {advice}", **_whole_experts(model, tp, cut))
 
 

@@ -9,7 +9,12 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.engine import UNVERSIONED
-from tuner.engines.sglang.attention.remedy import backend_flags, find_remedy, launches_table
+from tuner.engines.sglang.attention.remedy import (
+    backend_flags,
+    backends_row,
+    find_remedy,
+    launches_table,
+)
 from tuner.engines.sglang.package import SGLang
 from tuner.families.attention.engine import Remedy
 
@@ -109,20 +114,18 @@ def _fits_since(devices: Sequence[Device]) -> str:
 
 
 def _flashinfer(release: str) -> str:
-    """The flags of FlashInfer's kernels; of each release that has its own if none is known."""
-    rows = launches_table()["backends"]
+    """The flags of FlashInfer's kernels; for each range of releases if the release is unknown."""
     if release:
-        rows = [row for row in rows if tuple(row["latent"]) == backend_flags(release, latent=True)][
-            :1
-        ]
-    words = []
-    for row in rows:
-        latent, others = (" ".join(row[name]) for name in ("latent", "others"))
-        rest = f", {others} for others" if latent != others else " and others"
-        before = f"before {rows[0]['since']} " if row is not rows[0] else ""
-        since = f"from {row['since']} on " if len(rows) > 1 and not before else before
-        words.append(f"{since}{latent} for models with latent attention (DeepSeek){rest}")
-    return "; ".join(words)
+        return _flags(backends_row(release))
+    newest, oldest = launches_table()["backends"]
+    since = newest["since"]
+    return f"from {since} on {_flags(newest)}; before {since} {_flags(oldest)}"
+
+
+def _flags(row: Mapping[str, Any]) -> str:
+    latent, others = " ".join(row["latent"]), " ".join(row["others"])
+    rest = f", {others} for others" if latent != others else " and others"
+    return f"{latent} for models with latent attention (DeepSeek){rest}"
 
 
 def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -55,10 +56,14 @@ def find_remedy(engine: SGLang, device: Device) -> Remedy | None:
 
 def backend_flags(version: str, *, latent: bool) -> tuple[str, ...]:
     """The server's flags with which another backend than Triton's runs attention."""
-    rows = launches_table()["backends"]
+    return tuple(backends_row(version)["latent" if latent else "others"])
+
+
+def backends_row(version: str) -> Mapping[str, Any]:
+    """The row of flags of a release, or the newest row if it is older than all that were read."""
+    rows: Sequence[Mapping[str, Any]] = launches_table()["backends"]
     old_enough = [r for r in rows if version_order(r["since"]) <= version_order(version)]
-    row = (old_enough or rows)[0]
-    return tuple(row["latent" if latent else "others"])
+    return (old_enough or rows)[0]
 
 
 @cache
