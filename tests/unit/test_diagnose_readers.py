@@ -51,6 +51,25 @@ WAITS = """Thread 4711 (active): "MainThread"
 Thread 4800 (idle): "Thread-1"
     wait (threading.py:331)
 """
+DEVICES = "# Using devices\n{}#  Rank  0 Group  0 Pid  {} on gpu-{} device  0 [0x00] NVIDIA A100-PCIE-40GB\n"
+NCCL_LINE = "gpu-1:88:157 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>\n"
+HEADING = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+
+
+def row(size: int, busbw: float = 4.5, kind: str = "float") -> str:
+    return f"   {size}  {size // 4}  {kind}  sum  -1  29440  {busbw}  {busbw}  0  29568  {busbw}  {busbw}  0\n"
+
+
+def table(*sizes: int, pid: int = 1, copies: int = 1) -> str:
+    """A table of nccl-tests, each line of it as often as there are processes that print it."""
+    lines = (
+        DEVICES.format("", pid, pid),
+        HEADING,
+        *map(row, sizes),
+        "# Avg bus bandwidth    : 1.7535\n",
+    )
+    return "".join(line * copies for line in lines)
+
 
 CASES = (
     # A start.
@@ -91,6 +110,16 @@ CASES = (
     Shown("rejected drafts", "\n".join([decode(8, graph=True).replace("cuda graph", "accept len: 1.57, accept rate: 0.19, cuda graph")] * 2), ("drafts_rejected",),
           says=("19 % are (median of 2 lines), 1.57 tokens", "--speculative-num-steps"), never=("num_speculative_tokens",)),
     Shown("accepted drafts", "\n".join([vllm("SpecDecoding metrics: Mean acceptance length: 2.53, Accepted throughput: 10.23 tokens/s, Avg Draft acceptance rate: 76.4%")] * 2), ()),
+    # Tables of nccl-tests; NVIDIA/nccl-tests#182 and #107 have processes that did not join.
+    Shown("each process has its own table", table(2**20, 2**26, 2**28, copies=2), ("nccl_tests_apart",),
+          says=("note: the processes of nccl-tests did not join one communicator", "a size comes again before a table ends", "make MPI=1", "nothing of the links"), never=("busbw) is", "tuner preflight", "400 Gb/s")),
+    Shown("its rows are out of step", HEADING + "".join(map(row, (8, 16, 32, 16, 64, 128, 32, 64))) + NCCL_LINE, ("nccl_tests_apart",), says=("make MPI=1",), never=("TCP sockets are not",)),
+    Shown("one size, two ranks 0", DEVICES.format("# Using devices\n", 11, 1) + DEVICES.format("", 12, 2).partition("\n")[2] + HEADING * 2 + row(2**28) * 2, ("nccl_tests_apart",),
+          says=("One list of devices has rank 0 of 2 processes.",), never=("busbw) is",)),
+    Shown("two runs, one after the other", table(8, 16, 32) + table(8, 16, 32, pid=2), (), says=("busbw) is 4.5 GB/s",)),
+    Shown("a run of each type", HEADING + row(8) + row(16) + row(8, kind="bfloat16") + row(16, kind="bfloat16"), (), says=("busbw) is 4.5 GB/s",)),
+    Shown("cycles of one run", HEADING + "".join(map(row, (8, 16, 32, 8, 16, 32, 8, 16, 32))), (), says=("busbw) is 4.5 GB/s",)),
+    Shown("cycles of one size", HEADING + row(2**28) * 3, (), says=("busbw) is 4.5 GB/s",)),
     # Stacks.
     Shown("a collective", WAITS.format("all_reduce (torch/distributed/distributed_c10d.py:2810)"), ("stack_peers",),
           says=("it waits for other ranks in a collective", "called for profile_run (vllm/v1/worker/gpu_model_runner.py:2012)")),

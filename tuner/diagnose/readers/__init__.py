@@ -1,4 +1,4 @@
-"""Read what a text shows besides messages: how far a start came, lines of load, stacks.
+"""Read what a text shows besides messages: how far a start came, lines of load, stacks, tables.
 
 A message is a line that means something by itself, and is a row of the tables beside. A reader
 adds many lines up, and says what they show together.
@@ -13,12 +13,13 @@ from tuner.diagnose.readers.load import LoadReader
 from tuner.diagnose.readers.reading import Reader, Reading, Whole
 from tuner.diagnose.readers.stacks import StackReader
 from tuner.diagnose.readers.start import StartReader
+from tuner.diagnose.readers.tables import TableReader
 
 __all__ = ["Readers", "Reading", "Whole"]
 
 
 def _readers() -> list[Reader]:
-    return [StartReader(), LoadReader(), StackReader()]
+    return [StartReader(), LoadReader(), StackReader(), TableReader()]
 
 
 @dataclass
