@@ -66,12 +66,29 @@ GPU1    NV18     X      NV18    NV18    NODE    NODE    SYS     0-31,64-95      
 GPU2    NV18    NV18     X      NV18    NODE    PIX     SYS     0-31,64-95      0               N/A
 """
 
+# NVIDIA/nccl#428: an older driver has no column of NUMA nodes, and people leave the legend out.
+OLD = """        GPU0    GPU1    CPU Affinity
+GPU0     X      PHB     0-11
+GPU1    PHB      X      0-11
+"""
+PAIRS = """\tGPU0\tGPU1\tGPU2\tGPU3
+GPU0\t X \tPIX\tSYS\tSYS
+GPU1\tPIX\t X \tSYS\tSYS
+GPU2\tSYS\tSYS\t X \tPIX
+GPU3\tSYS\tSYS\tPIX\t X
+"""
+
 SAYS = [
+    (OLD, ["No GPU has NVLink", "Each two of them are PHB: through the PCIe host bridge", "Tensor parallelism adds up", "nvidia-smi topo -p2p r", "names no RDMA device"], ["GPUDirect", "tuner preflight", "between nodes alone"]),
+    (PAIRS, ["The nearest are GPU0 with GPU1, GPU2 with GPU3 (PIX, over one PCIe switch)", "The farthest are SYS: through the link between NUMA nodes"], ["GPUDirect", "tuner preflight", "Each two"]),
+    (PAIRS.replace("PIX", "NV4"), ["NVLink joins only GPU0 with GPU1, GPU2 with GPU3", "nvidia-smi topo -p2p r"], ["GPUDirect", "The nearest"]),
+    (PAIRS.partition("\n")[2], ["Its header or its rows are cut"], ["names no RDMA device", "NVLink to", "GPUDirect"]),
+    ("\tGPU0\tNIC0\tCPU Affinity\nGPU0\t X \tPIX\t0-11\nNIC0\tPIX\t X\n", ["NIC0 with GPU0"], ["NVLink to", "Tensor parallelism"]),
     (FOUR, ["mlx5_0 with GPU1; mlx5_1 with GPU2", "none under the switch of GPU0; the switch of GPU3", "GPU0 and GPU3 reach one through the link between NUMA nodes (SYS)"], ["mlx5_0, under no"]),
     (SPARE, ["mlx5_2 with GPU0; mlx5_3 with GPU1", "mlx5_bond_0, under no GPU's PCIe switch"], ["none under", "SYS)"]),
     (HALF, ["no RDMA device shares a PCIe switch with a GPU", "GPU0 reaches one through host bridges of its NUMA node (NODE)", "GPU1 reaches one through the link between NUMA nodes (SYS)"], ["Below one PCIe switch"]),
     (BOARD, ["GPU0 and GPU1 reach one through the PCIe host bridge (PHB)"], ["NODE)", "SYS)"]),
-    (NO_NIC, ["names no RDMA device", "Each GPU has NVLink to each other one"], ["no RDMA device shares"]),
+    (NO_NIC, ["names no RDMA device", "Each GPU has NVLink to each other one"], ["no RDMA device shares", "GPUDirect", "tuner preflight", "topo -p2p"]),
     (NO_NIC.replace("NV4", "SYS"), ["No GPU has NVLink"], ["Each GPU"]),
     (SHARED.replace("NIC1\tCPU", "NIC1CPU"), ["NIC1 with GPU0; NIC0 with GPU1"], ["are cut"]),
     (FOUR.replace("GPU3\tNV4\tNV4\tNV4\t X \tSYS\tSYS", "GPU3\tNV4\tNV4\tNV4 X\tSYSSYS"), ["rows of GPU3 are cut", "under the switch of GPU0;"], ["GPU0 and GPU3", "switch of GPU3"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
@@ -33,17 +33,40 @@ _UNSET = (
     "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
     "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
 )
+# What `nvidia-smi topo -m` calls a way without NVLink, the nearest first.
+_WAYS = {
+    "PIX": "over one PCIe switch",
+    "PXB": "over several PCIe switches",
+    "PHB": "through the PCIe host bridge",
+    "NODE": "through host bridges of a NUMA node",
+    "SYS": "through the link between NUMA nodes",
+    "SOC": "through the link between NUMA nodes",
+}
+_WITHOUT_NVLINK = (
+    "See which GPUs may read each other's memory. Others send through the host's memory:",
+    "$ nvidia-smi topo -p2p r",
+    "Compare with pipeline parallelism, which sends much less: between groups of GPUs that are far "
+    "from each other, or between all.",
+)
+_NAMED = 8  # pairs of GPUs
 _DROP = 0.6  # of the best; less is more than noise
 
 
 def topology(finding: LogFinding, context: Context) -> Added:
     """Which GPUs have an RDMA device near them, as far as the matrix shows it."""
     found = parse_topology(finding.around)
+    if not found.relations:
+        return Added(("Its header or its rows are cut or not readable here.",))
     cut = [gpu for gpu in found.gpus if gpu not in found.lines]
     cause = [f"The rows of {joined(cut)} are cut or not readable here."] if cut else []
-    cause += [_between(found)] if found.relations else []
+    cause += _between(found)
     if not found.nics:
-        return Added((*cause, "It names no RDMA device (NIC), so it says nothing of the network."))
+        none = "It names no RDMA device (NIC), so it says nothing of the network."
+        return Added((*cause, none), _WITHOUT_NVLINK if _over_pcie(found) else (), instead=True)
+    cause.append(
+        "To a device, GPUDirect RDMA wants PIX or PXB. That matters for traffic between nodes "
+        "alone."
+    )
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
     # A device that is far from the GPUs of these rows may be near one whose row is cut.
@@ -121,21 +144,53 @@ def _told(findings: Iterable[Finding]) -> Added:
     )
 
 
-def _between(found: Topology) -> str:
-    """A sentence on how the GPUs reach each other."""
+def _between(found: Topology) -> list[str]:
+    """Sentences on how the GPUs reach each other."""
+    read = found.read_gpus
+    these = "" if len(read) == len(found.gpus) else " of the rows that stand here"
+    kinds = _pairs(found)
+    if not kinds:
+        return []
+    linked = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind.startswith("NV")]
+    if len(linked) == len(kinds):
+        return [f"Each GPU{these} has NVLink to each other one."]
+    if linked:
+        return [
+            f"NVLink joins only {', '.join(linked)}; all other pairs go over PCIe, so an "
+            "all-reduce over more GPUs than these is as slow as PCIe."
+        ]
+    return [
+        f"No GPU{these} has NVLink to another one: all-reduces of these run over PCIe.",
+        *_over_ways(kinds),
+        "Tensor parallelism adds up over its GPUs in each layer, so the slowest of these links "
+        "sets its pace.",
+    ]
+
+
+def _over_ways(kinds: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Sentences on the ways of pairs without NVLink."""
+    ways = [kind for kind in _WAYS if kind in kinds.values()]
+    if not ways:
+        return
+    nearest, farthest = ways[0], ways[-1]
+    if nearest == farthest:
+        yield f"Each two of them are {nearest}: {_WAYS[nearest]}."
+        return
+    near = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind == nearest]
+    named = ", ".join(near[:_NAMED]) + (" and others" if len(near) > _NAMED else "")
+    yield f"The nearest are {named} ({nearest}, {_WAYS[nearest]})."
+    yield f"The farthest are {farthest}: {_WAYS[farthest]}."
+
+
+def _pairs(found: Topology) -> dict[tuple[str, str], str]:
+    """The link of each two GPUs, as far as rows show it."""
     read = found.read_gpus
     pairs = [(a, b) for a in read for b in found.gpus if a != b and (a < b or b not in read)]
-    these = "" if len(read) == len(found.gpus) else " of the rows that stand here"
-    kinds = {pair: found.relations.get(pair, "") for pair in pairs}
-    linked = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind.startswith("NV")]
-    if not linked:
-        return f"No GPU{these} has NVLink to another one: all-reduces of these run over PCIe."
-    if len(linked) == len(pairs):
-        return f"Each GPU{these} has NVLink to each other one."
-    return (
-        f"NVLink joins only {', '.join(linked)}; all other pairs go over PCIe, so an all-reduce "
-        "over more GPUs than these is as slow as PCIe."
-    )
+    return {pair: found.relations.get(pair, "") for pair in pairs}
+
+
+def _over_pcie(found: Topology) -> bool:
+    return any(not kind.startswith("NV") for kind in _pairs(found).values())
 
 
 def _far(found: Topology) -> list[str]:

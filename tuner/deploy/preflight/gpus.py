@@ -19,7 +19,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 def parse_topology(text: str) -> Topology:
     """The matrix; NICs have their RDMA names where the legend or the header gives them."""
     lines = _ANSI.sub("", text).splitlines()
-    start = next((i for i, line in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
+    start = next((i for i, line in enumerate(lines) if _names_columns(line.split())), None)
     if start is None:
         return Topology()
     header = _columns(lines[start])
@@ -32,6 +32,11 @@ def parse_topology(text: str) -> Topology:
     for line in lines[start + 1 :]:
         _add_row(topology, columns, names, line)
     return topology
+
+
+def _names_columns(words: list[str]) -> bool:
+    """Whether a line names the columns: the row of GPU0 begins with the same word."""
+    return words[:1] == ["GPU0"] and not any(_RELATION.match(word) for word in words)
 
 
 def _columns(header: str) -> list[str]:
