@@ -79,8 +79,8 @@ GPU3\tSYS\tSYS\tPIX\t X
 """
 
 SAYS = [
-    (OLD, ["No GPU has NVLink", "Each two of them are PHB: through the PCIe host bridge", "Tensor parallelism adds up", "nvidia-smi topo -p2p r", "names no RDMA device"], ["GPUDirect", "tuner preflight", "between nodes alone"]),
-    (PAIRS, ["The nearest are GPU0 with GPU1, GPU2 with GPU3 (PIX, over one PCIe switch)", "The farthest are SYS: through the link between NUMA nodes"], ["GPUDirect", "tuner preflight", "Each two"]),
+    (OLD, ["No GPU has NVLink", "The link between each two is PHB: through the PCIe host bridge", "Tensor parallelism adds up", "nvidia-smi topo -p2p r", "names no RDMA device"], ["GPUDirect", "tuner preflight", "between nodes alone"]),
+    (PAIRS, ["The nearest are GPU0 with GPU1, GPU2 with GPU3 (PIX, over one PCIe switch)", "The farthest are SYS: through the link between NUMA nodes"], ["GPUDirect", "tuner preflight", "between each two"]),
     (PAIRS.replace("PIX", "NV4"), ["NVLink joins only GPU0 with GPU1, GPU2 with GPU3", "nvidia-smi topo -p2p r"], ["GPUDirect", "The nearest"]),
     (PAIRS.partition("\n")[2], ["Its header or its rows are cut"], ["names no RDMA device", "NVLink to", "GPUDirect"]),
     ("\tGPU0\tNIC0\tCPU Affinity\nGPU0\t X \tPIX\t0-11\nNIC0\tPIX\t X\n", ["NIC0 with GPU0"], ["NVLink to", "Tensor parallelism"]),

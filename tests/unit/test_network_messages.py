@@ -42,6 +42,11 @@ CASES = [
     (INFO + "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", ["nccl_rdma"], "mlx5_1:1/RoCE"),
     (INFO + "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0", ["nccl_sockets"], "many times slower"),
     (INFO + "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", ["nccl_no_gpudirect"], "nvidia_peermem"),
+    # A device that is there and cannot be opened (NVIDIA/nccl#451): no unknown warning beside it.
+    ("node-1:88:157 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n" + WARN + "NET/IB : Unable to open device mlx5_1", ["nccl_ib_open"], "The device is mlx5_1."),
+    ("node-1:88:157 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n" + INFO + "NET/IB : No device found.", ["nccl_ib_open"], "--device /dev/infiniband"),
+    (WARN + "NET/IB : Unable to query port_num 1", ["nccl_ib_open"], "ibv_devinfo"),
+    (WARN + "Call to ibv_query_device failed with error Operation not permitted errno 1\n" + WARN + "NET/IB : Unable to query device mlx5_0", ["nccl_ib_open"], "The device is mlx5_0."),
     # Ranks that wait, and Ray.
     ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 1800000ms for send operation to complete", ["nccl_timeout"], "1800000 ms"),
     ("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.12]:41210", ["rank_died"], "other rank's log"),
@@ -84,6 +89,35 @@ def test_a_line_has_its_cause_and_no_other(text, found, phrase):
     diagnosis = diagnose_text(text)
     assert sorted(answer.finding.message.name for answer in diagnosis.answers) == found
     assert phrase in diagnosis.as_text()
+
+
+SOCKETS = INFO + "Using network Socket\n"
+BOTH, DISABLE, NET = (
+    "Unset NCCL_IB_DISABLE=1 and NCCL_NET=Socket, if",
+    "Unset NCCL_IB_DISABLE=1, if",
+    "Unset NCCL_NET=Socket, if",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        ("", BOTH),
+        (INFO + "NCCL_IB_DISABLE set by environment to 0.\n", NET),
+        ("export NCCL_IB_DISABLE=0\n", NET),
+        ('NCCL_IB_DISABLE: "0"\n', NET),
+        (INFO + "NCCL_IB_DISABLE set by environment to 1.\n", BOTH),
+        ("mpirun -x NCCL_IB_DISABLE=0 -x NCCL_NET=IB\n", "- Let NCCL_IB_HCA name"),
+        (INFO + "NCCL_NET set by environment to IB.\n", DISABLE),
+        ("NCCL_NET_GDR_LEVEL=2\n", BOTH),
+        # Another node may have the other value.
+        ("export NCCL_IB_DISABLE=0\nexport NCCL_IB_DISABLE=1\n", BOTH),
+    ],
+)
+def test_a_variable_is_to_be_unset_unless_the_text_shows_another_value(text, phrase):
+    answer = diagnose_text(text + SOCKETS).as_text()
+    assert {one for one in (BOTH, DISABLE, NET) if one in answer} == {phrase} & {BOTH, DISABLE, NET}
+    assert phrase in answer
 
 
 @pytest.mark.parametrize(("state", "value"), [("Up", "mlx5_0,mlx5_3"), ("Down", "mlx5_3")])

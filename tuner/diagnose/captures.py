@@ -174,7 +174,7 @@ def _over_ways(kinds: Mapping[tuple[str, str], str]) -> Iterator[str]:
         return
     nearest, farthest = ways[0], ways[-1]
     if nearest == farthest:
-        yield f"Each two of them are {nearest}: {_WAYS[nearest]}."
+        yield f"The link between each two is {nearest}: {_WAYS[nearest]}."
         return
     near = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind == nearest]
     named = ", ".join(near[:_NAMED]) + (" and others" if len(near) > _NAMED else "")
