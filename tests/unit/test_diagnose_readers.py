@@ -56,6 +56,12 @@ NCCL_LINE = "gpu-1:88:157 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB 
 HEADING = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
 
 
+MADE = "gpu-1:88:157 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
+VIA = "gpu-1:88:157 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {}\ngpu-1:88:157 [0] NCCL INFO Connected all rings"
+OFF = "gpu-1:88:157 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1"
+BAR = "Processed prompts:   {}%|          | {}/16 [00:00<?, ?it/s, est. speed input: 0.00 toks/s]"
+
+
 def row(size: int, busbw: float = 4.5, kind: str = "float") -> str:
     return f"   {size}  {size // 4}  {kind}  sum  -1  29440  {busbw}  {busbw}  0  29568  {busbw}  {busbw}  0\n"
 
@@ -92,6 +98,21 @@ CASES = (
     Shown("a long start", "\n".join((vllm("Loading weights took 12.69 seconds"), vllm("torch.compile takes 2222.52 s in total"), vllm("Graph capturing finished in 17 secs, took 0.48 GiB"))),
           ("start_slow",), says=("torch.compile takes most of the time", "loading the weights 13 s, torch.compile 2,223 s, capturing CUDA graphs 17 s", "VLLM_CACHE_ROOT"), never=("last step",)),
     Shown("a short start", "\n".join((vllm("torch.compile takes 22.52 s in total"), vllm("Graph capturing finished in 17 secs, took 0.48 GiB"))), ("start_waits",)),
+    # vllm-project/vllm#9920: NCCL's communicator is made, and nothing comes of it.
+    Shown("no prompt is done", "\n".join((vllm("vLLM is using nccl==2.20.5"), MADE, vllm("GPU KV cache size: 9,000 tokens"), BAR.format(0, 0))), ("collective_waits",),
+          says=("note: NCCL's communicator is made, and 0 of 16 prompts are done", "If it stays there, the first collective for these prompts seems not to return", "start once with NCCL_P2P_DISABLE=1", "ACS", "--shm-size", "via SHM"),
+          never=("last step", "sglang", "tuner preflight")),
+    Shown("people say that it hangs there", "\n".join((HANGS, MADE, BAR.format(0, 0))), ("collective_waits",), says=("waits: NCCL's communicator",)),
+    Shown("prompts over shared memory", "\n".join((OFF, MADE, VIA.format("SHM/direct/direct"), BAR.format(0, 0))), ("collective_waits",), says=("df -h /dev/shm",), never=("start once with",)),
+    Shown("prompts over P2P", "\n".join((MADE, VIA.format("P2P/IPC"), BAR.format(0, 0))), ("collective_waits",), says=("start once with",), never=("--shm-size",)),
+    Shown("a prompt is done", "\n".join((MADE, BAR.format(0, 0), BAR.format(6, 1))), ()),
+    Shown("the second set of prompts", "\n".join((MADE, BAR.format(100, 16), BAR.format(0, 0))), ()),
+    Shown("without lines of NCCL", BAR.format(0, 0), ()),
+    Shown("prompts, and an exception", "\n".join((MADE, BAR.format(0, 0), "RuntimeError: some words")), (), says=("unknown:",)),
+    Shown("the start stays at the communicator", f"{steps(BEGIN, NCCL)}\n{MADE}", ("start_waits",),
+          says=("shows: NCCL's communicator is made", "If the log goes no further than this text", "first collective over it, which seems not to return if it stays so", "NCCL_P2P_DISABLE=1")),
+    Shown("a communicator of torch before NCCL's", f"{MADE}\n{steps(BEGIN, NCCL)}", ("start_waits",), says=("NCCL was loaded",)),
+    Shown("the start goes on from there", f"{steps(BEGIN, NCCL)}\n{MADE}\n{steps(WEIGHTS)}", ("start_waits",), says=("it loads the weights",), never=("communicator",)),
     # Lines of load.
     Shown("requests are held back", "\n".join((load(64, 187, 41.2), load(64, 190, 40.8))), ("requests_held",),
           says=("64 requests run, up to 190 wait, and at most 41 % of the KV cache", "Raise --max-num-seqs, if it is 64"), never=("--max-running-requests",)),

@@ -91,6 +91,17 @@ def test_a_line_has_its_cause_and_no_other(text, found, phrase):
     assert phrase in diagnosis.as_text()
 
 
+@pytest.mark.parametrize(
+    ("number", "made", "told"), [(1, True, True), (12, True, False), (1, False, False)]
+)
+def test_a_first_collective_that_times_out_is_no_late_rank_alone(number, made, told):
+    text = f"[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600005 milliseconds"
+    answer = diagnose_text((INFO + "comm 0x1 - Init COMPLETE\n" if made else "") + text).as_text()
+    assert "ALLREDUCE" in answer
+    assert ("first collective of its group" in answer) == told
+    assert ("NCCL_P2P_DISABLE=1" in answer) == told
+
+
 SOCKETS = INFO + "Using network Socket\n"
 BOTH, DISABLE, NET = (
     "Unset NCCL_IB_DISABLE=1 and NCCL_NET=Socket, if",

@@ -19,7 +19,7 @@ from tuner.diagnose.crashes import (
 from tuner.diagnose.files import missing_file
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.named_files import named_file, unnamed_file
-from tuner.diagnose.nccl import sockets
+from tuner.diagnose.nccl import nccl_timeout, sockets
 from tuner.diagnose.sizes import block_shape, divides, heads, memory_taken
 
 ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
@@ -28,5 +28,6 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
         *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
         *(block_shape, divides, heads, memory_taken, fp8_kernel, gpu_memory, compile_error),
         *(surfaced, gid_table, nccl_tests, rdma_ports, sockets, topology),
+        nccl_timeout,
     )
 }

@@ -102,8 +102,11 @@ class Findings:
     def readings(self) -> list[Reading]:
         """What many lines show together, the worst first. Ask when all is read."""
         kinds = list(Kind)
+        # A message that what the text shows has answered explains nothing.
         explained = any(
-            m.message.kind in (Kind.STOPS, Kind.WAITS, Kind.FOLLOWS) for m in self.known.values()
+            one.message.kind in (Kind.STOPS, Kind.WAITS, Kind.FOLLOWS)
+            and not self.facts.known.keys() & set(one.message.unless)
+            for one in self.known.values()
         )
         told = self.readers.told(Whole(explained, bool(self.errors)))
         return sorted(told, key=lambda one: kinds.index(one.kind))

@@ -1,11 +1,16 @@
-"""What NCCL's lines say beside each other: variables that other lines show."""
+"""What NCCL's lines say beside each other: variables and steps that other lines show."""
 
 from __future__ import annotations
+
+import re
 
 from tuner.deploy.preflight.facts import joined
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
+from tuner.diagnose.readers.collective import P2P_STEP, USUAL
+
+_FIRST = re.compile(r"\bSeqNum=1\b")
 
 # Variables that keep NCCL from RDMA, and the facts (facts.toml) that the text shows such a value,
 # or another one.
@@ -23,3 +28,15 @@ def sockets(finding: LogFinding, context: Context) -> Added:
     ]
     unset = f"Unset {joined(names)}, if set. " if names else ""
     return Added(fix=(f"{unset}Let NCCL_IB_HCA name devices that `ibv_devices` lists.",))
+
+
+def nccl_timeout(finding: LogFinding, context: Context) -> Added:
+    """Whether it is the first collective of a communicator that was made."""
+    if not _FIRST.search(finding.text) or not context.facts.get("nccl_done"):
+        return Added()
+    first = (
+        "The communicator was made (`Init COMPLETE`), and this is the first collective of its "
+        "group (SeqNum=1). If all ranks of one node report it, none is late: the transfer itself "
+        "seems not to work."
+    )
+    return Added((first, USUAL), (P2P_STEP,), {"first": True})

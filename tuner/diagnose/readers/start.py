@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
+from tuner.diagnose.readers.collective import USUAL, Communicator
 from tuner.diagnose.readers.reading import Reading, Whole
 from tuner.diagnose.table import Kind
 from tuner.engines.logs.lines import BLANKS, rank_of
@@ -75,10 +76,11 @@ def _texts() -> Sequence[tuple[bytes, int, str]]:
 
 @cache
 def _marks() -> Sequence[bytes]:
-    return (*(text for text, *_ in _texts()), *_HANG_MARKS)
+    return (*(text for text, *_ in _texts()), *_HANG_MARKS, *Communicator.marks)
 
 
 _LOADED = next(at for at, step in enumerate(steps()) if step.name == "loaded")
+_LINKS = next(at for at, step in enumerate(steps()) if step.name == "links")
 
 
 @dataclass
@@ -92,8 +94,10 @@ class StartReader:
     _engine: str = ""
     _times: dict[str, tuple[float, str]] = field(default_factory=dict)  # by step: s, FILE:LINE
     _hangs: str = ""  # FILE:LINE of the words of somebody who says so
+    _nccl: Communicator = field(default_factory=Communicator)
 
     def read(self, line: str, where: str) -> None:
+        self._nccl.read(line, where)
         low = _squeezed(line)
         found = [(at, engine) for text, at, engine in _texts() if text in low]
         if not found:
@@ -109,6 +113,8 @@ class StartReader:
             at = _LOADED if match[1] == match[2] else at
         if at == 0 and self._serves():  # the next start in one log
             self._last.clear()
+        if at == _LINKS:  # those before are torch's own
+            self._nccl.made = ""
         if at >= self._last.get(rank, (0, ""))[0] and len(self._last) < _MOST_RANKS:
             self._last[rank] = at, where
 
@@ -118,16 +124,23 @@ class StartReader:
             return
         slow = [*self._slow()]
         yield from slow
-        if slow or self._serves():
+        if slow:
             return
-        if not self._last:
-            yield from self._untold()
+        waits = [*self._nccl.told(bool(self._hangs))]
+        yield from waits
+        if waits or self._serves():
             return
+        yield from self._stands() if self._last else self._untold()
+
+    def _stands(self) -> Iterator[Reading]:
+        """The last step of the rank that is behind."""
         ranks = {rank: place for rank, place in self._last.items() if rank} or self._last
         behind = min(at for at, _ in ranks.values())
         step = steps()[behind]
         late = [rank for rank, (at, _) in ranks.items() if at == behind and rank]
         where = next(place for at, place in reversed(list(ranks.values())) if at == behind)
+        if behind == _LINKS and self._nccl.made:
+            step, where = self._made(step), self._nccl.made
         ahead = sorted({steps()[at].says for at, _ in ranks.values() if at > behind})
         cause = [step.next]
         if step.name == "weights" and self._shards:
@@ -147,6 +160,12 @@ class StartReader:
             {"step": step.name, "ranks": late, "shards": self._shards or None},
             self._engine,
         )
+
+    def _made(self, step: Step) -> Step:
+        """The step after NCCL was loaded, which no line of an engine shows."""
+        after = "Next comes the first collective over it, which seems not to return if it stays so."
+        says = "NCCL's communicator is made"
+        return replace(step, name="made", says=says, next=f"{after} {USUAL}", fix=self._nccl.fix())
 
     def _keep_times(self, line: str, where: str) -> None:
         """Keep the longest time of each step: ranks and models write their own."""
