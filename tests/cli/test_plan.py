@@ -57,6 +57,30 @@ def test_a_server_s_flags_change_the_plan(env):
     assert kinds["block_gemm"] == (["Triton"], "yes", True)
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "same"),
+    [
+        ("vllm", "--enable-expert-parallel", ("--tp", "4", "--ep", "4")),
+        ("vllm", "-tp 2 -ep", ("--tp", "2", "--ep", "2")),
+        ("vllm", "--tensor-parallel-size=2", ("--tp", "2")),
+        ("sglang", "--tp-size 4 --ep-size 2", ("--tp", "4", "--ep", "2")),
+        ("sglang", "--tp 4 --moe-a2a-backend deepep", ("--tp", "4", "--ep", "4")),
+        ("sglang", "--disable-shared-experts-fusion", ("--tp", "4", "--no-fuse-shared")),
+        ("sglang", "--tp 4 --dp 2 --enable-dp-attention", ("--tp", "4", "--dp", "2")),
+    ],
+)
+def test_flags_that_divide_a_model_are_those_options(env, engine, words, same):
+    """What each rank runs follows from the server's flags, as from our own options."""
+    served = ("--device", "H100", "--engine", engine, "--json")
+    tp = () if "tp" in words or "tensor" in words else ("--tp", "4")
+    by_flags = json.loads(
+        run("plan", "deepseek-r1", *served, *tp, "--server-args", words, env=env).stdout
+    )
+    by_options = json.loads(run("plan", "deepseek-r1", *served, *same, env=env).stdout)
+    problems = [[one["problem"] for one in plan["problems"]] for plan in (by_flags, by_options)]
+    assert problems[0] == problems[1]
+
+
 def test_stored_times_are_the_known_gain(env):
     measure = f"replay:{FP8_RECORDING}"
     replay = ("--measure", measure, "--batch-sizes", "16", "--effort", "quick")
@@ -116,6 +140,18 @@ def test_a_cluster_file_is_tuned_for_and_exported_as_its_servers_ask(env):
         (
             ("deepseek-r1", "--server-args", "--x '"),
             "cannot read the server's flags \"--x '\": No closing quotation",
+        ),
+        (
+            ("deepseek-r1", "--tp", "8", "--server-args", "--tp-size 4"),
+            "--tp is 8, and the server's flags say 4: leave one of them out",
+        ),
+        (
+            ("deepseek-r1", "--server-args", "--ep-size x"),
+            "--ep-size needs a whole number, not 'x'",
+        ),
+        (
+            ("deepseek-r1", "--engine", "vllm", "--server-args", "-tp 2 -dp 4 -ep"),
+            "--tp is the number of all ranks (4 times tp)",
         ),
     ],
 )

@@ -89,7 +89,8 @@ def export(
         found, wanted, flags = asked_by_cluster(cluster, card, given)
     else:
         found, flags = find_engine(engine), settings_of(server_args, model)
-        asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
+        name, version = found.name, found.version
+        asked = TargetOptions(model, card, name, version, tp, dtype, flags) if model else None
         wanted = problems_to_ship(problem or (), asked, choice)
     with open_store() as store:
         report = export_device(
@@ -171,11 +172,13 @@ def report(
     from tuner.pictures.write import as_text, page_of
 
     card, found = find_device(device), find_engine(engine)
-    asked = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
+    flags = settings_of(server_args, model)
+    name, version = found.name, found.version
+    asked = TargetOptions(model, card, name, version, tp, dtype, flags) if model else None
     wanted = problems_to_ship(problem or (), asked, choice)
     with open_store() as store:
         winners = stored(store, card, found, wanted)
-    winners = for_servers(winners, card, found, settings_of(server_args, model))
+    winners = for_servers(winners, card, found, flags)
     page = out / f"device_name={card.name}.html"
     write_all(out, {page: page_of(winners, card).encode()})
     winners_of = by_problem(winners)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ class TargetOptions:
     engine_version: str | None
     tp: int = 1
     dtype: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)  # of the server, as `settings_of`
 
 
 def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
@@ -233,16 +234,34 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
+    """How the server runs, as the options and its flags say. Raises BadInput if they contradict
+    each other, or if a flag changes problems in a way that is not read.
+    """
+    from tuner.engines.launch import read_flags
     from tuner.models.serving import Serving
 
-    shaping = [option for one in families() for option in one.shaping]
+    said = read_flags(asked.engine, asked.flags)
+    if said.unread:
+        raise BadInput(said.unread)
+    tp = said.tp or asked.tp
+    shaping = {option.name: option for one in families() for option in one.shaping}
+    given = choice.of(tuple(shaping.values()))
+    flags = {"tp": "--tp", **{name: option.flag for name, option in shaping.items()}}
+    by_server = {"tp": tp, **said.on(tp)}
+    by_options = {"tp": asked.tp, **given} if asked.tp != 1 else given
+    for name in by_options.keys() & by_server.keys():
+        if by_options[name] != by_server[name]:
+            raise BadInput(
+                f"{flags[name]} is {by_options[name]}, and the server's flags say "
+                f"{by_server[name]}: leave one of them out"
+            )
     return Serving(
         engine=asked.engine,
         engine_version=asked.engine_version,
         device=asked.device,
-        tp=asked.tp,
-        dtype=parse_dtype(asked.dtype) if asked.dtype else None,
-        options=choice.of(tuple(shaping)),
+        tp=tp,
+        dtype=parse_dtype(asked.dtype) if asked.dtype else said.dtype,
+        options={**said.on(tp), **given},
     )
 
 

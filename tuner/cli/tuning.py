@@ -140,7 +140,8 @@ def tune(
         card = _card(device or named.device, source, cards if gpus else ())
         found_engine = find_engine(engine or named.engine or "sglang")
         flags = settings_of(server_args, target)
-        asked = TargetOptions(target, card, found_engine.name, found_engine.version, tp, dtype)
+        name, version = found_engine.name, found_engine.version
+        asked = TargetOptions(target, card, name, version, tp, dtype, flags)
         targets = targets_of(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]

@@ -27,6 +27,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 
 _SWITCH = {"true": "1", "false": "0"}  # of environment variables
+_FLAG = re.compile(r"--?[A-Za-z]")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 _NOTHING: Mapping[str, str] = {}
 
@@ -316,13 +317,13 @@ def server_settings(text: str) -> dict[str, str]:
 def flags_of(words: Sequence[str]) -> dict[str, str]:
     """The flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
 
-    The last occurrence counts.
+    Short flags, as `-tp`, are flags too. The last occurrence counts.
     """
     found: dict[str, str] = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
         name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            alone = not following or following.startswith("--")
+        if _FLAG.match(name):
+            alone = not following or bool(_FLAG.match(following))
             found[name] = value if equals else ("1" if alone else following)
     return found
 

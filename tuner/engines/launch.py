@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from tuner.engines.engine import Engine, engine_package
+from tuner.errors import BadProblem
 from tuner.problems.dtypes import Dtype
 
 
@@ -23,6 +24,27 @@ class ServingFlags:
 
     dtype: Dtype | None = None  # None: the checkpoint's own
     options: Mapping[str, Any] = field(default_factory=dict)
+    tp: int = 0  # 0: not said
+    spreads: bool = False  # the experts are divided among all ranks
+    unread: str = ""  # a sentence on a flag that changes problems and is not read
+
+    def on(self, tp: int) -> dict[str, Any]:
+        """The values of families' options where `tp` ranks serve."""
+        return {**self.options, "ep": tp} if self.spreads else dict(self.options)
+
+
+def number_of(flags: Mapping[str, str], names: Sequence[str]) -> int:
+    """The whole number of the flag that has one of these names; 0 where none is given.
+
+    Raises BadProblem for a value that is no number.
+    """
+    for name in names:
+        text = flags.get(name, "0")
+        if not text.isascii() or not text.isdecimal() or len(text) > 9:
+            raise BadProblem(f"{name} needs a whole number, not {text!r}")
+        if int(text):
+            return int(text)
+    return 0
 
 
 def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:

@@ -204,7 +204,7 @@ def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[P
         device=device,
         tp=parallel.tp,
         dtype=said.dtype,
-        options={"ep": parallel.ep, "dp": dp, **said.options},
+        options={"ep": parallel.ep, "dp": dp, **said.on(parallel.tp)},
     )
     reached = [family for family in families() if _reaches(family, engine)]
     resolved = resolve_all(served_model(cluster), serving, reached, name=cluster.model.name)

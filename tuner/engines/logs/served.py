@@ -85,7 +85,7 @@ class CompletedHints:
             flags = read_flags(name, given) if name in ENGINES else ServingFlags()
         except BadProblem:  # a flag's value is cut, or no number
             flags = ServingFlags()
-        asked = dict(flags.options)
+        asked = flags.on(self.tp) if self.tp else dict(flags.options)
         if self.ep > 1:
             asked["ep"] = self.ep
         if "--enable-dp-attention" in self.facts.settings and self.facts.get("dp"):

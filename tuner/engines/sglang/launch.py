@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.engines.launch import ServingFlags
+from tuner.engines.launch import ServingFlags, number_of
 from tuner.engines.sglang.fused_moe.files import CONFIG_DIR_VARIABLE as MOE_VARIABLE
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_VARIABLE
 from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER
 from tuner.engines.sglang.plugin.gemm_files import CONFIG_DIR_VARIABLE as GEMM_VARIABLE
 from tuner.engines.sglang.plugin.gemm_files import FOLDER as GEMM_FOLDER
-from tuner.errors import BadProblem, did_you_mean
+from tuner.errors import did_you_mean
 from tuner.families.scans.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
 from tuner.families.scans.files import FOLDER as SCAN_FOLDER
 from tuner.problems.dtypes import Dtype
@@ -36,9 +36,12 @@ CONFIG_FOLDERS = {
 _QUANTISED = {"fp8": Dtype.FP8_W8A8, "w8a8_fp8": Dtype.FP8_W8A8, "w8a8_int8": Dtype.INT8_W8A8}
 UNFUSING_FLAG = "--disable-shared-experts-fusion"
 _FUSION = {UNFUSING_FLAG: False, "--enforce-shared-experts-fusion": True}
+_TP = ("--tp-size", "--tp", "--tensor-parallel-size")
+_DP = ("--dp-size", "--dp", "--data-parallel-size")
 _NUMBERS = {
-    "--page-size": "page_size",
-    "--moe-dense-tp-size": "moe_dense_tp",
+    "page_size": ("--page-size",),
+    "moe_dense_tp": ("--moe-dense-tp-size",),
+    "ep": ("--ep-size", "--ep", "--expert-parallel-size"),
 }
 _FLAG = re.compile(r"[\"'](--[a-z0-9][a-z0-9-]*)[\"']")
 _FIELD = re.compile(r"^ +([a-z][a-z0-9_]*): ", re.MULTILINE)
@@ -50,10 +53,14 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     for flag, fuse in _FUSION.items():
         if flag in flags:
             options["fuse_shared"] = fuse
-    for flag, option in _NUMBERS.items():
-        if flag in flags:
-            options[option] = _number(flag, flags[flag])
-    return ServingFlags(_QUANTISED.get(flags.get("--quantization", "")), options)
+    for option, names in _NUMBERS.items():
+        if number := number_of(flags, names):
+            options[option] = number
+    if "--enable-dp-attention" in flags and (dp := number_of(flags, _DP)):
+        options["dp"] = dp
+    spreads = "--enable-ep-moe" in flags or flags.get("--moe-a2a-backend", "none") != "none"
+    dtype = _QUANTISED.get(flags.get("--quantization", ""))
+    return ServingFlags(dtype, options, number_of(flags, _TP), spreads)
 
 
 def unknown_flags(engine: SGLang, words: Sequence[str]) -> list[str]:
@@ -73,9 +80,3 @@ def _known_flags(engine: SGLang) -> set[str]:
     return named | {
         f"--{name.replace('_', '-')}" for text in texts for name in _FIELD.findall(text)
     }
-
-
-def _number(flag: str, text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise BadProblem(f"{flag} needs a whole number, not {text!r}")
-    return int(text)

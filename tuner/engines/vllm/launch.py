@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tuner.engines.engine import Engine
-from tuner.engines.launch import ServingFlags
+from tuner.engines.launch import ServingFlags, number_of
 from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.families.scans.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
 from tuner.families.scans.files import FOLDER as SCAN_FOLDER
@@ -21,7 +21,15 @@ UNFUSING_FLAG = ""
 def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     """See `tuner.engines.launch.read_flags`."""
     dtype = Dtype.FP8_W8A8 if flags.get("--quantization") == "fp8" else None
-    return ServingFlags(dtype)
+    tp = number_of(flags, ("--tensor-parallel-size", "-tp"))
+    spreads = bool({"--enable-expert-parallel", "-ep"} & flags.keys())
+    replicas = number_of(flags, ("--data-parallel-size", "-dp"))
+    unread = (
+        "with --data-parallel-size the ranks of all replicas share the experts: leave the flag "
+        f"out; for the experts, --tp is the number of all ranks ({replicas} times tp), and with "
+        "--enable-expert-parallel --ep is that too"
+    )
+    return ServingFlags(dtype, {}, tp, spreads, unread if replicas > 1 else "")
 
 
 def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:
