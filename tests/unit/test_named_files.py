@@ -34,7 +34,7 @@ NAMED = [
     # vllm-project/vllm#36273, #43506: a file that a pull request adds
     ("- `vllm/model_executor/layers/fused_moe/configs/E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json`", ["--device GB10 --engine vllm"], ["--engine sglang"]),
     # vllm-project/vllm#39263: blocks without a type
-    ("E=256,N=256,device_name=NVIDIA_GeForce_RTX_5090,block_shape=[128,128].json", ["Neither sglang nor vLLM looks for"], ["tuner tune"]),
+    ("E=256,N=256,device_name=NVIDIA_GeForce_RTX_5090,block_shape=[128,128].json", ["it has block_shape and no dtype"], ["tuner tune"]),
     # vllm-project/vllm#40129: the name is of 16-bit experts, the model is not
     ("Qwen3.6-35B-A3B-FP8: vllm/model_executor/layers/fused_moe/configs/E=256,N=512,device_name=NVIDIA_RTX_A5000.json", ["they do not read this file", "tuner tune qwen3.6-35b-a3b-fp8 --device A5000 --engine vllm"], ["dtype=bfloat16"]),
     ("sglang ships strategy,E=896,topk=16,device_name=NVIDIA_H200.json", ["no kernel that this tuner tunes"], ["Neither", "$ tuner"]),

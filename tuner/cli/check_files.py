@@ -99,6 +99,10 @@ def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
     spelled = spelled_by([path])
     if spelled and spelled != engine.name:
         return f"{path.name!r} is spelled as {spelled} spells names: --engine {spelled}"
+    from tuner.engines.config_files import misnamed
+
+    if why := misnamed(path.name):
+        return why
     examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
     return (
         f"{path.name!r} is not the name of a file that {engine.name} reads, like {examples}; "

@@ -297,8 +297,8 @@ def _older(engine: str, context: Context) -> list[str]:
     if not before or context.version(engine):
         return []
     return [
-        f"The path is of a release before {engine} {before}, and newer ones look for another "
-        f"name: give the server's version too, --engine {engine}==VERSION, to each command. "
+        f"The path is of a release before {engine} {before}, and newer ones look in another "
+        f"folder: give the server's version too, --engine {engine}==VERSION, to each command. "
         f"`pip show {engine}` says it."
     ]
 

@@ -13,6 +13,7 @@ from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.files import UNTUNED, about, commands_for, config_file, serving_of, why_not
 from tuner.diagnose.findings import LogFinding
+from tuner.engines.config_files import misnamed
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, unmade
@@ -127,6 +128,8 @@ def _read(path: str, context: Context) -> tuple[str, Family | None, list[str], s
     name = path.rpartition("/")[2]
     if why := context.unsupported(facts_of_line(name).get("device")) or unmade(name):
         return name, None, [], why
+    if why := misnamed(name):
+        return name, None, [], f"{why[0].upper()}{why[1:]}."
     try:
         family = reader_of(path)
     except BadInput:

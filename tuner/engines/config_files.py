@@ -7,6 +7,7 @@ beyond `json.load` and `int(key)`, so a bad file fails late, inside a kernel lau
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,18 @@ AMD_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 # Options whose value may be 0, with which the compiler chooses.
 ZERO_OPTIONS = frozenset({"waves_per_eu", "matrix_instr_nonkdim"})
 FIELDS = (*REQUIRED_FIELDS, *LAUNCH_OPTIONS, "USE_TMA", *AMD_OPTIONS)  # in the order engines write
+
+_UNTYPED_BLOCKS = re.compile(r"E=\d+,N=\d+,device_name=[^,]+,block_shape=\[[^\]]*\].*\.json")
+
+
+def misnamed(name: str) -> str:
+    """Why no engine asks for a file of this name, if a part of it is missing; "" if none is."""
+    if not _UNTYPED_BLOCKS.fullmatch(name):
+        return ""
+    return (
+        f"no server looks for {name}: it has block_shape and no dtype, and 16-bit weights have no "
+        "blocks; the names of block-wise fp8 have dtype=fp8_w8a8 before block_shape"
+    )
 
 
 @dataclass(frozen=True)

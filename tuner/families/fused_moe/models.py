@@ -210,7 +210,11 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
         what = "groups" if problem.grouped else "quantisation blocks"
         engine = f"{serving.engine} {serving.engine_version or ''}".strip()
         sizes = [f"{n}x{k}" if n else str(k) for n, k in (wanted, problem.block_shape)]
-        notes.append(f"{engine} makes the {what} of {sizes[0]} smaller, {sizes[1]}: N={problem.N}")
+        old = "" if problem.grouped else _rules(serving.engine).BLOCKS_REFUSED
+        stops = f"; {serving.engine} {old} and older stop at this shape" if old else ""
+        notes.append(
+            f"{engine} makes the {what} of {sizes[0]} smaller, {sizes[1]}: N={problem.N}{stops}"
+        )
     return notes
 
 

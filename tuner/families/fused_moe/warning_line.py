@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from tuner.engines.config_files import misnamed
 from tuner.engines.engine import Release, release_of
 from tuner.errors import BadProblem, NoSuchLayer, SeveralModels
 from tuner.families.fused_moe.engine import NAME
@@ -44,11 +45,13 @@ def find_config_name(
     """Find a config file's name in a line or a path; None if there is none.
 
     `packed`: see `MoeFileKey`. `channels`: whether the engine's names say that fp8 is quantised
-    per channel. Raises BadProblem for an unknown dtype.
+    per channel. Raises BadProblem for an unknown dtype, and for a name that lacks its dtype.
     """
     match = NAME.search(text)
     if not match:
         return None
+    if why := misnamed(match[0]):
+        raise BadProblem(why)
     dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
     block = (int(match["n"]), int(match["k"])) if match["n"] else None
     # int8_w8a8 without blocks is always per channel; older releases' names do not say so.

@@ -37,6 +37,9 @@ def open_delivery(engine: SGLang) -> MoeDelivery:
     return MoeDelivery(SGLangFusedMoe(engine), replaces_packaged=True)
 
 
+BLOCKS_REFUSED = ""  # no release that was read makes blocks smaller
+
+
 def rank_block(cut: Cut, engine_version: str | None) -> Block:
     """The block of a rank's weights, the same in all releases. Raises BadProblem if none fits."""
     return fitted_block(cut)

@@ -70,6 +70,7 @@ def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
 _SOURCES = ("model_executor/layers/fused_moe/oracle/fp8.py",)
 _REFINES = "def refine_fp8_moe_block_shape("
 _SINCE = (0, 29)  # 0.27.0 refuses; 0.28 was not looked at
+BLOCKS_REFUSED = "0.27.0"
 
 
 def rank_block(cut: Cut, engine_version: str | None) -> Block:
