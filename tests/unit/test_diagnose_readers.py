@@ -33,6 +33,10 @@ def load(running: int, waiting: int, used: float) -> str:
     )
 
 
+def quiet(speed: float, running: int = 3, used: float = 6.0, prompt: float = 0.0) -> str:
+    return load(running, 0, used).replace("2000.5", str(speed)).replace("900.0", str(prompt))
+
+
 def decode(running: int, graph: bool, speed: float = 12.5, waiting: int = 0) -> str:
     return sglang(
         f"Decode batch. #running-req: {running}, #token: 2113, token usage: 0.01, cuda graph: {graph}, "
@@ -89,6 +93,8 @@ CASES = (
     Shown("all shards", f"stuck\n{SHARDS.format(100, 163)}", ("start_waits",), says=("the weights are loaded", "ptxas")),
     Shown("graphs of vLLM", f"stuck\n{vllm('Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  0%')}", ("start_waits",),
           says=("it captures CUDA graphs", "--enforce-eager"), never=("--disable-cuda-graph",)),
+    Shown("what was tried is not asked for", f"stuck\nvllm serve m --enforce-eager\n{vllm('GPU KV cache size: 9,000 tokens')}", ("start_waits",), says=("ps aux",), never=("--enforce-eager: that shows",)),
+    Shown("a flag that a program only names", f"stuck\nset 'enforce_eager=True' or use '--enforce-eager' in the CLI\n{vllm('GPU KV cache size: 9,000 tokens')}", ("start_waits",), says=("--enforce-eager: that shows",)),
     Shown("it serves", f"{HANGS}\n{steps(BEGIN, NCCL, WEIGHTS, READY)}", (), never=("last step",)),
     Shown("the second start in a log", f"{HANGS}\n{steps(BEGIN, READY, 'server_args=ServerArgs(tp_size=2)', NCCL)}", ("start_waits",), says=("NCCL was loaded",)),
     Shown("an exception says more", f"{HANGS}\n{steps(NCCL)}\nRuntimeError: some words", (), says=("unknown:",), never=("last step",)),
@@ -127,6 +133,24 @@ CASES = (
     Shown("batches above the graphs", "\n".join([decode(200, graph=False)] * 2), ("decode_without_graphs",), says=("--cuda-graph-max-bs 200",)),
     Shown("one request", "\n".join(decode(1, graph=True, speed=speed) for speed in (49.0, 51.0, 50.0)), ("few_requests",), says=("50.0 tokens/s (median of 3 lines)",)),
     Shown("a rate that falls is not told by its median", "\n".join(decode(2, graph=True, speed=speed) for speed in (34.1, 30.0, 0.9)), ()),
+    # The rate falls while requests run; 1CatAI/1Cat-vLLM#490 has one beside a long prompt.
+    Shown("decode stalls", "\n".join(map(quiet, (34.1, 30.0, 1.1, 0.9, 0.9))), ("decode_stalls",),
+          says=("3 lines in a row say at most 1.1 tokens/s for up to 3 running requests, and other lines say up to 30.0", "none waits, and at most 6 %", "UTILIZATION,CLOCK"), never=("prompt is computed", "sglang")),
+    Shown("it stalls for most of the text", "\n".join(map(quiet, (34.1, 30.0, *[0.9] * 9))), ("decode_stalls",)),
+    Shown("a prompt beside it fills the cache", "\n".join((quiet(34.1), quiet(30.0), quiet(0.3, used=7.0), quiet(0.2, used=7.8), quiet(0.3, used=8.6))), ("decode_stalls",),
+          says=("fills from 7.0 to 8.6 %", "--max-num-batched-tokens"), never=("heat",)),
+    Shown("prompts are computed meanwhile", "\n".join((quiet(34.1), quiet(30.0), quiet(0.9, prompt=800.0), quiet(0.9, prompt=900.0))), ()),
+    Shown("a long prompt that is counted when it is done", "\n".join((quiet(34.1), quiet(30.0), quiet(0.9), quiet(0.9), quiet(30.0, prompt=9000.0))), ()),
+    Shown("one of many requests is left", "\n".join((load(64, 0, 40.0), load(64, 0, 41.0), quiet(40.1, 1), quiet(40.0, 1), quiet(40.2, 1))), ()),
+    Shown("sglang stalls", "\n".join(decode(2, graph=True, speed=speed) for speed in (49.0, 51.0, 1.0, 0.9)), ("decode_stalls",), never=("vLLM",)),
+    Shown("the time between requests is no decode", "\n".join(sglang("Prefill batch. #new-seq: 1, #new-token: 9, #cached-token: 0, ") + "\n" + decode(1, graph=True, speed=speed) for speed in (49.0, 51.0, 1.0, 0.9)), ()),
+    Shown("slow from the start", "\n".join(decode(1, graph=True, speed=speed) for speed in (1.1, 0.9, 1.0)), ("decode_slow",), says=("at most 1.1 tokens/s", "--cpu-offload-gb"), never=("bounds them",)),
+    # sgl-project/sglang#26248's kind: requests are put back, and their tokens are computed again.
+    Shown("decode falls by retraction", "\n".join((decode(4, graph=True, speed=429.3, waiting=3), sglang("KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 6606, #new_token_ratio: 0.0980 -> 0.1205"),
+          sglang("Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token: 0, #running-req: 3, #queue-req: 3, "), decode(3, graph=True, speed=29.5, waiting=3))), ("retractions",),
+          says=("8,192 new tokens", "429 tokens/s before (median), and has 30 after", "--max-running-requests below 4", "--schedule-conservativeness 1.3", "--mem-fraction-static"), never=("requests are put back\n",)),
+    Shown("a retraction that costs little", "\n".join((decode(4, graph=True, speed=429.3), sglang("KV cache pool is full. Retract requests. #retracted_reqs: 1"), sglang("Prefill batch, #new-seq: 1, #new-token: 92, #cached-token: 0, "), decode(4, graph=True, speed=419.5))), (),
+          says=("the KV cache is full, and requests are put back",)),
     Shown("two requests", "\n".join(decode(2, graph=True, speed=speed) for speed in (149.0, 151.0, 150.0)), ("few_requests",), says=("at most 2 requests run at a time", "Together they get 150.0")),
     Shown("rejected drafts", "\n".join([decode(8, graph=True).replace("cuda graph", "accept len: 1.57, accept rate: 0.19, cuda graph")] * 2), ("drafts_rejected",),
           says=("19 % are (median of 2 lines), 1.57 tokens", "--speculative-num-steps"), never=("num_speculative_tokens",)),

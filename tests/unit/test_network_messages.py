@@ -102,6 +102,22 @@ def test_a_first_collective_that_times_out_is_no_late_rank_alone(number, made, t
     assert ("NCCL_P2P_DISABLE=1" in answer) == told
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        INFO + "NCCL_P2P_DISABLE set by environment to 1.",
+        "export NCCL_P2P_DISABLE=1",
+        "docker run -e NCCL_P2P_DISABLE=1 image",
+    ],
+)
+def test_p2p_is_not_to_be_switched_off_twice(line):
+    answer = diagnose_text(
+        f"{line}\n{INFO}comm 0x1 rank 0 nranks 2 - Init START\n{INFO}Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"
+    ).as_text()
+    assert "with NCCL_P2P_DISABLE=1" not in answer
+    assert "py-spy dump" in answer
+
+
 SOCKETS = INFO + "Using network Socket\n"
 BOTH, DISABLE, NET = (
     "Unset NCCL_IB_DISABLE=1 and NCCL_NET=Socket, if",

@@ -28,6 +28,15 @@ from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 from tuner.files import shipped_toml
 
+# What steps ask for, and the fact (facts.toml) that the text shows it done.
+_ASKED = {
+    "NCCL_P2P_DISABLE=1": "p2p_disabled",
+    "--enforce-eager": "eager",
+    "--disable-cuda-graph": "no_graphs",
+    "--disable-custom-all-reduce": "no_custom_all_reduce",
+}
+_AGAINST = re.compile(r"\b(?:[Ll]eave|take the flag out|without it)\b")
+
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 
 
@@ -77,7 +86,8 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     instead = read if findings.last_frames else _plan(context)
     engine = context.engine_name()
     readings = [
-        replace(one, fix=[*for_engine(one.fix, engine or one.engine)]) for one in findings.readings
+        replace(one, fix=[*_undone(for_engine(one.fix, engine or one.engine), context)])
+        for one in findings.readings
     ]
     known = answers or findings.errors or readings
     program = context.program()
@@ -178,6 +188,7 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
     if context.unified and message.unified_fix:
         cause, fix = message.unified_cause, message.unified_fix
     steps = [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)]
+    steps = [*_undone(steps, context)]
     return Explanation(
         finding,
         [*filled(cause, values), *added.cause],
@@ -185,6 +196,14 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
         added.details,
         added.mends,
     )
+
+
+def _undone(steps: Iterable[str], context: Context) -> Iterator[str]:
+    """The steps, without those that ask for what the text shows to be done already."""
+    done = [words for words, fact in _ASKED.items() if context.facts.get(fact)]
+    for step in steps:
+        if not any(words in step for words in done) or _AGAINST.search(step):
+            yield step
 
 
 def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:

@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tuner.diagnose.readers.rates import Retractions, Stall
 from tuner.diagnose.readers.reading import Reading, Whole
 from tuner.diagnose.table import Kind
 from tuner.profile.workload import read_load
 
-_MARKS = (b"Decodebatch", b"Avggenerationthroughput", b"Draftacceptancerate")
+_MARKS = (
+    *(b"Decodebatch", b"Avggenerationthroughput", b"Draftacceptancerate"),
+    *(b"Prefillbatch", b"Retractrequests", b"#retracted_reqs"),
+)
 # sglang's line of decode; vLLM's line of its own, in percent.
 _ACCEPTED = re.compile(
     r"accept len: (?P<tokens>[\d.]{1,9}), accept rate: (?P<rate>[\d.]{1,9})"
@@ -20,6 +24,7 @@ _ACCEPTED = re.compile(
 )
 _FEW = 0.4  # of the drafts: most are thrown away
 _FEW_RUN = 3  # requests at once, for which a server is mostly idle
+_SLOW = 3  # tokens/s of a request, which the memory of few GPUs explains
 _ALIKE = 3  # the most that the fastest of such lines may be, over the slowest
 _FULL = 0.9  # of the KV cache
 _LEAST_LINES = 2
@@ -49,6 +54,8 @@ class LoadReader:
     _accepted: list[tuple[float, float, str]] = field(default_factory=list)
     _eager: int = 0
     _decode: int = 0  # lines of sglang, which tell of graphs
+    _stall: Stall = field(default_factory=Stall)
+    _retractions: Retractions = field(default_factory=Retractions)
 
     def read(self, line: str, where: str) -> None:
         if (match := _ACCEPTED.search(line)) and len(self._accepted) < _MOST_KEPT:
@@ -56,8 +63,13 @@ class LoadReader:
             rate = match["rate"] or float(match["percent"]) / 100
             self._accepted.append((float(rate), float(match["tokens"] or match["mean"]), where))
         load = read_load(line)
+        self._stall.prompt(line)
+        if load is None:
+            self._retractions.note(line, where)
         if load is None or not load.running:
             return
+        self._stall.read(load, where)
+        self._retractions.read(load)
         self._engine = "sglang" if "Decode batch" in line else "vllm"
         self._lines += 1
         self._where = where
@@ -79,9 +91,11 @@ class LoadReader:
     def told(self, whole: Whole) -> Iterator[Reading]:
         """What the lines show, if there are at least two."""
         yield from self._rejected()
+        yield from self._retractions.told()
         if self._lines < _LEAST_LINES:
             return
         yield from self._stands_still()
+        yield from self._stall.told(self._engine)
         yield from self._held_back()
         yield from self._too_large()
         slow = [*self._without_graphs()]
@@ -229,6 +243,9 @@ class LoadReader:
         if speeds[-1] > _ALIKE * speeds[0]:
             return  # something else than the number of requests slows the server at times
         middle = speeds[len(speeds) // 2]
+        if speeds[-1] < _SLOW:
+            yield self._slow_from_the_start(most, speeds[-1])
+            return
         many = "one request runs" if most == 1 else f"at most {most} requests run"
         gets = "It gets" if most == 1 else "Together they get"
         out = (
@@ -252,5 +269,29 @@ class LoadReader:
                 f"sglang: Leave --disable-cuda-graph {out}",
             ],
             {"running": most, "tokens_per_s": middle, "lines": len(speeds)},
+            self._engine,
+        )
+
+    def _slow_from_the_start(self, most: int, best: float) -> Reading:
+        """Few requests, so slow that their number is not the reason."""
+        return Reading(
+            "decode_slow",
+            Kind.SLOW,
+            f"decode gives at most {best:.1f} tokens/s",
+            self._where,
+            [
+                f"At most {most} {'request runs' if most == 1 else 'requests run'} at a time. For "
+                "one token a GPU reads the active weights once: 70 GB take 0.02 s at 3.35 TB/s "
+                "(H100), and 0.26 s at 0.27 TB/s (GB10). If yours should be much faster by this, "
+                "something else takes the time.",
+            ],
+            [
+                "The usual reasons: weights in the host's memory (--cpu-offload-gb), ranks that "
+                "talk over TCP between nodes (NCCL_DEBUG=INFO shows NET/Socket), another program "
+                "on the GPU, low clocks, or few CPU cores for the server. Look while it decodes:",
+                "$ nvidia-smi -q -d UTILIZATION,CLOCK,PERFORMANCE",
+                "$ py-spy dump --pid PID",
+            ],
+            {"running": most, "tokens_per_s": best},
             self._engine,
         )
