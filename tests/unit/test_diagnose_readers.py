@@ -103,6 +103,8 @@ CASES = (
           says=("note: somebody says that it hangs", "GLOO_SOCKET_IFNAME"), never=("decode is no faster",)),
     Shown("a long start", "\n".join((vllm("Loading weights took 12.69 seconds"), vllm("torch.compile takes 2222.52 s in total"), vllm("Graph capturing finished in 17 secs, took 0.48 GiB"))),
           ("start_slow",), says=("torch.compile takes most of the time", "loading the weights 13 s, torch.compile 2,223 s, capturing CUDA graphs 17 s", "VLLM_CACHE_ROOT"), never=("last step",)),
+    # vllm-project/vllm#25848
+    Shown("slow shards", "Loading safetensors checkpoint shards:  77% Completed | 74/96 [05:39<01:45,  4.77s/it]", ("start_slow",), says=("loading the weights 339 s", "74 of 96 shards", "--safetensors-load-strategy prefetch"), never=("the start waits here",)),
     Shown("a short start", "\n".join((vllm("torch.compile takes 22.52 s in total"), vllm("Graph capturing finished in 17 secs, took 0.48 GiB"))), ("start_waits",)),
     # vllm-project/vllm#9920: NCCL's communicator is made, and nothing comes of it.
     Shown("no prompt is done", "\n".join((vllm("vLLM is using nccl==2.20.5"), MADE, vllm("GPU KV cache size: 9,000 tokens"), BAR.format(0, 0))), ("collective_waits",),
@@ -145,6 +147,17 @@ CASES = (
     Shown("sglang stalls", "\n".join(decode(2, graph=True, speed=speed) for speed in (49.0, 51.0, 1.0, 0.9)), ("decode_stalls",), never=("vLLM",)),
     Shown("the time between requests is no decode", "\n".join(sglang("Prefill batch. #new-seq: 1, #new-token: 9, #cached-token: 0, ") + "\n" + decode(1, graph=True, speed=speed) for speed in (49.0, 51.0, 1.0, 0.9)), ()),
     Shown("slow from the start", "\n".join(decode(1, graph=True, speed=speed) for speed in (1.1, 0.9, 1.0)), ("decode_slow",), says=("at most 1.1 tokens/s", "--cpu-offload-gb"), never=("bounds them",)),
+    # intel/llm-scaler#391, vllm-project/vllm#1879, #30599 and #21148: people say that it hangs.
+    Shown("it hangs, people say, and tokens come", f"{HANGS}\n" + "\n".join([quiet(180.0, 1)] * 2), ("tokens_come",),
+          says=("180.0 tokens/s for 1 running", "max_tokens"), never=("no line of the server", "tuner preflight", "one request runs")),
+    Shown("the cache fills up", f"{HANGS}\n" + "\n".join([quiet(311.1, 1, used=97.3)] * 2), ("tokens_come",), says=("97 % full", "next to no room")),
+    Shown("the last line has no token", f"{HANGS}\n{quiet(3.5, 1)}\n{quiet(0.0, 1)}", ("no_tokens",), says=("1 of 2 lines say 0 tokens/s", "structured output alone")),
+    # sgl-project/sglang#4759: lines of prefill show a limit on requests too.
+    Shown("prefill beside a queue", "\n".join(sglang(f"Prefill batch. #new-seq: {n}, #new-token: 254, #cached-token: 4, token usage: 0.01, #running-req: {32 - n}, #queue-req: {66 - n}, ") for n in (2, 3, 5)),
+          ("requests_held",), says=("32 requests run, up to 64 wait, and at most 1 %",)),
+    # sgl-project/sglang#3909
+    Shown("nothing holds them back", "\n".join(decode(8, graph=True, speed=speed) for speed in (186.6, 185.9, 184.3)), ("load_steps",), says=("23.2 each: a step of 43 ms",)),
+    Shown("on a CPU", "WARNING 01-17 07:57:05 _logger.py:72] Pin memory is not supported on CPU.\n" + "\n".join([quiet(0.1, 1)] * 3), (), says=("vLLM runs on the CPU",), never=("nvidia-smi",)),
     # sgl-project/sglang#26248's kind: requests are put back, and their tokens are computed again.
     Shown("decode falls by retraction", "\n".join((decode(4, graph=True, speed=429.3, waiting=3), sglang("KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 6606, #new_token_ratio: 0.0980 -> 0.1205"),
           sglang("Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token: 0, #running-req: 3, #queue-req: 3, "), decode(3, graph=True, speed=29.5, waiting=3))), ("retractions",),
@@ -176,6 +189,9 @@ CASES = (
     Shown("a crash is no wait", 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f2f (most recent call first):\n  File "/x/aiter/ops/custom_all_reduce.py", line 60 in all_reduce\n'
           '  File "/x/sglang/srt/models/m.py", line 5 in forward\n\nThread 0x00007f2e (most recent call first):\n  File "/usr/lib/python3.10/threading.py", line 324 in wait',
           ("process_crashed",), says=("stops: the process ended in compiled code: Segmentation fault", "is all_reduce (/x/aiter/ops/custom_all_reduce.py:60), called for forward (/x/sglang/srt/models/m.py:5)"), never=("other ranks in a collective",)),
+    # sgl-project/sglang#5034 and #12076: sglang's thread for batches, and docker compose's names.
+    Shown("a lock", WAITS.format("acquire (filelock/_api.py:344)").replace("MainThread", "Thread-4 (forward_thread_func)"), ("stack_lock",), says=("~/.cache/flashinfer",)),
+    Shown("docker compose", "\n".join(f"sglang-1  | {line}" for line in WAITS.format("synchronize (torch/cuda/streams.py:105)").splitlines()), ("stack_gpu",)),
     Shown("a driver's function", WAITS.format("cuEventSynchronize                 (libcuda.so.590.48.01)"), ("stack_gpu",),
           says=("The innermost frame is cuEventSynchronize (libcuda.so.590.48.01), called for profile_run",)),
     Shown("a stack without a known wait", WAITS.format("tokenize (transformers/tokenization_utils.py:5)"), ("stack_runs",), says=("two stacks tell",)),

@@ -52,6 +52,36 @@ def test_who_called_it_and_when():
     assert "It stopped in the experts" in text  # an advice for what vLLM called
 
 
+SCHEDULER = "/w/sglang/srt/managers/scheduler.py"
+
+
+@pytest.mark.parametrize(
+    ("places", "error", "says"),
+    [
+        (
+            [(SCHEDULER, "event_loop_overlap"), ("/w/sglang/srt/x.py", "move")],
+            "AttributeError: 'list' object has no attribute 'tolist'",
+            "a request, or a mix of requests, brings it",
+        ),
+        ([("/w/sglang/srt/x.py", "move")], "AttributeError: none", "different releases are mixed"),
+        (
+            [(f"{LIB}vllm/v1/core/sched/scheduler.py", "schedule")],
+            "AssertionError",
+            "The scheduler's own count does not hold",
+        ),
+        (
+            [(SCHEDULER, "event_loop_overlap"), ("/w/sglang/srt/speculative/u.py", "traverse")],
+            "TypeError: 'NoneType' object is not subscriptable",
+            "It stopped in speculative decoding",
+        ),
+    ],
+)
+def test_what_breaks_off_while_requests_are_served(places, error, says):
+    text = told(*places, error=error, first="Scheduler hit an exception: Traceback (most recent")
+    assert says in text
+    assert "The cause stands above" not in text
+
+
 def test_what_holds_for_the_engine_s_code_is_not_said_of_a_plugin_s():
     text = told(("/w/vllm_kunlun/ops/fused_moe/layer.py", "forward"), error="RuntimeError: x")
     assert "is of Kunlunxin" in text and "--moe-backend" not in text

@@ -12,6 +12,26 @@ SAID = {
         "vllm: error: unrecognized arguments: --moe-backend marlin",
         "launch_server.py: error: argument --tp: invalid choice: 'x' (choose from 'a', 'b')",
     ],
+    "request_slots": [
+        "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
+        "`--max-running-requests`. self.req_to_token_pool.available_size()=1, num_reqs=2, ",
+    ],
+    "lora_slots": ["    assert len(cur_uids) <= self.max_loras_per_batch\nAssertionError"],
+    "grammar_rejected": [
+        "ERROR [backend_xgrammar.py:167] Failed to advance FSM for request r for tokens 198.",
+        "grammar_matcher.cc:612: Warning: The matcher has terminated after accepting the stop "
+        "token, but is trying to accept new token with id 128825.",
+        "ValueError: Tokens not accepted: 198",
+    ],
+    "flashinfer_compiles": [
+        "INFO - flashinfer.jit: Loading JIT ops: batch_prefill_with_kv_cache_dtype_q_bf16",
+        'sh -c -- "$CICC_PATH/cicc" --orig_src_file_name "/x/flashinfer/data/csrc/cascade.cu"',
+    ],
+    "flashinfer_architecture": [
+        "RuntimeError: FlashInfer requires GPUs with sm75 or higher",
+        "RuntimeError: FlashInfer requires sm75+",
+    ],
+    "vllm_on_cpu": ["WARNING 01-17 07:57:05 _logger.py:72] Pin memory is not supported on CPU."],
     "ops_missing": [
         "AttributeError: '_OpNamespace' '_C' object has no attribute 'cutlass_moe_mm'",
         "ModuleNotFoundError: No module named 'vllm._C'",

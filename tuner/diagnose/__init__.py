@@ -23,7 +23,7 @@ from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
-from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, step_of, whose
+from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, serves, step_of, whose
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 from tuner.files import shipped_toml
@@ -89,7 +89,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
         replace(one, fix=[*_undone(for_engine(one.fix, engine or one.engine), context)])
         for one in findings.readings
     ]
-    known = answers or findings.errors or readings
+    known = answers or findings.errors or any(one.name != "load_steps" for one in readings)
     program = context.program()
     instead = () if known or program else instead
     return Diagnosis(answers, findings, unsupported, program, instead, read, readings)
@@ -141,6 +141,8 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
     others = bool(package) and not of_engine(frame)
     for row in shipped_toml(__package__, "refusals.toml")["place"]:
         at = frame
+        if row.get("serving") and not serves(frames):
+            continue
         if others and package not in row["file"]:
             if caller is None or not row.get("called"):
                 continue

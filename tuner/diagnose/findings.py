@@ -108,7 +108,13 @@ class Findings:
             and not self.facts.known.keys() & set(one.message.unless)
             for one in self.known.values()
         )
-        told = self.readers.told(Whole(explained, bool(self.errors)))
+        told = self.readers.told(
+            Whole(
+                explained,
+                bool(self.errors),
+                frozenset(one.message.name for one in self.known.values()),
+            )
+        )
         return sorted(told, key=lambda one: kinds.index(one.kind))
 
     @property

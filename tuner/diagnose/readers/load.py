@@ -6,15 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from tuner.diagnose.readers.rates import Retractions, Stall
-from tuner.diagnose.readers.reading import Reading, Whole
+from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, Reading, Whole
 from tuner.diagnose.table import Kind
-from tuner.profile.workload import read_load
+from tuner.profile.workload import LoadLine, read_load
 
 _MARKS = (
     *(b"Decodebatch", b"Avggenerationthroughput", b"Draftacceptancerate"),
-    *(b"Prefillbatch", b"Retractrequests", b"#retracted_reqs"),
+    *(b"Prefillbatch", b"Retractrequests", b"#retracted_reqs", *HANG_MARKS),
 )
 # sglang's line of decode; vLLM's line of its own, in percent.
 _ACCEPTED = re.compile(
@@ -32,6 +33,10 @@ _MOST_KEPT = 10_000
 _CAPTURED = 8  # requests for which every server has graphs, if it has any
 _MOST = 0.8  # of the lines that have to agree
 _EAGER = re.compile(r"cuda graph: False")
+_PREFILL = re.compile(
+    r"Prefill batch\b.*?#new-seq: (\d{1,7}),.*?token usage: ([\d.]{1,9}),.*?"
+    r"#running-req: (\d{1,7}), #queue-req: ([1-9]\d{0,6})"
+)
 
 
 @dataclass
@@ -54,6 +59,8 @@ class LoadReader:
     _accepted: list[tuple[float, float, str]] = field(default_factory=list)
     _eager: int = 0
     _decode: int = 0  # lines of sglang, which tell of graphs
+    _hangs: bool = False  # somebody says so
+    _last: LoadLine | None = None
     _stall: Stall = field(default_factory=Stall)
     _retractions: Retractions = field(default_factory=Retractions)
 
@@ -65,9 +72,10 @@ class LoadReader:
         load = read_load(line)
         self._stall.prompt(line)
         if load is None:
-            self._retractions.note(line, where)
+            self._read_other(line, where)
         if load is None or not load.running:
             return
+        self._last = load
         self._stall.read(load, where)
         self._retractions.read(load)
         self._engine = "sglang" if "Decode batch" in line else "vllm"
@@ -79,27 +87,44 @@ class LoadReader:
             self._eager += bool(_EAGER.search(line))
         self._still += load.speed == 0
         if load.waiting and load.used is not None and load.used < _FULL:
-            # Another request of the mean size.
-            fits = load.used * (load.running + 1) / load.running < _FULL
-            self._no_room += not fits
-            self._held[load.running] += fits
-            self._waiting = max(self._waiting, load.waiting)
-            self._used = max(self._used, load.used)
+            self._hold(load.running, load.waiting, load.used)
         if load.running <= _FEW_RUN and load.speed and len(self._speeds) < _MOST_KEPT:
             self._speeds.append(load.speed)
 
+    def _read_other(self, line: str, where: str) -> None:
+        """Read a line that is none of decode or of statistics."""
+        self._retractions.note(line, where)
+        self._hangs = self._hangs or bool(HANGS.search(line))
+        if match := _PREFILL.search(line):
+            running = int(match[1]) + int(match[3])
+            self._engine = self._engine or "sglang"
+            self._where = where
+            self._lines += 1
+            self._running[running] += 1
+            if float(match[2].rstrip(".") or 1) < _FULL:
+                self._hold(running, int(match[4]), float(match[2].rstrip(".")))
+
+    def _hold(self, running: int, waiting: int, used: float) -> None:
+        """Keep that others wait, and whether another request of the mean size has room."""
+        fits = used * (running + 1) / running < _FULL
+        self._no_room += not fits
+        self._held[running] += fits
+        self._waiting = max(self._waiting, waiting)
+        self._used = max(self._used, used)
+
     def told(self, whole: Whole) -> Iterator[Reading]:
         """What the lines show, if there are at least two."""
-        yield from self._rejected()
-        yield from self._retractions.told()
-        if self._lines < _LEAST_LINES:
-            return
-        yield from self._stands_still()
-        yield from self._stall.told(self._engine)
-        yield from self._held_back()
-        yield from self._too_large()
-        slow = [*self._without_graphs()]
-        yield from slow or self._few_at_once()
+        told = [*self._rejected(), *self._retractions.told()]
+        if self._lines >= _LEAST_LINES:
+            stands = [*self._stands_still(), *self._stall.told(self._engine)]
+            told += [*stands, *self._held_back(), *self._too_large(), *self._without_graphs()]
+            told += [] if stands else self._goes_on()
+            if (
+                all(one.name == "drafts_rejected" for one in told)
+                and "vllm_on_cpu" not in whole.names
+            ):
+                told += self._few_at_once()
+        yield from told or self._steps()
 
     def _rejected(self) -> Iterator[Reading]:
         """Drafts of speculative decoding that the model rejects."""
@@ -151,7 +176,8 @@ class LoadReader:
                 "its tokens more slowly, and all together faster.",
                 f"sglang: Raise --max-running-requests, if it is {most}; for hybrid models "
                 "--max-mamba-cache-size limits it too. With more at once each request gets its "
-                "tokens more slowly, and all together faster.",
+                "tokens more slowly, and all together faster. With speculative decoding sglang "
+                "sets a small limit itself, if none is given.",
             ],
             {"running": most, "waiting": self._waiting, "kv_cache_used": round(self._used, 3)},
             self._engine,
@@ -185,7 +211,8 @@ class LoadReader:
 
     def _stands_still(self) -> Iterator[Reading]:
         """Requests that run and get no token."""
-        if self._still < _LEAST_LINES:
+        last = self._hangs and self._last and self._last.speed == 0
+        if self._still < (1 if last else _LEAST_LINES):
             return
         yield Reading(
             "no_tokens",
@@ -204,6 +231,8 @@ class LoadReader:
                 "Take the stack of each process of the server, and give these to `tuner diagnose`:",
                 "$ py-spy dump --pid PID",
                 "See whether the kernel's log names a fault of a GPU: `dmesg | grep -i xid`.",
+                "If it comes with structured output alone (JSON, a grammar, tools), try the same "
+                "request without: the grammar's library, on the CPU, may not come to an end.",
             ],
             {"lines": self._lines, "without_tokens": self._still},
             self._engine,
@@ -293,5 +322,66 @@ class LoadReader:
                 "$ py-spy dump --pid PID",
             ],
             {"running": most, "tokens_per_s": best},
+            self._engine,
+        )
+
+    def _goes_on(self) -> Iterator[Reading]:
+        """Somebody says that it hangs, and the lines show tokens until the last one."""
+        if not self._hangs or self._last is None or not self._last.speed:
+            return
+        full = f"{100 * (self._last.used or 0):.0f} % full"
+        yield Reading(
+            "tokens_come",
+            Kind.NOTE,
+            "somebody says that it hangs, and these lines show tokens until the last one",
+            self._where,
+            [
+                f"The last line of load says {self._last.speed:,.1f} tokens/s for "
+                f"{self._last.running} running, and the KV cache is {full}. "
+                + (
+                    "So there is next to no room for the next tokens. If nothing follows, the "
+                    "server does not get over that."
+                    if (self._last.used or 0) >= _FULL
+                    else "A request goes on until its answer ends or reaches its limit, which a "
+                    "model that reasons or repeats itself may use up."
+                )
+            ],
+            [
+                "Limit the tokens of each answer: max_tokens in the request.",
+                "If nothing comes after this text, take the stack of each process of the server:",
+                "$ py-spy dump --pid PID",
+            ],
+            {"running": self._last.running, "tokens_per_s": self._last.speed},
+            self._engine,
+        )
+
+    def _steps(self) -> Iterator[Reading]:
+        """What a step takes, where neither a queue nor the cache holds requests back."""
+        loads = [load for load, _ in self._stall.lines]
+        speeds = [load.speed or 0 for load in loads]
+        used = max((load.used or 0 for load in loads), default=1)
+        if len(loads) <= _LEAST_LINES or any(load.waiting for load in loads) or used >= _FULL:
+            return
+        running = median(load.running for load in loads)
+        if running <= _FEW_RUN or max(speeds) > _ALIKE * min(speeds):
+            return
+        each = median(load.speed / load.running for load in loads if load.speed)
+        yield Reading(
+            "load_steps",
+            Kind.NOTE,
+            "neither a queue nor the KV cache holds requests back in these lines",
+            self._where,
+            [
+                f"{running:.0f} requests run (median of {len(loads)} lines) and get "
+                f"{median(speeds):,.0f} tokens/s together, {each:,.1f} each: a step of "
+                f"{1000 / each:,.0f} ms, if it makes one token for each (without speculative "
+                f"decoding). None waits, and at most {100 * used:.0f} % of the cache is used.",
+                "A step takes longer as answers grow: each token reads the cache of its request.",
+            ],
+            [
+                "To see where a step's time goes, record a trace of torch's profiler while the "
+                "server runs so, and give it to `tuner profile`.",
+            ],
+            {"running": running, "tokens_per_s": median(speeds), "each": each},
             self._engine,
         )

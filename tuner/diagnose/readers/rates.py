@@ -28,27 +28,27 @@ _LESS = 0.7  # of the rate before, which is a fall
 class Stall:
     """Lines in a row with far fewer tokens than the others, while no prompt was added."""
 
-    _lines: list[tuple[LoadLine, str]] = field(default_factory=list)  # and FILE:LINE
+    lines: list[tuple[LoadLine, str]] = field(default_factory=list)  # and FILE:LINE
     _prompts: set[int] = field(default_factory=set)  # the numbers of lines that a prompt precedes
 
     def prompt(self, line: str) -> None:
         """Note that a prompt was computed before the next line of decode."""
         if _PROMPT.search(line):
-            self._prompts.add(len(self._lines))
+            self._prompts.add(len(self.lines))
 
     def read(self, load: LoadLine, where: str) -> None:
-        if load.speed is not None and len(self._lines) < _MOST_KEPT:
-            self._lines.append((load, where))
+        if load.speed is not None and len(self.lines) < _MOST_KEPT:
+            self.lines.append((load, where))
 
     def told(self, engine: str) -> Iterator[Reading]:
         """The longest such row, if nothing that the lines show is the reason."""
-        if len(self._lines) <= _LEAST_LINES:
+        if len(self.lines) <= _LEAST_LINES:
             return
         # The second highest: one line alone shows little.
-        speed = sorted(load.speed or 0 for load, _ in self._lines)[-2]
-        each = sorted((load.speed or 0) / load.running for load, _ in self._lines)[-2]
+        speed = sorted(load.speed or 0 for load, _ in self.lines)[-2]
+        each = sorted((load.speed or 0) / load.running for load, _ in self.lines)[-2]
         rows: list[list[int]] = [[]]
-        for at, (load, _) in enumerate(self._lines):
+        for at, (load, _) in enumerate(self.lines):
             # Of all, too: one of many requests that is left gets more than it did, and all less.
             low = (load.speed or 0) * _FALLEN < min(speed, each * load.running)
             if not low or at in self._prompts:
@@ -56,7 +56,7 @@ class Stall:
             if low and at not in self._prompts:
                 rows[-1].append(at)
         row = max(rows, key=len)
-        slow = [self._lines[at][0] for at in row]
+        slow = [self.lines[at][0] for at in row]
         if sum(bool(load.speed) for load in slow) < _LEAST_LINES:
             return
         used = [load.used for load in slow if load.used is not None]
@@ -64,7 +64,7 @@ class Stall:
         # vLLM counts a prompt when it is done.
         prompt = engine == "vllm" and row[-1] + 1 in self._prompts and not fills
         if max(used, default=0) < _FULL and not prompt:
-            yield _stalled(slow, fills, speed, self._lines[row[-1]][1], engine)
+            yield _stalled(slow, fills, speed, self.lines[row[-1]][1], engine)
 
 
 def _stalled(slow: list[LoadLine], fills: bool, usual: float, where: str, engine: str) -> Reading:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tuner.diagnose.table import Kind
+
+# Words of somebody who says that a server hangs, and what lines of them hold without blanks.
+HANGS = re.compile(
+    r"\b(?:hangs?|hung|hanging|stuck|struck in|freez\w+|frozen|blocks? forever|no further"
+    r"|remains idle)\b|\bnever (?:starts|finish|completes|returns|comes up)|卡住|卡死|卡在",
+    re.IGNORECASE,
+)
+HANG_MARKS = (
+    *(b"hang", b"hung", b"stuck", b"struckin", b"freez", b"frozen", b"blockforever"),
+    *(b"blocksforever", b"nofurther", b"remainsidle", b"never", "卡".encode()),
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Whole:
 
     explained: bool  # a message says why the server stops or waits
     failed: bool  # there is an exception
+    names: frozenset[str] = frozenset()  # of the messages
 
 
 class Reader(Protocol):

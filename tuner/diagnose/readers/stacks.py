@@ -28,7 +28,7 @@ _FAULTHANDLER = re.compile(
 _ENGINE = re.compile(r"(?:^|/)(?:sglang|vllm)/(?!.*(?:distributed|parallel_state|shm_broadcast))")
 _INNERMOST = 4  # frames that can say what is waited for
 _MOST_THREADS, _MOST_FRAMES = 400, 60
-_MAIN = ("MainThread", "")
+_MAIN = re.compile(r"(?:MainThread)?$|.*forward_thread")  # sglang's thread for batches
 _FATAL = re.compile(r"Fatal Python error: ([^\n]{1,120})")
 
 
@@ -110,7 +110,7 @@ class StackReader:
         found: dict[str, tuple[_Wait, list[_Thread]]] = {}
         for thread in self._threads:
             wait = thread.wait() or (_runs() if thread.active and thread.frames else None)
-            if thread.name in _MAIN and wait:
+            if _MAIN.match(thread.name) and wait:
                 found.setdefault(wait.name, (wait, []))[1].append(thread)
         if len(found) > 1:
             found.pop("work", None)

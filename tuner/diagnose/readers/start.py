@@ -8,21 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from tuner.diagnose.readers.collective import USUAL, Communicator
-from tuner.diagnose.readers.reading import Reading, Whole
+from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, Reading, Whole
 from tuner.diagnose.table import Kind
 from tuner.engines.logs.lines import BLANKS, rank_of
 from tuner.files import shipped_toml
 
-_HANGS = re.compile(
-    r"\b(?:hangs?|hung|hanging|stuck|freez\w+|frozen|blocks? forever|no further|remains idle)\b"
-    r"|\bnever (?:starts|finish|completes|returns|comes up)|卡住|卡死|卡在",
-    re.IGNORECASE,
-)
-_HANG_MARKS = (
-    *(b"hang", b"hung", b"stuck", b"freez", b"frozen", b"blockforever", b"blocksforever"),
-    *(b"nofurther", b"remainsidle", b"never", "卡".encode()),
-)
 _SHARDS = re.compile(r"checkpoint shards:.*?\b(\d{1,4})/(\d{1,4})\b")
+_ELAPSED = re.compile(r"checkpoint shards:.*?\[(?:(\d{1,3}):)?(\d\d):(\d\d)<")  # of tqdm
 _LONG_S = 60.0
 # What engines log of how long a part of the start took, s.
 _TIMES = {
@@ -76,7 +68,7 @@ def _texts() -> Sequence[tuple[bytes, int, str]]:
 
 @cache
 def _marks() -> Sequence[bytes]:
-    return (*(text for text, *_ in _texts()), *_HANG_MARKS, *Communicator.marks)
+    return (*(text for text, *_ in _texts()), *HANG_MARKS, *Communicator.marks)
 
 
 _LOADED = next(at for at, step in enumerate(steps()) if step.name == "loaded")
@@ -101,7 +93,7 @@ class StartReader:
         low = _squeezed(line)
         found = [(at, engine) for text, at, engine in _texts() if text in low]
         if not found:
-            if not self._hangs and _HANGS.search(line):
+            if not self._hangs and HANGS.search(line):
                 self._hangs = where
             return
         rank = "".join(rank_of(line))
@@ -169,24 +161,34 @@ class StartReader:
 
     def _keep_times(self, line: str, where: str) -> None:
         """Keep the longest time of each step: ranks and models write their own."""
+        if match := _ELAPSED.search(line):
+            hours, minutes, seconds = (int(part or 0) for part in match.groups())
+            self._keep_time("weights", 3600.0 * hours + 60 * minutes + seconds, where)
         for name, pattern in _TIMES.items():
             if match := pattern.search(line):
                 took = float(next(filter(None, match.groups())).rstrip(".") or 0)
-                self._times[name] = max(self._times.get(name, (0.0, where)), (took, where))
+                self._keep_time(name, took, where)
+
+    def _keep_time(self, name: str, took: float, where: str) -> None:
+        self._times[name] = max(self._times.get(name, (0.0, where)), (took, where))
 
     def _slow(self) -> Iterator[Reading]:
         """Where the time of a long start went, if its lines tell it."""
         longest = max(self._times, key=lambda name: self._times[name][0], default="")
         if not longest or self._times[longest][0] < _LONG_S:
             return
+        if self._hangs and not self._serves():
+            return  # where it stands says more
         named = {step.name: step for step in steps()}
         told = [f"{named[name].took} {took:,.0f} s" for name, (took, _) in self._times.items()]
+        part = longest == "weights" and self._shards
+        shards = [f"Its last line shows {part} shards of the checkpoint."] if part else []
         yield Reading(
             "start_slow",
             Kind.WAITS,
             f"a long start: {named[longest].took} takes most of the time that the text tells",
             self._times[longest][1],
-            [f"The text tells: {', '.join(told)}."],
+            [f"The text tells: {', '.join(told)}.", *shards],
             named[longest].shorter,
             {name: took for name, (took, _) in self._times.items()},
             self._engine,

@@ -21,7 +21,9 @@ _IN_ADDRESSES = {b"%3D": b"=", b"%2C": b",", b"%5B": b"[", b"%5D": b"]", b"%20":
 _ESCAPED = re.compile(rb"&(quot|#39|#x27|lt|gt|amp);")
 # Marks of a quotation, and what docker compose writes before a service's line.
 _QUOTED = re.compile(
-    rb"^(?:[ \t]*(?:>[ \t]?)+|[ \t]*[\w.-]{0,60}[ \t]*\|[ \t](?=\S))", re.MULTILINE
+    rb"^(?:[ \t]*(?:>[ \t]?)+|[ \t]*[\w.-]{0,60}[ \t]*\|[ \t](?=\S)"
+    rb"|[\w.-]{1,60}[ \t]*\|[ \t](?=[ \t]+\S))",
+    re.MULTILINE,
 )
 # What pages of Markdown make of a word that looks like an address: [a.json](http://a.json/).
 _LINKED = re.compile(
