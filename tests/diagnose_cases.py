@@ -275,6 +275,8 @@ CASES = (
          log="NameError: name 'deep_gemm' is not defined"),
     Case("sgl-project/sglang#15891", found=("deep_gemm_compiles",), says=("10 to 20 minutes",),
          log="[2025-12-26 08:51:31 DP0 TP0 EP0] Entering DeepGEMM JIT Pre-Compile session. It may take a long time (typically 10-20 mins) if you have not run `sglang.compile_deep_gemm`."),
+    Case("sgl-project/sglang#29170", found=("deep_gemm_compiles",), never=("deepseek-ai", "--tp 8"),
+         log="Entering DeepGEMM JIT Pre-Compile session. For example: `python3 -m sglang.compile_deep_gemm --model deepseek-ai/DeepSeek-V3 --tp 8 --trust-remote-code`"),
     Case("vllm-project/vllm#22231", found=("architecture_unknown",),
          says=("Qwen3ForCausalLM", "newer release"),
          log="ValueError: Model architectures ['Qwen3ForCausalLM'] are not supported for now. Supported architectures: ['AquilaModel', 'AquilaForCausalLM']"),

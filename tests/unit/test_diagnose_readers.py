@@ -157,6 +157,14 @@ CASES = (
           ("requests_held",), says=("32 requests run, up to 64 wait, and at most 1 %",)),
     # sgl-project/sglang#3909
     Shown("nothing holds them back", "\n".join(decode(8, graph=True, speed=speed) for speed in (186.6, 185.9, 184.3)), ("load_steps",), says=("23.2 each: a step of 43 ms",)),
+    Shown("steps of a second", "\n".join([quiet(16.7, 16, used=94.9)] * 3), ("load_steps",), says=("1.0 each: a step of 958 ms", "nearly full", "--cpu-offload-gb")),
+    # vllm-project/vllm#31353
+    Shown("one answer fills the cache", "\n".join(quiet(200.0, 1, used=used) for used in (0.3, 0.4, 0.6)), ("few_requests",), says=("fills from 0.3 to 0.6 % as its answer grows",)),
+    # sgl-project/sglang#22877
+    Shown("prefill and decode do not meet", f"{HANGS}\n" + "\n".join(sglang(f"Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, #prealloc-req: {n}, #inflight-req: 1, ") for n in (18, 22, 27, 35)), ("partner_waits",),
+          says=("#prealloc-req rises from 18 to 35", "nc -zv"), never=("last step",)),
+    Shown("it stands at a first prompt", f"{HANGS}\n{steps(BEGIN, NCCL)}\n" + sglang("Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, "), ("start_waits",), says=("it computes a prompt", "py-spy")),
+    Shown("nobody says that it stands there", steps(BEGIN, NCCL) + "\n" + sglang("Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, "), ()),
     Shown("on a CPU", "WARNING 01-17 07:57:05 _logger.py:72] Pin memory is not supported on CPU.\n" + "\n".join([quiet(0.1, 1)] * 3), (), says=("vLLM runs on the CPU",), never=("nvidia-smi",)),
     # sgl-project/sglang#26248's kind: requests are put back, and their tokens are computed again.
     Shown("decode falls by retraction", "\n".join((decode(4, graph=True, speed=429.3, waiting=3), sglang("KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 6606, #new_token_ratio: 0.0980 -> 0.1205"),

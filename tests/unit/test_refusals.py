@@ -12,6 +12,16 @@ SAID = {
         "vllm: error: unrecognized arguments: --moe-backend marlin",
         "launch_server.py: error: argument --tp: invalid choice: 'x' (choose from 'a', 'b')",
     ],
+    "pod_memory": [
+        "[四 3月 20 21:01:25] Out of memory: Killed process 91000 (python) total-vm:4kB"
+    ],
+    "process_killed": ["Exit code: -9", "Rank 0 scheduler died (exit code: -9). Check"],
+    "native_crash": [
+        "*** SIGSEGV received at time=1722289279 on cpu 61 ***\nPC: @ 0x7f0c (unknown) addOp()",
+        '!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in cuMemcpyBatchAsync',
+    ],
+    "numa_refused": ["setting membind: Invalid argument"],
+    "worker_timeout": ["TimeoutError: RPC call to execute_model timed out."],
     "request_slots": [
         "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
         "`--max-running-requests`. self.req_to_token_pool.available_size()=1, num_reqs=2, ",
@@ -132,6 +142,7 @@ SAID = {
     "worker_follow": [
         "Exception: WorkerProc initialization failed due to an exception in a background "
         "process. See stack trace for root cause.",
+        "Worker VllmWorkerProcess pid 3283517 died, exit code: -15",
     ],
 }
 CASES = [(name, text) for name, texts in SAID.items() for text in texts]
@@ -167,6 +178,17 @@ def test_the_sizes_that_divide_are_told(size: int, said: str):
     assert said in text
     assert "vision tower" in text
     assert "vLLM 0.10.2 and later" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("*** SIGSEGV received at time=1 ***\nPC: @     0x7f0c  (unknown)  addOp()", "addOp"),
+        ('!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in cuMem', "cuMem"),
+    ],
+)
+def test_the_function_in_which_compiled_code_ended_is_named(text: str, name: str):
+    assert f"function that is named is {name}." in diagnose_text(text).as_text()
 
 
 def test_an_assertion_without_words_is_told_by_its_source():

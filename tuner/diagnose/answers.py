@@ -9,6 +9,7 @@ from tuner.diagnose.captures import gid_table, nccl_tests, rdma_ports, topology
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import (
     compile_error,
+    crashed_in,
     cutlass_tile,
     fp8_kernel,
     gpu_memory,
@@ -26,7 +27,16 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     function.__name__: function
     for function in (
         *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
-        *(block_shape, divides, heads, memory_taken, fp8_kernel, gpu_memory, compile_error),
+        *(
+            block_shape,
+            divides,
+            heads,
+            memory_taken,
+            fp8_kernel,
+            gpu_memory,
+            compile_error,
+            crashed_in,
+        ),
         *(surfaced, gid_table, nccl_tests, rdma_ports, sockets, topology),
         nccl_timeout,
     )

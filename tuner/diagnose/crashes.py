@@ -54,6 +54,11 @@ _WHOLE = (
     "Give the whole traceback to `tuner diagnose`: the file above triton's own lines names the "
     "kernel."
 )
+# A function in what handlers of faults print of compiled code.
+_NATIVE = re.compile(
+    r"PC: @ +0x[0-9a-f]+ +\(unknown\) +([A-Za-z_][\w:]*)"
+    r"|File \"<unknown>\", line 0, in (?!c10\b|0x)([A-Za-z_][\w:]*)"
+)
 _DIGITS = 18  # of a number; a log may be made up
 
 
@@ -109,6 +114,13 @@ def _known_kernel(frame: Frame) -> Mapping[str, Any] | None:
     place = f"{frame.path} {frame.function}"
     rows = shipped_toml(__package__, "kernels.toml")["kernel"]
     return next((row for row in rows if re.search(row["launcher"], place)), None)
+
+
+def crashed_in(finding: LogFinding, context: Context) -> Added:
+    """The function of compiled code in which a process ended, below the message."""
+    if named := _NATIVE.search(finding.around):
+        return Added((f"The innermost function that is named is {named[1] or named[2]}.",))
+    return Added()
 
 
 def fp8_kernel(finding: LogFinding, context: Context) -> Added:

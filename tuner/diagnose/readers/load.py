@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tuner.diagnose.readers.rates import Retractions, Stall
+from tuner.diagnose.readers.rates import Partners, Retractions, Stall
 from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, Reading, Whole
 from tuner.diagnose.table import Kind
 from tuner.profile.workload import LoadLine, read_load
@@ -32,6 +32,14 @@ _LEAST_LINES = 2
 _MOST_KEPT = 10_000
 _CAPTURED = 8  # requests for which every server has graphs, if it has any
 _MOST = 0.8  # of the lines that have to agree
+# Of a decode that is much slower than the memory of a GPU explains.
+_REASONS = (
+    "The usual reasons: weights in the host's memory (--cpu-offload-gb), ranks that "
+    "talk over TCP between nodes (NCCL_DEBUG=INFO shows NET/Socket), another program "
+    "on the GPU, low clocks, or few CPU cores for the server. Look while it decodes:",
+    "$ nvidia-smi -q -d UTILIZATION,CLOCK,PERFORMANCE",
+    "$ py-spy dump --pid PID",
+)
 _EAGER = re.compile(r"cuda graph: False")
 _PREFILL = re.compile(
     r"Prefill batch\b.*?#new-seq: (\d{1,7}),.*?token usage: ([\d.]{1,9}),.*?"
@@ -62,6 +70,7 @@ class LoadReader:
     _hangs: bool = False  # somebody says so
     _last: LoadLine | None = None
     _stall: Stall = field(default_factory=Stall)
+    _partners: Partners = field(default_factory=Partners)
     _retractions: Retractions = field(default_factory=Retractions)
 
     def read(self, line: str, where: str) -> None:
@@ -71,6 +80,7 @@ class LoadReader:
             self._accepted.append((float(rate), float(match["tokens"] or match["mean"]), where))
         load = read_load(line)
         self._stall.prompt(line)
+        self._partners.read(line, where)
         if load is None:
             self._read_other(line, where)
         if load is None or not load.running:
@@ -114,7 +124,7 @@ class LoadReader:
 
     def told(self, whole: Whole) -> Iterator[Reading]:
         """What the lines show, if there are at least two."""
-        told = [*self._rejected(), *self._retractions.told()]
+        told = [*self._rejected(), *self._retractions.told(), *self._partners.told()]
         if self._lines >= _LEAST_LINES:
             stands = [*self._stands_still(), *self._stall.told(self._engine)]
             told += [*stands, *self._held_back(), *self._too_large(), *self._without_graphs()]
@@ -290,7 +300,8 @@ class LoadReader:
                 f"{gets} {middle:,.1f} tokens/s (median of {len(speeds)} lines), and none waits: "
                 "whoever asks sends no more at once. So few requests read all active weights for "
                 "each token, so the memory's bandwidth or the host bounds them; many at once share "
-                "that, and together get many times as many tokens."
+                "that, and together get many times as many tokens.",
+                *self._grows(most),
             ],
             [
                 "Send as many requests at once as users will, and compare.",
@@ -300,6 +311,15 @@ class LoadReader:
             {"running": most, "tokens_per_s": middle, "lines": len(speeds)},
             self._engine,
         )
+
+    def _grows(self, most: int) -> Iterator[str]:
+        """That one answer goes on, which people take for a leak of the cache."""
+        used = [load.used or 0 for load, _ in self._stall.lines]
+        if most == 1 and used[-1] > used[0]:
+            yield (
+                f"The KV cache fills from {100 * used[0]:.1f} to {100 * used[-1]:.1f} % as its "
+                "answer grows, until that ends or reaches its limit (max_tokens)."
+            )
 
     def _slow_from_the_start(self, most: int, best: float) -> Reading:
         """Few requests, so slow that their number is not the reason."""
@@ -315,11 +335,7 @@ class LoadReader:
                 "something else takes the time.",
             ],
             [
-                "The usual reasons: weights in the host's memory (--cpu-offload-gb), ranks that "
-                "talk over TCP between nodes (NCCL_DEBUG=INFO shows NET/Socket), another program "
-                "on the GPU, low clocks, or few CPU cores for the server. Look while it decodes:",
-                "$ nvidia-smi -q -d UTILIZATION,CLOCK,PERFORMANCE",
-                "$ py-spy dump --pid PID",
+                *_REASONS,
             ],
             {"running": most, "tokens_per_s": best},
             self._engine,
@@ -360,25 +376,31 @@ class LoadReader:
         loads = [load for load, _ in self._stall.lines]
         speeds = [load.speed or 0 for load in loads]
         used = max((load.used or 0 for load in loads), default=1)
-        if len(loads) <= _LEAST_LINES or any(load.waiting for load in loads) or used >= _FULL:
+        if len(loads) <= _LEAST_LINES or any(load.waiting for load in loads):
             return
         running = median(load.running for load in loads)
         if running <= _FEW_RUN or max(speeds) > _ALIKE * min(speeds):
             return
         each = median(load.speed / load.running for load in loads if load.speed)
+        growing = "A step takes longer as answers grow: each token reads the cache of its request."
+        if used >= _FULL:
+            growing = (
+                "The cache is nearly full: if answers grow on, requests lose their place in it."
+            )
         yield Reading(
             "load_steps",
             Kind.NOTE,
-            "neither a queue nor the KV cache holds requests back in these lines",
+            "no request waits in these lines: the time of a step is what they take",
             self._where,
             [
                 f"{running:.0f} requests run (median of {len(loads)} lines) and get "
                 f"{median(speeds):,.0f} tokens/s together, {each:,.1f} each: a step of "
                 f"{1000 / each:,.0f} ms, if it makes one token for each (without speculative "
                 f"decoding). None waits, and at most {100 * used:.0f} % of the cache is used.",
-                "A step takes longer as answers grow: each token reads the cache of its request.",
+                growing,
             ],
             [
+                *(_REASONS if each < _SLOW else ()),
                 "To see where a step's time goes, record a trace of torch's profiler while the "
                 "server runs so, and give it to `tuner profile`.",
             ],

@@ -9,6 +9,7 @@ from statistics import median
 
 from tuner.diagnose.readers.reading import Reading
 from tuner.diagnose.table import Kind
+from tuner.engines.logs.lines import rank_of
 from tuner.profile.workload import LoadLine
 
 _FALLEN = 10  # times below the usual rate
@@ -21,6 +22,8 @@ _PROMPT = re.compile(r"Avg prompt throughput: (?!0\.0 )|Prefill batch")
 _BACK = re.compile(r"Retract requests|#retracted_reqs:")
 _PUT_BACK = re.compile(r"#retracted_reqs: (\d{1,7})")
 _AGAIN = re.compile(r"Prefill batch\b.*?#new-token: (\d{1,9})")
+_PARTNER = re.compile(r"(#(?:unbootstrapped|bootstrap|prealloc)-req): (\d{1,7})")
+_MANY = 10  # requests that wait
 _LESS = 0.7  # of the rate before, which is a fall
 
 
@@ -176,5 +179,51 @@ class Retractions:
                 "free, or more GPUs.",
             ],
             {"times": self._times, "requests": self._put_back, "before": before, "after": after},
+            "sglang",
+        )
+
+
+@dataclass
+class Partners:
+    """Requests that wait for the other server of prefill and decode, by rank."""
+
+    _counts: dict[str, list[int]] = field(default_factory=dict)
+    _name: str = ""
+    _where: str = ""
+
+    def read(self, line: str, where: str) -> None:
+        if (match := _PARTNER.search(line)) and len(self._counts) < _MOST_KEPT:
+            counts = self._counts.setdefault("".join(rank_of(line)), [])
+            counts[3:] = [int(match[2])]  # the first ones and the last
+            self._name, self._where = match[1], where
+
+    def told(self) -> Iterator[Reading]:
+        """That more and more wait on a rank."""
+        first, last = max(
+            ((counts[0], counts[-1]) for counts in self._counts.values() if len(counts) > 2),
+            key=lambda pair: pair[1] - pair[0],
+            default=(0, 0),
+        )
+        if last < _MANY or last < 1.5 * first:
+            return
+        yield Reading(
+            "partner_waits",
+            Kind.SLOW,
+            "more and more requests wait for the other server of prefill and decode",
+            self._where,
+            [
+                f"{self._name} rises from {first} to {last}. Such a request waits until the two "
+                "servers have agreed where its KV cache goes: the other one is not reached, has "
+                "no room, or is slower than requests come."
+            ],
+            [
+                "Look at the other server's lines of the same time, at its `token usage`, queues "
+                "and errors. Give the logs of both to `tuner diagnose` at once.",
+                "If it is full or slow: add a server of its kind, or send fewer requests at once.",
+                "If one was just started, see from there whether the prefill server's bootstrap "
+                "port (--disaggregation-bootstrap-port) is open:",
+                "$ nc -zv PREFILL_HOST 8998",
+            ],
+            {"first": first, "last": last},
             "sglang",
         )

@@ -129,6 +129,8 @@ class StartReader:
         ranks = {rank: place for rank, place in self._last.items() if rank} or self._last
         behind = min(at for at, _ in ranks.values())
         step = steps()[behind]
+        if step.name == "prompt" and not self._hangs:
+            return  # servers for prefill alone print no more
         late = [rank for rank, (at, _) in ranks.items() if at == behind and rank]
         where = next(place for at, place in reversed(list(ranks.values())) if at == behind)
         if behind == _LINKS and self._nccl.made:

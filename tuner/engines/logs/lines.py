@@ -25,6 +25,8 @@ _QUOTED = re.compile(
     rb"|[\w.-]{1,60}[ \t]*\|[ \t](?=[ \t]+\S))",
     re.MULTILINE,
 )
+# A command that sglang prints as an example, of a model that it does not serve.
+_EXAMPLE = re.compile(rb"`python3 -m sglang\.compile_deep_gemm --model deepseek-ai/[^`\n]{0,99}`")
 # What pages of Markdown make of a word that looks like an address: [a.json](http://a.json/).
 _LINKED = re.compile(
     rb"\[((?:https?://)?([^\[\]()\s/][^\[\]()\s]{0,400}?)/?)\]\((?:https?://)?\2/?\)"
@@ -60,6 +62,8 @@ def lines_of(block: bytes) -> list[bytes]:
     if b"device_name%3D" in block:
         for code, character in _IN_ADDRESSES.items():
             block = block.replace(code, character)
+    if b"compile_deep_gemm" in block:
+        block = _EXAMPLE.sub(b"...", block)
     if b"](" in block:
         block = _LINKED.sub(rb"\1", block)
     if b"|" in block or b">" in block:
