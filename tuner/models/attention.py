@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from tuner.errors import BadProblem, IndivisibleShape
 from tuner.problems.dtypes import Dtype
 
 
@@ -64,3 +65,37 @@ class HasAttention(Protocol):
     def architecture(self) -> str: ...
     @property
     def attention(self) -> AttentionShape | None: ...
+
+
+def sharing_ranks(name: str, tp: int, dp: int) -> int:
+    """How many ranks share the attention of one of `dp` replicas.
+
+    Raises IndivisibleShape, which names the nearest size that works, or BadProblem.
+    """
+    if dp < 1:
+        raise BadProblem(f"data-parallel sizes start at 1, not dp={dp}")
+    if dp == 1 or tp % dp == 0:
+        return tp // dp
+    near = min(
+        (n for n in range(1, tp + 1) if tp % n == 0), key=lambda n: (abs(n - dp), n), default=1
+    )
+    raise IndivisibleShape(
+        f"{name}: dp={dp} does not divide tp={tp}; the nearest that does is dp={near}"
+    )
+
+
+def check_division(name: str, shape: AttentionShape, tp: int) -> None:
+    """Raises IndivisibleShape if tp does not divide the heads, and BadProblem if it is below 1."""
+    if tp < 1:
+        raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
+    if all(kind.works_with(tp) for kind in shape.layers):
+        return
+    bad = next(kind for kind in shape.layers if not kind.works_with(tp))
+    sizes = [
+        n for n in range(1, bad.q_heads + 1) if all(kind.works_with(n) for kind in shape.layers)
+    ]
+    near = min(sizes, key=lambda n: (abs(n - tp), n))
+    raise IndivisibleShape(
+        f"{name}: tp={tp} does not divide {bad.q_heads} query heads with {bad.kv_heads} key heads; "
+        f"the nearest that works is tp={near}"
+    )

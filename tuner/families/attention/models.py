@@ -6,9 +6,15 @@ from dataclasses import replace
 from types import ModuleType
 
 from tuner.engines.engine import engine_module
-from tuner.errors import BadProblem, IndivisibleShape
+from tuner.errors import BadProblem
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, AttentionPhase
-from tuner.models.attention import AttentionShape, HasAttention, Layers
+from tuner.models.attention import (
+    AttentionShape,
+    HasAttention,
+    Layers,
+    check_division,
+    sharing_ranks,
+)
 from tuner.models.attention_json import parse_attention_json, read_attention
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
@@ -40,7 +46,7 @@ def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
 
 def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
     """The problems of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
-    tp = _sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
+    tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
     problems = attention_problems(
         model,
         tp,
@@ -52,20 +58,6 @@ def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
     )
     notes = _rules(serving.engine).serving_notes(model, known_attention(model), tp)
     return Resolved(tuple(problems), tuple(notes))
-
-
-def _sharing_ranks(name: str, tp: int, dp: int) -> int:
-    """How many ranks share the attention of one of `dp` replicas."""
-    if dp < 1:
-        raise BadProblem(f"data-parallel sizes start at 1, not dp={dp}")
-    if dp == 1 or tp % dp == 0:
-        return tp // dp
-    near = min(
-        (n for n in range(1, tp + 1) if tp % n == 0), key=lambda n: (abs(n - dp), n), default=1
-    )
-    raise IndivisibleShape(
-        f"{name}: dp={dp} does not divide tp={tp}; the nearest that does is dp={near}"
-    )
 
 
 def find_attention(text: str) -> HasAttention:
@@ -132,23 +124,6 @@ def known_attention(model: HasAttention) -> AttentionShape:
             "of its config.json, or the problem itself, extend_attention:q_heads=.."
         )
     return model.attention
-
-
-def check_division(name: str, shape: AttentionShape, tp: int) -> None:
-    """Raises IndivisibleShape if tp does not divide the heads, and BadProblem if it is below 1."""
-    if tp < 1:
-        raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
-    if all(kind.works_with(tp) for kind in shape.layers):
-        return
-    bad = next(kind for kind in shape.layers if not kind.works_with(tp))
-    sizes = [
-        n for n in range(1, bad.q_heads + 1) if all(kind.works_with(n) for kind in shape.layers)
-    ]
-    near = min(sizes, key=lambda n: (abs(n - tp), n))
-    raise IndivisibleShape(
-        f"{name}: tp={tp} does not divide {bad.q_heads} query heads with {bad.kv_heads} key heads; "
-        f"the nearest that works is tp={near}"
-    )
 
 
 def _phases(shape: AttentionShape, tp: int) -> list[tuple[AttentionPhase, Layers]]:
