@@ -51,6 +51,11 @@ CASES = {
         ),
     },
 }
+_SPARSE = "heads=2,kv_heads=1,head_dim=16,index_dim=16,block=16,topk=2,dtype=float16"
+CASES["minimax_sparse"] = {
+    "a last block that is not whole": (_SPARSE, 1, 40),
+    "two sequences": (_SPARSE.replace("kv_heads=1", "kv_heads=2"), 2, 16),
+}
 CASES["kda"] = {"a last chunk that is not whole": (_KDA, 1, 72), "two sequences": (_KDA, 2, 64)}
 TARGET = cuda_target(9, 0)
 

@@ -107,6 +107,7 @@ def test_a_run_is_never_slower_than_the_engine(tmp_path, monkeypatch):
 # Chunked scans
 
 
+_SPARSE = "minimax_sparse:heads=32,kv_heads=2,head_dim=128,index_dim=128,block=128,topk=4"
 _DELTA = "gated_delta:key_heads=2,value_heads=4,key_dim=128,value_dim=128"
 
 
@@ -119,6 +120,8 @@ _DELTA = "gated_delta:key_heads=2,value_heads=4,key_dim=128,value_dim=128"
         ("sglang==0.5.16", "kda:heads=4,head_dim=128"),
         ("sglang==0.5.23", "kda:heads=4,head_dim=128"),
         ("vllm==0.33.0", "kda:heads=4,head_dim=128"),
+        ("sglang==0.5.16", _SPARSE),
+        ("sglang==0.5.23", _SPARSE),
     ],
 )
 def test_each_kernel_of_a_scan_is_right_and_no_slower(

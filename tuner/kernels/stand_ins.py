@@ -243,7 +243,8 @@ class RecordedKernel:
                 for k, v in kwargs.items()
                 if k not in self._parameters and isinstance(v, int)  # all of CUDA's are
             }
-            arguments |= {name: follow(arguments) for name, follow in self._heuristics.items()}
+            for name, follow in self._heuristics.items():  # one may ask for those before it
+                arguments[name] = follow(arguments)
             every = {**self._defaults, **arguments, **options}
             blocks = grid(every) if callable(grid) else grid
             self._record(KernelLaunch(self._name, arguments, tuple(blocks), options))
@@ -311,6 +312,7 @@ def stand_in_torch(target: Target) -> Namespace:
             "Tensor": TensorSpec,
             "empty": _empty,
             "zeros": _empty,
+            "full": lambda size, fill_value, **where: _empty(size, **where),
             "empty_like": _empty_like,
             "zeros_like": _empty_like,
             **{name: Element(short) for name, short in dtypes.items()},

@@ -9,6 +9,7 @@ from tuner.models.attention import AttentionShape
 from tuner.models.delta_json import DeltaShape
 from tuner.models.linears import LinearShape
 from tuner.models.mamba_json import MambaShape
+from tuner.models.sparse_json import SparseShape
 from tuner.problems.dtypes import Dtype
 
 
@@ -36,9 +37,11 @@ class Model:
     linears: LinearShape | None = None  # None: not known
     mamba: MambaShape | None = None  # None: it has no Mamba-2 layers, or they are not known
     delta: DeltaShape | None = None  # None: it has no gated delta nets, or they are not known
+    sparse: SparseShape | None = None  # None: its attention is not sparse, or that is not known
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner models --json`. Linear layers are left out: they are many."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
         del shown["linears"], shown["doubt"], shown["mamba"], shown["delta"]
+        del shown["sparse"]
         return shown | {"attention": asdict(self.attention) if self.attention else None}

@@ -21,6 +21,7 @@ from tuner.models.linears import LinearShape
 from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization, unquantised
+from tuner.models.sparse_json import SparseShape
 from tuner.problems.dtypes import Dtype
 
 T = TypeVar("T")
@@ -155,6 +156,9 @@ def _model(row: dict[str, Any]) -> Model:
         "linears": None,
         "mamba": MambaShape(*named, **mamba) if mamba else None,
         "delta": _delta(*named, **row["delta"]) if "delta" in row else None,
+        "sparse": SparseShape(named[0], shape, **row["sparse"])
+        if shape and "sparse" in row
+        else None,
     }
     model = Model(**{**row, **converted})
     if linears is None or shape is None:

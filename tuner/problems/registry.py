@@ -26,6 +26,7 @@ _PACKAGES = [
     "tuner.families.state_update",
     "tuner.families.chunk_scan",
     "tuner.families.gated_delta",
+    "tuner.families.minimax_sparse",
     "tuner.families.kda",
 ]
 

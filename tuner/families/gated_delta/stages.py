@@ -337,6 +337,6 @@ SCAN = Scan(
     _STAGES,
     operands,
     _WORST_ERROR,
-    frozenset({"T", "pool"}),
+    dict.fromkeys(("T", "pool"), 0.0),
     CHAINS,
 )

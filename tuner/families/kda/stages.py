@@ -321,5 +321,5 @@ SCAN = Scan(
     _STAGES,
     operands,
     _WORST_ERROR,
-    frozenset({"near", "far", "diagonal", "T", "pool"}),
+    dict.fromkeys(("near", "far", "diagonal", "T", "pool"), 0.0),
 )

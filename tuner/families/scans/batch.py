@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tuner.families.scans.engine import ScanKernels, ScanLaunch
@@ -34,18 +36,34 @@ class ScanBatch:
 
     def error(self, names: set[str]) -> float:
         """The worst error of tensors of the first copy."""
-        return max(self._references[name].worst_error(self.copies[0][name]) for name in names)
+        return max(map(self._error, names))
+
+    def _error(self, name: str) -> float:
+        found = self.copies[0][name]
+        if found.is_floating_point():
+            return self._references[name].worst_error(self._finite(name, found))
+        rows = found.sort().values, self.expected[name].sort().values  # chosen in any order
+        return 0.0 if torch.equal(*rows) else math.inf
 
     @cached_property
     def _references(self) -> dict[str, Reference]:
         """A scale is never 0: the states before the only chunk of a prompt are all zeros."""
-        return {name: Reference(tensor, _LEAST_SCALE) for name, tensor in self.expected.items()}
+        expected = self.expected.items()
+        return {name: Reference(self._finite(name, t), _LEAST_SCALE) for name, t in expected}
+
+    @cached_property
+    def _begins(self) -> Mapping[str, float]:
+        return scan_of(self.problem).begins
+
+    def _finite(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor with zeros for the -inf that it began with, whose differences would be NaN."""
+        masked = self._begins.get(name) == -math.inf
+        return tensor.masked_fill(tensor.isneginf(), 0.0) if masked else tensor
 
     def clear(self, names: set[str]) -> None:
-        """Fill tensors of the first copy with NaN, or with zeros if they begin as zeros."""
-        zeros = scan_of(self.problem).zeros
+        """Fill tensors of the first copy with NaN, or with what they begin with."""
         for name in names:
-            self.copies[0][name].fill_(0.0 if name in zeros else float("nan"))
+            self.copies[0][name].fill_(self._begins.get(name, math.nan))
 
     def restore(self, names: set[str]) -> None:
         """Give tensors of the first copy the reference's values."""
@@ -99,7 +117,7 @@ class ScanBatches:
         return sum(int(tensor.numel() * tensor.element_size()) for tensor in counted)
 
     def _copies(self, point: Point) -> int:
-        return min(LAUNCHES, ceil(_CACHES * self._l2_bytes / self._bytes(point)))
+        return min(LAUNCHES, math.ceil(_CACHES * self._l2_bytes / self._bytes(point)))
 
     def _make(self, point: Point) -> ScanBatch:
         problem, device = self._problem, self._device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
-from tuner.families.scans.scan import ScanProblem, all_chunks, stage_of, tokens_of
+from tuner.families.scans.scan import ScanProblem, scan_of, stage_of, tokens_of
 from tuner.families.scans.selection import PROMPTS
 from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
 from tuner.problems.options import Option, Word
@@ -24,9 +24,9 @@ SELECTING = (
         "prompts",
         "--prompts",
         PROMPTS,
-        "Chunked scans: sequences x tokens of prefill, e.g. 1x8192,8x2048; default: 1x1024, "
-        "1x8192, 1x32768 and 8x2048.",
-        description="Chunked scans only: sequences x tokens of prefill; default: the usual.",
+        "Chunked scans, sparse attention: sequences x tokens of prefill, e.g. 1x8192,8x2048; "
+        "default: 1x1024, 1x8192, 1x32768 and 8x2048.",
+        description="Chunked scans, sparse attention: sequences x tokens; default: the usual.",
     ),
 )
 
@@ -34,7 +34,8 @@ SELECTING = (
 def place(problem: ScanProblem, point: Point) -> ChartPosition:
     """Where a point is drawn: the kernels of a batch are one after the other, by tokens."""
     sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
-    return ChartPosition(f"chunked scan, {sequences}", point.new_tokens, "tokens of each sequence")
+    kernels = scan_of(problem).title(problem).partition(",")[0]
+    return ChartPosition(f"{kernels}, {sequences}", point.new_tokens, "tokens of each sequence")
 
 
 def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
@@ -42,7 +43,7 @@ def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
 
     What a kernel reads was written by the one before, or by the layer's convolution.
     """
-    size = tokens_of(point), all_chunks(problem, point)
+    size = tokens_of(point), scan_of(problem).chunks(problem, point)
     return roofline_us(
         device,
         problem.dtype,
@@ -54,5 +55,5 @@ def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
 
 def held_bytes(problem: ScanProblem, point: Point) -> int:
     """Bytes that a kernel reads and writes: one launch needs them of the card's memory."""
-    size = tokens_of(point), all_chunks(problem, point)
+    size = tokens_of(point), scan_of(problem).chunks(problem, point)
     return stage_of(problem, point.part).moved_bytes(problem, *size)

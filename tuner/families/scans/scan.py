@@ -1,4 +1,5 @@
-"""A chunked scan as data: what a family of such problems says of its chain of kernels.
+"""A chunked scan as data: what a family of such problems says of its chain of kernels. MiniMax's
+sparse attention is tuned like one: its chunks are the blocks of keys.
 
 Servers read it too, so this module and the families' modules `stages` are light.
 """
@@ -17,7 +18,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point, Problem
 
 # The families of chunked scans. The name of each is that of its problems and of its package.
-NAMES = ("chunk_scan", "gated_delta", "kda")
+NAMES = ("chunk_scan", "gated_delta", "kda", "minimax_sparse")
 Key = tuple[object, ...]
 
 
@@ -49,6 +50,21 @@ class ScanProblem(Protocol):
 
     def spec(self) -> str:
         """See `Problem`."""
+
+
+def chunks_of(problem: ScanProblem, tokens: int) -> int:
+    """The number of chunks that a number of tokens is cut into."""
+    return -(-tokens // problem.chunk_size)
+
+
+def tokens_of(point: Point) -> int:
+    """The tokens of a point's sequences together: all that a launch knows of its length."""
+    return point.batch_size * point.new_tokens
+
+
+def all_chunks(problem: ScanProblem, point: Point) -> int:
+    """The chunks of a point; none has tokens of two sequences."""
+    return point.batch_size * chunks_of(problem, point.new_tokens)
 
 
 @dataclass(frozen=True)
@@ -89,8 +105,11 @@ class Stage:
     # What must not be launched on a target, and who says so.
     unsafe: Callable[[Config, Target], bool] = lambda config, target: False
     unsafe_source: str = ""
+    # Whether the kernel's own assertions hold for a problem.
+    takes: Callable[[Any, Config], bool] = lambda problem, config: True
     # The tokens of a launch of a length, of several sequences together; None: chunks.
     tokens: Callable[[Any, int], int] | None = None
+    length: Callable[[Point], int] = tokens_of  # of a point: what those tokens are compared with
 
 
 Stages = Mapping[ScanKernel, Stage]
@@ -108,10 +127,12 @@ class Scan:
     operands: Callable[[Any, Point, Call], dict[str, Any]]  # see `ScanKernels.operands`
     # The largest |difference| / (|expected| + rms) of a correct kernel.
     worst_error: Mapping[Dtype, float]
-    # Tensors that begin as zeros, because a kernel reads them too or writes parts of them.
-    zeros: frozenset[str] = frozenset()
+    # What tensors begin with, because a kernel reads them too or writes parts of them.
+    begins: Mapping[str, float] = field(default_factory=dict)
     # The kernels of each chain by its name, where engines have different ones.
     chains: Mapping[str, tuple[ScanKernel, ...]] = field(default_factory=dict)
+    # What stages take for chunks, where operations and bytes depend on something else.
+    chunks: Callable[[Any, Point], int] = all_chunks
 
     def of_chain(self, chain: str) -> Scan:
         """The same with the kernels of one chain only."""
@@ -151,18 +172,3 @@ def dtype_of(tensor: Any) -> str:  # noqa: ANN401
 @cache  # at each launch the text would be made anew
 def _name_of(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def chunks_of(problem: ScanProblem, tokens: int) -> int:
-    """The number of chunks that a number of tokens is cut into."""
-    return -(-tokens // problem.chunk_size)
-
-
-def tokens_of(point: Point) -> int:
-    """The tokens of a point's sequences together: all that a launch knows of its length."""
-    return point.batch_size * point.new_tokens
-
-
-def all_chunks(problem: ScanProblem, point: Point) -> int:
-    """The chunks of a point; none has tokens of two sequences."""
-    return point.batch_size * chunks_of(problem, point.new_tokens)

@@ -18,6 +18,7 @@ from tuner.families.scans.scan import ScanKernel, ScanProblem, stage_of
 from tuner.families.scans.selection import PromptSelection
 from tuner.families.scans.space import first_configs, scan_space
 from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.registry import family_of
 from tuner.problems.results import Compiled, Entry, MeasureKind, Measurement
 from tuner.tuning.pointwise import GAIN, Policy
 from tuner.tuning.report import EntryTable
@@ -37,7 +38,7 @@ from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 # Configurations that a point tries beyond what is tried first.
 FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
 UNPREDICTED = (
-    "the times of a chunked scan are not predicted: measure them on a GPU, or replay a recording"
+    "the times of such kernels are not predicted: measure them on a GPU, or replay a recording"
 )
 
 
@@ -77,7 +78,7 @@ def prepare(request: Request) -> Prepared:
     """The run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
     problem, device, kind = scan_problem(request), request.device, request.source.kind
     assert isinstance(request.selected, PromptSelection)
-    refuse_moe_options(request, "a chunked scan")
+    refuse_moe_options(request, family_of(problem).title)
     if kind is MeasureKind.PREDICT:
         raise BadInput(UNPREDICTED)
     kernels = scan_engine(request.engine, problem.family).lift(device.target.backend)
