@@ -120,6 +120,9 @@ CASES = (
     Shown("the start stays at the communicator", f"{steps(BEGIN, NCCL)}\n{MADE}", ("start_waits",),
           says=("shows: NCCL's communicator is made", "If the log goes no further than this text", "first collective over it, which seems not to return if it stays so", "NCCL_P2P_DISABLE=1")),
     Shown("a communicator of torch before NCCL's", f"{MADE}\n{steps(BEGIN, NCCL)}", ("start_waits",), says=("NCCL was loaded",)),
+    # deepseek-ai/DeepSeek-Coder-V2#29
+    Shown("a communicator, and no line of a step", f"{HANGS}\n{MADE}\nCustom allreduce is disabled because it's not supported on more than two PCIe-only GPUs.", ("start_waits",),
+          says=("waits: the last step of the start that the text shows: NCCL's communicator is made", "NCCL_P2P_DISABLE=1"), never=("no line of the server", "--disable-custom-all-reduce")),
     Shown("the start goes on from there", f"{steps(BEGIN, NCCL)}\n{MADE}\n{steps(WEIGHTS)}", ("start_waits",), says=("it loads the weights",), never=("communicator",)),
     # Lines of load.
     Shown("requests are held back", "\n".join((load(64, 187, 41.2), load(64, 190, 40.8))), ("requests_held",),
@@ -138,6 +141,7 @@ CASES = (
     # The rate falls while requests run; 1CatAI/1Cat-vLLM#490 has one beside a long prompt.
     Shown("decode stalls", "\n".join(map(quiet, (34.1, 30.0, 1.1, 0.9, 0.9))), ("decode_stalls",),
           says=("3 lines in a row say at most 1.1 tokens/s for up to 3 running requests, and other lines say up to 30.0", "none waits, and at most 6 %", "UTILIZATION,CLOCK"), never=("prompt is computed", "sglang")),
+    Shown("it stalls as another request comes", "\n".join((quiet(38.2, 1), quiet(37.1, 1), quiet(11.0, 2, prompt=810.0), quiet(0.7, 2), quiet(0.6, 2))), ("decode_stalls",), says=("It begins as more requests run", "cudagraph_capture_sizes")),
     Shown("it stalls for most of the text", "\n".join(map(quiet, (34.1, 30.0, *[0.9] * 9))), ("decode_stalls",)),
     Shown("a prompt beside it fills the cache", "\n".join((quiet(34.1), quiet(30.0), quiet(0.3, used=7.0), quiet(0.2, used=7.8), quiet(0.3, used=8.6))), ("decode_stalls",),
           says=("fills from 7.0 to 8.6 %", "--max-num-batched-tokens"), never=("heat",)),

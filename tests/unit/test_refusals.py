@@ -15,6 +15,8 @@ SAID = {
     "pod_memory": [
         "[四 3月 20 21:01:25] Out of memory: Killed process 91000 (python) total-vm:4kB"
     ],
+    "gpu_xid": ["NVRM: Xid (PCI:0000:3b:00): 62, pid=1234, name=python"],
+    "media_cache": ["AssertionError: Expected a cached item for mm_hash='77f8d1a2'"],
     "process_killed": ["Exit code: -9", "Rank 0 scheduler died (exit code: -9). Check"],
     "native_crash": [
         "*** SIGSEGV received at time=1722289279 on cpu 61 ***\nPC: @ 0x7f0c (unknown) addOp()",
@@ -162,6 +164,7 @@ def test_a_refusal_is_named_by_its_cause(name: str, text: str):
         ("sglang/srt/server_args.py", "checking its settings"),
         ("vllm/model_executor/layers/quantization/fp8.py", "quantised weights"),
         ("vllm/v1/attention/backends/triton_attn.py", "attention backend"),
+        ("sglang/srt/mem_cache/hiradix_cache.py", "--enable-hierarchical-cache"),
     ],
 )
 def test_the_place_of_an_unknown_exception_tells_what_stopped(file: str, said: str):
@@ -193,6 +196,8 @@ def test_the_function_in_which_compiled_code_ended_is_named(text: str, name: str
 
 def test_an_assertion_without_words_is_told_by_its_source():
     text = '  File "/x/sglang/srt/layers/moe/a.py", line 3, in f\n    assert m == 3\nAssertionError'
+    marked = text.replace("\nAssertionError", "\n           ^^^^^^\nAssertionError")
+    assert [*diagnose_text(marked).unknown] == ["AssertionError: assert m == 3"]
     found = diagnose_text(text)
     assert [*found.unknown] == ["AssertionError: assert m == 3"]
     assert "stopped in the experts" in found.as_text()

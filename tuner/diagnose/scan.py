@@ -152,10 +152,15 @@ class _Scan:
                 match = _ERROR.search(self._text(i))
                 if match and (match[2] is not None or not _NAMES_ERROR.search(self._text(i))):
                     # An assertion may have no words: the line above it is its source.
-                    said = self._text(i - 1).split("] ")[-1] if match[2] is None and i else match[2]
+                    said = self._source_above(i) if match[2] is None else match[2]
                     where = f"{self.name}:{self._first + i}"
                     text = f"{match[1]}: {(said or '').strip()}"
                     self.findings.add_error(text.removesuffix(": "), where, self._frames(i))
+
+    def _source_above(self, i: int) -> str:
+        """The line of source above line `i`, without the marks that Python 3.11 puts below it."""
+        above = (self._text(at).split("] ")[-1] for at in range(i - 1, max(-1, i - 3), -1))
+        return next((line for line in above if line.strip(" ^~")), "")
 
     def _text(self, i: int) -> str:
         return self._lines[i].decode("utf-8", errors="replace")

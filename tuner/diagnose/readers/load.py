@@ -36,7 +36,8 @@ _MOST = 0.8  # of the lines that have to agree
 _REASONS = (
     "The usual reasons: weights in the host's memory (--cpu-offload-gb), ranks that "
     "talk over TCP between nodes (NCCL_DEBUG=INFO shows NET/Socket), another program "
-    "on the GPU, low clocks, or few CPU cores for the server. Look while it decodes:",
+    "on the GPU, low clocks, few CPU cores for the server, or an all-reduce of the engine's own "
+    "over PCIe (start once with --disable-custom-all-reduce). Look while it decodes:",
     "$ nvidia-smi -q -d UTILIZATION,CLOCK,PERFORMANCE",
     "$ py-spy dump --pid PID",
 )

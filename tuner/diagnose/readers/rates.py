@@ -24,6 +24,11 @@ _PUT_BACK = re.compile(r"#retracted_reqs: (\d{1,7})")
 _AGAIN = re.compile(r"Prefill batch\b.*?#new-token: (\d{1,9})")
 _PARTNER = re.compile(r"(#(?:unbootstrapped|bootstrap|prealloc)-req): (\d{1,7})")
 _MANY = 10  # requests that wait
+_MORE = (
+    "It begins as more requests run: CUDA graphs may end there. vLLM: cudagraph_capture_sizes in "
+    "--compilation-config, up to the requests times (1 + draft tokens); sglang: "
+    "--cuda-graph-max-bs, up to the requests."
+)
 _LESS = 0.7  # of the rate before, which is a fall
 
 
@@ -64,13 +69,21 @@ class Stall:
             return
         used = [load.used for load in slow if load.used is not None]
         fills = bool(used) and used[-1] - used[0] >= _PROMPT_FILLS * max(1, len(used) - 1)
+        quick = [
+            load.running
+            for at, (load, _) in enumerate(self.lines)
+            if at not in self._prompts and (load.speed or 0) * _FALLEN >= speed
+        ]
+        ran = max(quick, default=_MOST_KEPT)
         # vLLM counts a prompt when it is done.
         prompt = engine == "vllm" and row[-1] + 1 in self._prompts and not fills
         if max(used, default=0) < _FULL and not prompt:
-            yield _stalled(slow, fills, speed, self.lines[row[-1]][1], engine)
+            yield _stalled(slow, fills, speed, ran, self.lines[row[-1]][1], engine)
 
 
-def _stalled(slow: list[LoadLine], fills: bool, usual: float, where: str, engine: str) -> Reading:
+def _stalled(
+    slow: list[LoadLine], fills: bool, usual: float, usual_running: int, where: str, engine: str
+) -> Reading:
     used = [load.used for load in slow if load.used is not None]
     most, waiting = max(load.running for load in slow), max(load.waiting or 0 for load in slow)
     least = max(load.speed or 0 for load in slow)
@@ -94,6 +107,7 @@ def _stalled(slow: list[LoadLine], fills: bool, usual: float, where: str, engine
             "$ py-spy dump --pid PID",
         ]
     else:
+        more = min(load.running for load in slow) > usual_running
         cause.append(
             "A step takes many times as long as before, or the host starts it late: these lines "
             "do not say which."
@@ -106,6 +120,9 @@ def _stalled(slow: list[LoadLine], fills: bool, usual: float, where: str, engine
             "Take the stack of each process of the server, several times, and give these to "
             "`tuner diagnose`:",
             "$ py-spy dump --pid PID",
+            *([_MORE] if more else []),
+            "With several GPUs on PCIe, start once with --disable-custom-all-reduce: where direct "
+            "transfers do not work well, each step may take seconds.",
             "See whether it comes with some requests alone (structured output, long prompts, "
             "images): send one of each kind by itself.",
         ]

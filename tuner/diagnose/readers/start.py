@@ -122,6 +122,8 @@ class StartReader:
         yield from waits
         if waits or self._serves():
             return
+        if not self._last and self._nccl.made and self._hangs:
+            self._last[""] = _LINKS, self._nccl.made
         yield from self._stands() if self._last else self._untold()
 
     def _stands(self) -> Iterator[Reading]:
