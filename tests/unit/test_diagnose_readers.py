@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from diagnose_cases import sglang, vllm
 
 from tuner.diagnose import diagnose_text
+from tuner.files import shipped_toml
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ CASES = (
           ("requests_held",), says=("32 requests run, up to 64 wait, and at most 1 %",)),
     # sgl-project/sglang#3909
     Shown("nothing holds them back", "\n".join(decode(8, graph=True, speed=speed) for speed in (186.6, 185.9, 184.3)), ("load_steps",), says=("23.2 each: a step of 43 ms",)),
-    Shown("steps of a second", "\n".join([quiet(16.7, 16, used=94.9)] * 3), ("load_steps",), says=("1.0 each: a step of 958 ms", "nearly full", "--cpu-offload-gb")),
+    Shown("steps of a second", "\n".join([quiet(16.7, 16, used=94.9)] * 3), ("decode_slow",), says=("at most 1.0 tokens/s", "nearly full (95 %)", "--cpu-offload-gb")),
     # vllm-project/vllm#31353
     Shown("one answer fills the cache", "\n".join(quiet(200.0, 1, used=used) for used in (0.3, 0.4, 0.6)), ("few_requests",), says=("fills from 0.3 to 0.6 % as its answer grows",)),
     # sgl-project/sglang#22877
@@ -177,7 +178,7 @@ CASES = (
     Shown("a retraction that costs little", "\n".join((decode(4, graph=True, speed=429.3), sglang("KV cache pool is full. Retract requests. #retracted_reqs: 1"), sglang("Prefill batch, #new-seq: 1, #new-token: 92, #cached-token: 0, "), decode(4, graph=True, speed=419.5))), (),
           says=("the KV cache is full, and requests are put back",)),
     Shown("two requests", "\n".join(decode(2, graph=True, speed=speed) for speed in (149.0, 151.0, 150.0)), ("few_requests",), says=("at most 2 requests run at a time", "Together they get 150.0")),
-    Shown("rejected drafts", "\n".join([decode(8, graph=True).replace("cuda graph", "accept len: 1.57, accept rate: 0.19, cuda graph")] * 2), ("drafts_rejected",),
+    Shown("rejected drafts", "\n".join([decode(8, graph=True, speed=125.0).replace("cuda graph", "accept len: 1.57, accept rate: 0.19, cuda graph")] * 2), ("drafts_rejected",),
           says=("19 % are (median of 2 lines), 1.57 tokens", "--speculative-num-steps"), never=("num_speculative_tokens",)),
     Shown("accepted drafts", "\n".join([vllm("SpecDecoding metrics: Mean acceptance length: 2.53, Accepted throughput: 10.23 tokens/s, Avg Draft acceptance rate: 76.4%")] * 2), ()),
     # Tables of nccl-tests; NVIDIA/nccl-tests#182 and #107 have processes that did not join.
@@ -222,6 +223,11 @@ def test_readings_say_what_many_lines_show(subtests):
                 assert words in text, text
             for words in case.never:
                 assert words not in text, text
+
+
+def test_each_reading_of_load_has_a_case():
+    rows = shipped_toml("tuner.diagnose.readers", "load.toml")["reading"]
+    assert {row["name"] for row in rows} <= {name for case in CASES for name in case.names}
 
 
 def test_a_stack_goes_on_in_the_next_part_of_a_log():

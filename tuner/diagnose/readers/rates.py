@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from tuner.diagnose.readers.reading import Reading
-from tuner.diagnose.table import Kind
+from tuner.diagnose.readers.reading import Reading, of_load
 from tuner.engines.logs.lines import rank_of
 from tuner.profile.workload import LoadLine
 
@@ -20,15 +19,9 @@ _MOST_KEPT = 10_000
 _PROMPT_FILLS = 0.003
 _PROMPT = re.compile(r"Avg prompt throughput: (?!0\.0 )|Prefill batch")
 _BACK = re.compile(r"Retract requests|#retracted_reqs:")
-_PUT_BACK = re.compile(r"#retracted_reqs: (\d{1,7})")
 _AGAIN = re.compile(r"Prefill batch\b.*?#new-token: (\d{1,9})")
 _PARTNER = re.compile(r"(#(?:unbootstrapped|bootstrap|prealloc)-req): (\d{1,7})")
 _MANY = 10  # requests that wait
-_MORE = (
-    "It begins as more requests run: CUDA graphs may end there. vLLM: cudagraph_capture_sizes in "
-    "--compilation-config, up to the requests times (1 + draft tokens); sglang: "
-    "--cuda-graph-max-bs, up to the requests."
-)
 _LESS = 0.7  # of the rate before, which is a fall
 
 
@@ -74,68 +67,21 @@ class Stall:
             for at, (load, _) in enumerate(self.lines)
             if at not in self._prompts and (load.speed or 0) * _FALLEN >= speed
         ]
-        ran = max(quick, default=_MOST_KEPT)
         # vLLM counts a prompt when it is done.
         prompt = engine == "vllm" and row[-1] + 1 in self._prompts and not fills
-        if max(used, default=0) < _FULL and not prompt:
-            yield _stalled(slow, fills, speed, ran, self.lines[row[-1]][1], engine)
-
-
-def _stalled(
-    slow: list[LoadLine], fills: bool, usual: float, usual_running: int, where: str, engine: str
-) -> Reading:
-    used = [load.used for load in slow if load.used is not None]
-    most, waiting = max(load.running for load in slow), max(load.waiting or 0 for load in slow)
-    least = max(load.speed or 0 for load in slow)
-    queue = f"up to {waiting} wait" if waiting else "none waits"
-    room = f", and at most {100 * max(used):.0f} % of the KV cache is used" if used else ""
-    cause = [
-        f"{len(slow)} lines in a row say at most {least:.1f} tokens/s for up to {most} running "
-        f"requests, and other lines say up to {usual:.1f}. Meanwhile {queue}{room}."
-    ]
-    if fills:
-        cause.append(
-            f"The KV cache fills from {100 * used[0]:.1f} to {100 * used[-1]:.1f} % there, by more "
-            "than so few tokens need: a long prompt is computed in pieces, and each token of the "
-            "other requests waits for a piece."
-        )
-        fix = [
-            "vLLM: Make the pieces smaller with --max-num-batched-tokens (2048, then 1024).",
-            "sglang: Make the pieces smaller with --chunked-prefill-size (2048, then 1024).",
-            "Compare the rate while no long prompt comes: if it is as low, take the stack of each "
-            "process of the server:",
-            "$ py-spy dump --pid PID",
-        ]
-    else:
-        more = min(load.running for load in slow) > usual_running
-        cause.append(
-            "A step takes many times as long as before, or the host starts it late: these lines "
-            "do not say which."
-        )
-        fix = [
-            "While it lasts, look at each GPU's use and clocks: 100 % of use is a kernel or a "
-            "collective that takes long, and little use a host that is late. Clocks far below "
-            "their maximum are heat or power:",
-            "$ nvidia-smi -q -d UTILIZATION,CLOCK,PERFORMANCE",
-            "Take the stack of each process of the server, several times, and give these to "
-            "`tuner diagnose`:",
-            "$ py-spy dump --pid PID",
-            *([_MORE] if more else []),
-            "With several GPUs on PCIe, start once with --disable-custom-all-reduce: where direct "
-            "transfers do not work well, each step may take seconds.",
-            "See whether it comes with some requests alone (structured output, long prompts, "
-            "images): send one of each kind by itself.",
-        ]
-    return Reading(
-        "decode_stalls",
-        Kind.SLOW,
-        f"decode gets more than {_FALLEN} times slower while requests run",
-        where,
-        cause,
-        fix,
-        {"lines": len(slow), "tokens_per_s": least, "usual": usual, "running": most},
-        engine,
-    )
+        if max(used, default=0) >= _FULL or prompt:
+            return
+        waiting = max(load.waiting or 0 for load in slow)
+        values = {
+            **{"lines": len(slow), "usual": speed, "running": max(load.running for load in slow)},
+            "tokens_per_s": max(load.speed or 0 for load in slow),
+            "queue": f"up to {waiting} wait" if waiting else "none waits",
+            "percent": 100 * max(used, default=0),
+            **({"first": 100 * used[0], "last": 100 * used[-1]} if used else {}),
+        }
+        more = min(load.running for load in slow) > max(quick, default=_MOST_KEPT)
+        when = ["fills"] if fills else ["unknown", *(["more"] * more)]
+        yield of_load("decode_stalls", self.lines[row[-1]][1], engine, values, *when)
 
 
 @dataclass
@@ -143,7 +89,6 @@ class Retractions:
     """Requests that sglang throws out of a full KV cache, and what follows."""
 
     _times: int = 0
-    _put_back: int = 0
     _again: int = 0  # tokens of prompts, after the first time
     _where: str = ""
     _before: list[float] = field(default_factory=list)  # tokens/s
@@ -155,7 +100,6 @@ class Retractions:
         if _BACK.search(line):
             self._times += 1
             self._where = where
-            self._put_back += int(match[1]) if (match := _PUT_BACK.search(line)) else 0
         elif self._times and (match := _AGAIN.search(line)):
             self._again += int(match[1])
 
@@ -172,32 +116,12 @@ class Retractions:
         before, after = median(self._before), median(self._after)
         if after > _LESS * before:
             return
-        yield Reading(
-            "retractions",
-            Kind.SLOW,
-            "the KV cache is full, requests are put back, and decode slows down",
-            self._where,
-            [
-                f"Lines that say so: {self._times}. The cache held no more tokens, so sglang threw "
-                "requests out; their prompts, and what was answered so far, are computed again. "
-                f"The lines of prefill after the first time say {self._again:,} new tokens, those "
-                "of new requests among them.",
-                f"Decode had {before:,.0f} tokens/s before (median), and has {after:,.0f} after.",
-            ],
-            [
-                "Let fewer requests run at once, so that all fit with their whole answers: "
-                f"--max-running-requests below {self._running}"
-                " (that many ran before the first time)."
-                if self._running > 1
-                else "Limit the tokens of an answer (max_tokens): one request fills the cache.",
-                "Or admit requests more carefully: --schedule-conservativeness 1.3 or more (1.0, "
-                "if it is not set). It costs some throughput where answers are short.",
-                "Or give the cache more room: a higher --mem-fraction-static, if GPU memory is "
-                "free, or more GPUs.",
-            ],
-            {"times": self._times, "requests": self._put_back, "before": before, "after": after},
-            "sglang",
-        )
+        values = {
+            **{"times": self._times, "again": self._again, "running": self._running},
+            **{"before": before, "after": after},
+        }
+        when = "many" if self._running > 1 else "one"
+        yield of_load("retractions", self._where, "sglang", values, when)
 
 
 @dataclass
@@ -221,26 +145,6 @@ class Partners:
             key=lambda pair: pair[1] - pair[0],
             default=(0, 0),
         )
-        if last < _MANY or last < 1.5 * first:
-            return
-        yield Reading(
-            "partner_waits",
-            Kind.SLOW,
-            "more and more requests wait for the other server of prefill and decode",
-            self._where,
-            [
-                f"{self._name} rises from {first} to {last}. Such a request waits until the two "
-                "servers have agreed where its KV cache goes: the other one is not reached, has "
-                "no room, or is slower than requests come."
-            ],
-            [
-                "Look at the other server's lines of the same time, at its `token usage`, queues "
-                "and errors. Give the logs of both to `tuner diagnose` at once.",
-                "If it is full or slow: add a server of its kind, or send fewer requests at once.",
-                "If one was just started, see from there whether the prefill server's bootstrap "
-                "port (--disaggregation-bootstrap-port) is open:",
-                "$ nc -zv PREFILL_HOST 8998",
-            ],
-            {"first": first, "last": last},
-            "sglang",
-        )
+        if last >= _MANY and last >= 1.5 * first:
+            values = {"queue": self._name, "first": first, "last": last}
+            yield of_load("partner_waits", self._where, "sglang", values)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 from tuner.diagnose.table import Kind
+from tuner.files import shipped_toml
 
 # Words of somebody who says that a server hangs, and what lines of them hold without blanks.
 HANGS = re.compile(
@@ -45,6 +47,31 @@ class Reading:
             "commands": [step[2:] for step in self.fix if step.startswith("$ ")],
             "figures": self.figures,
         }
+
+
+@cache
+def _texts() -> Mapping[str, Mapping[str, Any]]:
+    return {row["name"]: row for row in shipped_toml(__package__, "load.toml")["reading"]}
+
+
+def of_load(name: str, where: str, engine: str, values: Mapping[str, Any], *when: str) -> Reading:
+    """A reading of load.toml. `when` are the holes without text that say which sentences hold."""
+    row = _texts()[name]
+    holes = {**values, **dict.fromkeys(when, "")}
+
+    def filled(sentences: Sequence[str]) -> list[str]:
+        found = []
+        for sentence in sentences:
+            try:
+                found.append(sentence.format_map(holes))
+            except KeyError:
+                continue  # it does not hold here
+        return found
+
+    figures = {name: value for name, value in values.items() if not isinstance(value, str)}
+    (title,) = filled([row["title"]])
+    cause, fix = filled(row["cause"]), filled(row["fix"])
+    return Reading(name, Kind(row["kind"]), title, where, cause, fix, figures, engine)
 
 
 @dataclass(frozen=True)
