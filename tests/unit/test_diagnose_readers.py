@@ -160,6 +160,10 @@ CASES = (
     # sgl-project/sglang#4759: lines of prefill show a limit on requests too.
     Shown("prefill beside a queue", "\n".join(sglang(f"Prefill batch. #new-seq: {n}, #new-token: 254, #cached-token: 4, token usage: 0.01, #running-req: {32 - n}, #queue-req: {66 - n}, ") for n in (2, 3, 5)),
           ("requests_held",), says=("32 requests run, up to 64 wait, and at most 1 %",)),
+    # sgl-project/sglang#6901
+    Shown("prefill sets the pace", "\n".join(sglang(f"Prefill batch. #new-seq: 3, #new-token: 15000, #cached-token: 0, token usage: 0.0{n}, #running-req: {n}, #queue-req: {30 + n}") for n in (1, 4, 7, 9)), ("prompts_wait",),
+          says=("up to 39 requests wait for their first token", "up to 15,000 new tokens", "--max-prefill-tokens (16384"), never=("--max-running-requests",)),
+    Shown("numbers that are none", "\n".join([sglang("Decode batch. #running-req: 8, accept len: 1..5, accept rate: 0..19, gen throughput (token/s): 99.5")] * 2), ()),
     # sgl-project/sglang#3909
     Shown("nothing holds them back", "\n".join(decode(8, graph=True, speed=speed) for speed in (186.6, 185.9, 184.3)), ("load_steps",), says=("23.2 each: a step of 43 ms",)),
     Shown("steps of a second", "\n".join([quiet(16.7, 16, used=94.9)] * 3), ("decode_slow",), says=("at most 1.0 tokens/s", "nearly full (95 %)", "--cpu-offload-gb")),

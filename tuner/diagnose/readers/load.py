@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from tuner.diagnose.readers.rates import Partners, Retractions, Stall
-from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, Reading, Whole, of_load
+from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole, of_load
 from tuner.profile.workload import LoadLine, read_load
 
 _MARKS = (
@@ -19,9 +19,9 @@ _MARKS = (
 )
 # sglang's line of decode; vLLM's line of its own, in percent.
 _ACCEPTED = re.compile(
-    r"accept len: (?P<tokens>[\d.]{1,9}), accept rate: (?P<rate>[\d.]{1,9})"
-    r"|Mean acceptance length: (?P<mean>[\d.]{1,9}),"
-    r".*Draft acceptance rate: (?P<percent>[\d.]{1,9})%"
+    rf"accept len: (?P<tokens>{NUM}), accept rate: (?P<rate>{NUM})"
+    rf"|Mean acceptance length: (?P<mean>{NUM}),"
+    rf".*Draft acceptance rate: (?P<percent>{NUM})%"
 )
 _FEW = 0.4  # of the drafts: most are thrown away
 _FEW_RUN = 3  # requests at once, for which a server is mostly idle
@@ -35,8 +35,9 @@ _CAPTURED = 8  # requests for which every server has graphs, if it has any
 _MOST = 0.8  # of the lines that have to agree
 _EAGER = re.compile(r"cuda graph: False")
 _PREFILL = re.compile(
-    r"Prefill batch\b.*?#new-seq: ([1-9]\d{0,6}),.*?token usage: (\d{1,3}\.?\d{0,5}),.*?"
-    r"#running-req: (\d{1,7}), #queue-req: ([1-9]\d{0,6})"
+    r"Prefill batch\b.*?#new-seq: ([1-9]\d{0,6}), #new-token: (?P<new>\d{1,9}),"
+    r".*?token usage: (?P<used>\d{1,3}\.?\d{0,5}),.*?"
+    r"#running-req: (?P<running>\d{1,7}), #queue-req: (?P<waiting>[1-9]\d{0,6})"
 )
 
 
@@ -60,6 +61,7 @@ class LoadReader:
     _accepted: list[tuple[float, float, str]] = field(default_factory=list)
     _eager: int = 0
     _decode: int = 0  # lines of sglang, which tell of graphs
+    _prompts: list[int] = field(default_factory=list)  # new tokens of prefill, while others wait
     _hangs: bool = False  # somebody says so
     _last: LoadLine | None = None
     _stall: Stall = field(default_factory=Stall)
@@ -99,13 +101,14 @@ class LoadReader:
         self._retractions.note(line, where)
         self._hangs = self._hangs or bool(HANGS.search(line))
         if match := _PREFILL.search(line):
-            running = int(match[1]) + int(match[3])
+            running = int(match[1]) + int(match["running"])
+            self._prompts += [int(match["new"])] * (len(self._prompts) < _MOST_KEPT)
             self._engine = self._engine or "sglang"
             self._where = where
             self._lines += 1
             self._running[running] += 1
-            if float(match[2]) < _FULL:
-                self._hold(running, int(match[4]), float(match[2]))
+            if float(match["used"]) < _FULL:
+                self._hold(running, int(match["waiting"]), float(match["used"]))
 
     def _hold(self, running: int, waiting: int, used: float) -> None:
         """Keep that others wait, and whether another request of the mean size has room."""
@@ -121,6 +124,7 @@ class LoadReader:
         if self._lines >= _LEAST_LINES:
             stands = [*self._stands_still(), *self._stall.told(self._engine)]
             told += [*stands, *self._held_back(), *self._too_large(), *self._without_graphs()]
+            told += [] if told else self._prefill_waits()
             told += [] if stands else self._goes_on()
             if "vllm_on_cpu" not in whole.names and all(
                 one.name == "drafts_rejected" for one in told
@@ -159,6 +163,14 @@ class LoadReader:
         """Requests that wait because another one of the same size does not fit."""
         if self._no_room >= max(_LEAST_LINES, _MOST * self._lines):
             yield self._of("requests_large", self._waits(max(self._running)))
+
+    def _prefill_waits(self) -> Iterator[Reading]:
+        """Prompts that wait for others, while more and more requests run."""
+        lines, running = len(self._prompts), list(self._running)
+        rises = len(running) > _LEAST_LINES and running == sorted(running)
+        if rises and lines >= _MOST * self._lines and self._used < _FULL:
+            values = {"lines": lines, "most": max(self._prompts)}
+            yield self._of("prompts_wait", {**self._waits(running[-1]), **values})
 
     def _stands_still(self) -> Iterator[Reading]:
         """Requests that run and get no token."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tuner.diagnose.table import Kind
 from tuner.files import shipped_toml
 
+NUM = r"\d{1,7}(?:\.\d{1,12})?"  # a number, also of a log that is made up
 # Words of somebody who says that a server hangs, and what lines of them hold without blanks.
 HANGS = re.compile(
     r"\b(?:hangs?|hung|hanging|stuck|struck in|freez\w+|frozen|blocks? forever|no further"

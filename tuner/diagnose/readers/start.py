@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from tuner.diagnose.readers.collective import USUAL, Communicator
-from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, Reading, Whole
+from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole
 from tuner.diagnose.table import Kind
 from tuner.engines.logs.lines import BLANKS, rank_of
 from tuner.files import shipped_toml
@@ -19,13 +19,13 @@ _LONG_S = 60.0
 # What engines log of how long a part of the start took, s.
 _TIMES = {
     "weights": re.compile(
-        r"Loading weights took ([\d.]{1,9}) s|Model loading took [\d.]+ GiB(?: memory)? and "
-        r"([\d.]{1,9}) s|Load weight end\. elapsed=([\d.]{1,9}) s"
+        rf"Loading weights took ({NUM}) s|Model loading took [\d.]+ GiB(?: memory)? and "
+        rf"({NUM}) s|Load weight end\. elapsed=({NUM}) s"
     ),
-    "compile": re.compile(r"torch\.compile t(?:akes|ook) ([\d.]{1,9}) s"),
+    "compile": re.compile(rf"torch\.compile t(?:akes|ook) ({NUM}) s"),
     "graphs": re.compile(
-        r"Graph capturing finished in ([\d.]{1,9}) secs|raph end\. (?:Time elapsed: |elapsed=)"
-        r"([\d.]{1,9}) s"
+        rf"Graph capturing finished in ({NUM}) secs|raph end\. (?:Time elapsed: |elapsed=)"
+        rf"({NUM}) s"
     ),
 }
 _BOTH = "both"
@@ -170,7 +170,7 @@ class StartReader:
             self._keep_time("weights", 3600.0 * hours + 60 * minutes + seconds, where)
         for name, pattern in _TIMES.items():
             if match := pattern.search(line):
-                took = float(next(filter(None, match.groups())).rstrip(".") or 0)
+                took = float(next(filter(None, match.groups())))
                 self._keep_time(name, took, where)
 
     def _keep_time(self, name: str, took: float, where: str) -> None:
