@@ -188,9 +188,10 @@ def title(p: MinimaxSparse) -> str:
     )
 
 
-# Attention's weights and its output are rounded to 16 bits, which errs by 2 ** -8 or 2 ** -11 each;
-# scores are float32.
-_WORST_ERROR = {Dtype.BFLOAT16: 0.03, Dtype.FLOAT16: 0.004}
+# Attention's weights are rounded to 16 bits. At a prompt's first tokens, whose outputs are large,
+# that alone errs by 0.058 (bfloat16) and 0.0053 (float16) if the root mean square of all outputs is
+# 0.045, about that of 32,768 random tokens (computed on a CPU, not measured). Scores are float32.
+_WORST_ERROR = {Dtype.BFLOAT16: 0.12, Dtype.FLOAT16: 0.015}
 SCAN = Scan(
     NAME,
     "MiniMax-M3's",
