@@ -147,6 +147,7 @@ def test_the_table_has_many_messages_and_each_row_its_source():
         "nccl_done",
         "nccl_connected",
         "jit_loaded",
+        "one_node",
     }  # by other lines
     shown |= {"start_waits", "nccl_tests_apart", "retractions"}  # by a reader
     assert len(seen) == len(set(seen))

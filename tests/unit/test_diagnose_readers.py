@@ -106,6 +106,9 @@ CASES = (
           ("start_slow",), says=("torch.compile takes most of the time", "loading the weights 13 s, torch.compile 2,223 s, capturing CUDA graphs 17 s", "VLLM_CACHE_ROOT"), never=("last step",)),
     # vllm-project/vllm#25848
     Shown("slow shards", "Loading safetensors checkpoint shards:  77% Completed | 74/96 [05:39<01:45,  4.77s/it]", ("start_slow",), says=("loading the weights 339 s", "74 of 96 shards", "--safetensors-load-strategy prefetch"), never=("the start waits here",)),
+    # vllm-project/vllm#44881
+    Shown("a long warm-up", "\n".join((vllm("Loading weights took 18.10 seconds"), vllm("torch.compile took 43.20 s in total"), vllm("Graph capturing finished in 9 secs"), vllm("init engine (profile, create kv cache, warmup model) took 262.41 s (compilation: 43.20 s)"))),
+          ("start_slow",), says=("measuring memory and warming kernels up takes most", "warming kernels up 210 s", "flashinfer-jit-cache")),
     Shown("a short start", "\n".join((vllm("torch.compile takes 22.52 s in total"), vllm("Graph capturing finished in 17 secs, took 0.48 GiB"))), ("start_waits",)),
     # vllm-project/vllm#9920: NCCL's communicator is made, and nothing comes of it.
     Shown("no prompt is done", "\n".join((vllm("vLLM is using nccl==2.20.5"), MADE, vllm("GPU KV cache size: 9,000 tokens"), BAR.format(0, 0))), ("collective_waits",),
@@ -160,6 +163,8 @@ CASES = (
     # sgl-project/sglang#4759: lines of prefill show a limit on requests too.
     Shown("prefill beside a queue", "\n".join(sglang(f"Prefill batch. #new-seq: {n}, #new-token: 254, #cached-token: 4, token usage: 0.01, #running-req: {32 - n}, #queue-req: {66 - n}, ") for n in (2, 3, 5)),
           ("requests_held",), says=("32 requests run, up to 64 wait, and at most 1 %",)),
+    # sgl-project/sglang#2746: two long answers fill the cache.
+    Shown("few requests in a full cache", "\n".join(decode(2, graph=True, speed=10.9).replace("usage: 0.01", "usage: 1.00") for _ in range(3)), ()),
     # sgl-project/sglang#6901
     Shown("prefill sets the pace", "\n".join(sglang(f"Prefill batch. #new-seq: 3, #new-token: 15000, #cached-token: 0, token usage: 0.0{n}, #running-req: {n}, #queue-req: {30 + n}") for n in (1, 4, 7, 9)), ("prompts_wait",),
           says=("up to 39 requests wait for their first token", "up to 15,000 new tokens", "--max-prefill-tokens (16384"), never=("--max-running-requests",)),

@@ -77,6 +77,9 @@ CASES = [
     (INFO + "comm 0x1 rank 0 nranks 2 - Init START\n" + INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", ["nccl_p2p", "nccl_start"], "nvidia-smi topo -p2p r"),
     (INFO + "Bootstrap: Using eno1:10.0.0.1<0>\n" + INFO + "Init COMPLETE\n" + INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC", ["nccl_p2p"], "--disable-custom-all-reduce"),
     (INFO + "Bootstrap: Using eno1:10.0.0.1<0>\n" + INFO + "0[0] -> 1[1] via P2P/IPC\n" + INFO + "Connected all rings\n" + INFO + "Init COMPLETE", [], ""),
+    # One node: sockets are not what it waits for.
+    (INFO + "Using network Socket\n" + INFO + "comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0 - Init START", ["nccl_start"], "NCCL_P2P_DISABLE=1"),
+    ("|ERR!  ERR! ERR!    ERR! / ERR! |      0MiB / 81920MiB |    ERR!      Default |", ["gpu_lost"], "dmesg"),
     # Tables of nccl-tests.
     (TABLE.format(0), ["nccl_tests"], "268,435,456 bytes, the bus bandwidth (busbw) is 4.09 GB/s"),
     (TABLE.format(0), ["nccl_tests"], "29.5 GB/s at 33,554,432 bytes"),

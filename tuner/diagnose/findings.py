@@ -120,12 +120,13 @@ class Findings:
     @property
     def found(self) -> list[LogFinding]:
         """The findings that say something new, the worst first, then in the log's order."""
-        found = [one.message for one in self.known.values()]
+        facts = self.facts.known.keys()
+        found = [one.message for one in self.known.values() if not facts & set(one.message.unless)]
         names = {one.name for one in found}
         alone = len(names) == 1
         sure = any(one.kind is Kind.STOPS and "stops" not in one.unless for one in found)
         # What the text shows may make a message say nothing new, as another message does.
-        names |= self.facts.known.keys() | ({"stops"} if sure else set())
+        names |= facts | ({"stops"} if sure else set())
         names |= {"errors"} if self.errors else set()
         names |= {one.name for one in self.readings}
         names |= {"kv_room_left"} if 2 * self.loads[1] <= self.loads[0] else set()

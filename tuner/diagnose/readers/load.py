@@ -168,7 +168,7 @@ class LoadReader:
         """Prompts that wait for others, while more and more requests run."""
         lines, running = len(self._prompts), list(self._running)
         rises = len(running) > _LEAST_LINES and running == sorted(running)
-        if rises and lines >= _MOST * self._lines and self._used < _FULL:
+        if rises and not self._hangs and lines >= _MOST * self._lines and self._used < _FULL:
             values = {"lines": lines, "most": max(self._prompts)}
             yield self._of("prompts_wait", {**self._waits(running[-1]), **values})
 
@@ -190,9 +190,9 @@ class LoadReader:
         if most > _FEW_RUN or self._waiting or len(self._speeds) < _LEAST_LINES:
             return
         speeds = sorted(self._speeds)
-        if speeds[-1] > _ALIKE * speeds[0]:
-            return  # something else than the number of requests slows the server at times
         used = [100 * (load.used or 0) for load, _ in self._stall.lines]
+        if speeds[-1] > _ALIKE * speeds[0] or max(used) >= 100 * _FULL:
+            return  # something else than the number of requests slows the server at times
         values = {
             **{"running": most, "tokens_per_s": speeds[len(speeds) // 2], "lines": len(speeds)},
             **{"first": used[0], "last": used[-1]},

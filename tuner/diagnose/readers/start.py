@@ -23,6 +23,7 @@ _TIMES = {
         rf"({NUM}) s|Load weight end\. elapsed=({NUM}) s"
     ),
     "compile": re.compile(rf"torch\.compile t(?:akes|ook) ({NUM}) s"),
+    "cache": re.compile(rf"init engine \(profile, create kv cache, warmup model\) took ({NUM}) s"),
     "graphs": re.compile(
         rf"Graph capturing finished in ({NUM}) secs|raph end\. (?:Time elapsed: |elapsed=)"
         rf"({NUM}) s"
@@ -178,6 +179,10 @@ class StartReader:
 
     def _slow(self) -> Iterator[Reading]:
         """Where the time of a long start went, if its lines tell it."""
+        if "cache" in self._times:  # it holds two others
+            whole, where = self._times["cache"]
+            known = sum(self._times.get(name, (0.0, ""))[0] for name in ("compile", "graphs"))
+            self._times["cache"] = max(0.0, whole - known), where
         longest = max(self._times, key=lambda name: self._times[name][0], default="")
         if not longest or self._times[longest][0] < _LONG_S:
             return
