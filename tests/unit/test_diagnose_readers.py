@@ -186,6 +186,8 @@ CASES = (
           says=("8,192 new tokens", "429 tokens/s before (median), and has 30 after", "--max-running-requests below 4", "--schedule-conservativeness 1.3", "--mem-fraction-static"), never=("requests are put back\n",)),
     Shown("a retraction that costs little", "\n".join((decode(4, graph=True, speed=429.3), sglang("KV cache pool is full. Retract requests. #retracted_reqs: 1"), sglang("Prefill batch, #new-seq: 1, #new-token: 92, #cached-token: 0, "), decode(4, graph=True, speed=419.5))), (),
           says=("the KV cache is full, and requests are put back",)),
+    # sgl-project/sglang#3508
+    Shown("people name another engine", "slower than vllm\n" + "\n".join(decode(1, graph=True, speed=speed) for speed in (14.9, 15.0, 15.0)), ("few_requests",), says=("--disable-cuda-graph",), never=("--enforce-eager",)),
     Shown("two requests", "\n".join(decode(2, graph=True, speed=speed) for speed in (149.0, 151.0, 150.0)), ("few_requests",), says=("at most 2 requests run at a time", "Together they get 150.0")),
     Shown("rejected drafts", "\n".join([decode(8, graph=True, speed=125.0).replace("cuda graph", "accept len: 1.57, accept rate: 0.19, cuda graph")] * 2), ("drafts_rejected",),
           says=("19 % are (median of 2 lines), 1.57 tokens", "--speculative-num-steps"), never=("num_speculative_tokens",)),

@@ -16,6 +16,9 @@ SAID = {
         "[四 3月 20 21:01:25] Out of memory: Killed process 91000 (python) total-vm:4kB"
     ],
     "gpu_xid": ["NVRM: Xid (PCI:0000:3b:00): 62, pid=1234, name=python"],
+    "logits_nan": [
+        "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
+    ],
     "media_cache": ["AssertionError: Expected a cached item for mm_hash='77f8d1a2'"],
     "process_killed": ["Exit code: -9", "Rank 0 scheduler died (exit code: -9). Check"],
     "native_crash": [

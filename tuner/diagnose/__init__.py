@@ -86,7 +86,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     instead = read if findings.last_frames else _plan(context)
     engine = context.engine_name()
     readings = [
-        replace(one, fix=[*_undone(for_engine(one.fix, engine or one.engine), context)])
+        replace(one, fix=[*_undone(for_engine(one.fix, one.engine or engine), context)])
         for one in findings.readings
     ]
     known = answers or findings.errors or any(one.name != "load_steps" for one in readings)
