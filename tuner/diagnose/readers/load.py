@@ -69,12 +69,17 @@ class LoadReader:
     _retractions: Retractions = field(default_factory=Retractions)
 
     def read(self, line: str, where: str) -> None:
-        if (match := _ACCEPTED.search(line)) and len(self._accepted) < _MOST_KEPT:
+        if (
+            "ccept" in line
+            and (match := _ACCEPTED.search(line))
+            and len(self._accepted) < _MOST_KEPT
+        ):
             self._engine = "vllm" if match["mean"] else "sglang"
             rate = match["rate"] or float(match["percent"]) / 100
             self._accepted.append((float(rate), float(match["tokens"] or match["mean"]), where))
-        load = read_load(line)
-        self._stall.prompt(line)
+        prefill = "Prefill batch" in line
+        load = None if prefill else read_load(line)
+        self._stall.prompt(line, prefill)
         self._partners.read(line, where)
         if load is None:
             self._read_other(line, where)
@@ -99,8 +104,9 @@ class LoadReader:
     def _read_other(self, line: str, where: str) -> None:
         """Read a line that is none of decode or of statistics."""
         self._retractions.note(line, where)
-        self._hangs = self._hangs or bool(HANGS.search(line))
-        if match := _PREFILL.search(line):
+        if "Prefill batch" not in line:
+            self._hangs = self._hangs or bool(HANGS.search(line))
+        elif match := _PREFILL.search(line):
             running = int(match[1]) + int(match["running"])
             self._prompts += [int(match["new"])] * (len(self._prompts) < _MOST_KEPT)
             self._engine = self._engine or "sglang"

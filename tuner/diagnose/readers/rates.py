@@ -17,7 +17,7 @@ _LEAST_LINES = 2
 _MOST_KEPT = 10_000
 # More of the KV cache from line to line than so few tokens fill, so that a prompt does.
 _PROMPT_FILLS = 0.003
-_PROMPT = re.compile(r"Avg prompt throughput: (?!0\.0 )|Prefill batch")
+_NO_PROMPT = re.compile(r"Avg prompt throughput: 0\.0 ")
 _BACK = re.compile(r"Retract requests|#retracted_reqs:")
 _AGAIN = re.compile(r"Prefill batch\b.*?#new-token: (\d{1,9})")
 _PARTNER = re.compile(r"(#(?:unbootstrapped|bootstrap|prealloc)-req): (\d{1,7})")
@@ -32,9 +32,9 @@ class Stall:
     lines: list[tuple[LoadLine, str]] = field(default_factory=list)  # and FILE:LINE
     _prompts: set[int] = field(default_factory=set)  # the numbers of lines that a prompt precedes
 
-    def prompt(self, line: str) -> None:
+    def prompt(self, line: str, prefill: bool) -> None:
         """Note that a prompt was computed before the next line of decode."""
-        if _PROMPT.search(line):
+        if prefill or ("Avg prompt" in line and not _NO_PROMPT.search(line)):
             self._prompts.add(len(self.lines))
 
     def read(self, load: LoadLine, where: str) -> None:
@@ -97,7 +97,7 @@ class Retractions:
 
     def note(self, line: str, where: str) -> None:
         """Read a line that is none of decode."""
-        if _BACK.search(line):
+        if "etract" in line and _BACK.search(line):
             self._times += 1
             self._where = where
         elif self._times and (match := _AGAIN.search(line)):
@@ -133,6 +133,8 @@ class Partners:
     _where: str = ""
 
     def read(self, line: str, where: str) -> None:
+        if "strap" not in line and "prealloc" not in line:  # most lines
+            return
         if (match := _PARTNER.search(line)) and len(self._counts) < _MOST_KEPT:
             counts = self._counts.setdefault("".join(rank_of(line)), [])
             counts[3:] = [int(match[2])]  # the first ones and the last
