@@ -1,7 +1,6 @@
 """Packs what the benchmarks and the tests on a GPU need, for a host without a network.
 
-    python benchmarks/offline/pack.py OUT.tar.xz [--served [--flash-attention 128,512]]
-                                                 [--engines sglang-0.5.16,vllm-0.33.0]
+    python benchmarks/offline/pack.py OUT.tar.xz [--served] [--engines sglang-0.5.16,vllm-0.33.0]
                                                  [--python 3.12] [--there numpy,torch,...]
 
 The host has torch, triton and numpy, and `--there` names other packages that it has. Unpacked, OUT
@@ -9,9 +8,7 @@ has site/, for PYTHONPATH behind a checkout, and engines/, for TUNER_ENGINE_PATH
 Python files of the `--engines`, which `tuner engines add` has put beside this Python.
 
 With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh
-and on GPUs of sm_90 alone. They need the flag for Triton's attention, unless `--flash-attention`
-packs FlashAttention 3's kernels for values of so many columns: 128 and 512, and 256 for qwen3-next.
-Do not run two of these at once: both build this project in the same folder.
+and on GPUs of sm_90 alone. Do not run two of these at once: both build this project in the same folder.
 """
 
 from __future__ import annotations
@@ -26,15 +23,12 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fat_binaries import EVERY_KERNEL, blank, flash_attention
-
 HERE = Path(__file__).parent
 MANYLINUX = ("_2_34", "_2_28", "_2_27", "_2_24", "_2_17", "2014")  # pip matches each exactly
 MUST_BE_THERE = ("nvidia", "numpy", "torch", "triton")
 # No benchmark reads these folders of a package.
 LEFT_OUT = {"tests", "test", "_tests", "__pycache__", "multimodal_gen"}
 LEFT_OUT_OF_ENGINES = {"models", "multimodal", "entrypoints", *LEFT_OUT}
-ATTENTION_LIBRARY = "sgl_kernel/flash_ops.abi3.so"
 # For other backends than servers choose, and for GPUs that are not an H100 or H200.
 UNUSED_LIBRARIES = tuple(
     f"sgl_kernel/{name}.so"
@@ -51,7 +45,6 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--served", action="store_true")
-    parser.add_argument("--flash-attention", metavar="COLUMNS", default="", help="with --served")
     parser.add_argument("--engines", default="sglang-0.5.16,sglang-0.5.23,vllm-0.24.0,vllm-0.33.0")
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--there", default="", help="packages that the host has, with commas")
@@ -61,8 +54,9 @@ def main() -> None:
         root = Path(folder)
         for wheel in downloaded(root / "wheels", options.python, served=options.served):
             if not is_there(wheel, there):
-                unpack(wheel, root / "site", attention=bool(options.flash_attention))
-        shrink(root / "site", options.flash_attention)
+                unpack(wheel, root / "site")
+        libraries = [one for one in (root / "site").rglob("*.so") if "sgl_kernel" not in one.parts]
+        subprocess.run(["strip", "--strip-unneeded", *libraries], check=True)
         for name in filter(None, options.engines.split(",")):
             copy_engine(name, root / "engines")
         with tarfile.open(options.out, "w:xz", preset=5) as archive:
@@ -93,23 +87,12 @@ def is_there(wheel: Path, there: set[str]) -> bool:
     return any(name == one or name.startswith(f"{one}-cu") for one in there)
 
 
-def unpack(wheel: Path, site: Path, *, attention: bool) -> None:
-    unused = UNUSED_LIBRARIES if attention else (*UNUSED_LIBRARIES, ATTENTION_LIBRARY)
+def unpack(wheel: Path, site: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         kept = [n for n in archive.namelist() if not LEFT_OUT & {*n.split("/")[:-1]}]
         for name in kept:
-            if not name.endswith((".pyi", "/", *unused)):
+            if not name.endswith((".pyi", "/", *UNUSED_LIBRARIES)):
                 archive.extract(name, site)
-
-
-def shrink(site: Path, columns: str) -> None:
-    """Blank the GPU code of sglang's libraries that no server here runs, and strip the others."""
-    kernels = [*(site / "sgl_kernel").rglob("*.so")]
-    for library in kernels:
-        attention = str(library).endswith(ATTENTION_LIBRARY)
-        blank(library, flash_attention(columns.replace(",", "|")) if attention else EVERY_KERNEL)
-    others = [path for path in site.rglob("*.so") if path not in kernels]
-    subprocess.run(["strip", "--strip-unneeded", *others], check=True)
 
 
 def copy_engine(name: str, engines: Path) -> None:

@@ -1,5 +1,5 @@
 # Variables for sglang 0.5.16's servers on a host without a network:
-#   mkdir FOLDER && tar -xf OUT.tar.xz -C FOLDER       # of pack.py --served --flash-attention 128,512
+#   mkdir FOLDER && tar -xf OUT.tar.xz -C FOLDER       # of pack.py --served
 #   . benchmarks/offline/served_env.sh FOLDER          # in a checkout
 #   python benchmarks/sglang_stand_ins/build_kernels.py
 #   python benchmarks/served_gpu.py OUT --args "$SERVER_ARGS"
