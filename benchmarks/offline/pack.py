@@ -8,7 +8,7 @@ has site/, for PYTHONPATH behind a checkout, and engines/, for TUNER_ENGINE_PATH
 Python files of the `--engines`, which `tuner engines add` has put beside this Python.
 
 With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh
-and on GPUs of sm_90 alone. Do not run two of these at once: both build this project in the same folder.
+and on GPUs of sm_90 alone. Do not run two of these at once: both build this project in one folder.
 """
 
 from __future__ import annotations
