@@ -540,6 +540,14 @@ def test_the_process_that_was_busy_last_gets_the_next_job(tmp_path):
     assert len(set(seen.read_text().split())) == 1
 
 
+def test_compile_processes_leave_cores_to_the_process_that_measures(tmp_path):
+    seen, mine = tmp_path / "seen", os.getpriority(os.PRIO_PROCESS, 0)
+    say = f"import os\nopen({str(seen)!r}, 'w').write(str(os.getpriority(os.PRIO_PROCESS, 0)))"
+    with Farm(1, cache_dir=tmp_path) as farm:
+        compiled(farm, refused(say))
+    assert int(seen.read_text()) == min(19, mine + 5)
+
+
 @pytest.mark.parametrize(
     "ending", only([signal.SIGKILL, signal.SIGINT], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 )
