@@ -39,8 +39,9 @@ def main() -> None:
 
 
 def _yield_to_others() -> None:
-    """Let the processes that measure on GPUs have a core each. On two H200s, whose compile processes
-    share 32 cores, checks took half as long again as on one.
+    """Let the processes that measure on GPUs have a core each.
+
+    On two H200s, whose compile processes share 32 cores, checks took half as long again as on one.
     """
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # a kernel that does not group processes by sessions
