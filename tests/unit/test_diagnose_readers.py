@@ -45,6 +45,13 @@ def decode(running: int, graph: bool, speed: float = 12.5, waiting: int = 0) -> 
     )
 
 
+def links(gpu: int, active: int) -> str:
+    shown = "".join(
+        f"\t Link {i}: {'26.562 GB/s' if i < active else '<inactive>'}\n" for i in range(3)
+    )
+    return f"GPU {gpu}: NVIDIA H100 NVL (UUID: GPU-5895e02{gpu})\n{shown}"
+
+
 BEGIN, NCCL = "Init torch distributed begin.", "sglang is using nccl==2.21.5"
 WEIGHTS, READY = "Load weight begin. avail mem=93.1 GB", "The server is fired up and ready to roll!"
 HANGS = "It hangs, what can I do?"
@@ -199,9 +206,16 @@ CASES = (
     Shown("one size, two ranks 0", DEVICES.format("# Using devices\n", 11, 1) + DEVICES.format("", 12, 2).partition("\n")[2] + HEADING * 2 + row(2**28) * 2, ("nccl_tests_apart",),
           says=("One list of devices has rank 0 of 2 processes.",), never=("busbw) is",)),
     Shown("two runs, one after the other", table(8, 16, 32) + table(8, 16, 32, pid=2), (), says=("busbw) is 4.5 GB/s",)),
+    Shown("runs of other sizes", "".join(HEADING + row(size) + row(1024) for size in (8, 16, 32)), (), says=("in table 3, 1,024 bytes",)),
     Shown("a run of each type", HEADING + row(8) + row(16) + row(8, kind="bfloat16") + row(16, kind="bfloat16"), (), says=("busbw) is 4.5 GB/s",)),
     Shown("cycles of one run", HEADING + "".join(map(row, (8, 16, 32, 8, 16, 32, 8, 16, 32))), (), says=("busbw) is 4.5 GB/s",)),
     Shown("cycles of one size", HEADING + row(2**28) * 3, (), says=("busbw) is 4.5 GB/s",)),
+    # `nvidia-smi nvlink -s`: NVIDIA/nccl#1608 has cards whose bridges join 12 of 18 links.
+    Shown("a board with fewer links", links(0, 2) + links(1, 2), ("nvlink_inactive",), says=("note: NVLinks are inactive", "GPU 0: 2 of 3; GPU 1: 2 of 3.", "no link seems lost"), never=("Reset",)),
+    Shown("a lost link", links(0, 3) + links(1, 2), ("nvlink_inactive",), says=("slow: a GPU has fewer", "GPU 0: 3 of 3; GPU 1: 2 of 3.", "has lost some", "nvidia-smi nvlink -e")),
+    Shown("a card without a bridge", links(0, 2) + links(1, 2) + links(2, 0), ("nvlink_inactive",), says=("GPU 2: 0 of 3.", "one is left over", "nvidia-smi topo -m"), never=("has lost some",)),
+    Shown("no link at all", links(0, 0) + links(1, 0), ("nvlink_inactive",), says=("No link is active", "nvidia-fabricmanager")),
+    Shown("a few lines of links", links(0, 2).partition("\n")[2], ("nvlink_inactive",), says=("one GPU: 2 of 3.", "Compare all GPUs"), never=("lost some", "Reset")),
     # Stacks.
     Shown("a collective", WAITS.format("all_reduce (torch/distributed/distributed_c10d.py:2810)"), ("stack_peers",),
           says=("it waits for other ranks in a collective", "called for profile_run (vllm/v1/worker/gpu_model_runner.py:2012)")),

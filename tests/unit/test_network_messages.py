@@ -15,6 +15,27 @@ TABLE = """#       size         count      type   redop    root     time   algbw
    268435456      67108864     float     sum      -1[0]    125807    2.13    4.09      {}[0]    121575    2.21    4.23      0
 """
 
+# NVIDIA/nccl-tests#78, of a release without a root and with the size of errors, and ROCm's of halves.
+OLD = """#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+   268435456      67108864     float     sum   122131    2.20    4.33  2e-06   122165    2.20    4.33  2e-06
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 4.32178
+#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+   268435456       1048576     float           520935    0.52    0.51  0e+00   519562    0.52    0.51  1e+00
+# Out of bounds values : {}
+"""
+HALF = "  4294967296    2147483648      half    none      -1   140.10   23.22   20.31      0   141.94   23.36   20.63    N/A\n"
+AMD = """=============================== Link Type between two GPUs ===============================
+       GPU0         GPU1         GPU2         GPU3
+GPU0   0            PCIE         XGMI         PCIE
+GPU1   PCIE         0            PCIE         XGMI
+GPU2   XGMI         PCIE         0            PCIE
+GPU3   PCIE         XGMI         PCIE         0
+================================== End of ROCm SMI Log ===================================
+"""
+ACS = "\t\tACSCtl:\tSrcValid+ TransBlk- ReqRedir{0} CmpltRedir{0} UpstreamFwd{0} EgressCtrl- DirectTrans-\n"
+XID = "kernel: NVRM: Xid (PCI:0000:dc:00): {}"
+
 CASES = [
     # A peer that cannot be reached.
     (WARN + "Net : Connect to 192.0.2.9<54263> failed : No route to host", ["nccl_unreachable"], "192.0.2.9<54263>: No route"),
@@ -61,7 +82,6 @@ CASES = [
     ("nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND", ["nixl_backend"], "UCX_LOG_LEVEL=info"),
     ("KVTransferError: Failed to get kvcache from prefill instance, it might be dead", ["kv_failed"], "both servers"),
     # NVLink and NVSwitches.
-    ("         Link 0: 25.781 GB/s\n         Link 3: <inactive>", ["nvlink_inactive"], "nvidia-smi nvlink -e"),
     ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", ["fabric_manager"], "nvidia-fabricmanager"),
     ("    Fabric\n        State                 : In Progress\n", ["fabric_manager"], "State: Completed"),
     (INFO + "dlvsym failed on mlx5dv_get_data_direct_sysfs_path - /lib/libmlx5.so: undefined symbol: mlx5dv_get_data_direct_sysfs_path, version MLX5_1.25", ["verbs_old"], "harmless"),
@@ -84,6 +104,24 @@ CASES = [
     (TABLE.format(0), ["nccl_tests"], "268,435,456 bytes, the bus bandwidth (busbw) is 4.09 GB/s"),
     (TABLE.format(0), ["nccl_tests"], "29.5 GB/s at 33,554,432 bytes"),
     (TABLE.format(7), ["nccl_tests"], "Results are wrong"),
+    (OLD.format("0 OK"), ["nccl_tests"], "table 1, 268,435,456 bytes, the bus bandwidth (busbw) is 4.33 GB/s"),
+    (OLD.format("0 OK"), ["nccl_tests"], "table 2, 268,435,456 bytes, the bus bandwidth (busbw) is 0.51 GB/s"),
+    (OLD.format("2 FAILED"), ["nccl_tests"], "Results are wrong"),
+    (HALF, ["nccl_tests"], "(busbw) is 20.31 GB/s"),
+    # Outputs of a node's other tools.
+    (AMD, ["amd_topology"], "XGMI joins GPU0 and GPU2; and GPU1 and GPU3."),
+    (AMD, ["amd_topology"], "export HIP_VISIBLE_DEVICES=0,2"),
+    (AMD.replace("PCIE", "XGMI"), ["amd_topology"], "each of the 4 GPUs"),
+    (AMD.partition("GPU3   ")[0], ["amd_topology"], "Its rows are cut"),
+    (ACS.format("-") + ACS.format("+"), ["acs"], "/ACSCtl.*(ReqRedir|CmpltRedir|UpstreamFwd)[+]/ {print at}"),
+    (ACS.format("-"), ["acs_off"], "No bridge of these lines"),
+    ("\tSpeed: Unknown!\n\tLink detected: no", ["no_carrier"], "ip -br link"),
+    ("ibpanic: [1323906] main: stat of IB device 'mlx5_8' failed: No such file or directory", ["rdma_hidden"], "It is mlx5_8:"),
+    (WARN + "NET/IB: read failed in ncclIbRoceGetVersionNum: Invalid argument", ["rdma_gid_unread"], "NCCL 2.26"),
+    (WARN + "Call to ibv_query_gid failed", ["rdma_gid_unread"], "gid_attrs/types/*; do kind=$(cat $row"),
+    (XID.format("45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149"), ["nvlink_fault"], "nvidia-smi nvlink -e"),
+    (XID.format("145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008)"), ["nvlink_mended"], "went on"),
+    ("[ 1843.3] NVRM: The NVIDIA GPU 0000:b3:00.0\n               NVRM: fallen off the bus and is not responding to commands.", ["gpu_lost"], "Restart the node"),
 ]  # fmt: skip
 
 
@@ -92,6 +130,13 @@ def test_a_line_has_its_cause_and_no_other(text, found, phrase):
     diagnosis = diagnose_text(text)
     assert sorted(answer.finding.message.name for answer in diagnosis.answers) == found
     assert phrase in diagnosis.as_text()
+
+
+@pytest.mark.parametrize(
+    "old", [OLD.format("0 OK"), OLD.format("0 OK").replace("    4.33", "    0.43")]
+)
+def test_errors_of_rounding_are_no_wrong_results(old):
+    assert "Results are wrong" not in diagnose_text(old).as_text()
 
 
 @pytest.mark.parametrize(

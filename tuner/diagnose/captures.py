@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
@@ -23,12 +23,15 @@ from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 
 _NODE = "the node"
-# A row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw. A launcher
-# may put its own prefixes between them.
+# A row of nccl-tests: size, count, type, then an operation, a root or neither, then time, algbw,
+# busbw and, in newer ones, a count of wrong results. A launcher may put its own prefixes between.
 _ROW = re.compile(
-    r"(\d+)\s+\d+\s+\w*(?:float|half|int)\w*\s+\w+\s+-?\d+(?:\s*\[\d+\])?\s+"
-    r"[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\d+)?"
+    r"(\d+)[ \t]+\d+[ \t]+(?:\w*(?:float|half|int|double)\w*|fp?8\w+)(?:[ \t]+[a-z]\w*)?"
+    r"(?:[ \t]+-?\d+(?:[ \t]*\[\d+\])?)?[ \t]+[\d.]+[ \t]+[\d.]+[ \t]+([\d.]+)(?=\s|$)"
+    r"(?:[ \t]+(\d+)(?=[\s\[]|$))?"
 )
+_TABLE_ENDS = re.compile(r"Avg bus bandwidth.*|.*\balgbw\b.*")
+_FAILED = re.compile(r"Out of bounds values\s*:\s*[1-9]\d*")
 _UNSET = (
     "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
     "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
@@ -48,7 +51,9 @@ _WITHOUT_NVLINK = (
     "Compare with pipeline parallelism, which sends much less: between groups of GPUs that are far "
     "from each other, or between all.",
 )
-_NAMED = 8  # pairs of GPUs
+_AMD_TABLE = r"Link Type between two GPUs|LINK TYPE TABLE:"
+_AMD_LINK = re.compile(r"0|SELF|XGMI|PCIE|N/A|UNKNOWN")
+_NAMED = 8  # pairs of GPUs, tables
 _DROP = 0.6  # of the best; less is more than noise
 
 
@@ -112,27 +117,79 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
 
 def nccl_tests(finding: LogFinding, context: Context) -> Added:
     """What the rows show: the largest size, and whether larger transfers are slower."""
-    found = _ROW.findall(finding.around)
-    rows = [(int(size), float(bw), wrong) for size, bw, wrong in found if int(size)]
-    if not rows:
-        return Added(("No row of the table stands here, and the average says little.",))
+    parts = (_ROW.findall(part) for part in _TABLE_ENDS.split(finding.around))
+    read = [[(int(size), float(bw), wrong) for size, bw, wrong in rows] for rows in parts]
+    runs = [rows for rows in read if any(size for size, *_ in rows)]
+    if not runs:
+        return Added(("No row of the table can be read here, and the average says little.",))
+    cause = [
+        "A link of 400 Gb/s carries 50 GB/s at most, one of 200 Gb/s 25. The average that the tool "
+        "prints counts small sizes too, so compare the number at the largest size instead."
+    ]
+    for number, rows in enumerate(runs[:_NAMED], 1):
+        cause += _of_run(rows, f" in table {number}" if len(runs) > 1 else "")
+    fix = ["Several nodes: the preflight says what holds RDMA back.", "$ tuner preflight"]
+    if any(wrong.strip("0") for rows in runs for *_, wrong in rows) or _FAILED.search(
+        finding.around
+    ):
+        cause.append(
+            "Results are wrong (column #wrong, `Out of bounds values`): a GPU, a link or a driver "
+            "is faulty, or this release of NCCL or of the test has a bug."
+        )
+        fix.insert(0, "Run another size and a newer NCCL. While results are wrong, trust no speed.")
+    return Added(tuple(cause), tuple(fix))
+
+
+def _of_run(rows: Sequence[tuple[int, float, str]], table: str) -> Iterator[str]:
+    """Sentences on one table."""
     size, last, _ = max(rows)
     at, best, _ = max(rows, key=lambda row: row[1])
-    cause = [
-        f"At the largest size here, {size:,} bytes, the bus bandwidth (busbw) is {last:g} GB/s. A "
-        "link of 400 Gb/s carries 50 GB/s at most, one of 200 Gb/s 25. The average that the tool "
-        "prints counts small sizes too, so compare this number instead."
-    ]
-    fix = ["Several nodes: the preflight says what holds RDMA back.", "$ tuner preflight"]
+    yield (
+        f"At the largest size{table or ' here'}, {size:,} bytes, the bus bandwidth (busbw) is "
+        f"{last:g} GB/s."
+    )
     if last < _DROP * best:
-        cause.append(
+        yield (
             f"It was {best:g} GB/s at {at:,} bytes: larger transfers are slower, which is "
             "not as it should be. That points to lost packets (flow control of RoCE on cards and "
             "switch), or to traffic through the processor (ACS, IOMMU, no GPUDirect RDMA)."
         )
-    if any(wrong.strip("0") for *_, wrong in rows):
-        cause.append("Results are wrong (column #wrong): a GPU, a link or a driver is faulty.")
-    return Added(tuple(cause), tuple(fix))
+
+
+def amd_topology(finding: LogFinding, context: Context) -> Added:
+    """Which of AMD's GPUs XGMI joins."""
+    links: list[list[str]] = []
+    table = re.split(_AMD_TABLE, finding.around, maxsplit=1)[-1]
+    for line in table.splitlines()[1:]:
+        words = line.replace(">", " ").split()
+        cells = [word for word in words[1:] if _AMD_LINK.fullmatch(word)]
+        if len(cells) > 1 and len(cells) == len(words) - 1:
+            links.append(cells)
+        elif links:
+            break  # another table follows
+    many = len(links)
+    if many < 2 or any(len(row) != many for row in links):
+        return Added(("Its rows are cut or not readable here.",))
+    joined_by = [{i, *(j for j in range(many) if row[j] == "XGMI")} for i, row in enumerate(links)]
+    groups = {tuple(sorted(group)) for group in joined_by if len(group) > 1}
+    if not groups:
+        return Added(("No two GPUs are joined by XGMI: all-reduces of them run over PCIe.",))
+    if groups == {tuple(range(many))}:
+        return Added((f"XGMI joins each of the {many} GPUs with each other one.",))
+    if sum(map(len, groups)) != len(set().union(*groups)):
+        return Added(("XGMI joins some of the GPUs; other pairs go over PCIe.",))
+    named = [joined([f"GPU{one}" for one in group]) for group in sorted(groups)]
+    fewest, first = min(map(len, groups)), min(groups)
+    return Added(
+        (
+            f"XGMI joins {'; and '.join(named)}. All other pairs go over PCIe, which sets the pace "
+            "of an all-reduce over more GPUs than these.",
+        ),
+        (
+            f"Keep --tp at {fewest} or less, within a group, and start one server for each group:",
+            f"$ export HIP_VISIBLE_DEVICES={','.join(map(str, first))}",
+        ),
+    )
 
 
 def _told(findings: Iterable[Finding]) -> Added:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tuner.diagnose.readers.load import LoadReader
+from tuner.diagnose.readers.nvlink import NvlinkReader
 from tuner.diagnose.readers.reading import Reader, Reading, Whole
 from tuner.diagnose.readers.stacks import StackReader
 from tuner.diagnose.readers.start import StartReader
@@ -19,7 +20,7 @@ __all__ = ["Readers", "Reading", "Whole"]
 
 
 def _readers() -> list[Reader]:
-    return [StartReader(), LoadReader(), StackReader(), TableReader()]
+    return [StartReader(), LoadReader(), StackReader(), TableReader(), NvlinkReader()]
 
 
 @dataclass

@@ -12,7 +12,9 @@ from tuner.diagnose.table import Kind
 _DEVICES = "Using devices"
 _RANK_0 = re.compile(r"\bRank\s+0\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\b")
 # Size, count, type, operation, and a root or (in old releases) the time.
-_ROW = re.compile(r"(?:^|[\s>])(\d+)\s+(\d+)\s+(b?float\d*)\s+(\w+)\s+-?\d+(?:\.\d+)?(?:\s|\[)")
+_ROW = re.compile(
+    r"(?:^|[\s>])(\d+)\s+(\d+)\s+(b?float\d*|half|double|u?int\d+|f8\w+|fp8\w+)\s+(\w+)\s+-?\d+(?:\.\d+)?(?:\s|\[)"
+)
 _OPENS = (b"Usingdevices", b"Avgbusbandwidth", b"algbwbusbw")
 _LEAST = 2  # sizes that come again: a run of one size may have several cycles
 
@@ -22,7 +24,10 @@ class TableReader:
     """Looks for rows and ranks that one communicator would print once."""
 
     opens: Sequence[bytes] = _OPENS
-    marks: Sequence[bytes] = (b"Usingdevices", b"Rank0", b"float")
+    marks: Sequence[bytes] = (
+        *(b"Usingdevices", b"Rank0", b"algbw", b"Avgbus", b"float", b"half", b"double"),
+        *(b"int8", b"int32", b"int64", b"f8e", b"fp8"),
+    )
     _log: str = ""
     _listed: set[str] = field(default_factory=set)  # processes with a rank 0 in one list
     _apart: int = 0  # the most of these
@@ -38,6 +43,8 @@ class TableReader:
             self._listed.clear()
         if _DEVICES in line:
             self._listed.clear()
+            self._sizes = []
+        elif "algbw" in line or "Avg bus" in line:  # a table begins or ends
             self._sizes = []
         elif match := _RANK_0.search(line):
             self._listed.add(match[1])
