@@ -78,6 +78,7 @@ def test_an_engine_is_read_from_words_only_if_they_name_no_other():
     for text, engine in (
         ("Sglang exits here", "sglang"),
         ("slower with sglang than with vLLM", ""),
+        ("sglang0.4.6 is slower than vllm,please check", ""),
         ("see github.com/vllm-project/vllm/issues and my-vllm-image", ""),
     ):
         assert diagnose_text(text).findings.facts.engine == engine

@@ -141,7 +141,16 @@ CASES = (
     Shown("the cache is full", "\n".join((load(64, 187, 97.2), load(63, 190, 96.8))), (), never=("has room",)),
     Shown("one long request fills the cache", "\n".join((load(1, 14, 76.5), load(1, 14, 76.8))), ("requests_large",),
           says=("Up to 14 wait while 1 or fewer run and up to 77 %",), never=("--max-num-seqs",)),
-    Shown("no tokens", "\n".join([load(2, 0, 5.0).replace("2000.5", "0.0")] * 2), ("no_tokens",), says=("2 of 2 lines say 0 tokens/s", "dmesg")),
+    Shown("no tokens", "\n".join([quiet(0.0, 2, used=5.0)] * 2), ("no_tokens",), says=("2 of 2 lines say 0 tokens/s", "dmesg")),
+    # vllm-project/vllm#37307 and #1734: no hang, as prompts are computed.
+    Shown("prompts before answers", "\n".join(load(running, 90 - running, 3.0 * running).replace("2000.5", "18.1").replace("900.0", "23998.2") for running in (10, 16, 22)), ("prompts_first",),
+          says=("In 3 of 3 lines 23,998 tokens/s of prompts", "at most 1.8 tokens/s, and up to 80 wait"), never=("--enable-chunked-prefill", "sglang")),
+    Shown("prompts before answers in V0", "\n".join(load(running, 5, 27.0).replace("2000.5", "0.0").replace("Waiting", "Swapped: 0 reqs, Pending") for running in (20, 22)), ("prompts_first",),
+          says=("--enable-chunked-prefill",), never=("dmesg",)),
+    # vllm-project/vllm#7913
+    Shown("it hangs after one line of many requests", f"{HANGS}\n{quiet(30.9, 21)}", ("tokens_come",), says=("it begins after them", "py-spy"), never=("max_tokens",)),
+    # sgl-project/sglang#3892
+    Shown("lines of load beside a crash", "\n".join((load(64, 187, 41.2), load(64, 190, 40.8), "CUDA error: an illegal memory access")), (), says=("stops: a kernel read",), never=("--max-num-seqs",)),
     Shown("a queue that comes and goes", "\n".join((load(12, 3, 41.2), load(64, 0, 40.8), load(30, 0, 20.1))), ()),
     Shown("one line shows little", load(64, 187, 41.2), ()),
     Shown("no graphs", "\n".join([decode(1, graph=False)] * 2), ("decode_without_graphs",),
@@ -232,6 +241,8 @@ CASES = (
     Shown("docker compose", "\n".join(f"sglang-1  | {line}" for line in WAITS.format("synchronize (torch/cuda/streams.py:105)").splitlines()), ("stack_gpu",)),
     Shown("a driver's function", WAITS.format("cuEventSynchronize                 (libcuda.so.590.48.01)"), ("stack_gpu",),
           says=("The innermost frame is cuEventSynchronize (libcuda.so.590.48.01), called for profile_run",)),
+    # vllm-project/vllm#17676
+    Shown("FlashInfer's sampler", f"{HANGS}\n" + WAITS.format("top_k_top_p_sampling_from_logits (flashinfer/sampling.py:1548)"), ("stack_sampler",), says=("VLLM_USE_FLASHINFER_SAMPLER=0",), never=("no line of the server",)),
     Shown("a stack without a known wait", WAITS.format("tokenize (transformers/tokenization_utils.py:5)"), ("stack_runs",), says=("two stacks tell",)),
     Shown("the same, idle", WAITS.format("tokenize (transformers/tokenization_utils.py:5)").replace("active", "idle"), ()),
 )  # fmt: skip

@@ -74,6 +74,21 @@ SCHEDULER = "/w/sglang/srt/managers/scheduler.py"
             "TypeError: 'NoneType' object is not subscriptable",
             "It stopped in speculative decoding",
         ),
+        (
+            [(f"{LIB}vllm/model_executor/models/qwen3_moe.py", "load_weights")],
+            "KeyError: 'layers.35.mlp.gate.g_idx'",
+            "has a weight layers.35.mlp.gate.g_idx, and this release's code of the model has no",
+        ),
+        (
+            [(f"{LIB}vllm/model_executor/models/qwen3.py", "load_weights")],
+            "ValueError: x",
+            "files and release most often do not fit",
+        ),
+        (
+            [("/w/sglang/srt/models/gemma4_vision.py", "_patch_projection")],
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2520x256 and 768x1152)",
+            "a picture in RGB",
+        ),
     ],
 )
 def test_what_breaks_off_while_requests_are_served(places, error, says):

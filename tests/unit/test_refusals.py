@@ -7,6 +7,36 @@ import pytest
 from tuner.diagnose import diagnose_text
 
 SAID = {
+    "tool_parser": [
+        "ERROR [hermes_tool_parser.py:157] Error in extracting tool call from response.",
+        "Error trying to handle streaming tool call.",
+    ],
+    "tool_choice_alone": [
+        "Error in chat_completion_full_generator - cannot determine if tools should be extracted.",
+    ],
+    "lora_rank": ["Worker failed with error 'LoRA rank 32 is greater than max_lora_rank 16.'"],
+    "lora_path": ['ValueError: Loading lora ["a failed: No adapter found for /x/checkpoint-57"]'],
+    "lora_weight": ["ValueError: base_model.model.lm_head.weight is unsupported LoRA weight"],
+    "media_tokens": [
+        "ValueError: Attempted to assign 25 + 25 = 50 multimodal tokens to 147 placeholders",
+        "ValueError: Attempted to assign 50 multimodal tokens to 147 placeholders",
+    ],
+    "media_tokens_differ": [
+        "Number of tokens in multimodal embedding does not match those in the input text. "
+        "Got 279 tokens in the text but 260 tokens from multimodal embeddings.",
+    ],
+    "answer_no_json": ["requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1"],
+    "told_to_end": ["INFO [launcher.py:80] Shutting down FastAPI HTTP server."],
+    "probe_failed": ["Startup probe failed: Get x: connect: connection refused"],
+    "serve_waits": [
+        "1 replicas that have taken more than 30s to be scheduled. Resources required for each "
+        "replica: [{'a': 0.01}], total resources available: {}. Use `ray status` for more details.",
+    ],
+    "model_class": ["AttributeError: 'EagleLlama4ForCausalLM' object has no attribute 'lm_head'"],
+    "state_slots": ["AssertionError: Can not alloc mamba cache"],
+    "device_assert": [
+        "x.py:37: unknown: block: [9,0,0], thread: [81,0,0] Assertion `0 <= tmp10 < 2048` failed.",
+    ],
     "settings_refused": ["  Value error, an option is missing [type=value_error, input_value=x]"],
     "flag_unknown": [
         "vllm: error: unrecognized arguments: --moe-backend marlin",
@@ -23,6 +53,7 @@ SAID = {
     "process_killed": ["Exit code: -9", "Rank 0 scheduler died (exit code: -9). Check"],
     "native_crash": [
         "*** SIGSEGV received at time=1722289279 on cpu 61 ***\nPC: @ 0x7f0c (unknown) addOp()",
+        "the pod is dying with status code 139",
         '!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in cuMemcpyBatchAsync',
     ],
     "numa_refused": ["setting membind: Invalid argument"],

@@ -23,7 +23,7 @@ from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
-from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, serves, step_of, whose
+from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, step_of, whose
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import UnreadableLog
 from tuner.files import shipped_toml
@@ -112,7 +112,9 @@ def _told(context: Context) -> Iterator[str]:
 def _read(context: Context, findings: Findings) -> Iterator[str]:
     """What was read of a server whose exceptions no message explains, and the sure next step."""
     yield from _told(context)
-    error, frames = next(iter(findings.frames.items()), ("", findings.last_frames))
+    error, frames = next(
+        iter(findings.frames.items()), (next(iter(findings.errors), ""), findings.last_frames)
+    )
     builds = (frame for frame in frames if "flashinfer/jit/" in frame.path)  # above subprocess.py
     if frame := next(builds, None) or launch_of(frames):
         innermost = (
@@ -141,14 +143,14 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
     others = bool(package) and not of_engine(frame)
     for row in shipped_toml(__package__, "refusals.toml")["place"]:
         at = frame
-        if row.get("serving") and not serves(frames):
+        if row.get("during", "") not in step_of(frames):
             continue
         if others and package not in row["file"]:
             if caller is None or not row.get("called"):
                 continue
             at = caller
-        if re.search(row["file"], at.path) and re.search(row.get("error", ""), error):
-            yield row["says"]
+        if re.search(row["file"], at.path) and (match := re.search(row.get("error", ""), error)):
+            yield row["says"].format_map(match.groupdict())
             return
 
 

@@ -112,6 +112,7 @@ class Findings:
             Whole(
                 explained,
                 bool(self.errors),
+                any(one.message.kind is Kind.STOPS for one in self.known.values()),
                 frozenset(one.message.name for one in self.known.values()),
             )
         )

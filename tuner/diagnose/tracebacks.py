@@ -15,14 +15,13 @@ _CHECKOUT = re.compile(
     r"/((?:vllm|sglang)_\w+|lmdeploy|tensorrt_llm|ktransformers|gpt_oss|exllamav3)/"
 )
 # Steps of a server's life, by functions that both engines keep; the innermost frame decides.
-_SERVING = "serving requests"
 _STEPS = (
     (r"load_model|load_weights|process_weights_after_loading", "loading the weights"),
     (r"determine_available_memory|profile_run", "measuring its memory, before the KV cache"),
     (r"initialize_kv_cache\w*|init_memory_pool", "making the KV cache"),
     (r"capture_model|\w*cuda_graphs?\w*capture|capture_one_batch_size", "capturing CUDA graphs"),
     (r"warmup\w*|kernel_warmup|compile_or_warm_up_model", "warming up"),
-    (r"event_loop_\w+|run_busy_loop|worker_busy_loop|process_batch_result\w*", _SERVING),
+    (r"event_loop_\w+|run_busy_loop|worker_busy_loop|process_batch_result\w*", "serving requests"),
 )
 
 
@@ -63,11 +62,6 @@ def whose(frame: Frame, frames: Sequence[Frame]) -> list[str]:
         engine = ENGINES[package_of(caller)]
         told.append(f"{engine} called it at {caller.path}, line {caller.line}, {caller.function}.")
     return told
-
-
-def serves(frames: Sequence[Frame]) -> bool:
-    """Whether the server was serving requests."""
-    return _SERVING in step_of(frames)
 
 
 def step_of(frames: Sequence[Frame]) -> str:

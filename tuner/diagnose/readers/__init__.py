@@ -48,5 +48,7 @@ class Readers:
 
     def told(self, whole: Whole) -> Iterator[Reading]:
         """What the readers say of the whole text."""
-        for reader in self.each:
-            yield from reader.told(whole)
+        told = [one for reader in self.each for one in reader.told(whole)]
+        if any(one.name.startswith("stack_") for one in told):  # it shows where a server waits
+            told = [one for one in told if one.name != "start_waits" or one.figures]
+        yield from told

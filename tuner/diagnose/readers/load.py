@@ -33,6 +33,7 @@ _LEAST_LINES = 2
 _MOST_KEPT = 10_000
 _CAPTURED = 8  # requests for which every server has graphs, if it has any
 _MOST = 0.8  # of the lines that have to agree
+_PROMPTS = re.compile(rf"Avg prompt throughput: ({NUM}) tokens/s")  # of vLLM
 _EAGER = re.compile(r"cuda graph: False")
 _PREFILL = re.compile(
     r"Prefill batch\b.*?#new-seq: ([1-9]\d{0,6}), #new-token: (?P<new>\d{1,9}),"
@@ -62,6 +63,9 @@ class LoadReader:
     _eager: int = 0
     _decode: int = 0  # lines of sglang, which tell of graphs
     _prompts: list[int] = field(default_factory=list)  # new tokens of prefill, while others wait
+    # vLLM's lines with prompts, and how many of their tokens were computed each second.
+    _beside: list[tuple[LoadLine, float]] = field(default_factory=list)
+    _old: bool = False  # they are of vLLM's first engine, V0
     _hangs: bool = False  # somebody says so
     _last: LoadLine | None = None
     _stall: Stall = field(default_factory=Stall)
@@ -95,7 +99,11 @@ class LoadReader:
         if "cuda graph: " in line:
             self._decode += 1
             self._eager += bool(_EAGER.search(line))
-        self._still += load.speed == 0
+        prompt = _PROMPTS.search(line)
+        if prompt and (rate := float(prompt[1])) and len(self._beside) < _MOST_KEPT:
+            self._beside.append((load, rate))
+            self._old = "Swapped: " in line
+        self._still += load.speed == 0 and not (prompt and float(prompt[1]))
         if load.waiting and load.used is not None and load.used < _FULL:
             self._hold(load.running, load.waiting, load.used)
         if load.running <= _FEW_RUN and load.speed and len(self._speeds) < _MOST_KEPT:
@@ -125,17 +133,22 @@ class LoadReader:
         self._used = max(self._used, used)
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What the lines show, if there are at least two."""
+        """What the lines show, most of it if there are at least two. Beside a server that stops,
+        only what may have to do with that.
+        """
         told = [*self._rejected(), *self._retractions.told(), *self._partners.told()]
+        stands = [*self._stands_still(), *self._stall.told(self._engine)]
+        if whole.stops or whole.failed:
+            yield from told + stands
+            return
+        told += stands
         if self._lines >= _LEAST_LINES:
-            stands = [*self._stands_still(), *self._stall.told(self._engine)]
-            told += [*stands, *self._held_back(), *self._too_large(), *self._without_graphs()]
-            told += [] if told else self._prefill_waits()
-            told += [] if stands else self._goes_on()
-            if "vllm_on_cpu" not in whole.names and all(
-                one.name == "drafts_rejected" for one in told
-            ):
-                told += [*self._slow()] or [*self._few_at_once()]
+            told += [*self._held_back(), *self._too_large(), *self._without_graphs()]
+            told += [] if told else [*self._prefill_waits()] or [*self._prompts_first()]
+        told += [] if stands else self._goes_on()
+        others = any(one.name != "drafts_rejected" for one in told)
+        if self._lines >= _LEAST_LINES and not others and "vllm_on_cpu" not in whole.names:
+            told += [*self._slow()] or [*self._few_at_once()]
         yield from told or self._steps()
 
     def _of(self, name: str, values: Mapping[str, Any], *when: str) -> Reading:
@@ -178,8 +191,24 @@ class LoadReader:
             values = {"lines": lines, "most": max(self._prompts)}
             yield self._of("prompts_wait", {**self._waits(running[-1]), **values})
 
+    def _prompts_first(self) -> Iterator[Reading]:
+        """vLLM's lines in which prompts are computed, and running requests get few tokens."""
+        slow = [load for load, prompt in self._beside if 10 * (load.speed or 0) < prompt]
+        waiting = max((load.waiting or 0 for load, _ in self._beside), default=0)
+        full = any((load.used or 0) >= _FULL for load, _ in self._beside)
+        if len(slow) < max(_LEAST_LINES, self._lines / 2) or not waiting or full:
+            return
+        values = {
+            **{"lines": len(slow), "all": self._lines, "waiting": waiting},
+            "prompt": median(prompt for _, prompt in self._beside),
+            "each": max((load.speed or 0) / load.running for load in slow),
+        }
+        yield self._of("prompts_first", values, *(["old"] * self._old))
+
     def _stands_still(self) -> Iterator[Reading]:
         """Requests that run and get no token."""
+        if self._lines < _LEAST_LINES:
+            return
         last = self._hangs and self._last and self._last.speed == 0
         if self._still >= (1 if last else _LEAST_LINES):
             values = {"lines": self._lines, "without_tokens": self._still}
@@ -227,7 +256,8 @@ class LoadReader:
         if self._hangs and self._last and self._last.speed:
             used = self._last.used or 0
             values = {"running": self._last.running, "tokens_per_s": self._last.speed}
-            when = "full" if used >= _FULL else "room"
+            few = "room" if self._last.running <= _FEW_RUN else "many"
+            when = "full" if used >= _FULL else few
             yield self._of("tokens_come", {**values, "percent": 100 * used}, when)
 
     def _steps(self) -> Iterator[Reading]:

@@ -80,7 +80,8 @@ class Whole:
     """What the rest of a diagnosis has found in the text."""
 
     explained: bool  # a message says why the server stops or waits
-    failed: bool  # there is an exception
+    failed: bool  # there is an exception that no message explains
+    stops: bool = False  # a message says that the server stops
     names: frozenset[str] = frozenset()  # of the messages
 
 

@@ -61,7 +61,7 @@ _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+
 _USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
 # An engine's name as a word of its own: no part of a path, a package, an image or a link.
-_ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![\w/]|[.:-]\w)", re.IGNORECASE)
+_ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![A-Za-z_/]|[.:-]\w)", re.IGNORECASE)
 _IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
 
 
