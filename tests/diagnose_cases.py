@@ -401,8 +401,6 @@ CASES = (
 
 # Messages that the table does not have: nothing may be said of them.
 UNKNOWN = (
-    Case("sgl-project/sglang#1404", found=(),
-         log="ImportError: cannot import name 'gemma_fused_add_rmsnorm' from 'flashinfer.norm' (/x.py)"),
     Case("sgl-project/sglang#17494", found=(),
          log=sglang("RuntimeError: cutlass_w4a8_moe_mm GEMM initialization failed")),
     Case("sgl-project/sglang#165", found=(),

@@ -7,6 +7,17 @@ import pytest
 from tuner.diagnose import diagnose_text
 
 SAID = {
+    "weight_unknown": ["KeyError: 'layers.35.mlp.gate.g_idx'"],
+    "package_of_other_release": [
+        "ImportError: cannot import name 'launch_server_cmd' from 'sglang.utils' (/x/utils.py)",
+        "ImportError: cannot import name 'gemma_fused_add_rmsnorm' from 'flashinfer.norm' (/x.py)",
+    ],
+    "transformers_new": [
+        "AttributeError: Qwen2Tokenizer has no attribute all_special_tokens_extended. Did you",
+    ],
+    "health_silent": [
+        "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
+    ],
     "tool_parser": [
         "ERROR [hermes_tool_parser.py:157] Error in extracting tool call from response.",
         "Error trying to handle streaming tool call.",

@@ -149,8 +149,8 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
             if caller is None or not row.get("called"):
                 continue
             at = caller
-        if re.search(row["file"], at.path) and (match := re.search(row.get("error", ""), error)):
-            yield row["says"].format_map(match.groupdict())
+        if re.search(row["file"], at.path) and re.search(row.get("error", ""), error):
+            yield row["says"]
             return
 
 

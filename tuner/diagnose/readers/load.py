@@ -68,6 +68,7 @@ class LoadReader:
     _old: bool = False  # they are of vLLM's first engine, V0
     _hangs: bool = False  # somebody says so
     _last: LoadLine | None = None
+    _alone: int = 0  # last lines in which requests wait and none runs
     _stall: Stall = field(default_factory=Stall)
     _partners: Partners = field(default_factory=Partners)
     _retractions: Retractions = field(default_factory=Retractions)
@@ -87,9 +88,12 @@ class LoadReader:
         self._partners.read(line, where)
         if load is None:
             self._read_other(line, where)
+        if load and (load.running or load.waiting):
+            self._last = load
+            self._alone = 0 if load.running else self._alone + 1
+            self._where = where
         if load is None or not load.running:
             return
-        self._last = load
         self._stall.read(load, where)
         self._retractions.read(load)
         self._engine = "sglang" if "Decode batch" in line else "vllm"
@@ -137,7 +141,7 @@ class LoadReader:
         only what may have to do with that.
         """
         told = [*self._rejected(), *self._retractions.told(), *self._partners.told()]
-        stands = [*self._stands_still(), *self._stall.told(self._engine)]
+        stands = [*self._none_runs(), *self._stands_still(), *self._stall.told(self._engine)]
         if whole.stops or whole.failed:
             yield from told + stands
             return
@@ -204,6 +208,12 @@ class LoadReader:
             "each": max((load.speed or 0) / load.running for load in slow),
         }
         yield self._of("prompts_first", values, *(["old"] * self._old))
+
+    def _none_runs(self) -> Iterator[Reading]:
+        """Requests that wait although none runs."""
+        if self._alone >= _LEAST_LINES and self._last:
+            values = {"lines": self._alone, "waiting": self._last.waiting}
+            yield self._of("none_runs", values)
 
     def _stands_still(self) -> Iterator[Reading]:
         """Requests that run and get no token."""
