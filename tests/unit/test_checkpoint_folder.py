@@ -46,6 +46,12 @@ def mixed(experts: str, others: str) -> dict[str, Any]:
     return modelopt(quant_algo="MIXED_PRECISION", quantized_layers=layers)
 
 
+def test_modelopt_s_file_alone_is_no_model(tmp_path):
+    folder = checkpoint(tmp_path / "x", modelopt(quant_algo="NVFP4"))
+    with pytest.raises(MalformedCheckpoint, match="give the folder, or the config.json"):
+        read_checkpoint(folder / "hf_quant_config.json")
+
+
 def test_modelopt_s_file_is_read(tmp_path, subtests):
     for beside, expected in [
         (modelopt(quant_algo="FP8"), (FP8, None, False)),

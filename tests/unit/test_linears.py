@@ -338,6 +338,23 @@ class TestSkipped:
         left = {one.name: one.count for one in found if not one.why}
         assert left == {"mlp.gate_up_proj": 34, "mlp.down_proj": 36}
 
+    def test_groups_of_several_types_are_not_taken_for_the_first(self):
+        """As unsloth's Qwen3.6-27B-NVFP4: fp8 in attention, fp4 in the MLPs."""
+        fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+        groups = {
+            "group_0": {"weights": fp8, "input_activations": fp8, "targets": ["re:.*self_attn.*"]},
+            "group_1": {"weights": fp8 | {"num_bits": 4}, "targets": ["re:.*mlp.*_proj"]},
+        }
+        quant = {"quant_method": "compressed-tensors", "config_groups": groups}
+        found = linear_layers(read(quant), Ranks())
+        assert all("float8 and compressed-tensors float4" in one.why for one in found)
+        groups["group_1"]["targets"] = ["re:.*mlp.experts.*"]  # of no layer that is read here
+        found = linear_layers(read(quant), Ranks())
+        assert {one.name for one in found if not one.why} == {
+            "self_attn.qkv_proj",
+            "self_attn.o_proj",
+        }
+
     def test_a_list_of_thousands_of_names(self):
         names = [f"model.layers.{at}.input_layernorm.{n}" for at in range(36) for n in range(500)]
         assert self.counts([*names, "model.layers.35.mlp.down_proj"])["down_proj"] == 35

@@ -41,6 +41,19 @@ def config(quantization: object = None, **changes: object) -> bytes:
     return json.dumps({k: v for k, v in fields.items() if v is not None}).encode()
 
 
+NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
+FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+
+
+def quark(dtype: str, scheme: str) -> dict[str, object]:
+    """AMD's quantization_config."""
+    part = {"dtype": dtype, "qscheme": scheme}
+    return {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": part, "input_tensors": part},
+    }
+
+
 class TestPresets:
     def test_there_are_at_least_20_with_sources(self):
         assert len(presets()) >= 20
@@ -167,6 +180,24 @@ class TestConfigJson:
                 (Dtype.INT8_W8A16, (0, 128), False),
             ),
             ({"quant_method": "modelopt", "quant_algo": "FP8"}, (FP8, None, False)),
+            (quark("fp8_e4m3", "per_channel"), (FP8, None, True)),
+            (quark("fp8_e4m3", "per_tensor"), (FP8, None, False)),
+            (quark("fp4", "per_group"), (None, None, False)),
+            (
+                quark("fp8_e4m3", "per_tensor") | {"layer_quant_config": {"*experts*": {}}},
+                (None, None, False),
+            ),
+            (  # ModelOpt's groups alone, without quantized_layers
+                {
+                    "quant_method": "modelopt",
+                    "quant_algo": "MIXED_PRECISION",
+                    "config_groups": {
+                        "group_0": {"weights": NVFP4, "targets": ["model.layers.0.mlp.up_proj"]},
+                        "group_1": {"weights": FLOAT8, "targets": ["model.layers.0.mlp.experts"]},
+                    },
+                },
+                (FP8, None, False),
+            ),
         ],
     )
     def test_quantisation(self, quantization, expected):
@@ -201,6 +232,36 @@ class TestConfigJson:
         quant = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
         model = parse_checkpoint(config(quant), "x")
         assert (model.dtype, model.block_shape, model.per_channel_quant) == expected
+
+    def test_experts_of_drafts_have_a_group_of_their_own(self):
+        """As RedHatAI's GLM-5.3-Flash-NVFP4: fp8 in the layer behind the model's 46."""
+        experts = r"re:.*\.layers\.{}\.mlp\.experts\..*(gate|up|down)_proj$"
+        draft = {"weights": FLOAT8, "input_activations": FLOAT8, "targets": [experts.format("46")]}
+        rest = {"weights": NVFP4, "targets": [experts.format("(?:[1-9]|[1-3][0-9]|4[0-5])")]}
+        for groups in ({"a": draft, "b": rest}, {"a": rest, "b": draft}):
+            quant = {"quant_method": "compressed-tensors", "config_groups": groups}
+            model = parse_checkpoint(config(quant, num_hidden_layers=46), "x")
+            assert model.quantization == "compressed-tensors float4 with 16-bit activations"
+
+    @pytest.mark.parametrize(
+        ("rules", "dtype", "doubt"),
+        [
+            ({r"-:.*mlp\.experts.*": {}}, Dtype.BFLOAT16, ""),
+            ({r"-:.*\.[01]\.mlp\.experts.*": {}}, INT4, "experts of 2 of 4 layers are not"),
+            ({r"+:.*layers\.1\.mlp\.experts": {"bits": 8}}, INT4, "experts of 1 of 4 layers have"),
+            ({r".*layers\.1\.mlp\.experts": {"bits": 8}}, INT4, "experts of 1 of 4 layers have"),
+            ({"-:.*shared_expert": {}, "lm_head": True, "+:.*attn": {"bits": 8}}, INT4, ""),
+        ],
+    )
+    def test_dynamic_rules_of_gptq(self, rules, dtype, doubt):
+        quant = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": rules}
+        model = parse_checkpoint(config(quant, num_hidden_layers=4), "x")
+        assert (model.dtype, bool(model.doubt)) == (dtype, bool(doubt))
+        assert doubt in model.doubt
+
+    def test_a_page_s_source_is_read(self):
+        escaped = config().replace(b'"', b"&quot;")
+        assert parse_checkpoint(escaped, "x") == parse_checkpoint(config(), "x")
 
     def test_float16_weights(self):
         assert parse_checkpoint(config(torch_dtype="float16"), "x").dtype is Dtype.FLOAT16

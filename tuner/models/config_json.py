@@ -20,7 +20,7 @@ from tuner.models.folder import config_file, doubt_of_folder, doubt_of_name, rea
 from tuner.models.linears_json import linears_or_none, sparse_places
 from tuner.models.model import Model
 from tuner.models.quantization import read_quantization, unquantised
-from tuner.models.skipped import unquantised_experts
+from tuner.models.skipped import otherwise_quantised, unquantised_experts
 
 _FIELDS = {"E": EXPERTS, "intermediate": INTERMEDIATE, "hidden": HIDDEN, "top_k": TOP_K}
 
@@ -54,6 +54,8 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
             quant = replace(unquantised(torch_dtype(fields)), kind="none, though layers are")
         elif left:
             doubt = f"the experts of {len(left)} of {len(sparse)} layers are not quantised"
+        elif other := otherwise_quantised(fields, architecture, sparse):
+            doubt = f"the experts of {len(other)} of {len(sparse)} layers have other bits"
     return Model(
         name=name,
         architecture=architecture,

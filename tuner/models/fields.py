@@ -6,6 +6,7 @@ MalformedCheckpoint for a file that cannot be read.
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ def is_path(text: str) -> bool:
 
 def parse(data: bytes) -> Json:
     """The JSON object in a config.json's bytes. Raises MalformedCheckpoint."""
+    if b"&quot;" in data:  # copied from a page's source
+        data = html.unescape(data.decode("utf-8", errors="replace")).encode()
     try:
         config = json.loads(data, parse_constant=_constant)
     except RecursionError:

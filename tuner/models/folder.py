@@ -35,6 +35,11 @@ def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
     try:
         if file.name == "config.json":
             data = with_modelopt(data, file.parent)
+        elif file.name == MODELOPT:
+            raise MalformedCheckpoint(
+                "it says how weights are quantised, and not the sizes of a model: give the folder, "
+                "or the config.json that lies beside it, and both are read"
+            )
         return parse_config(data, _name_of(file))
     except MalformedCheckpoint as error:
         raise MalformedCheckpoint(f"{file}: {error}") from None

@@ -23,7 +23,7 @@ from tuner.models.layer_counts import PATTERN, layer_total
 from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.quantization import read_layer_quantization
-from tuner.models.skipped import skipped_modules
+from tuner.models.skipped import outside_groups, skipped_modules
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def read_shape(config: Json) -> LinearShape:
     fields = language_fields(config)
     scheme = read_layer_quantization(fields, torch_dtype(fields))
     sizes = _sizes(config, fields, architecture)
-    return linear_shape(sizes, style, scheme, skipped_modules(fields))
+    skips, outside = skipped_modules(fields), outside_groups(fields)
+    return linear_shape(sizes, style, scheme, lambda name, at: skips(name, at) or outside(name, at))
 
 
 def _sizes(config: Json, fields: Json, architecture: str) -> LinearSizes:

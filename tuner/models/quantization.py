@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,14 @@ from tuner.errors import MalformedCheckpoint
 from tuner.problems.dtypes import Dtype
 
 Json = Mapping[str, Any]
+EXPERTS = (  # names of an expert's weights in classes of models
+    "mlp.experts.0.gate_proj",
+    "block_sparse_moe.experts.0.w1",
+    "feed_forward.experts.0.gate_proj",
+    "mixer.experts.0.up_proj",
+)
+_ROOTS = ("", "model.", "model.language_model.", "backbone.")  # above a module's `layers`
+_MOST_REPEATS, _LONGEST = 4, 200  # of a regular expression: so that none takes long
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
         return Quantization("mxfp4", None)
     if mixed := _mixed(quant):
         return _of_layers(mixed, torch_dtype, experts=True)
-    return _read(quant, torch_dtype, _expert_group)
+    return _read(quant, torch_dtype, lambda groups: _expert_group(groups, config))
 
 
 def read_layer_quantization(config: Json, torch_dtype: str | None) -> Quantization:
@@ -44,7 +53,14 @@ def read_layer_quantization(config: Json, torch_dtype: str | None) -> Quantizati
     quant = quantization_fields(config)
     if mixed := _mixed(quant):
         return _of_layers(mixed, torch_dtype, experts=False)
-    return _read(quant, torch_dtype, lambda groups: next(iter(groups.values()), None))
+    groups = quant.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups or "quant_algo" in quant:
+        return _read(quant, torch_dtype, lambda found: next(iter(found.values()), None))
+    schemes = [_compressed_tensors(one) for one in groups.values() if not _experts_alone(one)]
+    if len({*schemes}) > 1:  # which layer has which is not read here
+        kinds = dict.fromkeys(one.kind for one in schemes)
+        return Quantization(" and ".join(kinds), None)
+    return schemes[0] if schemes else unquantised(torch_dtype)
 
 
 def _read(quant: Json, torch_dtype: str | None, choose: Callable[[Json], object]) -> Quantization:
@@ -107,8 +123,12 @@ def is_mixed(quant: Json) -> bool:
 
 def _mixed(quant: Json) -> Json | None:
     """The layers of a ModelOpt checkpoint with several algorithms, by name; None for others."""
+    if not is_mixed(quant):
+        return None
     layers = quant.get("quantized_layers")
-    if layers is None or not is_mixed(quant):
+    if layers is None:
+        layers = {name: {"quant_algo": algo} for name, algo in _named_in_groups(quant)} or None
+    if layers is None:
         return None
     if not isinstance(layers, Mapping) or not all(isinstance(x, Mapping) for x in layers.values()):
         raise MalformedCheckpoint("quantized_layers is not an object of objects")
@@ -128,23 +148,71 @@ def _of_layers(layers: Json, torch_dtype: str | None, *, experts: bool) -> Quant
     return _algorithm(found.pop())
 
 
-def _expert_group(groups: Json) -> object:
-    """The group of the experts: the one that names them, else the one for all linear layers.
+def _named_in_groups(quant: Json) -> Iterator[tuple[str, str]]:
+    """The layers that groups of a ModelOpt checkpoint name, with FP8 or another algorithm."""
+    groups = quant.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            kind = f"{weights.get('type')}{weights.get('num_bits')}"
+            plain = kind == "float8" and not weights.get("group_size")
+            yield from ((name, "FP8" if plain else kind) for name in targets_of(group))
+
+
+def targets_of(group: object) -> list[str]:
+    """The modules that a group is for: classes, names, or patterns after "re:"."""
+    targets = group.get("targets") if isinstance(group, Mapping) else None
+    return [str(one) for one in targets] if isinstance(targets, list) else []
+
+
+def _experts_alone(group: object) -> bool:
+    """Whether a group is of routed experts and of nothing else."""
+    targets = targets_of(group)
+    return bool(targets) and all(_aims([one], *_AT_EXPERTS) for one in targets)
+
+
+_AT_EXPERTS = ("FusedMoE", ".experts", "_experts")
+
+
+def _aims(targets: list[str], *words: str) -> bool:
+    return any(word in text.replace("\\", "") for text in targets for word in words)
+
+
+def _expert_group(groups: Json, config: Json) -> object:
+    """The group of the experts: the one whose pattern names those of the middle layer, else the
+    first that names experts, else the one for all linear layers.
 
     vLLM's CompressedTensorsMoEMethod.get_moe_method; sglang's is like it.
     """
     listed = [group for group in groups.values() if isinstance(group, Mapping)]
-
-    def aims(group: Json, *words: str) -> bool:
-        targets = group.get("targets")
-        texts = [str(one) for one in targets] if isinstance(targets, list) else []
-        return any(word in text for text in texts for word in words)
-
-    for words in (("FusedMoE", ".experts", "_experts"), ("Linear",)):
-        for group in listed:
-            if aims(group, *words):
+    total = config.get("num_hidden_layers")
+    middle = [f"layers.{total // 2}.{name}" for name in EXPERTS] if isinstance(total, int) else []
+    naming = [group for group in listed if _aims(targets_of(group), *_AT_EXPERTS)]
+    if len(naming) > 1:  # experts of layers for drafts may have a group of their own
+        for group in naming:
+            patterns = [safe_pattern(one[3:]) for one in targets_of(group) if one[:3] == "re:"]
+            if any(matches(pattern, name) for pattern in patterns for name in middle):
                 return group
-    return next(iter(listed), None)
+    if naming:
+        return naming[0]
+    linear = (group for group in listed if _aims(targets_of(group), "Linear"))
+    return next(linear, next(iter(listed), None))
+
+
+def matches(pattern: re.Pattern[str], path: str) -> bool:
+    """Whether a pattern matches a module from the beginning of its name."""
+    return any(pattern.match(root + path) for root in _ROOTS)
+
+
+def safe_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression of a config.json. It comes from anybody, so it must not take long."""
+    repeats = len(re.findall(r"[*+{]", text))
+    if repeats > _MOST_REPEATS or len(text) > _LONGEST or re.search(r"\)[*+{?]", text):
+        raise MalformedCheckpoint(f"the pattern {text!r:.60} is too complicated to be read here")
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise MalformedCheckpoint(f"the pattern {text!r:.60} is not valid ({error})") from None
 
 
 def _compressed_tensors(group: object) -> Quantization:
@@ -174,6 +242,23 @@ def _weights_and_activations(name: str, dtype: Dtype, weights: Json) -> Quantiza
     return Quantization(name, dtype, per_channel_quant=strategy == "channel")
 
 
+def _quark(quant: Json) -> Quantization:
+    """AMD's Quark: fp8 of weights and activations, if no layer has a setting of its own."""
+    whole = quant.get("global_quant_config")
+    parts = [whole.get(name) if isinstance(whole, Mapping) else None for name in _QUARK_PARTS]
+    kinds = {part.get("dtype") if isinstance(part, Mapping) else None for part in parts}
+    schemes = {part.get("qscheme") for part in parts if isinstance(part, Mapping)}
+    if kinds != {"fp8_e4m3"} or quant.get("layer_quant_config"):
+        return Quantization("quark", None)
+    if not schemes <= {"per_tensor", "per_channel"}:
+        return Quantization("quark fp8 in groups", None)
+    channel = parts[0].get("qscheme") == "per_channel" if isinstance(parts[0], Mapping) else False
+    return Quantization("quark fp8", Dtype.FP8_W8A8, per_channel_quant=channel)
+
+
+_QUARK_PARTS = ("weight", "input_tensors")
+
+
 def _groups(name: str, bits: object, group: object) -> Quantization:
     dtype = {4: Dtype.INT4_W4A16, 8: Dtype.INT8_W8A16}.get(bits if isinstance(bits, int) else 0)
     if isinstance(group, int) and group > 0:
@@ -193,6 +278,7 @@ def _block(value: object) -> tuple[int, int]:
 
 _METHODS = {
     "fp8": _fp8,
+    "quark": _quark,
     "blockwise-int8": _blockwise_int8,
     "w8a8-int8": lambda _: Quantization("w8a8_int8", Dtype.INT8_W8A8, per_channel_quant=True),
     "w8a8-fp8": lambda _: Quantization("w8a8_fp8", Dtype.FP8_W8A8, per_channel_quant=True),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tuner.errors import MalformedCheckpoint
 from tuner.models.fields import Json
-from tuner.models.quantization import quantization_fields
+from tuner.models.quantization import (
+    EXPERTS,
+    matches,
+    quantization_fields,
+    safe_pattern,
+    targets_of,
+)
 
 # A merged layer has the parts' names in the checkpoint: sglang's srt/layers/quantization/utils.py,
 # _FALLBACK_FUSED_SHARDS, and packed_modules_mapping of the model classes.
@@ -18,19 +24,12 @@ _PARTS = {
     "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
     "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
-_EXPERTS = (  # names of an expert's weights in classes of models
-    "mlp.experts.0.gate_proj",
-    "block_sparse_moe.experts.0.w1",
-    "feed_forward.experts.0.gate_proj",
-    "mixer.experts.0.up_proj",
-)
 _EXPERTS_OF = {  # classes with a dense MLP beside the experts
     "Gemma4ForConditionalGeneration": ("experts.0.gate_proj",),
     "Gemma4ForCausalLM": ("experts.0.gate_proj",),
 }
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _PREFIXES = re.compile(r"^(?:(?:model|language_model)\.)+")
-_MOST_REPEATS, _LONGEST = 4, 200  # of a regular expression: so that none takes long
 
 
 def skipped_modules(config: Json) -> Callable[[str, int], bool]:
@@ -41,18 +40,23 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
     """
     quant = quantization_fields(config)
     listed = [entry for name in _LISTS for entry in _strings(quant.get(name))]
-    if not listed:
+    rules = [f"re:{rule[2:]}" for rule, _ in dynamic_rules(quant) if rule.startswith("-:")]
+    if not listed and not rules:
         return lambda name, at: False
     method = str(quant.get("quant_method", ""))
     contains = "config_groups" in quant or method.startswith(("w8a8_int8", "modelopt", "awq"))
-    matches = _Contained(listed) if contains else _Paths(listed)
+    in_list = _Contained(listed) if contains else _Paths(listed)
+    in_rules = _Contained(rules)
+
+    def leaves(path: str) -> bool:
+        return in_list(path) or in_rules(path)
 
     def skips(name: str, at: int) -> bool:
         whole = f"layers.{at}.{name}"
-        if matches(whole):
+        if leaves(whole):
             return True
         stem, _, last = whole.rpartition(".")
-        found = {matches(f"{stem}.{part}") for part in _PARTS.get(last, ())}
+        found = {leaves(f"{stem}.{part}") for part in _PARTS.get(last, ())}
         if len(found) == 2:
             raise MalformedCheckpoint(f"some parts of {whole} are quantised and some are not")
         return found == {True}
@@ -60,11 +64,63 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
     return skips
 
 
+def outside_groups(config: Json) -> Callable[[str, int], bool]:
+    """Like `skipped_modules`: whether no group of compressed-tensors is for a layer, where groups
+    name their layers as the engine does. Raises MalformedCheckpoint.
+    """
+    quant = quantization_fields(config)
+    groups = quant.get("config_groups")
+    named = groups.values() if isinstance(groups, Mapping) and "quant_algo" not in quant else ()
+    targets = [one for group in named for one in targets_of(group)]
+    classes = any(not one.startswith("re:") and "." not in one for one in targets)
+    inside = _Contained([] if classes else targets)
+
+    def has(name: str, at: int) -> bool:
+        stem, _, last = f"layers.{at}.{name}".rpartition(".")
+        return any(inside(f"{stem}.{part}") for part in (last, *_PARTS.get(last, ())))
+
+    if not any(has(name, at) for name in _USUAL for at in range(_PERIOD)):
+        return lambda name, at: False
+    return lambda name, at: not has(name, at)
+
+
+# Layers of most models; of hybrid ones each kind is among the first few.
+_USUAL = ("self_attn.qkv_proj", "self_attn.o_proj", "linear_attn.out_proj", "mlp.down_proj")
+_PERIOD = 8
+
+
 def unquantised_experts(config: Json, architecture: str, layers: Sequence[int]) -> list[int]:
     """Those of the layers whose routed experts are not quantised. Raises MalformedCheckpoint."""
     skips = skipped_modules(config)
-    names = _EXPERTS_OF.get(architecture, _EXPERTS)
+    names = _EXPERTS_OF.get(architecture, EXPERTS)
     return [at for at in layers if any(skips(name, at) for name in names)]
+
+
+def dynamic_rules(quant: Json) -> list[tuple[str, object]]:
+    """GPTQModel's rules for modules, by pattern: "-:" leaves a module as it is, any other gives it
+    settings of its own. vLLM's quantization/utils/gptq_utils.py, get_dynamic_override.
+    """
+    rules = quant.get("dynamic")
+    return [*rules.items()] if isinstance(rules, Mapping) else []
+
+
+def otherwise_quantised(config: Json, architecture: str, layers: Sequence[int]) -> list[int]:
+    """Those of the layers whose experts have other bits by a dynamic rule."""
+    quant = quantization_fields(config)
+    bits = quant.get("bits")
+    patterns = [
+        safe_pattern(rule.removeprefix("+:"))
+        for rule, settings in dynamic_rules(quant)
+        if not rule.startswith("-:")
+        and isinstance(settings, Mapping)
+        and settings.get("bits", bits) != bits
+    ]
+    names = _EXPERTS_OF.get(architecture, EXPERTS)
+    return [
+        at
+        for at in layers
+        if any(matches(one, f"layers.{at}.{name}") for one in patterns for name in names)
+    ]
 
 
 class _Paths:
@@ -90,7 +146,7 @@ class _Contained:
         self._patterns: list[re.Pattern[str]] = []
         for entry in entries:
             if entry.startswith("re:"):
-                self._patterns.append(_pattern(entry[3:]))
+                self._patterns.append(safe_pattern(entry[3:]))
             else:
                 plain.add(_PREFIXES.sub("", entry.strip("*")).lower())
         # Only entries that may be part of a layer's name: some lists have thousands of others.
@@ -102,21 +158,9 @@ class _Contained:
         words = low.split(".")
         if any(".".join(words[:end]) in self._exact for end in range(2, len(words) + 1)):
             return True
-        names = (path, f"model.{path}", f"model.language_model.{path}")
         return any(part in low for part in self._parts) or any(
-            pattern.match(name) for pattern in self._patterns for name in names
+            matches(pattern, path) for pattern in self._patterns
         )
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    """A regular expression of a config.json. It comes from anybody, so it must not take long."""
-    repeats = len(re.findall(r"[*+{]", text))
-    if repeats > _MOST_REPEATS or len(text) > _LONGEST or re.search(r"\)[*+{?]", text):
-        raise MalformedCheckpoint(f"the pattern {text!r:.60} is too complicated to be read here")
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise MalformedCheckpoint(f"the pattern {text!r:.60} is not valid ({error})") from None
 
 
 def _strings(value: object) -> list[str]:
