@@ -72,6 +72,7 @@ def test_a_server_without_a_known_message_gets_the_command_for_questions_of_spee
     assert "Copy the model's config.json of /data/ours to this folder." in own.as_text()
     assert "tuner plan config.json --tp 4 --device H200 --engine sglang" in own.as_text()
     assert "tuner plan" not in diagnose_text("all is well").as_text()
+    assert "tuner plan" not in diagnose_text("Qwen/Qwen3-8B on a H200 with vllm crashes").as_text()
 
 
 def test_an_engine_is_read_from_words_only_if_they_name_no_other():

@@ -85,6 +85,11 @@ SCHEDULER = "/w/sglang/srt/managers/scheduler.py"
             "files and release most often do not fit",
         ),
         (
+            [(f"{LIB}vllm/v1/structured_output/request.py", "grammar"), ("/u/lib/x.py", "result")],
+            "RuntimeError: x",
+            "It stopped in the library for structured output",
+        ),
+        (
             [("/w/sglang/srt/models/gemma4_vision.py", "_patch_projection")],
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2520x256 and 768x1152)",
             "a picture in RGB",

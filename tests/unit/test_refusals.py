@@ -7,6 +7,13 @@ import pytest
 from tuner.diagnose import diagnose_text
 
 SAID = {
+    "router_workers": [
+        "No available decode workers (all circuits open or unhealthy)",
+        "Timeout 300s waiting for workers to become healthy",
+    ],
+    "hip_fault": [
+        "Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_EXCEPTION: An HSAIL"
+    ],
     "weight_unknown": ["KeyError: 'layers.35.mlp.gate.g_idx'"],
     "package_of_other_release": [
         "ImportError: cannot import name 'launch_server_cmd' from 'sglang.utils' (/x/utils.py)",

@@ -140,16 +140,14 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
     if error.startswith(("ImportError", "ModuleNotFoundError")):
         return  # of releases that do not fit each other, wherever it stands
     package, caller = package_of(frame), caller_of(frames)
-    others = bool(package) and not of_engine(frame)
     for row in shipped_toml(__package__, "refusals.toml")["place"]:
-        at = frame
         if row.get("during", "") not in step_of(frames):
             continue
-        if others and package not in row["file"]:
-            if caller is None or not row.get("called"):
-                continue
-            at = caller
-        if re.search(row["file"], at.path) and re.search(row.get("error", ""), error):
+        own = not package or of_engine(frame) or package in row["file"]
+        places = [frame] * own + [caller] * bool(caller and row.get("called"))
+        if any(re.search(row["file"], at.path) for at in places if at) and re.search(
+            row.get("error", ""), error
+        ):
             yield row["says"]
             return
 
@@ -168,6 +166,8 @@ def _plan(context: Context) -> Sequence[str]:
     and for any other only what it tells.
     """
     engine = context.engine_name()
+    if context.facts.trouble:
+        return (*_told(context),)
     if not context.device() or not engine:
         lacks = context.missing(engine) if context.model else ""
         plan = (f"`tuner plan` says what runs there. {lacks}",) if lacks else ()

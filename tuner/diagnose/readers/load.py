@@ -60,6 +60,7 @@ class LoadReader:
     _speeds: list[float] = field(default_factory=list)  # of lines with few requests
     # Of drafts: the accepted part, tokens for each step, FILE:LINE.
     _accepted: list[tuple[float, float, str]] = field(default_factory=list)
+    _drafts: bool = False  # speculative decoding is on
     _eager: int = 0
     _decode: int = 0  # lines of sglang, which tell of graphs
     _prompts: list[int] = field(default_factory=list)  # new tokens of prefill, while others wait
@@ -74,6 +75,7 @@ class LoadReader:
     _retractions: Retractions = field(default_factory=Retractions)
 
     def read(self, line: str, where: str) -> None:
+        self._drafts = self._drafts or "accept len: " in line
         if (
             "ccept" in line
             and (match := _ACCEPTED.search(line))
@@ -275,6 +277,8 @@ class LoadReader:
         loads = [load for load, _ in self._stall.lines]
         speeds = [load.speed or 0 for load in loads]
         if len(loads) <= _LEAST_LINES or any(load.waiting for load in loads) or not min(speeds):
+            return
+        if self._drafts:  # a step makes more than one token for each
             return
         running = median(load.running for load in loads)
         used = max(load.used or 0 for load in loads)

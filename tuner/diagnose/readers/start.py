@@ -148,7 +148,12 @@ class StartReader:
             named = ", ".join(late[:_NAMED]) + (" and others" if len(late) > _NAMED else "")
             cause.insert(0, f"{named}: the last that is shown. Of other ranks: {ahead[-1]}.")
         if not self._hangs:
-            cause.insert(0, "If the log goes no further than this text, the start waits here.")
+            cause.insert(
+                0,
+                "If the log goes no further than this text and the server still runs, the start "
+                "waits here. If it has ended, the lines after these, or those of another process, "
+                "tell why.",
+            )
         yield Reading(
             "start_waits",
             Kind.WAITS if self._hangs else Kind.NOTE,

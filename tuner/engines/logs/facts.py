@@ -62,6 +62,9 @@ _USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
 # An engine's name as a word of its own: no part of a path, a package, an image or a link.
 _ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![A-Za-z_/]|[.:-]\w)", re.IGNORECASE)
+_TROUBLE = re.compile(
+    r"crash|fail|abort|rror\b|\bdie[sd]?\b|\bOOM\b|killed|报错|崩溃", re.IGNORECASE
+)
 _IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
 
 
@@ -88,6 +91,7 @@ class Facts:
     cards: Cards = field(default_factory=Cards)  # what names of files and people's words say
     others: dict[str, Fact] = field(default_factory=dict)  # a second value of a server's fact
     _engines: set[str] = field(default_factory=set)  # that people's words name
+    trouble: bool = False  # the first lines name a failure, so that speed is not the question
     _models: dict[str, Fact] = field(
         default_factory=dict
     )  # that people's words name, by their keys
@@ -154,6 +158,7 @@ class Facts:
             if self._read > _IN_WORDS:
                 return
             text = line.decode("utf-8", errors="replace")
+            self.trouble = self.trouble or bool(_TROUBLE.search(text))
             self.cards.read(text, f"{name}:{number}")
             self._engines |= {word.lower() for word in _ENGINE.findall(text)}
             for match in _models().finditer(text):
