@@ -33,6 +33,9 @@ NAMED = [
     (f"where is {H20} in vLLM 0.33.0? I start `vllm serve zai-org/GLM-4.7-Flash -tp 1`", ["tuner tune fused_moe:E=64,N=1536,K=2048,top_k=4,dtype=fp8_w8a8 --device H20 --engine vllm==0.33.0", "tuner export --device H20"], ["sglang:"]),
     # vllm-project/vllm#36273, #43506: a file that a pull request adds
     ("- `vllm/model_executor/layers/fused_moe/configs/E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json`", ["--device GB10 --engine vllm"], ["--engine sglang"]),
+    # vllm-project/vllm#53710: the model's own fp8 checkpoint has blocks
+    ("configs/E=128,N=768,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", ["of fp8 weights without blocks"], []),
+    ("configs/E=128,N=768,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128,128].json", ["in the spelling of vLLM"], ["without blocks"]),
     # vllm-project/vllm#39263: blocks without a type
     ("E=256,N=256,device_name=NVIDIA_GeForce_RTX_5090,block_shape=[128,128].json", ["it has block_shape and no dtype"], ["tuner tune"]),
     # vllm-project/vllm#40129: the name is of 16-bit experts, the model is not

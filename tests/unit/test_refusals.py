@@ -32,6 +32,11 @@ SAID = {
     "tool_choice_alone": [
         "Error in chat_completion_full_generator - cannot determine if tools should be extracted.",
     ],
+    "moe_width": [
+        "    assert M % 128 == 0\nAssertionError",
+        "Check failed: args->intermediate_size % 128 == 0 (96 vs. 0) : intermediate_size must be a "
+        "multiple of 128.",
+    ],
     "lora_rank": ["Worker failed with error 'LoRA rank 32 is greater than max_lora_rank 16.'"],
     "lora_path": ['ValueError: Loading lora ["a failed: No adapter found for /x/checkpoint-57"]'],
     "lora_weight": ["ValueError: base_model.model.lm_head.weight is unsupported LoRA weight"],

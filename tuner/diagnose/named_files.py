@@ -173,6 +173,15 @@ def _named(path: str, served: str, context: Context) -> Added:
             f"It lies in the folder of Triton {folder_version(folder[0])}: a server with another "
             "Triton looks into the folder of its own first."
         )
+    fields = details["fields"]
+    if fields.get("dtype") == "fp8_w8a8" and not fields.keys() & {
+        "block_shape",
+        "per_channel_quant",
+    }:
+        cause.append(
+            "It is of fp8 weights without blocks. Servers of a checkpoint with blocks "
+            "(weight_block_size in its config.json) ask for a name with block_shape instead."
+        )
     if served and served not in readers:
         cause.append(f"{ENGINES[served]} looks for no file that is spelled so.")
     fix: list[str] = []
