@@ -102,6 +102,14 @@ def test_what_breaks_off_while_requests_are_served(places, error, says):
     assert "The cause stands above" not in text
 
 
+def test_a_traceback_that_is_cut_off_is_told_beside_a_line_that_follows():
+    told_too = f"the traceback ends at {ENGINE}, line 7, in forward, above the line that names"
+    first = "EngineCore failed to start.\nTraceback (most recent call last):"
+    assert told_too in told((ENGINE, "forward"), error="    x()", first=first)
+    named = "RuntimeError: Engine core initialization failed. See root cause above."
+    assert told_too not in told((ENGINE, "forward"), error=named, first=first)
+
+
 def test_what_holds_for_the_engine_s_code_is_not_said_of_a_plugin_s():
     text = told(("/w/vllm_kunlun/ops/fused_moe/layer.py", "forward"), error="RuntimeError: x")
     assert "is of Kunlunxin" in text and "--moe-backend" not in text

@@ -7,6 +7,10 @@ import pytest
 from tuner.diagnose import diagnose_text
 
 SAID = {
+    "deepep_tokens": [
+        "Failed: Assertion error /x/DeepEP/csrc/deep_ep.cpp:1025 'x.size(0) == topk_idx.size(0) "
+        "and x.size(0) <= num_max_dispatch_tokens_per_rank'",
+    ],
     "router_workers": [
         "No available decode workers (all circuits open or unhealthy)",
         "Timeout 300s waiting for workers to become healthy",
@@ -62,6 +66,7 @@ SAID = {
     ],
     "settings_refused": ["  Value error, an option is missing [type=value_error, input_value=x]"],
     "flag_unknown": [
+        "TypeError: EngineArgs.__init__() got an unexpected keyword argument 'num_scheduler_steps'",
         "vllm: error: unrecognized arguments: --moe-backend marlin",
         "launch_server.py: error: argument --tp: invalid choice: 'x' (choose from 'a', 'b')",
     ],

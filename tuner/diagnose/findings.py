@@ -64,6 +64,7 @@ class Findings:
     frames: dict[str, Sequence[Frame]] = field(default_factory=dict)  # of the tracebacks of these
     lines: int = 0
     last_frames: Sequence[Frame] = ()  # of the last traceback
+    cut: bool = False  # no line below them names the error
     loads: list[int] = field(default_factory=lambda: [0, 0])  # lines of load; and those that wait
 
     def add(self, new: LogFinding, rank: str) -> None:

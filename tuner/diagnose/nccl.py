@@ -31,12 +31,14 @@ def sockets(finding: LogFinding, context: Context) -> Added:
 
 
 def nccl_timeout(finding: LogFinding, context: Context) -> Added:
-    """Whether it is the first collective of a communicator that was made."""
-    if not _FIRST.search(finding.text) or not context.facts.get("nccl_done"):
+    """Whether it is the first collective of a communicator, and whether that was made."""
+    if not _FIRST.search(finding.text):
         return Added()
+    made = bool(context.facts.get("nccl_done"))
+    this = "The communicator was made (`Init COMPLETE`), and this is" if made else "This is"
+    does_not = "the transfer itself seems" if made else "NCCL's start, or the transfer, seems"
     first = (
-        "The communicator was made (`Init COMPLETE`), and this is the first collective of its "
-        "group (SeqNum=1). If all ranks of one node report it, none is late: the transfer itself "
-        "seems not to work."
+        f"{this} the first collective of its group (SeqNum=1). If all ranks of one node report it, "
+        f"none is late: {does_not} not to work."
     )
     return Added((first, USUAL), (P2P_STEP,), {"first": True})

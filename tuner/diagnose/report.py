@@ -123,14 +123,16 @@ class Diagnosis:
             for text, where in self.unknown.items():
                 lines.append(f"   {where}: {printable(text)}")
             blocks.append("\n".join([*lines, *map(_step, self.read)]))
+        cut = "".join(
+            f"the traceback ends at {printable(frame.path)}, line {frame.line}, in "
+            f"{printable(frame.function)}, above the line that names the error; give the lines "
+            "below it too"
+            for frame in self.findings.last_frames[-1:]
+        )
         if not blocks:
-            blocks.append(f"nothing known in {self.findings.lines:,} lines")
-            for frame in self.findings.last_frames[-1:]:
-                blocks[-1] += (
-                    f": the traceback ends at {printable(frame.path)}, line {frame.line}, in "
-                    f"{printable(frame.function)}, above the line that names the error; give the "
-                    "lines below it too"
-                )
+            blocks.append(f"nothing known in {self.findings.lines:,} lines{cut and ': '}{cut}")
+        elif self.findings.cut and cut and not self.known and not self.unknown:
+            blocks.append("\n".join([f"unknown: {cut}", *map(_step, self.read)]))
         if self.instead:
             blocks[-1] = "\n".join([blocks[-1], *map(_step, self.instead)])
         return "\n\n".join(blocks)

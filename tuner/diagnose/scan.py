@@ -84,6 +84,9 @@ class _Scan:
             self._errors(end, explained)
         if b'File"' in joined:
             self.findings.last_frames = self._frames(end)
+            last = max(i for i in range(end) if b'File "' in self._lines[i] or not i)
+            below = b"".join(self._lines[last + 1 : end])
+            self.findings.cut = b"Error" not in below and b"Exception" not in below
         keep = max(0, end - _BEFORE)
         self._first += keep
         self._lines, self._searched = self._lines[keep:], end - keep
