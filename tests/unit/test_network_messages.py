@@ -140,7 +140,8 @@ def test_errors_of_rounding_are_no_wrong_results(old):
 
 
 @pytest.mark.parametrize(
-    ("number", "made", "told"), [(1, True, True), (12, True, False), (1, False, True), (12, False, False)]
+    ("number", "made", "told"),
+    [(1, True, True), (12, True, False), (1, False, True), (12, False, False)],
 )
 def test_a_first_collective_that_times_out_is_no_late_rank_alone(number, made, told):
     text = f"[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600005 milliseconds"
