@@ -153,6 +153,8 @@ CASES = (
     Shown("none runs", f"{HANGS}\n{quiet(0.4, 2)}\n" + "\n".join(load(0, waiting, 0.0).replace("2000.5", "0.0") for waiting in (12, 22)), ("none_runs",), says=("up to 22 wait", "py-spy"), never=("tokens until the last one",)),
     # vllm-project/vllm#26328
     Shown("a worker that failed is no wait", f"{vllm('vLLM is using nccl==2.27.3')}\nERROR [multiproc_executor.py:597] WorkerProc failed to start.", (), says=("follows: a process of the server ended",)),
+    # sgl-project/sglang#1270
+    Shown("speed is not the question", "it stops returning valid answers\n" + "\n".join([decode(1, graph=True, speed=50.0)] * 3), ()),
     # sgl-project/sglang#6081
     Shown("steps with drafts", "\n".join([decode(8, graph=True, speed=125.0).replace("cuda graph", "accept len: 3.64, cuda graph")] * 3), ()),
     # sgl-project/sglang#3892

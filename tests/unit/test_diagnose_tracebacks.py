@@ -128,6 +128,7 @@ def test_frames_above_a_traceback_are_another_exception_s():
     [
         ("<template>", "the model's chat template"),
         ("/usr/lib/python3.12/multiprocessing/connection.py", f"vLLM called it at {ENGINE}"),
+        (f"{LIB}ray/_private/worker.py", "Ray passes on here what another process raised"),
         (f"{LIB}habana_frameworks/torch/hpu/graphs.py", "code of the package habana_frameworks"),
     ],
 )

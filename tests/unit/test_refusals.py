@@ -7,6 +7,11 @@ import pytest
 from tuner.diagnose import diagnose_text
 
 SAID = {
+    "output_garbled": ["this results in completely gibberish output"],
+    "swap_full": ["RuntimeError: Aborted due to the lack of CPU swap space. Please increase"],
+    "driver_old": [
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update",
+    ],
     "deepep_tokens": [
         "Failed: Assertion error /x/DeepEP/csrc/deep_ep.cpp:1025 'x.size(0) == topk_idx.size(0) "
         "and x.size(0) <= num_max_dispatch_tokens_per_rank'",

@@ -114,6 +114,7 @@ class Findings:
                 explained,
                 bool(self.errors),
                 any(one.message.kind is Kind.STOPS for one in self.known.values()),
+                self.facts.trouble,
                 frozenset(one.message.name for one in self.known.values()),
             )
         )

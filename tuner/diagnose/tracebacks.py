@@ -53,7 +53,9 @@ def whose(frame: Frame, frames: Sequence[Frame]) -> list[str]:
     if package in ("tuner", *ENGINES):
         return []
     told = []
-    if package:  # else Python's own library, a template or a script
+    if package == "ray":
+        told.append("Ray passes on here what another process raised: look for that one's lines.")
+    elif package:  # else Python's own library, a template or a script
         told.append(
             f"That is code of the package {package}, and not of sglang or vLLM: look for this "
             "error in the reports of problems of its makers, too."

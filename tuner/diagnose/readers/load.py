@@ -155,7 +155,10 @@ class LoadReader:
         others = any(one.name != "drafts_rejected" for one in told)
         if self._lines >= _LEAST_LINES and not others and "vllm_on_cpu" not in whole.names:
             told += [*self._slow()] or [*self._few_at_once()]
-        yield from told or self._steps()
+        told = told or [*self._steps()]
+        # These say that nothing is wrong but speed, if that.
+        asked = ("few_requests", "load_steps")
+        yield from (one for one in told if not whole.trouble or one.name not in asked)
 
     def _of(self, name: str, values: Mapping[str, Any], *when: str) -> Reading:
         return of_load(name, self._where, self._engine, values, *when)

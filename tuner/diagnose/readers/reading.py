@@ -82,6 +82,7 @@ class Whole:
     explained: bool  # a message says why the server stops or waits
     failed: bool  # there is an exception that no message explains
     stops: bool = False  # a message says that the server stops
+    trouble: bool = False  # words of the text name something else than speed
     names: frozenset[str] = frozenset()  # of the messages
 
 

@@ -63,7 +63,10 @@ _NUMBERS = {"tp", "ep", "pp", "dp"}
 # An engine's name as a word of its own: no part of a path, a package, an image or a link.
 _ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![A-Za-z_/]|[.:-]\w)", re.IGNORECASE)
 _TROUBLE = re.compile(
-    r"crash|fail|abort|rror\b|\bdie[sd]?\b|\bOOM\b|killed|报错|崩溃", re.IGNORECASE
+    r"crash|fail|abort|rror\b|\bdie[sd]?\b|\bOOM\b|killed|\bhang|stuck|\b(?:dead)?locks?\b"
+    r"|\bstop(?:s|ped)? (?:work|return|respon|generat)|gibberish|garbage|nonsense|\bwrong\b"
+    r"|repeating|报错|崩溃|乱码|卡死|卡住",
+    re.IGNORECASE,
 )
 _IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
 
