@@ -213,6 +213,23 @@ SAID = {
         "process. See stack trace for root cause.",
         "Worker VllmWorkerProcess pid 3283517 died, exit code: -15",
     ],
+    "chat_template": [
+        "ChatTemplateResolutionError: As of transformers v4.44, default chat template is no "
+        "longer allowed, so you must provide a chat template if the tokenizer does not define one.",
+        "ValueError: Cannot use chat template functions because tokenizer.chat_template is not "
+        "set and no template argument was passed! For information about writing templates",
+    ],
+    "symbol_of_its_own": [
+        "ImportError: /x/vllm/_C.abi3.so: undefined symbol: "
+        "_Z24silu_and_mul_nvfp4_quantRN2at6TensorES1_S1_S1_",
+    ],
+    "undefined_symbol": [
+        "ImportError: /x/vllm/_C.abi3.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameERKSsb",
+    ],
+    "platform_none": [
+        "INFO 05-20 20:12:25 [__init__.py:252] No platform detected, vLLM is running on "
+        "UnspecifiedPlatform",
+    ],
 }
 CASES = [(name, text) for name, texts in SAID.items() for text in texts]
 
@@ -232,6 +249,7 @@ def test_a_refusal_is_named_by_its_cause(name: str, text: str):
         ("vllm/model_executor/layers/quantization/fp8.py", "quantised weights"),
         ("vllm/v1/attention/backends/triton_attn.py", "attention backend"),
         ("sglang/srt/mem_cache/hiradix_cache.py", "--enable-hierarchical-cache"),
+        ("sglang/srt/mem_cache/storage/lmcache/lmc_radix_cache.py", "sglang --enable-lmcache"),
     ],
 )
 def test_the_place_of_an_unknown_exception_tells_what_stopped(file: str, said: str):
