@@ -10,6 +10,8 @@ MEMORY = (
     "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 163840, "
     "Hardware limit: 65536. Reducing block sizes or `num_stages` may help."
 )
+SCHEDULER = "/w/sglang/srt/managers/scheduler.py"
+BROKE = "RuntimeError: it broke"
 TUNES = ("which this tuner tunes", "tuner tune", "tuner check")
 
 
@@ -27,17 +29,31 @@ def told(*places, error, first="Traceback (most recent call last):"):
         ("/src/lmdeploy/lmdeploy/kernels/fused_moe.py", "lmdeploy"),
     ],
 )
-@pytest.mark.parametrize("error", ["RuntimeError: it broke", MEMORY])
+@pytest.mark.parametrize("error", [BROKE, MEMORY])
 def test_another_package_s_kernels_are_not_tuned(path, package, error):
     text = told((ENGINE, "forward"), (path, "fused_experts"), error=error)
     assert package in text.replace(path, "").lower()
     assert not [words for words in TUNES if words in text]
 
 
-@pytest.mark.parametrize("error", ["RuntimeError: it broke", MEMORY])
+@pytest.mark.parametrize("error", [BROKE, MEMORY])
 def test_the_engine_s_own_are(error):
     text = told((ENGINE, "fused_experts"), error=error)
     assert [words for words in TUNES if words in text]
+
+
+def test_a_clone_in_a_folder_named_after_the_engine_is_the_engine():
+    text = told(("/x/sglang_main/python/sglang/srt/models/llama_eagle3.py", "forward"), error=BROKE)
+    assert "package sglang_main" not in text
+    assert "It stopped in speculative decoding" in text
+
+
+@pytest.mark.parametrize("last", ["", "KeyboardInterrupt"])
+def test_a_cut_traceback_is_told_beside_an_error_of_the_title(last):
+    first = f"[Bug] {BROKE}\nTraceback (most recent call last):"
+    text = told((SCHEDULER, "run_event_loop"), error=last, first=first)
+    assert BROKE in text
+    assert ("Cut off: the traceback ends at" in text) == (not last)
 
 
 def test_who_called_it_and_when():
@@ -50,9 +66,6 @@ def test_who_called_it_and_when():
     assert f"vLLM called it at {ENGINE}, line 7, forward." in text
     assert "measuring its memory, before the KV cache (determine_available_memory)" in text
     assert "It stopped in the experts" in text  # an advice for what vLLM called
-
-
-SCHEDULER = "/w/sglang/srt/managers/scheduler.py"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ SAID = {
     "router_workers": [
         "No available decode workers (all circuits open or unhealthy)",
         "Timeout 300s waiting for workers to become healthy",
+        "INFO - Worker http://0.0.0.0:31000 health check is pending with error: error sending",
+        'proxy.go:268] "waiting for vLLM to be ready" err="dial tcp: connection refused"',
     ],
     "hip_fault": [
         "Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_EXCEPTION: An HSAIL"
@@ -225,6 +227,10 @@ SAID = {
     ],
     "undefined_symbol": [
         "ImportError: /x/vllm/_C.abi3.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameERKSsb",
+    ],
+    "cpu_instruction": [
+        "KIMI-K2, Fatal Python error: Illegal instruction",
+        "run.sh: line 3: 12 Illegal instruction (core dumped) python -m sglang.launch_server",
     ],
     "platform_none": [
         "INFO 05-20 20:12:25 [__init__.py:252] No platform detected, vLLM is running on "

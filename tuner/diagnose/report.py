@@ -118,17 +118,18 @@ class Diagnosis:
                 "knows messages of CUDA, Triton and NCCL there too; it tunes no kernel of that "
                 "program."
             )
-        if self.unknown:
-            lines = ["unknown: no message of the table explains"]
-            for text, where in self.unknown.items():
-                lines.append(f"   {where}: {printable(text)}")
-            blocks.append("\n".join([*lines, *map(_step, self.read)]))
         cut = "".join(
             f"the traceback ends at {printable(frame.path)}, line {frame.line}, in "
             f"{printable(frame.function)}, above the line that names the error; give the lines "
             "below it too"
             for frame in self.findings.last_frames[-1:]
         )
+        if self.unknown:
+            lines = ["unknown: no message of the table explains"]
+            for text, where in self.unknown.items():
+                lines.append(f"   {where}: {printable(text)}")
+            ends = [f"Cut off: {cut}."] if self.findings.cut and cut else []
+            blocks.append("\n".join([*lines, *map(_step, [*self.read, *ends])]))
         if not blocks:
             blocks.append(f"nothing known in {self.findings.lines:,} lines{cut and ': '}{cut}")
         elif self.findings.cut and cut and not self.known and not self.unknown:

@@ -24,6 +24,7 @@ _ERROR = re.compile(
     r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources))(?:: ?(.{0,300})|\s*$)"
 )
 _NAMES_ERROR = re.compile(r"\b(?:raise|except|import|class)\b")  # source, and no exception
+_RAISED = re.compile(rb"Error|Exception|Interrupt|Exit")  # the line below a traceback
 _SHOWN = 1000  # characters of a line
 
 
@@ -86,7 +87,7 @@ class _Scan:
             self.findings.last_frames = self._frames(end)
             last = max(i for i in range(end) if b'File "' in self._lines[i] or not i)
             below = b"".join(self._lines[last + 1 : end])
-            self.findings.cut = b"Error" not in below and b"Exception" not in below
+            self.findings.cut = not _RAISED.search(below)
         keep = max(0, end - _BEFORE)
         self._first += keep
         self._lines, self._searched = self._lines[keep:], end - keep

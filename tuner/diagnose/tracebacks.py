@@ -12,7 +12,7 @@ from tuner.engines.logs.served import ENGINES
 _INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 # Plugins and forks whose sources stand in a folder of their own, not among installed packages.
 _CHECKOUT = re.compile(
-    r"/((?:vllm|sglang)_\w+|lmdeploy|tensorrt_llm|ktransformers|gpt_oss|exllamav3)/"
+    r"/((?:vllm|sglang)_\w+(?!.*/(?:vllm|sglang)/)|lmdeploy|tensorrt_llm|ktransformers|gpt_oss|exllamav3)/"
 )
 # Steps of a server's life, by functions that both engines keep; the innermost frame decides.
 _STEPS = (
