@@ -123,6 +123,7 @@ CASES = (
           never=("last step", "sglang", "tuner preflight")),
     Shown("people say that it hangs there", "\n".join((HANGS, MADE, BAR.format(0, 0))), ("collective_waits",), says=("waits: NCCL's communicator",)),
     Shown("prompts over shared memory", "\n".join((OFF, MADE, VIA.format("SHM/direct/direct"), BAR.format(0, 0))), ("collective_waits",), says=("df -h /dev/shm",), never=("start once with",)),
+    Shown("prompts between nodes", "\n".join((MADE, "Custom allreduce is disabled because this process group spans across nodes.", BAR.format(0, 0))), ("collective_waits",), says=("The group spans nodes", "tuner preflight"), never=("ACS", "--shm-size")),
     Shown("prompts over P2P", "\n".join((MADE, VIA.format("P2P/IPC"), BAR.format(0, 0))), ("collective_waits",), says=("start once with",), never=("--shm-size",)),
     Shown("a prompt is done", "\n".join((MADE, BAR.format(0, 0), BAR.format(6, 1))), ()),
     Shown("the second set of prompts", "\n".join((MADE, BAR.format(100, 16), BAR.format(0, 0))), ()),
@@ -180,6 +181,7 @@ CASES = (
     Shown("the time between requests is no decode", "\n".join(sglang("Prefill batch. #new-seq: 1, #new-token: 9, #cached-token: 0, ") + "\n" + decode(1, graph=True, speed=speed) for speed in (49.0, 51.0, 1.0, 0.9)), ()),
     Shown("slow from the start", "\n".join(decode(1, graph=True, speed=speed) for speed in (1.1, 0.9, 1.0)), ("decode_slow",), says=("at most 1.1 tokens/s", "--cpu-offload-gb"), never=("bounds them",)),
     # intel/llm-scaler#391, vllm-project/vllm#1879, #30599 and #21148: people say that it hangs.
+    Shown("a request that does not return", "[Bug]: the last request does not return\n" + "\n".join([quiet(47.0, 1)] * 2), ("tokens_come",), says=("max_tokens",)),
     Shown("it hangs, people say, and tokens come", f"{HANGS}\n" + "\n".join([quiet(180.0, 1)] * 2), ("tokens_come",),
           says=("180.0 tokens/s for 1 running", "max_tokens"), never=("no line of the server", "tuner preflight", "one request runs")),
     Shown("the cache fills up", f"{HANGS}\n" + "\n".join([quiet(311.1, 1, used=97.3)] * 2), ("tokens_come",), says=("97 % full", "next to no room")),
@@ -190,6 +192,7 @@ CASES = (
     # sgl-project/sglang#2746: two long answers fill the cache.
     Shown("few requests in a full cache", "\n".join(decode(2, graph=True, speed=10.9).replace("usage: 0.01", "usage: 1.00") for _ in range(3)), ()),
     # sgl-project/sglang#6901
+    Shown("prompts that take no time", "\n".join(sglang(f"Prefill batch. #new-seq: 1, #new-token: 70, #cached-token: 0, token usage: 0.0{n}, #running-req: {n}, #queue-req: {60 - n}") for n in (1, 4, 7, 9)), ()),
     Shown("prefill sets the pace", "\n".join(sglang(f"Prefill batch. #new-seq: 3, #new-token: 15000, #cached-token: 0, token usage: 0.0{n}, #running-req: {n}, #queue-req: {30 + n}") for n in (1, 4, 7, 9)), ("prompts_wait",),
           says=("up to 39 requests wait for their first token", "up to 15,000 new tokens", "--max-prefill-tokens (16384"), never=("--max-running-requests",)),
     Shown("numbers that are none", "\n".join([sglang("Decode batch. #running-req: 8, accept len: 1..5, accept rate: 0..19, gen throughput (token/s): 99.5")] * 2), ()),

@@ -25,7 +25,11 @@ SAID = {
     "hip_fault": [
         "Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_EXCEPTION: An HSAIL"
     ],
-    "weight_unknown": ["KeyError: 'layers.35.mlp.gate.g_idx'"],
+    "weight_unknown": [
+        "KeyError: 'layers.35.mlp.gate.g_idx'",
+        "KeyError: 'midlayer.self_attn.qkv_proj.weight'",
+        "KeyError: 'lm_head.weight'",
+    ],
     "package_of_other_release": [
         "ImportError: cannot import name 'launch_server_cmd' from 'sglang.utils' (/x/utils.py)",
         "ImportError: cannot import name 'gemma_fused_add_rmsnorm' from 'flashinfer.norm' (/x.py)",

@@ -13,6 +13,10 @@ USUAL = (
     "The usual reasons: ACS or the IOMMU blocks direct transfers between GPUs (P2P), or /dev/shm "
     "is too small where NCCL sends through shared memory (SHM)."
 )
+_BETWEEN = (
+    "The group spans nodes, so look at the network between them first: the address and the "
+    "interface that each rank takes, and its RDMA devices."
+)
 P2P_STEP = (
     "To see whether it is P2P, start once with NCCL_P2P_DISABLE=1. If that works, switch ACS and "
     "the IOMMU off in the BIOS (or pass iommu=pt to the kernel)."
@@ -33,7 +37,7 @@ class Communicator:
 
     marks: Sequence[bytes] = (
         *(b"InitCOMPLETE", b"Processedprompts:", b"viaP2P/", b"viaSHM/", b"viaNET/"),
-        b"NCCL_P2P_DISABLE",
+        *(b"NCCL_P2P_DISABLE", b"spansacrossnodes"),
     )
     made: str = ""  # FILE:LINE
     _ways: set[str] = field(default_factory=set)  # by which it sends
@@ -49,8 +53,15 @@ class Communicator:
             self._prompts = match[2], where
         elif match := _WAY.search(line):
             self._ways.add(match[1])
+        elif "spans across nodes" in line:
+            self._ways.add("NET")
         elif _P2P_OFF.search(line):
             self._p2p_off = True
+
+    @property
+    def usual(self) -> str:
+        """The usual reasons for a first collective that does not return."""
+        return _BETWEEN if self._ways == {"NET"} else USUAL
 
     def told(self, hangs: bool) -> Iterator[Reading]:
         """That prompts wait, if none is done in the text and the communicator is made."""
@@ -64,7 +75,7 @@ class Communicator:
             where,
             [
                 "If it stays there, the first collective for these prompts seems not to return.",
-                USUAL,
+                self.usual,
             ],
             self.fix(),
             {"made": self.made, "prompts": int(many)},
@@ -80,7 +91,7 @@ class Communicator:
         elif not self._ways:
             steps.append(f"If NCCL sends through /dev/shm (`via SHM` in its lines), {_SHM_STEP}")
         if "NET" in self._ways:
-            steps += ["NCCL also sends over the network. Look at each node:", "$ tuner preflight"]
+            steps += ["NCCL sends over the network. Look at each node:", "$ tuner preflight"]
         ranks = (
             "Take the stack of each rank. If one is in no collective, the others wait for it, and "
             "the links are not the reason:"

@@ -29,6 +29,7 @@ _SLOW = 3  # tokens/s of one of a few requests, which the memory of few GPUs exp
 _FEW_SLOW = 16  # requests, which one step serves about as fast as one
 _ALIKE = 3  # the most that the fastest of such lines may be, over the slowest
 _FULL = 0.9  # of the KV cache
+_PROMPT_TOKENS = 512  # of a batch of prefill that keeps a GPU busy
 _LEAST_LINES = 2
 _MOST_KEPT = 10_000
 _CAPTURED = 8  # requests for which every server has graphs, if it has any
@@ -196,6 +197,7 @@ class LoadReader:
         """Prompts that wait for others, while more and more requests run."""
         lines, running = len(self._prompts), list(self._running)
         rises = len(running) > _LEAST_LINES and running == sorted(running)
+        rises = rises and max(self._prompts, default=0) >= _PROMPT_TOKENS  # fewer take no time
         if rises and not self._hangs and lines >= _MOST * self._lines and self._used < _FULL:
             values = {"lines": lines, "most": max(self._prompts)}
             yield self._of("prompts_wait", {**self._waits(running[-1]), **values})

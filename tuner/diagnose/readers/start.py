@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from tuner.diagnose.readers.collective import USUAL, Communicator
+from tuner.diagnose.readers.collective import Communicator
 from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole
 from tuner.diagnose.table import Kind
 from tuner.engines.logs.lines import BLANKS, rank_of
@@ -169,7 +169,9 @@ class StartReader:
         """The step after NCCL was loaded, which no line of an engine shows."""
         after = "Next comes the first collective over it, which seems not to return if it stays so."
         says = "NCCL's communicator is made"
-        return replace(step, name="made", says=says, next=f"{after} {USUAL}", fix=self._nccl.fix())
+        return replace(
+            step, name="made", says=says, next=f"{after} {self._nccl.usual}", fix=self._nccl.fix()
+        )
 
     def _keep_times(self, line: str, where: str) -> None:
         """Keep the longest time of each step: ranks and models write their own."""
