@@ -236,6 +236,9 @@ SAID = {
         "KIMI-K2, Fatal Python error: Illegal instruction",
         "run.sh: line 3: 12 Illegal instruction (core dumped) python -m sglang.launch_server",
     ],
+    "input_too_long": [
+        "ValueError: Prompt length of 2048 is longer than the maximum model length of 2048.",
+    ],
     "platform_none": [
         "INFO 05-20 20:12:25 [__init__.py:252] No platform detected, vLLM is running on "
         "UnspecifiedPlatform",
