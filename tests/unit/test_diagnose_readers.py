@@ -192,6 +192,8 @@ CASES = (
     # sgl-project/sglang#2746: two long answers fill the cache.
     Shown("few requests in a full cache", "\n".join(decode(2, graph=True, speed=10.9).replace("usage: 0.01", "usage: 1.00") for _ in range(3)), ()),
     # sgl-project/sglang#6901
+    Shown("somebody wonders that the cache is empty", "KV Cache usage is 0% for mistral\n" + "\n".join([quiet(47.0, 1, used=0.3)] * 2), ("cache_unused",), says=("0.3 % of the cache", "That is no fault")),
+    Shown("somebody wants more of a full one", "how to increase GPU KV cache?\n" + "\n".join([quiet(47.0, 9, used=97.3)] * 2), ()),
     Shown("prompts that take no time", "\n".join(sglang(f"Prefill batch. #new-seq: 1, #new-token: 70, #cached-token: 0, token usage: 0.0{n}, #running-req: {n}, #queue-req: {60 - n}") for n in (1, 4, 7, 9)), ()),
     Shown("prefill sets the pace", "\n".join(sglang(f"Prefill batch. #new-seq: 3, #new-token: 15000, #cached-token: 0, token usage: 0.0{n}, #running-req: {n}, #queue-req: {30 + n}") for n in (1, 4, 7, 9)), ("prompts_wait",),
           says=("up to 39 requests wait for their first token", "up to 15,000 new tokens", "--max-prefill-tokens (16384"), never=("--max-running-requests",)),

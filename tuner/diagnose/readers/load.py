@@ -16,7 +16,15 @@ from tuner.profile.workload import LoadLine, read_load
 _MARKS = (
     *(b"Decodebatch", b"Avggenerationthroughput", b"Draftacceptancerate"),
     *(b"Prefillbatch", b"Retractrequests", b"#retracted_reqs", *HANG_MARKS),
+    *(b"KVcache", b"KVCache"),
 )
+# People's words: they wonder that little of it is used, or want more of it.
+_ASKS_CACHE = re.compile(
+    r"KV cache usage\b[^:]{1,30}\b(?:low|small|0 ?%)"
+    r"|\b(?:increase|raise|enlarge) [^:]{0,20}KV cache",
+    re.IGNORECASE,
+)
+_LITTLE = 0.5  # of the KV cache
 # sglang's line of decode; vLLM's line of its own, in percent.
 _ACCEPTED = re.compile(
     rf"accept len: (?P<tokens>{NUM}), accept rate: (?P<rate>{NUM})"
@@ -69,6 +77,7 @@ class LoadReader:
     _beside: list[tuple[LoadLine, float]] = field(default_factory=list)
     _old: bool = False  # they are of vLLM's first engine, V0
     _hangs: bool = False  # somebody says so
+    _asks_cache: bool = False
     _last: LoadLine | None = None
     _alone: int = 0  # last lines in which requests wait and none runs
     _stall: Stall = field(default_factory=Stall)
@@ -121,6 +130,7 @@ class LoadReader:
         self._retractions.note(line, where)
         if "Prefill batch" not in line:
             self._hangs = self._hangs or bool(HANGS.search(line))
+            self._asks_cache = self._asks_cache or bool(_ASKS_CACHE.search(line))
         elif match := _PREFILL.search(line):
             running = int(match[1]) + int(match["running"])
             self._prompts += [int(match["new"])] * (len(self._prompts) < _MOST_KEPT)
@@ -153,12 +163,13 @@ class LoadReader:
             told += [*self._held_back(), *self._too_large(), *self._without_graphs()]
             told += [] if told else [*self._prefill_waits()] or [*self._prompts_first()]
         told += [] if stands else self._goes_on()
+        told = told or [*self._cache_unused()]
         others = any(one.name != "drafts_rejected" for one in told)
         if self._lines >= _LEAST_LINES and not others and "vllm_on_cpu" not in whole.names:
             told += [*self._slow()] or [*self._few_at_once()]
         told = told or [*self._steps()]
         # These say that nothing is wrong but speed, if that.
-        asked = ("few_requests", "load_steps")
+        asked = ("few_requests", "load_steps", "cache_unused")
         yield from (one for one in told if not whole.trouble or one.name not in asked)
 
     def _of(self, name: str, values: Mapping[str, Any], *when: str) -> Reading:
@@ -276,6 +287,13 @@ class LoadReader:
             few = "room" if self._last.running <= _FEW_RUN else "many"
             when = "full" if used >= _FULL else few
             yield self._of("tokens_come", {**values, "percent": 100 * used}, when)
+
+    def _cache_unused(self) -> Iterator[Reading]:
+        """Somebody asks for use of the KV cache, and no request waits for it."""
+        last = self._last
+        if self._asks_cache and last and last.running and (last.used or 0) < _LITTLE:
+            values = {"running": last.running, "percent": 100 * (last.used or 0)}
+            yield from [] if last.waiting else [self._of("cache_unused", values)]
 
     def _steps(self) -> Iterator[Reading]:
         """What a step takes, where neither a queue nor the cache holds requests back."""
