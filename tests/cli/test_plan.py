@@ -57,6 +57,13 @@ def test_a_server_s_flags_change_the_plan(env):
     assert kinds["block_gemm"] == (["Triton"], "yes", True)
 
 
+@pytest.mark.parametrize("words", [("--ep", "8"), ("--server-args", "--enable-expert-parallel")])
+def test_experts_that_are_divided_may_have_other_kernels(env, words):
+    """vLLM 0.33.0 on Hopper moves Triton to the front only if a rank has a part of each expert."""
+    plan = planned(env, *R1, "--engine", "vllm==0.33.0", *words, device="H200")
+    assert by_kind(plan)["fused_moe"][0] == ["FlashInfer (CUTLASS)", "DeepGEMM", "Triton"]
+
+
 @pytest.mark.parametrize(
     ("engine", "words", "same"),
     [

@@ -208,6 +208,14 @@ def test_the_nearest_name_of_the_same_gemm_is_told(tmp_path, compile_cache):
     assert "]_down.json; this file" in one["why"]
 
 
+def test_a_name_without_a_gpu_is_never_read(tmp_path, compile_cache):
+    """Some repositories have such files, of a torch that gave the GPU no name."""
+    name = "E=8,N=64,device_name=.json"
+    code, (one,), _ = checked_json(tmp_path / name, "--device", "H200", "--engine", OF_SGLANG)
+    assert code == 1
+    assert f"{name} is never read: its name has none of a GPU" in one["why"]
+
+
 def test_a_release_without_down_files_never_reads_them(tmp_path, compile_cache):
     name = MOE.format(256, 256, "_down")
     code, (one,), _ = checked_json(tmp_path / name, "--engine", OLD)

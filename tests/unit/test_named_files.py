@@ -83,6 +83,10 @@ SPOKEN = [
     ("meta-llama/Llama-4-Scout-17B-16E-Instruct\n" + WARNS.format("E=128,N=8192,device_name=NVIDIA_L40S"), ["No layer of meta-llama/Llama-4-Scout", "llama-4-maverick at tp=1"], ["tuner tune llama"]),
     ("vllm serve Qwen/Qwen3-30B-A3B -tp 2\nvllm serve Qwen/Qwen3-235B-A22B -tp 8\n" + WARNS.format("E=128,N=192,device_name=NVIDIA_H200"), ["No layer of Qwen/Qwen3-30B-A3B at tp=2", "qwen3-235b-a22b"], ["tuner tune qwen3-30b-a3b"]),
     (f"vllm serve Qwen/Qwen3-30B-A3B -tp 2\nvllm serve Qwen/Qwen3-30B-A3B -tp 4\non a GPU H200\n{WARNS[:70]}", ["The text shows tp 2 and, in input:2, 4"], []),
+    # sgl-project/sglang#37498: a model of 16 bits, and blocks in words
+    ("sglang: Adds a fused_moe config for the H200 as used by GLM-5.3-Flash, TP8: E=288, N=256, dtype=fp8_w8a8, block_shape=[128,128]", ["tuner tune glm-5.3-flash --tp 8 --dtype fp8_w8a8 --block-shape 128x128 --device H200"], []),
+    # MiniMax-AI/MiniMax-01#42: vLLM quantises the experts itself, in a release that was not read
+    (f"LLM engine (v0.8.3) with config: model='MiniMaxAI/MiniMax-Text-01', tensor_parallel_size=8\n{WARNS.format('E=32,N=1152,device_name=NVIDIA_H200,dtype=int8_w8a16')}", ["tuner tune config.json --tp 8 --dtype int8_w8a16 --device H200 --engine vllm==0.8.3", "(message of vLLM)"], ["sglang"]),
     # a folder's listing
     ("\n".join(f"E=128,N={n},device_name=NVIDIA_H20.json" for n in (192, 384, 768)), ["such as of qwen3-30b-a3b at tp=4", "N=768,device_name=NVIDIA_H20.json: a fused-MoE layer"], ["tuner export", "\n2. "]),
 ]  # fmt: skip

@@ -154,14 +154,15 @@ def test_the_search_before_the_choice_shows_nothing():
 
 def test_plan_and_tune_of_a_log_know_it_too(tmp_path):
     gemm_name = GEMM.rpartition("/")[2]
-    log, card = tmp_path / "server.log", find_device("B200")
+    log, card, none = tmp_path / "server.log", find_device("B200"), FamilyChoice(None, {})
     log.write_text(f"{ARGUMENTS.replace(FP8, '')}\n{GEMM}\n")
     for target in (str(log), GEMM):
         asked = TargetOptions(target, card, "sglang", "0.5.16")
-        targets = targets_of(asked, FamilyChoice(None, {}), every=False)
+        targets = targets_of(asked, none, every=False)
         problems = [problem for one in targets for problem in one.problems]
-        flags = seen_settings(target, problems, asked, settings_of("", target))
+        flags = seen_settings(target, problems, asked, settings_of("", target, "sglang", none))
         runs = what_runs("sglang", "0.5.16", problems[0], card, flags)
         assert runs and runs.always_triton
         assert seen_settings(gemm_name, problems, asked, {}) == {}
-    assert settings_of("--attention-backend fa3", str(log))["--attention-backend"] == "fa3"
+    given = settings_of("--attention-backend fa3", str(log), "sglang", none)
+    assert given["--attention-backend"] == "fa3"

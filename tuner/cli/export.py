@@ -88,7 +88,8 @@ def export(
         }
         found, wanted, flags = asked_by_cluster(cluster, card, given)
     else:
-        found, flags = find_engine(engine), settings_of(server_args, model)
+        found = find_engine(engine)
+        flags = settings_of(server_args, model, found.name, choice)
         name, version = found.name, found.version
         asked = TargetOptions(model, card, name, version, tp, dtype, flags) if model else None
         wanted = problems_to_ship(problem or (), asked, choice)
@@ -172,7 +173,7 @@ def report(
     from tuner.pictures.write import as_text, page_of
 
     card, found = find_device(device), find_engine(engine)
-    flags = settings_of(server_args, model)
+    flags = settings_of(server_args, model, found.name, choice)
     name, version = found.name, found.version
     asked = TargetOptions(model, card, name, version, tp, dtype, flags) if model else None
     wanted = problems_to_ship(problem or (), asked, choice)

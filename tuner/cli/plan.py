@@ -73,7 +73,8 @@ def plan(
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
-        found, flags = find_engine(engine), settings_of(server_args, target)
+        found = find_engine(engine)
+        flags = settings_of(server_args, target, found.name, choice)
         asked = TargetOptions(target, card, found.name, found.version, tp, dtype, flags)
         targets = targets_of(asked, choice, every=_is_model(target, choice))
         for note in [note for one in targets for note in one.notes]:

@@ -265,16 +265,20 @@ def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
     )
 
 
-def settings_of(server_args: str, target: str | None) -> dict[str, str]:
+def settings_of(
+    server_args: str, target: str | None, engine: str, choice: FamilyChoice
+) -> dict[str, str]:
     """The flags and variables of a server, and the class of its model if the target is a model.
 
-    Those that a log says count where `server_args` does not say otherwise. Raises BadInput for
-    quotation marks that are not closed.
+    Those that a log says count where `server_args` does not say otherwise; `--ep` is the engine's
+    flag for it. Raises BadInput for quotation marks that are not closed.
     """
     from tuner.engines.dispatch import of_class, server_settings
+    from tuner.engines.launch import with_experts
     from tuner.problems.registry import is_problem
 
-    settings = server_settings(server_args)
+    ep = choice.of(tuple(o for one in families() for o in one.shaping if o.name == "ep"))
+    settings = with_experts(engine, server_settings(server_args), ep.get("ep", 1))
     if not target or is_problem(target):
         return of_class(settings, "")
     from tuner.models.table import class_of

@@ -139,7 +139,7 @@ def tune(
         named = server_of(target)
         card = _card(device or named.device, source, cards if gpus else ())
         found_engine = find_engine(engine or named.engine or "sglang")
-        flags = settings_of(server_args, target)
+        flags = settings_of(server_args, target, found_engine.name, choice)
         name, version = found_engine.name, found_engine.version
         asked = TargetOptions(target, card, name, version, tp, dtype, flags)
         targets = targets_of(asked, choice, every)

@@ -24,8 +24,9 @@ from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
 from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, step_of, whose
+from tuner.engines.engine import release_of
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
-from tuner.errors import UnreadableLog
+from tuner.errors import BadProblem, UnreadableLog
 from tuner.files import shipped_toml
 
 # What steps ask for, and the fact (facts.toml) that the text shows it done.
@@ -194,12 +195,26 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
     steps = [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)]
     steps = [*_undone(steps, context)]
     return Explanation(
-        finding,
+        _of_release(finding, engine, context.version(engine)),
         [*filled(cause, values), *added.cause],
         [*steps, *_of_words(steps, context)],
         added.details,
         added.mends,
     )
+
+
+def _of_release(finding: LogFinding, engine: str, version: str) -> LogFinding:
+    """The finding with the origins of the server's engine alone, if it is known to have some.
+
+    A release that is older than all that were read was not among them: no release is told then.
+    """
+    own = [one for one in finding.form.origins if one.program.lower() == engine]
+    if not own:
+        return finding
+    with contextlib.suppress(BadProblem):  # a version that a text cuts
+        if version and all(o.since and release_of(version) < release_of(o.since) for o in own):
+            own = [replace(one, since="", until="") for one in own[:1]]
+    return replace(finding, form=replace(finding.form, origins=own))
 
 
 def _undone(steps: Iterable[str], context: Context) -> Iterator[str]:

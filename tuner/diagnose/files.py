@@ -35,6 +35,7 @@ NOTHING: Mapping[str, str] = {}
 _FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
+_DTYPE = re.compile(r",dtype=(\w+?)(?:_down)?(?:,|\.json)")
 _FIELDS = re.compile(r",(?=\s*[^\s\d])")  # not inside a block's shape
 _FIELD = re.compile(r"\s*\w+(?:=(?:\[\d+,\s*\d+\]|[^\[\]{}`]+?)(?:_down)?(?:\.json)?)?")
 _NAME_IT = (
@@ -247,7 +248,8 @@ def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, 
         ]
     if model and (why := why_not(missing.family, missing.engine, context)):
         return [*steps, f"{sure}, and {why}."]
-    of_model = commands_for(missing.family, missing.engine, context, device, seen)
+    dtype = found[1] if (found := _DTYPE.search(missing.name)) else ""
+    of_model = commands_for(missing.family, missing.engine, context, device, seen, dtype)
     return [*steps, f"{sure}{'' if model else '; copy it to this folder'}:", *of_model]
 
 
@@ -257,13 +259,17 @@ def commands_for(
     context: Context,
     device: Device | None = None,
     seen: Mapping[str, str] = NOTHING,
+    named: str = "",
 ) -> list[str]:
     """The commands that tune and export the family of the text's model.
 
-    `seen`: settings that messages show, besides those of the server's command.
+    `seen`: settings that messages show, besides those of the server's command. `named`: the type of
+    weights in the name of a missing file.
     """
     flag = family.flag if family and family.flag else ""
     served = context.serving(engine, family) if family else f"--tp {context.tp}"
+    if named and "--dtype" not in served and not context.quantised():
+        served += f" --dtype {named}"
     options = context.options(engine, device, seen)
     words = [shlex.quote(context.target() or "config.json"), flag, served, options]
     return [f"$ tuner tune {' '.join(filter(None, words))}", f"$ tuner export {options}"]

@@ -209,7 +209,9 @@ def _whole_values(key: str, row: object, fields: EntryFields) -> dict[str, int]:
 
 def _oddities(key: str, values: Mapping[str, int], fields: EntryFields) -> Iterator[str]:
     for name, value in values.items():
-        if name not in fields.names:
+        if name in AMD_OPTIONS and name not in fields.names:
+            yield f"key {key!r}: {name!r} is an option of AMD's compiler, and the GPU is not AMD's"
+        elif name not in fields.names:
             yield f"key {key!r}: unknown field {name!r}{did_you_mean(name, fields.names)}"
         elif name not in fields.flags and not _least(name, fields) <= value <= _MAX_VALUE:
             least = _least(name, fields)

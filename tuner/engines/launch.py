@@ -56,6 +56,12 @@ def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:
     return found
 
 
+def with_experts(engine: str, flags: Mapping[str, str], ep: int) -> dict[str, str]:
+    """The flags of a server, with the flag by which it divides its experts among ranks."""
+    own: Mapping[str, str] = _module(engine).experts_flags(ep) if ep > 1 else {}
+    return {**own, **flags}
+
+
 def config_folder_since(engine: str) -> str:
     """The first release whose servers read a config folder's variable; empty: it is not known.
 

@@ -14,7 +14,7 @@ from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
 from tuner.engines.dispatch import engine_runs, flags_of, of_class, what_runs
 from tuner.engines.engine import Engine, supports
-from tuner.engines.launch import read_flags, unfusing_flag
+from tuner.engines.launch import read_flags, unfusing_flag, with_experts
 from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut
@@ -34,8 +34,8 @@ def server_flags(cluster: Cluster) -> dict[str, str]:
 
     Nodes' own variables are left aside.
     """
-    ranks = {"--ep-size": str(cluster.parallel.ep)}
-    flags = {**cluster.environment, **ranks, **flags_of(cluster.engine.flags)}
+    given = {**cluster.environment, **flags_of(cluster.engine.flags)}
+    flags = with_experts(cluster.engine.name, given, cluster.parallel.ep)
     try:
         return of_class(flags, class_of(served_model(cluster)))
     except UnknownModel:

@@ -91,7 +91,10 @@ class CompletedHints:
         if "--enable-dp-attention" in self.facts.settings and self.facts.get("dp"):
             asked["dp"] = int(self.facts.get("dp"))
         words = [f"--tp {self.tp}"] if self.tp else []
-        dtype = flags.dtype.value if flags.dtype else "" if self.quantised() else self.weights()
+        dtype = flags.dtype.value if flags.dtype else ""
+        if not dtype and not self.quantised() and (dtype := self.weights()):
+            block = self.facts.get("block").replace(" ", "").replace(",", "x")
+            asked |= {"block_shape": block} if block else {}
         if dtype and family.name in _OF_WEIGHTS:
             words.append(f"--dtype {dtype}")
         for option in family.shaping:

@@ -63,6 +63,11 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     return ServingFlags(dtype, options, number_of(flags, _TP), spreads)
 
 
+def experts_flags(ep: int) -> dict[str, str]:
+    """See `tuner.engines.launch.with_experts`."""
+    return {"--ep-size": str(ep)}
+
+
 def unknown_flags(engine: SGLang, words: Sequence[str]) -> list[str]:
     """See `tuner.engines.launch.unknown_flags`. A flag may be shortened, as argparse allows."""
     known = _known_flags(engine)

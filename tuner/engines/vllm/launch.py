@@ -32,6 +32,11 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     return ServingFlags(dtype, {}, tp, spreads, unread if replicas > 1 else "")
 
 
+def experts_flags(ep: int) -> dict[str, str]:
+    """See `tuner.engines.launch.with_experts`: vLLM divides them among all ranks."""
+    return {"--enable-expert-parallel": "1"}
+
+
 def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:
     """None: the flags of vLLM's releases were not read."""
     return []

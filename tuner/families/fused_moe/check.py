@@ -105,6 +105,10 @@ def _never_read(
     for plan in plans:
         path = Path(plan.name)
         key = layer.read_any_name(path.name)
+        if not key.device:
+            why = "its name has none of a GPU, and a server asks for that of its GPU"
+            yield UnreadFile(plan.name, (), f"{path.name} is never read: {why}.")
+            continue
         # Without a folder of a Triton, or without the release's own Triton, folders tell nothing.
         below = None if triton.note else _FOLDER.fullmatch(path.absolute().parent.as_posix())
         try:
