@@ -119,3 +119,32 @@ def test_colours_are_taken_out_however_they_are_spelled(escape):
     line = f"{escape}[1;36m(Worker_TP0 pid=1){escape}[0;0m CUDA error: {escape}[31mout of memory"
     (answer,) = diagnose_text(line).answers
     assert answer.finding.text == "(Worker_TP0 pid=1) CUDA error: out of memory"
+
+
+NO_IMAGE = "CUDA error: no kernel image is available for execution on the device"
+SOURCE = f"{NO_IMAGE} (209) /tmp/sdist/flashinfer-0.1.1+cu121torch2.3/include/handler.cuh: line 1"
+NEWEST = "Install the engine's newest release"
+BACKENDS = "--attention-backend triton --sampling-backend pytorch"
+
+
+@pytest.mark.parametrize(
+    ("text", "phrases", "never"),
+    [
+        (SOURCE, ["flashinfer 0.1.1 raised it", "newer or older than", BACKENDS], [NEWEST]),
+        (f"Fails on sm75\n{SOURCE}", ["(sm_75), which is older than", BACKENDS], [NEWEST]),
+        (f"Tesla T4  {SOURCE}\nGPU 0: Tesla T4 (UUID: GPU-1)", ["is older than"], [NEWEST]),
+        (f"Fails on sm_120\n{SOURCE}", ["(sm_120), which is newer", NEWEST], [BACKENDS]),
+        (f"On sm_90 it runs, on sm_120 not\n{SOURCE}", ["newer or older", BACKENDS], [NEWEST]),
+        (
+            f"{frame(f'{PACKAGES}/xformers/ops/fmha.py', 9, 'apply')}\n{NO_IMAGE}",
+            ["xformers raised it", "TORCH_CUDA_ARCH_LIST"],
+            [NEWEST, BACKENDS],
+        ),
+        (f"{SOLVE}\n{NO_IMAGE}", ["the innermost frame names it"], [NEWEST, "vllm raised it"]),
+        (NO_IMAGE.replace("CUDA", "HIP"), ["gfx"], ["CUDA 12.8"]),
+    ],
+)
+def test_binaries_without_a_gpu_s_code_are_told_by_their_library(text, phrases, never):
+    answer = said(text)
+    assert all(phrase in answer for phrase in phrases), answer
+    assert not any(phrase in answer for phrase in never), answer

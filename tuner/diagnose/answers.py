@@ -19,6 +19,7 @@ from tuner.diagnose.crashes import (
 )
 from tuner.diagnose.files import missing_file
 from tuner.diagnose.findings import LogFinding
+from tuner.diagnose.images import no_image
 from tuner.diagnose.named_files import named_file, unnamed_file
 from tuner.diagnose.nccl import nccl_timeout, sockets
 from tuner.diagnose.sizes import block_shape, divides, heads, memory_taken
@@ -38,6 +39,6 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
             crashed_in,
         ),
         *(surfaced, amd_topology, gid_table, nccl_tests, rdma_ports, sockets, topology),
-        nccl_timeout,
+        *(nccl_timeout, no_image),
     )
 }
