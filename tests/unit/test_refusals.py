@@ -51,6 +51,8 @@ SAID = {
         "    assert M % 128 == 0\nAssertionError",
         "Check failed: args->intermediate_size % 128 == 0 (96 vs. 0) : intermediate_size must be a "
         "multiple of 128.",
+        "RuntimeError: Worker failed with error 'Check failed: args->intermediate_size % 128 == 0 "
+        "(64 vs. 0) : the second dimension of weights must be a multiple of 128.'",
     ],
     "lora_rank": ["Worker failed with error 'LoRA rank 32 is greater than max_lora_rank 16.'"],
     "lora_path": ['ValueError: Loading lora ["a failed: No adapter found for /x/checkpoint-57"]'],
