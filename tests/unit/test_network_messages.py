@@ -63,6 +63,10 @@ CASES = [
     (INFO + "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", ["nccl_rdma"], "mlx5_1:1/RoCE"),
     (INFO + "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0", ["nccl_sockets"], "many times slower"),
     (INFO + "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", ["nccl_no_gpudirect"], "nvidia_peermem"),
+    # The modules are not loaded (oneflow#9115): nothing more to be found out about devices.
+    ("Failed to get IB devices list: Function not implemented\nFatal error:  No devices\n" + INFO + "NET/IB : No device found.", ["rdma_modules"], "modprobe -a ib_uverbs mlx5_ib"),
+    ("No IB devices found", ["rdma_none"], "modprobe -a ib_uverbs mlx5_ib"),
+    ("IB device mlx5_9 not found", ["rdma_named"], "mlx5_9 is not a device of this node"),
     # A device that is there and cannot be opened (NVIDIA/nccl#451): no unknown warning beside it.
     ("node-1:88:157 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n" + WARN + "NET/IB : Unable to open device mlx5_1", ["nccl_ib_open"], "The device is mlx5_1."),
     ("node-1:88:157 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n" + INFO + "NET/IB : No device found.", ["nccl_ib_open"], "--device /dev/infiniband"),
