@@ -69,6 +69,8 @@ HEADING = "#       size         count      type   redop    root     time   algbw
 
 
 MADE = "gpu-1:88:157 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
+NET = "\n{}:22:93 [0] NCCL INFO Channel 00 : 0[7000] -> 8[7000] [{}] via NET/{}"
+net = NET.format
 VIA = "gpu-1:88:157 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {}\ngpu-1:88:157 [0] NCCL INFO Connected all rings"
 OFF = "gpu-1:88:157 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1"
 BAR = "Processed prompts:   {}%|          | {}/16 [00:00<?, ?it/s, est. speed input: 0.00 toks/s]"
@@ -238,6 +240,14 @@ CASES = (
     Shown("a card without a bridge", links(0, 2) + links(1, 2) + links(2, 0), ("nvlink_inactive",), says=("GPU 2: 0 of 3.", "one is left over", "nvidia-smi topo -m"), never=("has lost some",)),
     Shown("no link at all", links(0, 0) + links(1, 0), ("nvlink_inactive",), says=("No link is active", "nvidia-fabricmanager")),
     Shown("a few lines of links", links(0, 2).partition("\n")[2], ("nvlink_inactive",), says=("one GPU: 2 of 3.", "Compare all GPUs"), never=("lost some", "Reset")),
+    # NVIDIA/nccl-tests#152 and NVIDIA/nccl#897: one node transfers without GPUDirect RDMA.
+    Shown("a host without it", VIA.partition("\n")[0].format("P2P/IPC/read") + net("gpu32", "send", "IB/1/GDRDMA/Shared") + net("gpu37", "receive", "IB/0/Shared"), ("gdr_lacks",),
+          says=("slow: no GPUDirect RDMA on gpu37", "for gpu32 and not for gpu37", "sudo modprobe nvidia-peermem"), never=("ACS", "IOMMU", "NCCL_P2P_DISABLE")),
+    Shown("a rank without it", "9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA\n9[1a000] -> 2[6b000] [receive] via NET/IB/1", ("gdr_lacks",), says=("for rank 9 and not for rank 2",)),
+    Shown("both have it", net("a", "send", "IB/0/GDRDMA") + net("b", "receive", "AWS Libfabric/1/GDRDMA"), ()),
+    Shown("none has it", net("a", "send", "IB/0") + net("b", "receive", "IB/1"), ()),
+    Shown("older GPUs only receive with it", net("a", "send", "IB/0") + net("b", "receive", "IB/1/GDRDMA"), ()),
+    Shown("one card of a host is far", net("a", "send", "IB/0/GDRDMA") + net("b", "receive", "IB/1") + net("b", "receive", "IB/0/GDRDMA"), ()),
     # Stacks.
     Shown("a collective", WAITS.format("all_reduce (torch/distributed/distributed_c10d.py:2810)"), ("stack_peers",),
           says=("it waits for other ranks in a collective", "called for profile_run (vllm/v1/worker/gpu_model_runner.py:2012)")),
