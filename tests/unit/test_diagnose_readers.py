@@ -240,6 +240,13 @@ CASES = (
     Shown("a card without a bridge", links(0, 2) + links(1, 2) + links(2, 0), ("nvlink_inactive",), says=("GPU 2: 0 of 3.", "one is left over", "nvidia-smi topo -m"), never=("has lost some",)),
     Shown("no link at all", links(0, 0) + links(1, 0), ("nvlink_inactive",), says=("No link is active", "nvidia-fabricmanager")),
     Shown("a few lines of links", links(0, 2).partition("\n")[2], ("nvlink_inactive",), says=("one GPU: 2 of 3.", "Compare all GPUs"), never=("lost some", "Reset")),
+    # vllm-project/vllm#52504 and #17167: people have tried it without CUDA graphs.
+    Shown("graphs on several nodes", "vLLM hangs on two nodes. With `--enforce-eager` the same setup serves\n" + vllm("Loading weights took 3.2 seconds"), ("graphs_blamed", "start_waits"),
+          says=("collectives between nodes within captured graphs", "nvidia-nccl-cu12", "NCCL_DEBUG=INFO"), never=("--enforce-eager: that shows", "PIECEWISE")),
+    Shown("graphs on one node", "vLLM hangs, it works fine with --enforce-eager\n" + vllm("GPU KV cache size: 9,000 tokens"), ("graphs_blamed", "start_waits"),
+          says=("--disable-custom-all-reduce", "PIECEWISE"), never=("--enforce-eager: that shows", "between nodes")),
+    Shown("graphs of a worker that does not answer", "multi-node hangs; if '--enforce-eager' is enabled, it starts normally\nTimeoutError: RPC call to sample_tokens timed out", ("graphs_blamed",), says=("nvidia-nccl-cu12",), never=("Then start once with --enforce-eager",)),
+    Shown("eager hangs too", "vLLM hangs, and with --enforce-eager it still does not serve. It does not work with --enforce-eager\n" + vllm("GPU KV cache size: 9,000 tokens"), ("start_waits",)),
     # NVIDIA/nccl-tests#152 and NVIDIA/nccl#897: one node transfers without GPUDirect RDMA.
     Shown("a host without it", VIA.partition("\n")[0].format("P2P/IPC/read") + net("gpu32", "send", "IB/1/GDRDMA/Shared") + net("gpu37", "receive", "IB/0/Shared"), ("gdr_lacks",),
           says=("slow: no GPUDirect RDMA on gpu37", "for gpu32 and not for gpu37", "sudo modprobe nvidia-peermem"), never=("ACS", "IOMMU", "NCCL_P2P_DISABLE")),

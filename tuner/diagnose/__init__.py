@@ -29,11 +29,11 @@ from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import BadProblem, UnreadableLog
 from tuner.files import shipped_toml
 
-# What steps ask for, and the fact (facts.toml) that the text shows it done.
+# What steps ask for, and the facts (facts.toml) that the text shows it done.
 _ASKED = {
     "NCCL_P2P_DISABLE=1": "p2p_disabled",
-    "--enforce-eager": "eager",
-    "--disable-cuda-graph": "no_graphs",
+    "--enforce-eager": "eager graphs_blamed",
+    "--disable-cuda-graph": "no_graphs graphs_blamed",
     "--disable-custom-all-reduce": "no_custom_all_reduce",
 }
 _AGAINST = re.compile(r"\b(?:[Ll]eave|take the flag out|without it)\b")
@@ -219,7 +219,8 @@ def _of_release(finding: LogFinding, engine: str, version: str) -> LogFinding:
 
 def _undone(steps: Iterable[str], context: Context) -> Iterator[str]:
     """The steps, without those that ask for what the text shows to be done already."""
-    done = [words for words, fact in _ASKED.items() if context.facts.get(fact)]
+    shown = context.facts.known.keys()
+    done = [words for words, facts in _ASKED.items() if shown & set(facts.split())]
     for step in steps:
         if not any(words in step for words in done) or _AGAINST.search(step):
             yield step

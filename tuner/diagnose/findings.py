@@ -116,6 +116,7 @@ class Findings:
                 any(one.message.kind is Kind.STOPS for one in self.known.values()),
                 self.facts.trouble,
                 frozenset(one.message.name for one in self.known.values()),
+                frozenset(self.facts.known),
             )
         )
         return sorted(told, key=lambda one: kinds.index(one.kind))

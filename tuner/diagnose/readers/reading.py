@@ -85,6 +85,7 @@ class Whole:
     stops: bool = False  # a message says that the server stops
     trouble: bool = False  # words of the text name something else than speed
     names: frozenset[str] = frozenset()  # of the messages
+    facts: frozenset[str] = frozenset()  # their names
 
 
 class Reader(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from tuner.diagnose.readers.collective import Communicator
-from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole
+from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole, of_load
 from tuner.diagnose.table import Kind
 from tuner.engines.logs.lines import BLANKS, rank_of
 from tuner.files import shipped_toml
@@ -115,6 +115,9 @@ class StartReader:
 
     def told(self, whole: Whole) -> Iterator[Reading]:
         """Where the start stands, if it does not serve and nothing else says why."""
+        if self._hangs and "graphs_blamed" in whole.facts:
+            nodes = ["nodes"] if "nodes" in whole.facts else ["one"]
+            yield of_load("graphs_blamed", self._hangs, self._engine, {}, *nodes)
         if whole.failed or whole.explained:
             return
         slow = [*self._slow()]
