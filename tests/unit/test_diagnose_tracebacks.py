@@ -136,6 +136,38 @@ def test_frames_above_a_traceback_are_another_exception_s():
     assert "aiter" not in text
 
 
+HUB = 'transformers/integrations/hub_kernels.py", line 89, in <module>\n    LayerRepository('
+HUB += '\nkernels/layer/layer.py", line 76, in __init__\n    raise ValueError("No revision.")'
+
+
+def test_a_pasted_traceback_without_its_beginnings_and_its_error_still_tells_who_raised():
+    text = diagnose_text(f"vLLM serve crashes\n{HUB}").as_text()  # odysseus#191
+    assert "ValueError: No revision." in text
+    assert "code of the package kernels" in text
+    assert "transformers called it at transformers/integrations/hub_kernels.py, line 89" in text
+    assert "releases do not fit each other" in text
+    assert "$ pip" not in text and "     pip list | grep -iE 'kernels|transformers'" in text
+
+
+def test_releases_that_do_not_fit_are_told_only_where_a_library_refuses_another_s_arguments():
+    library = (f"{LIB}xgrammar/grammar.py", "compile")
+    refused = "TypeError: compile() got an odd argument"
+    assert "If xgrammar refuses what vLLM gives it" in told((ENGINE, "f"), library, error=refused)
+    for places, error in (
+        ([(ENGINE, "f"), library], BROKE),
+        ([(ENGINE, "f"), library], "ValueError: x"),
+        ([library], "ValueError: x"),
+        ([("tests/run.py", "f"), library], "ValueError: x"),
+    ):
+        assert "do not fit each other" not in told(*places, error=error)
+
+
+def test_an_error_that_is_written_out_is_not_told_by_its_source_too():
+    source = '    raise KeyError(f"no {x}")\nKeyError: no 3'
+    text = told((ENGINE, "f"), error=source)
+    assert "KeyError: no 3" in text and "{x}" not in text
+
+
 @pytest.mark.parametrize(
     ("path", "says"),
     [

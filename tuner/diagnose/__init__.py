@@ -122,7 +122,7 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
             "The engine's innermost frame" if of_engine(frame) else "The innermost frame read"
         )
         yield f"{innermost}: {frame.path}, line {frame.line}, {frame.function}."
-        yield from whose(frame, frames)
+        yield from whose(frame, frames, error)
         if step := step_of(frames):
             yield step
         yield from _place(frame, frames, error)

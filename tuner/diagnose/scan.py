@@ -19,12 +19,16 @@ from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
 _TITLE = 3  # lines above a message that answers may read
-_FRAME = re.compile(r'File "([^"]{1,400})", line (\d{1,9})(?:, in ([\w<>.]{1,200}))?')
+_FRAME = re.compile(  # people leave out its beginning
+    r'(?:(?<=File ")|^\s*(?=[^"\s]+\.py"))([^"]{1,400})", line (\d{1,9})(?:, in ([\w<>.]{1,200}))?'
+)
+_FRAMES = (b'File"', b'.py",line')  # without blanks
+_RAISE = re.compile(r"^\s*raise ([A-Za-z_][\w.]*(?:Error|Exception))\([rf]?([\"'])(.{1,300}?)\2")
 _ERROR = re.compile(
     r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources))(?:: ?(.{0,300})|\s*$)"
 )
 _NAMES_ERROR = re.compile(r"\b(?:raise|except|import|class)\b")  # source, and no exception
-_RAISED = re.compile(rb"Error|Exception|Interrupt|Exit")  # the line below a traceback
+_RAISED = re.compile(r"Error|Exception|Interrupt|Exit")  # the line below a traceback
 _SHOWN = 1000  # characters of a line
 
 
@@ -83,11 +87,8 @@ class _Scan:
                         explained |= taken
         if b"Error" in joined or b"Exception" in joined:
             self._errors(end, explained)
-        if b'File"' in joined:
-            self.findings.last_frames = self._frames(end)
-            last = max(i for i in range(end) if b'File "' in self._lines[i] or not i)
-            below = b"".join(self._lines[last + 1 : end])
-            self.findings.cut = not _RAISED.search(below)
+        if any(mark in joined for mark in _FRAMES):
+            self._traceback(end, explained)
         keep = max(0, end - _BEFORE)
         self._first += keep
         self._lines, self._searched = self._lines[keep:], end - keep
@@ -160,6 +161,17 @@ class _Scan:
                     where = f"{self.name}:{self._first + i}"
                     text = f"{match[1]}: {(said or '').strip()}"
                     self.findings.add_error(text.removesuffix(": "), where, self._frames(i))
+
+    def _traceback(self, end: int, explained: set[int]) -> None:
+        """Keep the last frames, and what is raised there if the line of the error is cut off."""
+        self.findings.last_frames = self._frames(end)
+        last = max(i for i in range(end) if b'", line ' in self._lines[i] or not i)
+        below = [self._text(i) for i in range(last + 1, end)]
+        self.findings.cut = not any(map(_RAISED.search, below))
+        match = _RAISE.search(below[0]) if below else None
+        if match and last + 1 not in explained and not any(map(_ERROR.search, below[1:])):
+            where = f"{self.name}:{self._first + last + 1}"
+            self.findings.add_error(f"{match[1]}: {match[3]}", where, self._frames(last + 1))
 
     def _source_above(self, i: int) -> str:
         """The line of source above line `i`, without the marks that Python 3.11 puts below it."""

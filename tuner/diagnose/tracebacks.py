@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tuner.diagnose.findings import Frame
 from tuner.engines.engine import engine_names
@@ -13,6 +13,10 @@ _INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 # Plugins and forks whose sources stand in a folder of their own, not among installed packages.
 _CHECKOUT = re.compile(
     r"/((?:vllm|sglang)_\w+(?!.*/(?:vllm|sglang)/)|lmdeploy|tensorrt_llm|ktransformers|gpt_oss|exllamav3)/"
+)
+# The folder of a package in a path that is cut before it, as people paste it.
+_CUT = re.compile(
+    r"(?!(?:python|src|csrc|tests?|examples?|scripts?|tools|benchmarks?|app|workspace)/)([A-Za-z_]\w*)/"
 )
 # Steps of a server's life, by functions that both engines keep; the innermost frame decides.
 _STEPS = (
@@ -34,7 +38,10 @@ def package_of(frame: Frame) -> str:
         return str(checkout[-1])
     if "/plugin/" in path:  # /app/atom/plugin/sglang/models.py
         return ""
-    return next((name for name in engine_names() if f"/{name}/" in path), "")
+    if engine := next((name for name in engine_names() if f"/{name}/" in f"/{path}"), ""):
+        return engine
+    cut = _CUT.match(path)
+    return cut[1] if cut else ""
 
 
 def of_engine(frame: Frame) -> bool:
@@ -47,7 +54,7 @@ def caller_of(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in reversed(frames) if of_engine(frame)), None)
 
 
-def whose(frame: Frame, frames: Sequence[Frame]) -> list[str]:
+def whose(frame: Frame, frames: Sequence[Frame], error: str = "") -> list[str]:
     """Whose code the innermost frame is if it is not the engine's, and where that called it."""
     package = package_of(frame)
     if package in ("tuner", *ENGINES):
@@ -63,7 +70,26 @@ def whose(frame: Frame, frames: Sequence[Frame]) -> list[str]:
     if caller := caller_of(frames):
         engine = ENGINES[package_of(caller)]
         told.append(f"{engine} called it at {caller.path}, line {caller.line}, {caller.function}.")
-    return told
+    return [*told, *_refused(package, frames, error)]
+
+
+def _refused(package: str, frames: Sequence[Frame], error: str) -> Iterator[str]:
+    """Which package called the one that raised, if that refuses what it was given."""
+    other = next((f for f in reversed(frames) if package_of(f) not in ("", package)), None)
+    by = package_of(other) if other else ""
+    if not other or not package or by == "torch" or not error.startswith(("Type", "Value")):
+        return
+    if by not in ENGINES:
+        yield f"{by} called it at {other.path}, line {other.line}, {other.function}."
+    elif error.startswith("Value"):
+        return  # most often of the server's own settings
+    by = ENGINES.get(by, by)
+    yield (
+        f"If {package} refuses what {by} gives it, most often their releases do not fit each "
+        f"other: install the release of {package} that this release of {by} asks for, or another "
+        f"one of {by}."
+    )
+    yield f"$ pip list | grep -iE '{package}|{by}'; pip check"
 
 
 def step_of(frames: Sequence[Frame]) -> str:
