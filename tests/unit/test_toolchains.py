@@ -134,6 +134,7 @@ BACKENDS = "--attention-backend triton --sampling-backend pytorch"
         (f"Fails on sm75\n{SOURCE}", ["(sm_75), which is older than", BACKENDS], [NEWEST]),
         (f"Tesla T4  {SOURCE}\nGPU 0: Tesla T4 (UUID: GPU-1)", ["is older than"], [NEWEST]),
         (f"Fails on sm_120\n{SOURCE}", ["(sm_120), which is newer", NEWEST], [BACKENDS]),
+        (f"vLLM with RTX-5090D\n{NO_IMAGE}", [NEWEST], ["give the whole"]),
         (f"On sm_90 it runs, on sm_120 not\n{SOURCE}", ["newer or older", BACKENDS], [NEWEST]),
         (
             f"{frame(f'{PACKAGES}/xformers/ops/fmha.py', 9, 'apply')}\n{NO_IMAGE}",
