@@ -149,7 +149,7 @@ class TestProblems:
             ("deepseek-r1", 3, 2),
             ("deepseek-r1", 1000, 128),
             ("qwen3-30b-a3b", 5, 4),
-            ("glm-4.7-flash", 8, 10),
+            ("glm-4.7-flash", 8, 4),
             ("llama-4-scout", 16, 8),
             ("llama-4-scout", 5, 4),  # divides 40 query heads, but not 8 key heads
             ("ernie-4.5-21b-a3b", 10, 4),

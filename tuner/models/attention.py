@@ -94,7 +94,9 @@ def check_division(name: str, shape: AttentionShape, tp: int) -> None:
     sizes = [
         n for n in range(1, bad.q_heads + 1) if all(kind.works_with(n) for kind in shape.layers)
     ]
-    near = min(sizes, key=lambda n: (abs(n - tp), n))
+    # Experts and linear layers mostly divide by powers of two alone.
+    even = [n for n in sizes if n & (n - 1) == 0]
+    near = min(even, key=lambda n: (abs(n - tp), n))
     raise IndivisibleShape(
         f"{name}: tp={tp} does not divide {bad.q_heads} query heads with {bad.kv_heads} key heads; "
         f"the nearest that works is tp={near}"
