@@ -87,6 +87,8 @@ SPOKEN = [
     ("sglang: Adds a fused_moe config for the H200 as used by GLM-5.3-Flash, TP8: E=288, N=256, dtype=fp8_w8a8, block_shape=[128,128]", ["tuner tune glm-5.3-flash --tp 8 --dtype fp8_w8a8 --block-shape 128x128 --device H200"], []),
     # MiniMax-AI/MiniMax-01#42: vLLM quantises the experts itself, in a release that was not read
     (f"LLM engine (v0.8.3) with config: model='MiniMaxAI/MiniMax-Text-01', tensor_parallel_size=8\n{WARNS.format('E=32,N=1152,device_name=NVIDIA_H200,dtype=int8_w8a16')}", ["tuner tune config.json --tp 8 --dtype int8_w8a16 --device H200 --engine vllm==0.8.3", "(message of vLLM)"], ["sglang"]),
+    # sgl-project/sglang#5641: a copy of the shared experts for each of 16 ranks
+    ("sglang ships E=272,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json", ["or deepseek-v3.1 at tp=16 (before sglang 0.4.7, which had a copy of the shared experts"], ["no preset matches", "glm-5"]),
     # a folder's listing
     ("\n".join(f"E=128,N={n},device_name=NVIDIA_H20.json" for n in (192, 384, 768)), ["such as of qwen3-30b-a3b at tp=4", "N=768,device_name=NVIDIA_H20.json: a fused-MoE layer"], ["tuner export", "\n2. "]),
 ]  # fmt: skip

@@ -19,6 +19,8 @@ from tuner.models.serving import Resolved, Serving
 from tuner.models.table import is_named, presets
 from tuner.problems.dtypes import Dtype, parse_dtype
 
+_COPIES = " (before sglang 0.4.7, which had a copy of the shared experts for each rank)"
+
 
 @dataclass(frozen=True)
 class NamedLayer:
@@ -177,10 +179,12 @@ def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Fus
 
 
 def _names(found: Sequence[Match]) -> str:
-    return " or ".join(
+    names = " or ".join(
         f"{match.model.name} at tp={match.tp}" + (f", ep={match.ep}" if match.ep > 1 else "")
         for match in found
     )
+    old = any(match.fused > match.model.n_shared_experts for match in found)
+    return names + (_COPIES if old else "")
 
 
 def _problem(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.engines.engine import Release
+from tuner.engines.engine import Release, release_of
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.engines.sglang.fused_moe.shared_experts import (
     fuses_in_some_release,
@@ -68,10 +68,15 @@ def resolve_warning(text: str, serving: Serving) -> Resolved | None:
     return resolve_missing(missing, serving, _fusions) if missing else None
 
 
+_ONE_FOR_ALL = (0, 4, 7)  # the first release with one copy of the shared experts
+
+
 def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
     """The numbers of shared experts that a release may have appended."""
     if not fuses_in_some_release(model.architecture):
         return set()
-    # Before 0.4.7 there was one copy for each rank.
-    old = missing.before is not None and missing.before <= (0, 4, 7)
+    # Before, there was one copy for each rank. A name without its folder may be of any release.
+    if missing.before is None and model.since and release_of(model.since) < _ONE_FOR_ALL:
+        return {moe_tp, model.n_shared_experts}
+    old = missing.before is not None and missing.before <= _ONE_FOR_ALL
     return {moe_tp if old else model.n_shared_experts}
