@@ -170,6 +170,13 @@ IBSTAT = """CA 'mlx5_0'
 \t\tPhysical state: LinkUp
 \t\tLink layer: InfiniBand
 """
+IBSTATUS = "".join(f"""Infiniband device 'mlx5_{i}' port 1 status:
+\tdefault gid:\t fe80:0000:0000:0000:0000:0000:0000:0001
+\tstate:\t\t {state}
+\tphys state:\t {{}}
+\tlink_layer:\t InfiniBand
+
+""" for i, state in enumerate(("4: ACTIVE", "{}")))  # fmt: skip
 LINKS = """link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1f0
 link mlx5_1/1 subnet_prefix fe80:0000:0000:0000 lid 1 sm_lid 1 lmc 0 state DOWN physical_state DISABLED
 """
@@ -183,6 +190,10 @@ NETDEV = "mlx5_0 port 1 ==> ens1f0 ({})\nmlx5_3 port 1 ==> ens2f0 (Up)\n"
         (DEVINFO.format("ACTIVE"), "ports of mlx5_0 and mlx5_1 are up", "down:"),
         (DEVINFO.format("INIT"), "start a subnet manager", "check cable"),
         (IBSTAT, "Start a subnet manager", "check cable"),
+        (IBSTATUS.format("5: LinkUp", "1: DOWN", "3: Disabled"), "1 of 2 RDMA ports are down: mlx5_1", "cable"),
+        (IBSTATUS.format("5: LinkUp", "1: DOWN", "3: Disabled"), "Switch on what is Disabled", "are up"),
+        (IBSTATUS.format("5: LinkUp", "2: INIT", "5: LinkUp"), "Start a subnet manager", "cable"),
+        (IBSTATUS.format("5: LinkUp", "4: ACTIVE", "5: LinkUp"), "ports of mlx5_0 and mlx5_1 are up", "down:"),
         (LINKS, "1 of 2 RDMA ports are down: mlx5_1", "are up"),
         (NETDEV.format("Down"), "1 of 2 RDMA ports are down: mlx5_0", "are up"),
         (NETDEV.format("Up"), "ports of mlx5_0 and mlx5_3 are up", "down:"),
@@ -192,6 +203,19 @@ def test_ports_of_rdma_devices_are_told_as_up_or_down(text, expected, never):
     answer = folded(said(text))
     assert folded(expected) in answer
     assert folded(never) not in answer
+
+
+def test_a_capture_of_ibstatus_in_place_of_ibstat_is_checked(tmp_path):
+    (tmp_path / "ibstat.txt").write_text(IBSTATUS.format("5: LinkUp", "1: DOWN", "3: Disabled"))
+    checks = {finding.check for finding in run_preflight({"a": tmp_path}).findings}
+    assert "ports-down" in checks
+    assert "rdma-none" not in checks
+
+
+def test_nvls_is_not_mended_by_a_restart_of_fabric_manager_alone():
+    answer = said("transport/nvls.cc:165 NCCL WARN Cuda failure 'invalid argument'")
+    assert "Do not restart it alone" in answer
+    assert "NCCL_NVLS_ENABLE=0" in answer
 
 
 def test_other_tools_say_nothing_wrong():

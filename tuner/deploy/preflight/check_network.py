@@ -89,6 +89,11 @@ def _fix_down(node: Node, devices: list[str]) -> str:
         cause = "start a subnet manager, on the switch or as opensm: the link itself is up; "
     else:
         cause = "" if disabled.issuperset(devices) else "check cable, transceiver and switch port; "
+    if any(not interfaces[d] for d in disabled.intersection(devices)):
+        steps += (
+            "switch on what is Disabled (ibportstate -C DEVICE -D 0 PORT enable, or mlxlink "
+            "-d DEVICE -a UP); "
+        )
     return (
         f"{cause}{steps}then look at ibdev2netdev again, or name only the devices to use "
         "in the cluster file (rdma = [...])"

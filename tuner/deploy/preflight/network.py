@@ -35,6 +35,9 @@ _SHOW_GIDS = re.compile(
     re.IGNORECASE,
 )
 _CA = re.compile(r"\s*(?:CA '(?P<device>[^']+)'|Port (?P<port>[0-9]{1,3}):)\s*$")
+_PORT = re.compile(  # a heading of `ibstatus`
+    r"\s*Infiniband device '(?P<device>[^']+)' port (?P<port>[0-9]{1,3}) status:\s*$"
+)
 _HCA = re.compile(r"\s*(?:hca_id:\s*(?P<device>\S+)|port:\s*(?P<port>[0-9]{1,3}))\s*$")
 _DEVINFO_GID = re.compile(  # `GID[  3]:    ::ffff:10.0.0.1, RoCE v2`
     r"\s*GID\[\s*([0-9]{1,3})\]:\s*((?:::ffff:)?([0-9.]{7,15})|[0-9a-f:]+), RoCE v([12])\s*$"
@@ -101,8 +104,9 @@ def parse_devinfo_gids(text: str) -> tuple[Gid, ...]:
 
 
 def parse_ibstat(text: str) -> tuple[RdmaDevice, ...]:
-    """The ports in the output of `ibstat`."""
-    return tuple(_listed(text, _CA, ("State", "Physical state", "Link layer", "Rate")))
+    """The ports in the output of `ibstat` or `ibstatus`."""
+    stat = _listed(text, _CA, ("State", "Physical state", "Link layer", "Rate"))
+    return (*stat, *_listed(text, _PORT, ("state", "phys state", "link_layer", "rate")))
 
 
 def parse_ibv_devinfo(text: str) -> tuple[RdmaDevice, ...]:
@@ -128,10 +132,11 @@ def _listed(
         found = heading.match(line)
         if device and port and (found or line == _END):
             state, physical, layer, rate = (values.get(field, "") for field in fields)
+            state, physical = (word.rpartition(": ")[2] for word in (state, physical))  # 4: ACTIVE
             state = state.partition(" ")[0].upper().replace("PORT_", "")
             yield RdmaDevice(device, port, state, physical, layer, rate)
         if found and found["device"]:
-            device, port, values = found["device"], 0, {}
+            device, port, values = found["device"], int(found["port"] or 0), {}
         elif found:
             port, values = int(found["port"]), {}
         else:
