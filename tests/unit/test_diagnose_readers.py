@@ -52,6 +52,15 @@ def links(gpu: int, active: int) -> str:
     return f"GPU {gpu}: NVIDIA H100 NVL (UUID: GPU-5895e02{gpu})\n{shown}"
 
 
+def counted(**values: int) -> str:
+    path = "/sys/class/infiniband/mlx5_0/ports/1/hw_counters"
+    return "".join(f"{path}/{name}:{value}\n" for name, value in values.items())
+
+
+def prios(*sent: int) -> str:
+    return "".join(f"     tx_prio{i}_bytes: {value}\n" for i, value in enumerate(sent))
+
+
 BEGIN, NCCL = "Init torch distributed begin.", "sglang is using nccl==2.21.5"
 WEIGHTS, READY = "Load weight begin. avail mem=93.1 GB", "The server is fired up and ready to roll!"
 HANGS = "It hangs, what can I do?"
@@ -255,6 +264,17 @@ CASES = (
     Shown("none has it", net("a", "send", "IB/0") + net("b", "receive", "IB/1"), ()),
     Shown("older GPUs only receive with it", net("a", "send", "IB/0") + net("b", "receive", "IB/1/GDRDMA"), ()),
     Shown("one card of a host is far", net("a", "send", "IB/0/GDRDMA") + net("b", "receive", "IB/1") + net("b", "receive", "IB/0/GDRDMA"), ()),
+    # bytedance/byteps#179: counters of RoCE.
+    Shown("lost packets", counted(local_ack_timeout_err=2705, np_cnp_sent=1333, out_of_sequence=0) + prios(9, 0), ("rdma_counters",),
+          says=("slow: packets are lost or late", "local_ack_timeout_err is 2705 on mlx5_0", "(np_cnp_sent)", "no lossless class", "NCCL_IB_TC", "mlnx_qos"), never=("out_of_sequence is", "Nothing was lost")),
+    Shown("no loss", counted(local_ack_timeout_err=0, rp_cnp_handled=0, lifespan=12), ("rdma_counters",), says=("note: ", "Nothing was lost, as far as local_ack_timeout_err show"), never=("PFC", "Congestion")),
+    Shown("rdma statistic", "link mlx5_1/1 rx_write_requests 7 out_of_sequence 41 packet_seq_err 0", ("rdma_counters",), says=("out_of_sequence is 41 on mlx5_1",)),
+    Shown("priority 0 alone", prios(9, 0), ("rdma_counters",), says=("note: ", "no lossless class"), never=("Nothing was lost",)),
+    Shown("a lossless class", prios(9, 7), ()),
+    Shown("pauses", prios(9, 0) + "     rx_prio0_pause: 5\n", ()),
+    Shown("pauses of the link", prios(9, 0) + "     rx_global_pause: 5\n", ()),
+    Shown("one priority is shown", prios(9, 0).partition("\n")[0], ()),
+    Shown("no buffer", "     rx_discards_phy: 88\n", ("rdma_counters",), says=("rx_discards_phy is 88: the card",)),
     # Stacks.
     Shown("a collective", WAITS.format("all_reduce (torch/distributed/distributed_c10d.py:2810)"), ("stack_peers",),
           says=("it waits for other ranks in a collective", "called for profile_run (vllm/v1/worker/gpu_model_runner.py:2012)")),

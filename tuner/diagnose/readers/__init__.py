@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tuner.diagnose.readers.counters import CounterReader
 from tuner.diagnose.readers.gdr import GdrReader
 from tuner.diagnose.readers.load import LoadReader
 from tuner.diagnose.readers.nvlink import NvlinkReader
@@ -21,7 +22,15 @@ __all__ = ["Readers", "Reading", "Whole"]
 
 
 def _readers() -> list[Reader]:
-    return [StartReader(), LoadReader(), StackReader(), TableReader(), NvlinkReader(), GdrReader()]
+    return [
+        StartReader(),
+        LoadReader(),
+        StackReader(),
+        TableReader(),
+        NvlinkReader(),
+        GdrReader(),
+        CounterReader(),
+    ]
 
 
 @dataclass
