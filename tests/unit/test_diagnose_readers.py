@@ -267,7 +267,7 @@ CASES = (
     # bytedance/byteps#179: counters of RoCE.
     Shown("lost packets", counted(local_ack_timeout_err=2705, np_cnp_sent=1333, out_of_sequence=0) + prios(9, 0), ("rdma_counters",),
           says=("slow: packets are lost or late", "local_ack_timeout_err is 2705 on mlx5_0", "(np_cnp_sent)", "no lossless class", "NCCL_IB_TC", "mlnx_qos"), never=("out_of_sequence is", "Nothing was lost")),
-    Shown("no loss", counted(local_ack_timeout_err=0, rp_cnp_handled=0, lifespan=12), ("rdma_counters",), says=("note: ", "Nothing was lost, as far as local_ack_timeout_err show"), never=("PFC", "Congestion")),
+    Shown("no loss", counted(local_ack_timeout_err=0, rp_cnp_handled=0, lifespan=12), ("rdma_counters",), says=("note: ", "Nothing was lost, by local_ack_timeout_err."), never=("PFC", "Congestion")),
     Shown("rdma statistic", "link mlx5_1/1 rx_write_requests 7 out_of_sequence 41 packet_seq_err 0", ("rdma_counters",), says=("out_of_sequence is 41 on mlx5_1",)),
     Shown("priority 0 alone", prios(9, 0), ("rdma_counters",), says=("note: ", "no lossless class"), never=("Nothing was lost",)),
     Shown("a lossless class", prios(9, 7), ()),

@@ -72,7 +72,7 @@ class CounterReader:
                 "counts as well, and adaptive routing makes out_of_sequence grow without a loss."
             )
         elif read:
-            cause.append(f"Nothing was lost, as far as {', '.join(dict.fromkeys(read))} show.")
+            cause.append(f"Nothing was lost, by {', '.join(dict.fromkeys(read))}.")
         more = [*self._congestion(), *self._priorities()]
         if cause or more:
             yield Reading(
