@@ -14,6 +14,8 @@ _INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 _CHECKOUT = re.compile(
     r"/((?:vllm|sglang)_\w+(?!.*/(?:vllm|sglang)/)|lmdeploy|tensorrt_llm|ktransformers|gpt_oss|exllamav3)/"
 )
+# A project's own checkout: its name, and the package of that name in its folder src.
+_SOURCE = re.compile(r"/([A-Za-z]\w*)(?:-\w+)*/src/(\1(?:_\w+)*)/")
 # The folder of a package in a path that is cut before it, as people paste it.
 _CUT = re.compile(
     r"(?!(?:python|src|csrc|tests?|examples?|scripts?|tools|benchmarks?|app|workspace)/)([A-Za-z_]\w*)/"
@@ -36,6 +38,8 @@ def package_of(frame: Frame) -> str:
         return str(installed[-1])
     if checkout := _CHECKOUT.findall(path):
         return str(checkout[-1])
+    if source := _SOURCE.search(path):  # /home/me/prime-rl/src/prime_rl/inference/vllm/sampler.py
+        return source[2]
     if "/plugin/" in path:  # /app/atom/plugin/sglang/models.py
         return ""
     if engine := next((name for name in engine_names() if f"/{name}/" in f"/{path}"), ""):
