@@ -175,7 +175,7 @@ def test_an_error_that_is_written_out_is_not_told_by_its_source_too():
         ("/usr/lib/python3.12/multiprocessing/connection.py", f"vLLM called it at {ENGINE}"),
         (f"{LIB}ray/_private/worker.py", "Ray passes on here what another process raised"),
         (f"{LIB}habana_frameworks/torch/hpu/graphs.py", "code of the package habana_frameworks"),
-        ("/home/me/prime-rl/src/prime_rl/inference/vllm/sampler.py", "code of the package prime_rl"),
+        ("/home/me/prime-rl/src/prime_rl/vllm/sampler.py", "code of the package prime_rl"),
     ],
 )
 def test_frames_of_no_package_and_of_other_makers(path, says):
