@@ -203,7 +203,7 @@ def sparse_call(
 
 
 def choice_error(expected: dict[str, Tensor], topk: Tensor) -> float:
-    """The worst error of the scores of chosen blocks. Which of two equal ones it is, is open."""
+    """Compare the scores of chosen blocks: of two equally high blocks, either may be chosen."""
     found = []
     for chosen in (expected["topk"], topk):
         scores = expected["score"].gather(2, chosen.clamp(min=0).long())

@@ -115,6 +115,15 @@ def test_flags_that_divide_a_model_are_those_options(env, engine, words, same):
     assert problems[0] == problems[1]
 
 
+def test_ep_is_no_flag_of_the_server(env):
+    """An option that does not fit gets its own message, and not that flags contradict it."""
+    served = ("--engine", "vllm", "--device", "H100", "--ep", "4")
+    assert run("plan", "deepseek-r1", "--tp", "8", *served, env=env).returncode == 0
+    refused = run("plan", "deepseek-r1", *served, env=env)
+    assert (refused.returncode, "server's flags" in refused.stderr) == (2, False)
+    assert "ep=4 does not divide tp=1" in refused.stderr
+
+
 def test_stored_times_are_the_known_gain(env):
     measure = f"replay:{FP8_RECORDING}"
     replay = ("--measure", measure, "--batch-sizes", "16", "--effort", "quick")

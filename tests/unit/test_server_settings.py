@@ -160,9 +160,8 @@ def test_plan_and_tune_of_a_log_know_it_too(tmp_path):
         asked = TargetOptions(target, card, "sglang", "0.5.16")
         targets = targets_of(asked, none, every=False)
         problems = [problem for one in targets for problem in one.problems]
-        flags = seen_settings(target, problems, asked, settings_of("", target, "sglang", none))
+        flags = seen_settings(target, problems, asked, settings_of("", target))
         runs = what_runs("sglang", "0.5.16", problems[0], card, flags)
         assert runs and runs.always_triton
         assert seen_settings(gemm_name, problems, asked, {}) == {}
-    given = settings_of("--attention-backend fa3", str(log), "sglang", none)
-    assert given["--attention-backend"] == "fa3"
+    assert settings_of("--attention-backend fa3", str(log))["--attention-backend"] == "fa3"

@@ -20,7 +20,14 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.targets import TargetOptions, seen_settings, selection_of, settings_of, targets_of
+from tuner.cli.targets import (
+    TargetOptions,
+    divided,
+    seen_settings,
+    selection_of,
+    settings_of,
+    targets_of,
+)
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of, find_family
 
@@ -73,14 +80,13 @@ def plan(
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
-        found = find_engine(engine)
-        flags = settings_of(server_args, target, found.name, choice)
+        found, flags = find_engine(engine), settings_of(server_args, target)
         asked = TargetOptions(target, card, found.name, found.version, tp, dtype, flags)
         targets = targets_of(asked, choice, every=_is_model(target, choice))
         for note in [note for one in targets for note in one.notes]:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
-        flags = seen_settings(target, problems, asked, flags)
+        flags = seen_settings(target, problems, asked, divided(flags, found.name, choice))
     made = planned(problems, found, card, flags, choice, wanted)
     show(as_json, made.as_json, made.as_text)
 

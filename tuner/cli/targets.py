@@ -244,10 +244,11 @@ def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
     if said.unread:
         raise BadInput(said.unread)
     tp = said.tp or asked.tp
+    options = said.on(tp)
     shaping = {option.name: option for one in families() for option in one.shaping}
     given = choice.of(tuple(shaping.values()))
     flags = {"tp": "--tp", **{name: option.flag for name, option in shaping.items()}}
-    by_server = {"tp": tp, **said.on(tp)}
+    by_server = {"tp": tp, **options}
     by_options = {"tp": asked.tp, **given} if asked.tp != 1 else given
     for name in by_options.keys() & by_server.keys():
         if by_options[name] != by_server[name]:
@@ -261,24 +262,31 @@ def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
         device=asked.device,
         tp=tp,
         dtype=parse_dtype(asked.dtype) if asked.dtype else said.dtype,
-        options={**said.on(tp), **given},
+        options={**options, **given},
     )
 
 
-def settings_of(
-    server_args: str, target: str | None, engine: str, choice: FamilyChoice
-) -> dict[str, str]:
-    """The flags and variables of a server, and the class of its model if the target is a model.
+def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict[str, str]:
+    """The server's flags, with the flag of an engine by which it divides experts as `--ep` says.
 
-    Those that a log says count where `server_args` does not say otherwise; `--ep` is the engine's
-    flag for it. Raises BadInput for quotation marks that are not closed.
+    They choose kernels. What the server itself says of its ranks is in `TargetOptions.flags`.
     """
-    from tuner.engines.dispatch import of_class, server_settings
     from tuner.engines.launch import with_experts
-    from tuner.problems.registry import is_problem
 
     ep = choice.of(tuple(o for one in families() for o in one.shaping if o.name == "ep"))
-    settings = with_experts(engine, server_settings(server_args), ep.get("ep", 1))
+    return with_experts(engine, flags, ep.get("ep", 1))
+
+
+def settings_of(server_args: str, target: str | None) -> dict[str, str]:
+    """The flags and variables of a server, and the class of its model if the target is a model.
+
+    Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
+    quotation marks that are not closed.
+    """
+    from tuner.engines.dispatch import of_class, server_settings
+    from tuner.problems.registry import is_problem
+
+    settings = server_settings(server_args)
     if not target or is_problem(target):
         return of_class(settings, "")
     from tuner.models.table import class_of

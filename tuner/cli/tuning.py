@@ -37,6 +37,7 @@ from tuner.cli.plan import asked_by_cluster, planned
 from tuner.cli.runs import print_reports, run_all, waiting
 from tuner.cli.targets import (
     TargetOptions,
+    divided,
     refuse_more_targets,
     refuse_one_file,
     refuse_several_gpus,
@@ -139,14 +140,14 @@ def tune(
         named = server_of(target)
         card = _card(device or named.device, source, cards if gpus else ())
         found_engine = find_engine(engine or named.engine or "sglang")
-        flags = settings_of(server_args, target, found_engine.name, choice)
+        flags = settings_of(server_args, target)
         name, version = found_engine.name, found_engine.version
         asked = TargetOptions(target, card, name, version, tp, dtype, flags)
         targets = targets_of(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
         flags = of_class(flags, targets[0].architecture)  # of a log, the text names the model
-        flags = seen_settings(target, problems, asked, flags)
+        flags = seen_settings(target, problems, asked, divided(flags, name, choice))
     one_file = {"--record": record, "--routing": routing}
     refuse_one_file(every, one_file)
     if every:

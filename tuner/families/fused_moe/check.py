@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device, find_device
-from tuner.engines.config_files import fields_on, launch_config, read_config_file
+from tuner.engines.config_files import fields_on, launch_config, misnamed, read_config_file
 from tuner.engines.engine import Engine, triton_for
 from tuner.errors import BadProblem, MalformedConfigFile, UnknownDevice, UnsupportedKernel
 from tuner.families.check import (
@@ -64,10 +64,10 @@ def claims(name: str, engine: Engine) -> bool:
     """Whether a name is that of a fused-MoE config file."""
     layer = moe_engine(engine)
     try:
-        key = layer.read_any_name(name)
+        layer.read_any_name(name)
     except MalformedConfigFile:
         return False
-    return bool(key.dtype or not key.block_shape)  # no engine asks for blocks of 16-bit weights
+    return not misnamed(name)
 
 
 def asked_names(problems: Sequence[FusedMoe], device: Device, engine: Engine) -> list[str]:
