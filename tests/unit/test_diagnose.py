@@ -112,6 +112,8 @@ def test_what_is_said_of_lines_and_what_is_not(text, said, never):
 VLLM = "Avg generation throughput: 9.3 tokens/s, Running: 18 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix\n"
 SGLANG = "Decode batch. #running-req: 8, #token: 9, token usage: {1}, gen throughput (token/s): 9.1, #queue-req: {0},\n"
 
+WRAPPED = "Avg prompt throughput: 0.0 tokens/s, " + VLLM.replace("throughput", "throughpu\nt")
+
 
 @pytest.mark.parametrize(
     ("line", "loads", "told"),
@@ -121,6 +123,7 @@ SGLANG = "Decode batch. #running-req: 8, #token: 9, token usage: {1}, gen throug
         (VLLM, [(43, 9.5)], False),
         (SGLANG, [(43, 0.97), (4, 0.93)], True),
         (SGLANG, [(43, 0.97), (4, 0.3)], False),
+        (WRAPPED, [(43, 95.9), (42, 97.7), (9, 98.4)], True),
     ],
 )
 def test_requests_that_wait_for_the_kv_cache_are_told(line, loads, told):

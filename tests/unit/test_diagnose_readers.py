@@ -115,6 +115,7 @@ CASES = (
     Shown("what was tried is not asked for", f"stuck\nvllm serve m --enforce-eager\n{vllm('GPU KV cache size: 9,000 tokens')}", ("start_waits",), says=("ps aux",), never=("--enforce-eager: that shows",)),
     Shown("a flag that a program only names", f"stuck\nset 'enforce_eager=True' or use '--enforce-eager' in the CLI\n{vllm('GPU KV cache size: 9,000 tokens')}", ("start_waits",), says=("--enforce-eager: that shows",)),
     Shown("it serves", f"{HANGS}\n{steps(BEGIN, NCCL, WEIGHTS, READY)}", (), never=("last step",)),
+    Shown("a compile that has ended", f"{HANGS}\n" + vllm("torch.compile takes 59.90 s in total"), ("start_waits",), says=("torch.compile has ended", "how much memory"), never=("compiles the model",)),
     Shown("the second start in a log", f"{HANGS}\n{steps(BEGIN, READY, 'server_args=ServerArgs(tp_size=2)', NCCL)}", ("start_waits",), says=("NCCL was loaded",)),
     Shown("an exception says more", f"{HANGS}\n{steps(NCCL)}\nRuntimeError: some words", (), says=("unknown:",), never=("last step",)),
     Shown("a message says more", f"{HANGS}\n{steps(WEIGHTS)}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", (), never=("last step",)),
@@ -217,6 +218,10 @@ CASES = (
     # sgl-project/sglang#22877
     Shown("prefill and decode do not meet", f"{HANGS}\n" + "\n".join(sglang(f"Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, #prealloc-req: {n}, #inflight-req: 1, ") for n in (18, 22, 27, 35)), ("partner_waits",),
           says=("#prealloc-req rises from 18 to 35", "nc -zv"), never=("last step",)),
+    Shown("lines that a terminal wraps in a word", "\n".join(load(n, 60, 52.0).replace("Avg generation throughput", "Avg generation throughpu\nt") for n in (27, 27, 27)), ("requests_held",), says=("27 requests run",)),
+    Shown("lines that a mail wraps", "\n".join(load(n, 60, 52.0).replace("s, Running", "s,\nRunning") for n in (27, 27, 27)), ("requests_held",), says=("27 requests run",)),
+    Shown("lines without their end", "\n".join(f"[TP0] Decode batch. #running-req: {n}, #token: 958017, token usage: 0.96" for n in (36, 35)), ("cache_held",), says=("96 % of it", "while 35 run")),
+    Shown("lines without their end, and room", "\n".join(f"[TP0] Decode batch. #running-req: {n}, #token: 958017, token usage: 0.50" for n in (36, 35)), ()),
     Shown("it stands at a first prompt", f"{HANGS}\n{steps(BEGIN, NCCL)}\n" + sglang("Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, "), ("start_waits",), says=("it computes a prompt", "py-spy")),
     Shown("nobody says that it stands there", steps(BEGIN, NCCL) + "\n" + sglang("Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, "), ()),
     Shown("on a CPU", "WARNING 01-17 07:57:05 _logger.py:72] Pin memory is not supported on CPU.\n" + "\n".join([quiet(0.1, 1)] * 3), (), says=("vLLM runs on the CPU",), never=("nvidia-smi",)),

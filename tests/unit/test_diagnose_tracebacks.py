@@ -78,6 +78,11 @@ def test_who_called_it_and_when():
         ),
         ([("/w/sglang/srt/x.py", "move")], "AttributeError: none", "different releases are mixed"),
         (
+            [(ENGINE, "forward"), ("/w/flashinfer/flashinfer/fused_moe/core.py", "__init__")],
+            "AttributeError: FusedMoeRunner does not exist",
+            "a name that its compiled part lacks",
+        ),
+        (
             [(f"{LIB}vllm/v1/core/sched/scheduler.py", "schedule")],
             "AssertionError",
             "The scheduler's own count does not hold",
@@ -113,6 +118,14 @@ def test_what_breaks_off_while_requests_are_served(places, error, says):
     text = told(*places, error=error, first="Scheduler hit an exception: Traceback (most recent")
     assert says in text
     assert "The cause stands above" not in text
+
+
+@pytest.mark.parametrize("flag", ["--moe-runner-backend cutlass", "--attention-backend fa3"])
+def test_backends_that_the_text_chooses_are_named(flag):
+    place = [("/w/sglang/srt/layers/quantization/fp8.py", "apply")]
+    text = told(*place, error="AttributeError: x", first=f"sglang serve m {flag} --tp 8")
+    assert f"The text sets {flag}: start once without" in text
+    assert "The text sets" not in told(*place, error="AttributeError: x")
 
 
 def test_a_traceback_that_is_cut_off_is_told_beside_a_line_that_follows():

@@ -10,7 +10,7 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +26,7 @@ from tuner.diagnose.table import known_messages
 from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, step_of, whose
 from tuner.engines.engine import release_of
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
+from tuner.engines.logs.settings import words_of
 from tuner.errors import BadProblem, UnreadableLog
 from tuner.files import shipped_toml
 
@@ -126,12 +127,21 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
         if step := step_of(frames):
             yield step
         yield from _place(frame, frames, error)
+        yield from _chosen(context.facts.settings) if caller_of(frames) else ()
         if of_engine(frame) and (family := family_launched_at(frame)):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "
                 "that a config file was loaded for it, start the server once without the file."
             )
     yield "Give the logs of all ranks from their start on: the first error is the cause."
+
+
+def _chosen(settings: Mapping[str, str]) -> Iterator[str]:
+    """The backends that the text chooses: the engine's own choice is what most people run."""
+    if words := [
+        word for flag in settings.items() if "backend" in flag[0] for word in words_of(*flag)
+    ]:
+        yield f"The text sets {shlex.join(words)}: start once without, so that the engine chooses."
 
 
 def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:

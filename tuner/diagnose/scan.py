@@ -16,6 +16,7 @@ from typing import BinaryIO
 from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.table import Form, Message, MessageTable, quads
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
+from tuner.profile.workload import read_load, unwrapped
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
 _TITLE = 3  # lines above a message that answers may read
@@ -80,7 +81,7 @@ class _Scan:
                     if "explained" in message.unless and at in explained:
                         continue
                     if self._searched <= at < end and (message.name, at) not in seen:
-                        if message.name == "kv_room" and not self.findings.full(self._text(at)):
+                        if message.name == "kv_room" and not self._full(at):
                             continue
                         taken = self._match(at, form, message)
                         seen |= {(message.name, at)} if taken else set()
@@ -177,6 +178,12 @@ class _Scan:
         """The line of source above line `i`, without the marks that Python 3.11 puts below it."""
         above = (self._text(at).split("] ")[-1] for at in range(i - 1, max(-1, i - 3), -1))
         return next((line for line in above if line.strip(" ^~")), "")
+
+    def _full(self, at: int) -> bool:
+        """Whether requests wait for room in the line of load that ends in line `at`."""
+        texts = [self._text(i) for i in range(max(0, at - 3), at + 1)]
+        whole = (unwrapped(texts[i], texts[i + 1 :]) for i in reversed(range(len(texts))))
+        return self.findings.full(next(filter(read_load, whole), ""))
 
     def _text(self, i: int) -> str:
         return self._lines[i].decode("utf-8", errors="replace")

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from tuner.profile.profile import Phase, Profile
 
 # sglang: `log_decode_stats` and `log_prefill_stats` (0.4.4 to 0.5.23).
 _DECODE = re.compile(
     r"Decode batch\b.*?#running-req: (?P<n>\d{1,7}),(?:.*?#(?:full )?token: (?P<tokens>\d{1,12}),)?"
-    r"(?:.*?token usage: (?P<usage>[0-9.]{1,10}),)?"
-    r".*?gen throughput \(token/s\): (?P<speed>[0-9.]{1,20})"
+    r"(?:.*?token usage: (?P<usage>[0-9.]{1,10})(?:,|\s*$))?"
+    r"(?:.*?gen throughput \(token/s\): (?P<speed>[0-9.]{1,20}))?"  # people leave ends out
     r"(?:.*?#queue-req: (?P<waiting>\d{1,7}))?"
 )
 _PREFILL = re.compile(
@@ -30,6 +31,10 @@ _VLLM = re.compile(
     r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d{1,7}) reqs)?.*?"
     r"KV cache usage: (?P<usage>[0-9.]{1,10})%"
 )
+# Where a line of load begins, and what its end has.
+_BEGINS = re.compile(r"(?:Decode|Prefill) batch\b|Avg prompt throughput: ")
+_ENDS = re.compile(r"#queue-req: \d+(?:[, ]|$)|cache usage: [0-9.]+%")
+_MOST_ROWS = 3  # below, into which a terminal wraps such a line
 _VLLM_CACHE = re.compile(r"KV cache size: (?P<tokens>[\d,]{1,20}) tokens")
 
 MOST_POINTS = 12  # of a phase; each configuration is measured at every point
@@ -58,7 +63,7 @@ def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
     cache_tokens = 0
     for line in lines:
         if match := _DECODE.search(line):
-            n, speed = int(match["n"]), _number(match["speed"])
+            n, speed = int(match["n"]), _number(match["speed"] or "0")
             if n and speed:  # a line stands for a fixed number of steps: their time is n / speed
                 cached = int(match["tokens"]) // n if match["tokens"] else None
                 found.append(WeightedBatch(Phase.DECODE, n, 1, cached, n / speed))
@@ -93,7 +98,27 @@ def read_load(line: str) -> LoadLine | None:
         return None
     used = _number(match["usage"]) / (100 if match.re is _VLLM else 1) if match["usage"] else None
     waiting = int(match["waiting"]) if match["waiting"] else None
-    return LoadLine(int(match["n"]), waiting, used, _number(match["speed"]))
+    speed = _number(match["speed"]) if match["speed"] else None
+    return LoadLine(int(match["n"]), waiting, used, speed)
+
+
+def unwrapped(line: str, below: Iterable[str]) -> str:
+    """A line of load with those below it into which a terminal or a mail has wrapped it.
+
+    Any other line comes back as it is.
+    """
+    if not _BEGINS.search(line) or _ENDS.search(line):
+        return line
+    rows = [line]
+    for row in islice(below, _MOST_ROWS):
+        if _BEGINS.search(row):
+            break
+        rows.append(row)
+        for blank in ("", " "):  # a terminal breaks words, a mail takes the blank between two
+            text = blank.join(rows)
+            if _ENDS.search(text) and (read_load(text) or _PREFILL.search(text)):
+                return text
+    return line
 
 
 def batches_of_profile(profile: Profile) -> list[WeightedBatch]:

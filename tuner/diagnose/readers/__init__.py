@@ -17,6 +17,7 @@ from tuner.diagnose.readers.reading import Reader, Reading, Whole
 from tuner.diagnose.readers.stacks import StackReader
 from tuner.diagnose.readers.start import StartReader
 from tuner.diagnose.readers.tables import TableReader
+from tuner.profile.workload import unwrapped
 
 __all__ = ["Readers", "Reading", "Whole"]
 
@@ -54,7 +55,10 @@ class Readers:
                 self._open ^= {number} if opens != (number in self._open) else set()
                 for at, line in enumerate(squeezed):
                     if any(mark in line for mark in reader.marks):
-                        reader.read(lines[at].decode("utf-8", "replace"), f"{name}:{first + at}")
+                        text, *below = (
+                            line.decode("utf-8", "replace") for line in lines[at : at + 4]
+                        )
+                        reader.read(unwrapped(text, below), f"{name}:{first + at}")
 
     def told(self, whole: Whole) -> Iterator[Reading]:
         """What the readers say of the whole text."""

@@ -14,7 +14,7 @@ from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whol
 from tuner.profile.workload import LoadLine, read_load
 
 _MARKS = (
-    *(b"Decodebatch", b"Avggenerationthroughput", b"Draftacceptancerate"),
+    *(b"Decodebatch", b"Avgprompt", b"Avggenerationthroughput", b"Draftacceptancerate"),
     *(b"Prefillbatch", b"Retractrequests", b"#retracted_reqs", *HANG_MARKS),
     *(b"KVcache", b"KVCache"),
 )
@@ -78,6 +78,7 @@ class LoadReader:
     _old: bool = False  # they are of vLLM's first engine, V0
     _hangs: bool = False  # somebody says so
     _asks_cache: bool = False
+    _full: int = 0  # lines with a full KV cache, which do not tell a queue
     _last: LoadLine | None = None
     _alone: int = 0  # last lines in which requests wait and none runs
     _stall: Stall = field(default_factory=Stall)
@@ -120,6 +121,7 @@ class LoadReader:
             self._beside.append((load, rate))
             self._old = "Swapped: " in line
         self._still += load.speed == 0 and not (prompt and float(prompt[1]))
+        self._full += load.waiting is None and (load.used or 0) >= _FULL
         if load.waiting and load.used is not None and load.used < _FULL:
             self._hold(load.running, load.waiting, load.used)
         if load.running <= _FEW_RUN and load.speed and len(self._speeds) < _MOST_KEPT:
@@ -163,7 +165,7 @@ class LoadReader:
             told += [*self._held_back(), *self._too_large(), *self._without_graphs()]
             told += [] if told else [*self._prefill_waits()] or [*self._prompts_first()]
         told += [] if stands else self._goes_on()
-        told = told or [*self._cache_unused()]
+        told = told or [*self._cache_unused()] or [*self._cache_held()]
         others = any(one.name != "drafts_rejected" for one in told)
         if self._lines >= _LEAST_LINES and not others and "vllm_on_cpu" not in whole.names:
             told += [*self._slow()] or [*self._few_at_once()]
@@ -294,6 +296,12 @@ class LoadReader:
         if self._asks_cache and last and last.running and (last.used or 0) < _LITTLE:
             values = {"running": last.running, "percent": 100 * (last.used or 0)}
             yield from [] if last.waiting else [self._of("cache_unused", values)]
+
+    def _cache_held(self) -> Iterator[Reading]:
+        """A KV cache that is full in all lines, which do not say how many requests wait."""
+        if self._lines >= _LEAST_LINES and self._full >= _MOST * self._lines and self._last:
+            values = {"running": self._last.running, "percent": 100 * (self._last.used or 0)}
+            yield self._of("cache_held", values)
 
     def _steps(self) -> Iterator[Reading]:
         """What a step takes, where neither a queue nor the cache holds requests back."""
