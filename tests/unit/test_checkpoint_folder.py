@@ -128,6 +128,25 @@ def test_experts_that_are_left_unquantised(tmp_path):
     assert model.doubt == "the experts of 1 of 4 layers are not quantised"
     gate = quant("model.layers.0.mlp.gate")
     assert read_checkpoint(checkpoint(tmp_path, quantization_config=gate)).doubt == ""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    for ignored, dtype in (("gate", Dtype.INT4_W4A16), ("mlp.experts", Dtype.BFLOAT16)):
+        quantised = awq | {"modules_to_not_convert": [ignored]}
+        model = read_checkpoint(checkpoint(tmp_path, quantization_config=quantised))
+        assert (model.dtype, model.doubt) == (dtype, "")
+
+
+def test_settings_of_experts_in_quark(tmp_path):
+    def settings(qscheme: str) -> dict[str, Any]:
+        part = {"dtype": "fp8_e4m3", "qscheme": qscheme}
+        return {"weight": part, "input_tensors": part | {"is_dynamic": True}}
+
+    quant = {
+        "quant_method": "quark",
+        "global_quant_config": settings("per_tensor"),
+        "layer_quant_config": {"*o_proj": {}, "*mlp.experts*": settings("per_channel")},
+    }
+    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant))
+    assert (model.dtype, model.per_channel_quant) == (FP8, True)
 
 
 def test_the_group_of_the_experts_counts(tmp_path):

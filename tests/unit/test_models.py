@@ -153,6 +153,11 @@ class TestConfigJson:
                 "num_experts_per_tok": None,
                 "moe_top_k": 8,
             },
+            # Qwen3-Omni
+            {
+                "moe_intermediate_size": None,
+                "thinker_config": {"text_config": {"moe_intermediate_size": 768}},
+            },
         ],
     )
     def test_other_words_for_the_same_sizes(self, words):
@@ -186,6 +191,10 @@ class TestConfigJson:
             (
                 quark("fp8_e4m3", "per_tensor") | {"layer_quant_config": {"*experts*": {}}},
                 (None, None, False),
+            ),
+            (  # the KV cache's scales, as in AMD's checkpoints for Mixtral
+                quark("fp8_e4m3", "per_tensor") | {"layer_quant_config": {"*k_proj": {}}},
+                (FP8, None, False),
             ),
             (  # ModelOpt's groups alone, without quantized_layers
                 {

@@ -51,13 +51,17 @@ def _constant(text: str) -> float:
     return float(text)
 
 
-def language_fields(config: Json) -> dict[str, Any]:
-    """The language model's fields. Fields of a nested config override outer fields."""
+def language_fields(config: Json, depth: int = 3) -> dict[str, Any]:
+    """The language model's fields. Fields of a nested config override outer fields.
+
+    Configs are nested in each other in any order, as Qwen3-Omni's thinker_config.text_config.
+    """
     flat = dict(config)
     for name in _NESTED:
-        inner = flat.get(name)
-        if isinstance(inner, Mapping):
-            flat |= {key: value for key, value in inner.items() if value is not None}
+        inner = config.get(name)
+        if isinstance(inner, Mapping) and depth:
+            fields = language_fields(inner, depth - 1)
+            flat |= {key: value for key, value in fields.items() if value is not None}
     return flat
 
 

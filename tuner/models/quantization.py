@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from tuner.errors import MalformedCheckpoint
@@ -45,6 +46,7 @@ def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
         return Quantization("mxfp4", None)
     if mixed := _mixed(quant):
         return _of_layers(mixed, torch_dtype, experts=True)
+    quant = _with_settings_of_experts(quant, config)
     return _read(quant, torch_dtype, lambda groups: _expert_group(groups, config))
 
 
@@ -185,8 +187,7 @@ def _expert_group(groups: Json, config: Json) -> object:
     vLLM's CompressedTensorsMoEMethod.get_moe_method; sglang's is like it.
     """
     listed = [group for group in groups.values() if isinstance(group, Mapping)]
-    total = config.get("num_hidden_layers")
-    middle = [f"layers.{total // 2}.{name}" for name in EXPERTS] if isinstance(total, int) else []
+    middle = _middle_experts(config)
     naming = [group for group in listed if _aims(targets_of(group), *_AT_EXPERTS)]
     if len(naming) > 1:  # experts of layers for drafts may have a group of their own
         for group in naming:
@@ -197,6 +198,11 @@ def _expert_group(groups: Json, config: Json) -> object:
         return naming[0]
     linear = (group for group in listed if _aims(targets_of(group), "Linear"))
     return next(linear, next(iter(listed), None))
+
+
+def _middle_experts(config: Json) -> list[str]:
+    total = config.get("num_hidden_layers")
+    return [f"layers.{total // 2}.{name}" for name in EXPERTS] if isinstance(total, int) else []
 
 
 def matches(pattern: re.Pattern[str], path: str) -> bool:
@@ -257,6 +263,23 @@ def _quark(quant: Json) -> Quantization:
 
 
 _QUARK_PARTS = ("weight", "input_tensors")
+
+
+def _with_settings_of_experts(quant: Json, config: Json) -> Json:
+    """Quark's fields with the settings that count for experts as those of all layers.
+
+    `_find_matched_config` of both engines: the first pattern that matches all experts' name counts.
+    """
+    own = quant.get("layer_quant_config")
+    if quant.get("quant_method") != "quark" or not isinstance(own, Mapping):
+        return quant
+    modules = [name.partition(".0.")[0] for name in _middle_experts(config)]
+    for pattern, settings in own.items():
+        if any(fnmatchcase(root + name, pattern) for root in _ROOTS for name in modules):
+            return {**quant, "global_quant_config": settings, "layer_quant_config": {}}
+        if "experts" in pattern:  # of some of them: which is not read here
+            return quant
+    return {**quant, "layer_quant_config": {}}
 
 
 def _groups(name: str, bits: object, group: object) -> Quantization:

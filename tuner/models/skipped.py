@@ -139,6 +139,8 @@ class _Contained:
     """Entries that are part of a module's name, or regular expressions after "re:".
 
     `check_equal_or_regex_match` in sglang's srt/layers/quantization/compressed_tensors/utils.py.
+    Engines ask for all experts at once ("mlp.experts"), so "gate" is no part of "gate_proj" there:
+    `is_layer_skipped_awq` and ModelOpt's `is_layer_excluded` of both.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -158,7 +160,8 @@ class _Contained:
         words = low.split(".")
         if any(".".join(words[:end]) in self._exact for end in range(2, len(words) + 1)):
             return True
-        return any(part in low for part in self._parts) or any(
+        asked = low.partition(".experts.")[0]
+        return any(part in (low if "experts" in part else asked) for part in self._parts) or any(
             matches(pattern, path) for pattern in self._patterns
         )
 
