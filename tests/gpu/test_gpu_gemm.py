@@ -9,6 +9,7 @@ import torch
 from cases import tuned
 from gpu_benches import open_bench, this_device, trials_of
 
+from tuner.backends.registry import BACKENDS
 from tuner.engines.engine import find_engine
 from tuner.families.dense_gemm.engine import GemmEngine, gemm_engine
 from tuner.families.dense_gemm.family import GemmSelection
@@ -137,11 +138,12 @@ def test_shapes_of_one_command_share_the_child_and_the_kernels(tmp_path, monkeyp
     first, second = (report.totals for report in reports)
     assert second.configs_compiled < first.configs_compiled
     assert second.extra["kernels_cached"] > 0
+    libraries = {backend.name for backend in BACKENDS}
     for report in reports:
         assert [entry.point.batch_size for entry in report.entries] == [1, 64, 1024]
         for entry in report.entries:
             assert entry.status is Status.OK
-            # Another library has no time if it is not installed.
-            own = [one.median_us for one in entry.incumbents.values() if one.median_us is not None]
+            # The same kernel's other configurations; another library may be faster.
+            own = [one for name, one in entry.incumbents.items() if name not in libraries]
             assert own
-            assert all(entry.median_us <= 1.005 * us for us in own)
+            assert all(entry.median_us <= 1.005 * one.median_us for one in own)

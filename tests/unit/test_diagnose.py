@@ -89,6 +89,9 @@ PLUGIN = "n1:88:88 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot ope
 CUT = '  File "/opt/lib/python3.12/site-packages/{}", line 258, in {}'
 
 
+LOST = "Using default MoE config. Performance might be sub-optimal! Config file not found at ..."
+
+
 @pytest.mark.parametrize(
     ("text", "said", "never"),
     [
@@ -99,6 +102,8 @@ CUT = '  File "/opt/lib/python3.12/site-packages/{}", line 258, in {}'
         ("vllm on a T4 is slow", "T4", "tuner plan"),
         ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B", "engine sglang", "$ tuner plan"),
         (CUT.format("flashinfer/jit/cpp_ext.py", "run_ninja"), "FlashInfer was building a kernel", "Triton"),
+        (f"{LOST}/E=128,N=704,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", "gemma-4-26b-a4b at tp=1", "--engine sglang"),
+        ("Using TRITON Fp8 MoE backend out of potential backends: ['DEEPGEMM', 'TRITON']\nslow on an L40S", "--engine vllm", "sglang"),
         ("export USE_FLAGGEMS=1\nvllm serve x fails: out-of-shared-memory", "without USE_FLAGGEMS", "tuner tune"),
         (CUT.format("flag_gems/ops/mm.py", "mm") + "\nOutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376", "FlagGems replaces", "tuner tune"),
     ],

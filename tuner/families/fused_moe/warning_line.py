@@ -118,11 +118,11 @@ def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
         if (match.model.dtype, match.model.block_shape) == wanted
         and channels in (None, match.model.per_channel_quant)
     ]
-    if same or missing.block_shape or missing.dtype not in (None, Dtype.FP8_W8A8):
+    if missing.block_shape or missing.dtype not in (None, Dtype.FP8_W8A8):
         return same
     if missing.dtype is None:
-        return found  # a checkpoint that was converted to 16 bits
-    return [match for match in found if match.model.dtype is Dtype.BFLOAT16]
+        return same or found  # a checkpoint that was converted to 16 bits
+    return same + [match for match in found if match.model.dtype is Dtype.BFLOAT16]
 
 
 def _divisions(model: Model, missing: NamedLayer, fusions: Fusions) -> list[Match]:
