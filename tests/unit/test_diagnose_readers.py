@@ -100,7 +100,28 @@ def table(*sizes: int, pid: int = 1, copies: int = 1) -> str:
     return "".join(line * copies for line in lines)
 
 
+def p2p(*fast: float, host: float = 11.3) -> str:
+    """Two matrices of CUDA's test between three GPUs; `fast`: of 0-1, 0-2 and 1-2."""
+    found = "Device=0 CAN Access Peer Device=1\n"
+    for mode, values in (("Disabled", [host] * 3), ("Enabled", [*fast])):
+        a, b, c = values
+        found += (
+            f"Unidirectional P2P={mode} Bandwidth Matrix (GB/s)\n   D\\D     0      1      2\n"
+            f"     0 831.56  {a:.2f}  {b:.2f}\n     1  {a:.2f} 832.44  {c:.2f} \n     2  {b:.2f}  {c:.2f} 835.10\n"
+        )
+    return (
+        found
+        + "P2P=Enabled Latency (P2P Writes) Matrix (us)\n   GPU     0      1\n     0   1.55  11.38\n"
+    )
+
+
 CASES = (
+    # Transfers between GPUs.
+    Shown("direct transfers", p2p(52.7, 52.9, 52.8), ("p2p",), says=("52.7 GB/s (GPU 0 to 1) to 52.9", "without them 11.3", "about as fast"), never=("topo -m",)),
+    Shown("pairs of bridges", p2p(52.7, 22.9, 22.8), ("p2p",), says=("between some GPUs much faster", "(GPU 1 to 2)", "CUDA_VISIBLE_DEVICES")),
+    Shown("no peer access", p2p(11.4, 11.3, 11.2), ("p2p",), says=("go through the host's memory", "topo -p2p r")),
+    Shown("transfers that the processor turns back", p2p(2.1, 11.3, 11.3), ("p2p",), says=("slower than those through the host", "acsctl", "NCCL_P2P_DISABLE=1")),
+    Shown("one GPU", "Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D     0\n     0 144.46\n", ()),
     # A start.
     Shown("people say that it hangs", f"{HANGS}\n{steps(BEGIN, NCCL)}", ("start_waits",),
           says=("waits: the last step of the start that the text shows: NCCL was loaded", "NCCL_P2P_DISABLE=1"), never=("goes no further than this text",)),

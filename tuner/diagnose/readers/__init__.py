@@ -13,6 +13,7 @@ from tuner.diagnose.readers.counters import CounterReader
 from tuner.diagnose.readers.gdr import GdrReader
 from tuner.diagnose.readers.load import LoadReader
 from tuner.diagnose.readers.nvlink import NvlinkReader
+from tuner.diagnose.readers.p2p import P2pReader
 from tuner.diagnose.readers.reading import Reader, Reading, Whole
 from tuner.diagnose.readers.stacks import StackReader
 from tuner.diagnose.readers.start import StartReader
@@ -31,6 +32,7 @@ def _readers() -> list[Reader]:
         NvlinkReader(),
         GdrReader(),
         CounterReader(),
+        P2pReader(),
     ]
 
 
