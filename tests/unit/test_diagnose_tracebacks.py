@@ -107,6 +107,24 @@ def test_who_called_it_and_when():
             "RuntimeError: x",
             "It stopped in the library for structured output",
         ),
+        *(
+            ([(SCHEDULER, "event_loop_overlap"), (f"/w/{file}", "f")], "IndexError: x", says)
+            for file, says in (
+                ("sglang/srt/disaggregation/decode.py", "hand requests over"),
+                ("sglang/srt/function_call/hermes_detector.py", "the parser of tool calls"),
+                ("sglang/srt/sampling/penaltylib/frequency.py", "options of sampling"),
+                ("vllm/v1/sample/sampler.py", "below the size of the model's vocabulary"),
+                ("sglang/srt/eplb/eplb_manager.py", "without --enable-eplb"),
+                ("vllm/v1/worker/gpu_ubatch_wrapper.py", "--enable-dbo"),
+                ("vllm/distributed/device_communicators/custom_all_reduce.py", "topo -p2p r"),
+                ("vllm/device_allocator/cumem.py", "--enable-sleep-mode"),
+                ("sglang/srt/weight_sync/utils.py", "a trainer gives"),
+                ("sglang/srt/managers/scheduler_pp_mixin.py", "--pp-size"),
+                ("vllm/compilation/backends.py", "--enforce-eager"),
+                ("sglang/srt/mem_cache/radix_cache.py", "--disable-radix-cache"),
+                ("vllm/tokenizers/hf.py", "the installed Transformers"),
+            )
+        ),
         (
             [("/w/sglang/srt/models/gemma4_vision.py", "_patch_projection")],
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2520x256 and 768x1152)",
