@@ -151,7 +151,7 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
     if error.startswith(("ImportError", "ModuleNotFoundError")):
         return  # of releases that do not fit each other, wherever it stands
     package, caller = package_of(frame), caller_of(frames)
-    for row in shipped_toml(__package__, "refusals.toml")["place"]:
+    for row in shipped_toml(__package__, "places.toml")["place"]:
         if row.get("during", "") not in step_of(frames):
             continue
         own = not package or of_engine(frame) or package in row["file"]
