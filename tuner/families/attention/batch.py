@@ -53,7 +53,7 @@ class AttentionBatch:
         parts = parts_of(inputs.problem, config, inputs.lengths, self.cores)
         return inputs.tensors_with(parts)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The GPU memory that the batch occupies."""
         tensors = (t for inputs in self.inputs for t in inputs.tensors.values())

@@ -47,6 +47,8 @@ class AttentionOnGpu:
     def __init__(self, problem: Attention, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
         self._target = local_target()
+        triton_gpu = triton.runtime.driver.active.utils.get_device_properties(0)
+        self._shared_bytes = triton_gpu["max_shared_mem"]  # it takes a millisecond to ask
         self._problem = problem
         engine = attention_engine(find_engine(request["engine"]))
         self._kernels = engine.lift(self._target.backend)
@@ -157,8 +159,7 @@ class AttentionOnGpu:
         """
         splits = {name: beside[name] for name in BOTH if name in beside}
         default = self._default(point).replace(**splits)
-        limit = triton.runtime.driver.active.utils.get_device_properties(0)["max_shared_mem"]
-        if self._kernel(point, default).compiled.metadata.shared <= limit:
+        if self._kernel(point, default).compiled.metadata.shared <= self._shared_bytes:
             return default
         return Config({**default, **{name: v for name, v in LEAST.items() if name in default}})
 
