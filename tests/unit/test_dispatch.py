@@ -1,5 +1,6 @@
 """Which kernel an engine runs: how rules are read, and what they answer for known cards."""
 
+import json
 import re
 from dataclasses import fields
 from itertools import product
@@ -8,11 +9,21 @@ import pytest
 from tiers import only
 
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, seen_to_run, what_runs
+from tuner.engines.dispatch import (
+    Runs,
+    engine_runs,
+    flags_of,
+    of_class,
+    of_model,
+    seen_to_run,
+    what_runs,
+)
 from tuner.engines.dispatch_table import DispatchRule, UnknownFact
 from tuner.engines.engine import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
+from tuner.families.fused_moe.models import resolve_config
 from tuner.files import shipped_toml
+from tuner.models.serving import Serving
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem, problem_names
 
@@ -79,6 +90,71 @@ def test_the_model_s_class_settles_what_runs(subtests):
             assert "architecture" not in found.line()
     flags = of_class({"--attention-backend": "fa3"}, "Gemma4ForCausalLM")
     assert names("0.5.16", "H100", GEMMA, flags) == ["the fa3 back end"]
+
+
+def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
+    """Read from the methods that the releases give to layers of experts."""
+
+    def weights(bits: int, kind: str, **of_weights: object) -> dict[str, object]:
+        group = {"weights": {"num_bits": bits, "type": kind, "strategy": "channel", **of_weights}}
+        if not of_weights:
+            group["input_activations"] = {"num_bits": 8, "type": kind, "dynamic": True}
+        return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+    int4 = weights(4, "int", strategy="group", group_size=32, symmetric=True)
+    asymmetric = weights(4, "int", strategy="group", group_size=32, symmetric=False)
+    modelopt = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    awq, gptq = ({"quant_method": name, "bits": 4, "group_size": 128} for name in ("awq", "gptq"))
+    rounded = gptq | {"quant_method": "auto-round"}
+    qwen, nemotron = "Qwen3MoeForCausalLM", "NemotronHForCausalLM"
+    int8_flag, wna16 = {"--quantization": "w8a8_int8"}, {"--quantization": "moe_wna16"}
+    runner = {"--moe-runner-backend": "triton"}
+    for release, device, architecture, stored, columns, kernels, to_triton in (
+        ("sglang 0.5.2", "L40S", qwen, weights(8, "int"), 384, ["no kernel"], int8_flag),
+        ("sglang 0.5.16", "L40S", qwen, weights(8, "int"), 384, ["no kernel"], int8_flag),
+        ("sglang 0.5.23", "H100", qwen, {"quant_method": "w8a8_int8"}, 384, ["Triton"], {}),
+        ("sglang 0.5.16", "H100", qwen, int4, 384, ["Marlin"], runner),
+        ("sglang 0.5.2", "H100", qwen, int4, 384, ["Marlin"], {}),
+        ("sglang 0.5.23", "H100", qwen, asymmetric, 384, ["Marlin"], {}),
+        ("sglang 0.5.23", "B200", qwen, int4, 384, ["Triton"], {}),
+        ("sglang 0.5.23", "B200", qwen, asymmetric, 384, ["Marlin"], {}),
+        ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], {}),
+        ("sglang 0.5.16", "H100", qwen, awq, 384, ["Marlin"], wna16),
+        ("sglang 0.5.16", "H100", qwen, awq, 192, ["Triton"], {}),  # 192 holds 1.5 groups
+        ("sglang 0.5.16", "H100", qwen, gptq, 192, ["Marlin"], wna16),
+        ("sglang 0.5.16", "H100", qwen, gptq | {"desc_act": True}, 384, ["Marlin"], {}),
+        ("sglang 0.5.16", "H100", qwen, rounded, 384, ["Triton"], {}),
+        ("sglang 0.5.16", "H100", qwen, rounded, 192, ["no kernel"], {}),
+        ("sglang 0.5.23", "H100", qwen, rounded, 384, ["Marlin"], {}),
+        ("sglang 0.5.16", "H100", nemotron, modelopt, 384, ["FlashInfer"], None),
+        ("sglang 0.5.16", "H100", nemotron, weights(8, "float"), 384, ["Triton"], {}),
+        ("vllm 0.33.0", "H100", qwen, weights(8, "float"), 384, ["CUTLASS"], None),
+        ("vllm 0.33.0", "H100", qwen, {"quant_method": "fp8"}, 384, ["Triton"], {}),
+        ("vllm 0.33.0", "H100", qwen, modelopt, 384, ["FlashInfer", "Triton"], None),
+        ("vllm 0.33.0", "L40S", qwen, weights(8, "int"), 384, ["Triton's kernel for int8"], {}),
+    ):
+        with subtests.test(release=release, device=device, stored=stored, columns=columns):
+            config = {
+                "architectures": [architecture],
+                "hidden_size": 2048,
+                "num_experts": 128,
+                "moe_intermediate_size": columns,
+                "num_experts_per_tok": 8,
+                "quantization_config": stored,
+            }
+            data, (engine, version) = json.dumps(config).encode(), release.split()
+            serving = Serving(engine=engine, engine_version=version)
+            (problem,) = resolve_config(data, "x", serving).problems
+            flags = of_model({}, data)
+            found = what_runs(engine, version, problem, find_device(device), flags)
+            assert found
+            assert [one.name.partition(" (")[0] for one in found.kernels] == kernels
+            assert to_triton is None or found.to_triton == to_triton
+            assert "checkpoint" not in found.options
+            with_it = what_runs(
+                engine, version, problem, find_device(device), flags | found.to_triton
+            )
+            assert not found.to_triton or (with_it and with_it.always_triton)
 
 
 def test_triton_s_attention_is_not_offered_where_a_release_refuses_it(subtests):

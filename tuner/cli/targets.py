@@ -283,16 +283,14 @@ def settings_of(server_args: str, target: str | None) -> dict[str, str]:
     Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
     quotation marks that are not closed.
     """
-    from tuner.engines.dispatch import of_class, server_settings
+    from tuner.engines.dispatch import of_class, of_model, server_settings
     from tuner.problems.registry import is_problem
 
     settings = server_settings(server_args)
     if not target or is_problem(target):
         return of_class(settings, "")
-    from tuner.models.table import class_of
-
     said = _findings_of(target).facts.settings if is_log(target) else {}
-    return of_class({**said, **settings}, class_of(target))
+    return of_model({**said, **settings}, target)
 
 
 def seen_settings(

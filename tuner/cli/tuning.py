@@ -113,7 +113,7 @@ def tune(
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.engines.dispatch import of_class
-    from tuner.engines.dispatch_table import ARCHITECTURE
+    from tuner.engines.dispatch_table import ARCHITECTURE, CHECKPOINT
     from tuner.engines.engine import find_engine
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import Request, parse_effort, parse_gpus, parse_source
@@ -166,6 +166,7 @@ def tune(
             seed=seed,
             carry_over=not no_carry_over,
             architecture=flags.get(ARCHITECTURE, ""),
+            checkpoint=flags.get(CHECKPOINT, ""),
         )
         for problem in problems
     ]

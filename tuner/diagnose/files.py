@@ -14,7 +14,7 @@ from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Findings, LogFinding
 from tuner.engines.dispatch import (
     engine_runs,
-    of_class,
+    of_model,
     options_text,
     seen_to_run,
     stops_at_fp8,
@@ -25,7 +25,7 @@ from tuner.engines.logs.served import is_nameless, no_figures
 from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import class_of, is_named, presets
+from tuner.models.table import is_named, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, parse_problem
@@ -148,7 +148,7 @@ def _what_runs(
 ) -> tuple[Mapping[str, str], list[str]]:
     """The settings that the search for a file shows, and sentences on what the server runs."""
     engine, version = file.engine, context.version(file.engine)
-    flags = of_class(context.facts.settings, class_of(context.target()))
+    flags = of_model(context.facts.settings, context.target())
     seen = seen_to_run(engine, version, problems, device, flags) if file.searched else NOTHING
     runs = engine_runs(engine, version, problems, device, {**flags, **seen})
     words = [f"{one.line()}." for one in runs]
@@ -249,8 +249,8 @@ def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, 
     if model and (why := why_not(missing.family, missing.engine, context)):
         return [*steps, f"{sure}, and {why}."]
     dtype = found[1] if (found := _DTYPE.search(missing.name)) else ""
-    of_model = commands_for(missing.family, missing.engine, context, device, seen, dtype)
-    return [*steps, f"{sure}{'' if model else '; copy it to this folder'}:", *of_model]
+    asked = commands_for(missing.family, missing.engine, context, device, seen, dtype)
+    return [*steps, f"{sure}{'' if model else '; copy it to this folder'}:", *asked]
 
 
 def commands_for(

@@ -16,6 +16,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.dispatch_table import (
     ARCHITECTURE,
+    CHECKPOINT,
     DispatchRule,
     DispatchTable,
     UnknownFact,
@@ -23,12 +24,14 @@ from tuner.engines.dispatch_table import (
 )
 from tuner.engines.engine import engine_package, release_of
 from tuner.errors import BadInput, BadProblem
+from tuner.models.table import class_of, stored_as
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 
 _SWITCH = {"true": "1", "false": "0"}  # of environment variables
 _FLAG = re.compile(r"--?[A-Za-z]")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
+_GROUPS = re.compile(r" groups of (\d{1,9})")
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -173,7 +176,7 @@ def what_runs(
     except BadProblem:
         return None
     given = {name: _SWITCH.get(value.lower(), value) for name, value in flags.items()}
-    given = table.with_new_names(given)
+    given = _of_its_type(table.with_new_names(given), problem)
     found = _found(table, release, problem, device, given)
     if not found:
         return None
@@ -289,9 +292,15 @@ def of_class(flags: Mapping[str, str], architecture: str) -> dict[str, str]:
     return {**flags, ARCHITECTURE: architecture} if architecture else dict(flags)
 
 
+def of_model(flags: Mapping[str, str], target: str | bytes) -> dict[str, str]:
+    """The settings of a server of the model that a preset, a file or a config.json's bytes name."""
+    stored = stored_as(target)
+    return of_class({**flags, CHECKPOINT: stored} if stored else flags, class_of(target))
+
+
 def class_alone(flags: Mapping[str, str]) -> dict[str, str]:
     """The settings of a server of the same model without flags and variables."""
-    return of_class({}, flags.get(ARCHITECTURE, ""))
+    return {name: flags[name] for name in (ARCHITECTURE, CHECKPOINT) if name in flags}
 
 
 def only_for(problem: Problem, engine: str, flags: Mapping[str, str]) -> dict[str, str]:
@@ -359,9 +368,20 @@ def _settled(table: DispatchTable, rule: DispatchRule, given: Mapping[str, str])
     asked = table.unknown[rule.unknown]
     if asked.flag in given:
         return given[asked.flag] == asked.value
-    if asked.classes and ARCHITECTURE in given:
-        return given[ARCHITECTURE] in asked.classes
-    return None
+    return asked.of_model(given)
+
+
+def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
+    """The settings; without the checkpoint if its experts are of another type than the problem.
+
+    Groups that the problem has smaller, as the checkpoint's do not divide it, are "halved".
+    """
+    stored, dtype = given.get(CHECKPOINT, ""), getattr(problem, "dtype", None)
+    if not (isinstance(dtype, Dtype) and dtype.value == stored.partition(" ")[0]):
+        return {name: value for name, value in given.items() if name != CHECKPOINT}
+    _, width = getattr(problem, "block_shape", None) or (0, 0)
+    groups = _GROUPS.search(stored)
+    return {**given, CHECKPOINT: f"{stored} halved"} if groups and width < int(groups[1]) else given
 
 
 def _kernel(

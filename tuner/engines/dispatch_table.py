@@ -18,6 +18,8 @@ from tuner.problems.points import Problem
 _TABLE = "dispatch.toml"
 # The model's class among a server's settings. It is no flag: nobody prints it.
 ARCHITECTURE = "architecture"
+# Likewise how its checkpoint stores experts: `stored_as` in tuner/models/table.py.
+CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,19 @@ class UnknownFact:
     installed: str = ""  # a backend without which the words are not true
     enough: bool = True  # with it, they are true
     classes: Sequence[str] = ()  # the words are true of models of these classes alone
+    checkpoint: Sequence[str] = ()  # and of checkpoints of these patterns alone
+
+    def of_model(self, given: Mapping[str, str]) -> bool | None:
+        """Whether the words are true of the model; None where that is not known."""
+        asked = {ARCHITECTURE: self.classes, CHECKPOINT: self.checkpoint}
+        known = [
+            any(fnmatchcase(given[name], one) for one in patterns) if name in given else None
+            for name, patterns in asked.items()
+            if patterns
+        ]
+        if False in known:
+            return False
+        return True if known and None not in known and not self.installed else None
 
 
 @dataclass(frozen=True)
@@ -121,7 +136,7 @@ class DispatchTable:
         asked = {name for rule in self.rules for name in (*rule.flags, *rule.to_triton)}
         asked |= {fact.flag for fact in self.unknown.values() if fact.flag}
         asked |= {flag for flags in self.alone.values() for flag in flags.values()}
-        return frozenset({*self.defaults, *asked} - {ARCHITECTURE})
+        return frozenset({*self.defaults, *asked} - {ARCHITECTURE, CHECKPOINT})
 
     def with_new_names(self, flags: Mapping[str, str]) -> dict[str, str]:
         """The flags, and each variable of an old name under its new name too."""

@@ -69,6 +69,7 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
         dtype=quant.dtype,
         block_shape=quant.block_shape,
         per_channel_quant=quant.per_channel_quant,
+        detail=quant.detail,
         doubt=doubt,
         attention=attention_or_none(config),
         linears=linears_or_none(config),

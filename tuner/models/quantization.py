@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,6 +30,9 @@ class Quantization:
     dtype: Dtype | None  # None: no Triton kernel reads the format
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
+    # What engines ask for as they choose a kernel: "static" scales of activations, "asymmetric" or
+    # "reordered" weights, "groups of 128", and how auto-round packs: "gptq" or "awq".
+    detail: str = ""
 
 
 def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
@@ -96,7 +99,8 @@ def _fp8(quant: Json) -> Quantization:
     shape = _block(block) if block else None
     if shape and shape[0] == 1:
         return Quantization("mxfp8", None)
-    return Quantization("fp8", Dtype.FP8_W8A8, shape)
+    static = "static" if quant.get("activation_scheme") == "static" else ""
+    return Quantization("fp8", Dtype.FP8_W8A8, shape, detail=static)
 
 
 def _blockwise_int8(quant: Json) -> Quantization:
@@ -107,7 +111,13 @@ def _packed(quant: Json) -> Quantization:
     """gptq, awq and similar formats: groups along k."""
     bits = quant.get("bits", quant.get("w_bit", 4))
     group = quant.get("group_size", quant.get("q_group_size", 128))
-    return _groups(str(quant["quant_method"]), bits, group)
+    name, packing = str(quant["quant_method"]), str(quant.get("packing_format", "gptq"))
+    details = {
+        "awq" if "awq" in packing else "gptq": name == "auto-round",
+        f"groups of {group}": True,
+        "reordered": quant.get("desc_act"),
+    }
+    return replace(_groups(name, bits, group), detail=_true_of(details))
 
 
 def _algorithm(name: str) -> Quantization:
@@ -115,7 +125,9 @@ def _algorithm(name: str) -> Quantization:
     algo = name.lower()
     dtype = Dtype.FP8_W8A8 if algo.startswith("fp8") else None
     block = (128, 128) if algo == "fp8_pb_wo" else None
-    return Quantization(f"modelopt {algo}", dtype, block, algo == "fp8_per_channel_per_token")
+    static = "static" if algo == "fp8" else ""
+    channel = algo == "fp8_per_channel_per_token"
+    return Quantization(f"modelopt {algo}", dtype, block, channel, static)
 
 
 def is_mixed(quant: Json) -> bool:
@@ -233,10 +245,15 @@ def _compressed_tensors(group: object) -> Quantization:
         dtype = {"int8": Dtype.INT8_W8A8, "float8": Dtype.FP8_W8A8}.get(f"{kind}{bits}")
         if dtype is None or input_bits != 8:
             return Quantization(f"{name} with {input_bits}-bit activations", None)
-        return _weights_and_activations(name, dtype, weights)
+        static = "static" if isinstance(inputs, Mapping) and inputs.get("dynamic") is False else ""
+        return replace(_weights_and_activations(name, dtype, weights), detail=static)
     if kind != "int":
         return Quantization(f"{name} with 16-bit activations", None)
-    return _groups(name, bits, weights.get("group_size"))
+    details = {
+        "asymmetric": weights.get("symmetric") is False,
+        "reordered": weights.get("actorder"),
+    }
+    return replace(_groups(name, bits, weights.get("group_size")), detail=_true_of(details))
 
 
 def _weights_and_activations(name: str, dtype: Dtype, weights: Json) -> Quantization:
@@ -258,8 +275,10 @@ def _quark(quant: Json) -> Quantization:
         return Quantization("quark", None)
     if not schemes <= {"per_tensor", "per_channel"}:
         return Quantization("quark fp8 in groups", None)
-    channel = parts[0].get("qscheme") == "per_channel" if isinstance(parts[0], Mapping) else False
-    return Quantization("quark fp8", Dtype.FP8_W8A8, per_channel_quant=channel)
+    weights, inputs = (part if isinstance(part, Mapping) else {} for part in parts)
+    channel = weights.get("qscheme") == "per_channel"
+    static = "" if inputs.get("is_dynamic") else "static"
+    return Quantization("quark fp8", Dtype.FP8_W8A8, per_channel_quant=channel, detail=static)
 
 
 _QUARK_PARTS = ("weight", "input_tensors")
@@ -280,6 +299,10 @@ def _with_settings_of_experts(quant: Json, config: Json) -> Json:
         if "experts" in pattern:  # of some of them: which is not read here
             return quant
     return {**quant, "layer_quant_config": {}}
+
+
+def _true_of(details: Mapping[str, object]) -> str:
+    return " ".join(name for name, true in details.items() if true)
 
 
 def _groups(name: str, bits: object, group: object) -> Quantization:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tuner.errors import MalformedCheckpoint, UnknownModel
 from tuner.files import shipped_toml
 from tuner.models.attention import AttentionShape, Layers
+from tuner.models.config_json import parse_checkpoint
 from tuner.models.delta_json import DeltaShape
 from tuner.models.fields import architecture_of, is_path, parse
 from tuner.models.folder import read_with
@@ -66,6 +67,24 @@ def class_of(target: str | bytes) -> str:
     except (UnknownModel, MalformedCheckpoint):
         return ""
     return found if isinstance(found, str) else found.architecture
+
+
+def stored_as(target: str | bytes) -> str:
+    """How experts of a preset or a config.json are quantised: type, format, and what is special.
+
+    As "int4_w4a16 compressed-tensors int4 asymmetric"; "" if they are not, or it is not known.
+    """
+    try:
+        model = (
+            parse_checkpoint(target, "model")
+            if isinstance(target, bytes)
+            else preset_or_file(target, lambda path: read_with(path, parse_checkpoint))
+        )
+    except (UnknownModel, MalformedCheckpoint):
+        return ""
+    if model.dtype is None or model.quantization.startswith("none"):
+        return ""
+    return f"{model.dtype.value} {model.quantization} {model.detail}".rstrip()
 
 
 def find_preset(text: str) -> Model:

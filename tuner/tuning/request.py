@@ -102,6 +102,7 @@ class Request:
     seed: int = 0
     carry_over: bool = True  # keep stored entries unless something is clearly faster
     architecture: str = ""  # the class of the model that it is for; "": not known
+    checkpoint: str = ""  # and how that stores experts; see `stored_as`
 
     @property
     def selected(self) -> Selection:

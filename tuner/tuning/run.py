@@ -18,6 +18,7 @@ from typing import Protocol
 
 from tuner.compile import Compiler, Farm, KernelCompiler
 from tuner.engines.dispatch import Runs, of_class, what_runs
+from tuner.engines.dispatch_table import CHECKPOINT
 from tuner.engines.engine import triton_for
 from tuner.errors import UnwritableOutput
 from tuner.measure import Measurer
@@ -144,7 +145,9 @@ def execute(
 
 def runs_without_us(request: Request) -> Runs | None:
     """What a server runs by the engine's rules, without any flags; None: nobody knows."""
-    engine, flags = request.engine, of_class({}, request.architecture)
+    engine = request.engine
+    stored = {CHECKPOINT: request.checkpoint} if request.checkpoint else {}
+    flags = of_class(stored, request.architecture)
     return what_runs(engine.name, engine.version, request.problem, request.device, flags)
 
 

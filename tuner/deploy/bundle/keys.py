@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tuner.deploy.bundle.configs import TunedFile
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
-from tuner.engines.dispatch import engine_runs, flags_of, of_class, what_runs
+from tuner.engines.dispatch import engine_runs, flags_of, of_model, what_runs
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import read_flags, unfusing_flag, with_experts
 from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
@@ -23,7 +23,7 @@ from tuner.files import read_limited
 from tuner.jobs.targets import resolve_all
 from tuner.models.fields import MAX_BYTES
 from tuner.models.serving import Serving
-from tuner.models.table import class_of, find_preset
+from tuner.models.table import find_preset
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
@@ -37,7 +37,7 @@ def server_flags(cluster: Cluster) -> dict[str, str]:
     given = {**cluster.environment, **flags_of(cluster.engine.flags)}
     flags = with_experts(cluster.engine.name, given, cluster.parallel.ep)
     try:
-        return of_class(flags, class_of(served_model(cluster)))
+        return of_model(flags, served_model(cluster))
     except UnknownModel:
         return flags
 
