@@ -126,6 +126,12 @@ def test_who_called_it_and_when():
             )
         ),
         (
+            [("/w/sglang/srt/managers/detokenizer_manager.py", "event_loop")],
+            "AssertionError",
+            "broke off while it served",
+        ),
+        ([("/w/sglang/srt/x.py", "move")], "AssertionError: a == b", "check of the engine's own"),
+        (
             [("/w/sglang/srt/models/gemma4_vision.py", "_patch_projection")],
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2520x256 and 768x1152)",
             "a picture in RGB",
@@ -138,11 +144,13 @@ def test_what_breaks_off_while_requests_are_served(places, error, says):
     assert "The cause stands above" not in text
 
 
-@pytest.mark.parametrize("flag", ["--moe-runner-backend cutlass", "--attention-backend fa3"])
+@pytest.mark.parametrize(
+    "flag", ["--moe-runner-backend cutlass", "--attention-backend fa3", "--enable-dp-attention"]
+)
 def test_backends_that_the_text_chooses_are_named(flag):
     place = [("/w/sglang/srt/layers/quantization/fp8.py", "apply")]
     text = told(*place, error="AttributeError: x", first=f"sglang serve m {flag} --tp 8")
-    assert f"The text sets {flag}: start once without" in text
+    assert f"The text sets {flag}: see whether it comes without" in text
     assert "The text sets" not in told(*place, error="AttributeError: x")
 
 

@@ -37,6 +37,7 @@ _ASKED = {
     "--disable-cuda-graph": "no_graphs graphs_blamed",
     "--disable-custom-all-reduce": "no_custom_all_reduce",
 }
+_FEATURE = re.compile(r"--(?:enable|speculative)-")
 _AGAINST = re.compile(r"\b(?:[Ll]eave|take the flag out|without it)\b")
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
@@ -127,21 +128,21 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
         if step := step_of(frames):
             yield step
         yield from _place(frame, frames, error)
-        yield from _chosen(context.facts.settings) if caller_of(frames) else ()
         if of_engine(frame) and (family := family_launched_at(frame)):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "
                 "that a config file was loaded for it, start the server once without the file."
             )
+    if error and (caller_of(frames) or not frames):
+        yield from _chosen(context.facts.settings)
     yield "Give the logs of all ranks from their start on: the first error is the cause."
 
 
 def _chosen(settings: Mapping[str, str]) -> Iterator[str]:
-    """The backends that the text chooses: the engine's own choice is what most people run."""
-    if words := [
-        word for flag in settings.items() if "backend" in flag[0] for word in words_of(*flag)
-    ]:
-        yield f"The text sets {shlex.join(words)}: start once without, so that the engine chooses."
+    """The backends and features that the text chooses: most people run the engine's own choice."""
+    chosen = (one for one in settings.items() if "backend" in one[0] or _FEATURE.match(one[0]))
+    if words := [word for one in chosen for word in words_of(*one)]:
+        yield f"The text sets {shlex.join(words)}: see whether it comes without, too."
 
 
 def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:

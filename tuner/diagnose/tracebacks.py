@@ -27,7 +27,10 @@ _STEPS = (
     (r"initialize_kv_cache\w*|init_memory_pool", "making the KV cache"),
     (r"capture_model|\w*cuda_graphs?\w*capture|capture_one_batch_size", "capturing CUDA graphs"),
     (r"warmup\w*|kernel_warmup|compile_or_warm_up_model", "warming up"),
-    (r"event_loop_\w+|run_busy_loop|worker_busy_loop|process_batch_result\w*", "serving requests"),
+    (
+        r"event_loop(_\w+)?|run_busy_loop|worker_busy_loop|process_batch_result\w*",
+        "serving requests",
+    ),
 )
 
 
