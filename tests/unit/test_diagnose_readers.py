@@ -100,6 +100,21 @@ def table(*sizes: int, pid: int = 1, copies: int = 1) -> str:
     return "".join(line * copies for line in lines)
 
 
+def bench(ttft: float, requests: int = 1000, failed: int = 0) -> str:
+    lines = {
+        "Successful requests": requests,
+        "Failed requests": failed,
+        "Benchmark duration (s)": 117.68,
+    }
+    lines |= {
+        "Output token throughput (tok/s)": 1519.34,
+        "Mean TTFT (ms)": ttft,
+        "Mean TPOT (ms)": 131.61,
+    }
+    shown = "".join(f"{name + ':':<40} {value}      \n" for name, value in lines.items())
+    return f"============ Serving Benchmark Result ============\n{shown}"
+
+
 def p2p(*fast: float, host: float = 11.3) -> str:
     """Two matrices of CUDA's test between three GPUs; `fast`: of 0-1, 0-2 and 1-2."""
     found = "Device=0 CAN Access Peer Device=1\n"
@@ -116,6 +131,11 @@ def p2p(*fast: float, host: float = 11.3) -> str:
 
 
 CASES = (
+    # Tables of benchmarks.
+    Shown("requests that wait", bench(31077.94), ("benchmark",), says=("200 requests ran at once", "31.1 s on average, 26 % of the run", "--max-concurrency"), never=("failed",)),
+    Shown("first tokens in time", bench(310.0, failed=3), ("benchmark",), says=("7.6 tokens/s", "3 requests failed"), never=("the wait for a place",)),
+    Shown("long prompts, one at a time", bench(31077.94, requests=3), ("benchmark",), never=("the wait for a place",)),
+    Shown("two tables", 2 * bench(310.0), ("benchmark",), says=("has 2 tables",)),
     # Transfers between GPUs.
     Shown("direct transfers", p2p(52.7, 52.9, 52.8), ("p2p",), says=("52.7 GB/s (GPU 0 to 1) to 52.9", "without them 11.3", "about as fast"), never=("topo -m",)),
     Shown("pairs of bridges", p2p(52.7, 22.9, 22.8), ("p2p",), says=("between some GPUs much faster", "(GPU 1 to 2)", "CUDA_VISIBLE_DEVICES")),

@@ -40,6 +40,9 @@ _ASKED = {
 _FEATURE = re.compile(r"--(?:enable|speculative)-")
 _AGAINST = re.compile(r"\b(?:[Ll]eave|take the flag out|without it)\b")
 
+# Readings that name no fault, so that which kernels run is still a question.
+_OF_SPEED = ("load_steps", "benchmark")
+
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 
 
@@ -92,7 +95,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
         replace(one, fix=[*_undone(for_engine(one.fix, one.engine or engine), context)])
         for one in findings.readings
     ]
-    known = answers or findings.errors or any(one.name != "load_steps" for one in readings)
+    known = answers or findings.errors or any(one.name not in _OF_SPEED for one in readings)
     program = context.program()
     instead = () if known or program else instead
     return Diagnosis(answers, findings, unsupported, program, instead, read, readings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tuner.diagnose.readers.benchmark import BenchmarkReader
 from tuner.diagnose.readers.counters import CounterReader
 from tuner.diagnose.readers.gdr import GdrReader
 from tuner.diagnose.readers.load import LoadReader
@@ -33,6 +34,7 @@ def _readers() -> list[Reader]:
         GdrReader(),
         CounterReader(),
         P2pReader(),
+        BenchmarkReader(),
     ]
 
 
