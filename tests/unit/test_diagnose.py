@@ -104,6 +104,7 @@ LOST = "Using default MoE config. Performance might be sub-optimal! Config file 
         (CUT.format("flashinfer/jit/cpp_ext.py", "run_ninja"), "FlashInfer was building a kernel", "Triton"),
         ("[core.py:844] Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/x.html", "a check in a kernel failed", "unknown"),
         ("Assertion failed: /w/DeepEP/csrc/kernels/internode.cu:483, condition: ibgda_get_state()->num_rc_per_pe >= num_channels", "num_qps_per_rank", "unknown"),
+        ("sglang serve m --speculative-algorithm EAGLE\nRuntimeError: CUDA error: device-side assert triggered", "sets --speculative-algorithm EAGLE", "unknown"),
         (f"{LOST}/E=128,N=704,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", "gemma-4-26b-a4b at tp=1", "--engine sglang"),
         ("Using TRITON Fp8 MoE backend out of potential backends: ['DEEPGEMM', 'TRITON']\nslow on an L40S", "--engine vllm", "sglang"),
         ("export USE_FLAGGEMS=1\nvllm serve x fails: out-of-shared-memory", "without USE_FLAGGEMS", "tuner tune"),

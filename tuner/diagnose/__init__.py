@@ -10,7 +10,7 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -23,10 +23,9 @@ from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
-from tuner.diagnose.tracebacks import caller_of, of_engine, package_of, step_of, whose
+from tuner.diagnose.tracebacks import caller_of, chosen, of_engine, package_of, step_of, whose
 from tuner.engines.engine import release_of
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
-from tuner.engines.logs.settings import words_of
 from tuner.errors import BadProblem, UnreadableLog
 from tuner.files import shipped_toml
 
@@ -37,7 +36,6 @@ _ASKED = {
     "--disable-cuda-graph": "no_graphs graphs_blamed",
     "--disable-custom-all-reduce": "no_custom_all_reduce",
 }
-_FEATURE = re.compile(r"--(?:enable|speculative)-")
 _AGAINST = re.compile(r"\b(?:[Ll]eave|take the flag out|without it)\b")
 
 # Readings that name no fault, so that which kernels run is still a question.
@@ -137,15 +135,8 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
                 "that a config file was loaded for it, start the server once without the file."
             )
     if error and (caller_of(frames) or not frames):
-        yield from _chosen(context.facts.settings)
+        yield from chosen(context.facts.settings)
     yield "Give the logs of all ranks from their start on: the first error is the cause."
-
-
-def _chosen(settings: Mapping[str, str]) -> Iterator[str]:
-    """The backends and features that the text chooses: most people run the engine's own choice."""
-    chosen = (one for one in settings.items() if "backend" in one[0] or _FEATURE.match(one[0]))
-    if words := [word for one in chosen for word in words_of(*one)]:
-        yield f"The text sets {shlex.join(words)}: see whether it comes without, too."
 
 
 def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from tuner.diagnose.crashes import (
     compile_error,
     crashed_in,
     cutlass_tile,
+    faulted,
     fp8_kernel,
     gpu_memory,
     scaled_mm_unserved,
@@ -38,7 +39,7 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
             compile_error,
             crashed_in,
         ),
-        *(surfaced, amd_topology, gid_table, nccl_tests, rdma_ports, sockets, topology),
+        *(surfaced, faulted, amd_topology, gid_table, nccl_tests, rdma_ports, sockets, topology),
         *(nccl_timeout, no_image),
     )
 }

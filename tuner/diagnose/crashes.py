@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,7 @@ from tuner.diagnose.context import Context, devices_with
 from tuner.diagnose.files import why_not
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
-from tuner.diagnose.tracebacks import package_of
+from tuner.diagnose.tracebacks import chosen, package_of
 from tuner.engines.engine import engine_names, engine_package, supports
 from tuner.engines.logs.served import ENGINES
 from tuner.errors import BadInput
@@ -107,6 +108,12 @@ def surfaced(finding: LogFinding, context: Context) -> Added:
     if row := _known_kernel(frame):
         return Added((where, row["cause"]), tuple(row["fix"]))
     return Added((where,))
+
+
+def faulted(finding: LogFinding, context: Context) -> Added:
+    """The place at which a fault of a kernel came up, and what the text switches on."""
+    added = surfaced(finding, context)
+    return replace(added, fix=(*added.fix, *chosen(context.facts.settings)))
 
 
 def _known_kernel(frame: Frame) -> Mapping[str, Any] | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.diagnose.findings import Frame
 from tuner.engines.engine import engine_names
 from tuner.engines.logs.served import ENGINES
+from tuner.engines.logs.settings import words_of
 
 _INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 # Plugins and forks whose sources stand in a folder of their own, not among installed packages.
@@ -20,6 +22,7 @@ _SOURCE = re.compile(r"/([A-Za-z]\w*)(?:-\w+)*/src/(\1(?:_\w+)*)/")
 _CUT = re.compile(
     r"(?!(?:python|src|csrc|tests?|examples?|scripts?|tools|benchmarks?|app|workspace)/)([A-Za-z_]\w*)/"
 )
+_FEATURE = re.compile(r"--(?:enable|speculative)-")
 # Steps of a server's life, by functions that both engines keep; the innermost frame decides.
 _STEPS = (
     (r"load_model|load_weights|process_weights_after_loading", "loading the weights"),
@@ -106,3 +109,10 @@ def step_of(frames: Sequence[Frame]) -> str:
             if re.fullmatch(functions, frame.function):
                 return f"The server was {words} ({frame.function})."
     return ""
+
+
+def chosen(settings: Mapping[str, str]) -> Iterator[str]:
+    """The backends and features that the text chooses: most people run the engine's own choice."""
+    chosen = (one for one in settings.items() if "backend" in one[0] or _FEATURE.match(one[0]))
+    if words := [word for one in chosen for word in words_of(*one)]:
+        yield f"The text sets {shlex.join(words)}: see whether it comes without, too."
