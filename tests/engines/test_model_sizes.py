@@ -23,11 +23,14 @@ from tiers import only
 
 from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
+from tuner.engines.engine import names_model
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import BadProblem
+from tuner.families.fused_moe.models import resolve_config
 from tuner.models.config_json import read_checkpoint
 from tuner.models.fields import language_fields
 from tuner.models.model import Model
+from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 
@@ -248,6 +251,45 @@ def test_deepseek_r1_through_the_releases(version, device, tp, dtype, E, top_k):
 )
 def test_other_families(model, version, experts):
     assert shared_expert_fusion(find_preset(model), version, cuda_target(9, 0)).experts == experts
+
+
+@pytest.mark.parametrize(
+    ("version", "ep", "width", "experts"),
+    [("0.5.16", 1, 512, 0), ("0.5.23", 1, 512, 1), ("0.5.23", 8, 512, 1), ("0.5.23", 1, 1024, 0)],
+)
+def test_ling_3(version, ep, width, experts):
+    """shared_experts_fusion_disable_reason in srt/models/bailing_moe_v3.py."""
+    ling = Model(
+        name="ling-3",
+        architecture="BailingMoeV3ForCausalLM",
+        E=128,
+        intermediate=512,
+        hidden=1536,
+        top_k=8,
+        n_shared_experts=1,
+        shared_intermediate=width,
+    )
+    assert shared_expert_fusion(ling, version, cuda_target(9, 0), ep=ep).experts == experts
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "architecture", "named"),
+    [
+        ("sglang", "0.5.23", "BailingMoeV3ForCausalLM", True),
+        ("sglang", "0.5.16", "BailingMoeV3ForCausalLM", False),
+        ("vllm", "0.10.2", "Dots1ForCausalLM", True),
+        ("vllm", "0.33.0", "Dots1ForCausalLM", False),  # among those of earlier releases
+        ("vllm", "0.33.0", "FlexOlmoForCausalLM", True),
+        ("vllm", "0.9.9", "FlexOlmoForCausalLM", True),  # not on disk
+    ],
+)
+def test_a_class_that_a_release_lacks_is_told(engine, version, architecture, named):
+    assert names_model(engine, version, architecture) is named
+    config = {"architectures": [architecture], "hidden_size": 2048, "num_experts": 128}
+    config |= {"moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    serving = Serving(engine=engine, engine_version=version)
+    notes = resolve_config(json.dumps(config).encode(), "x", serving).notes
+    assert any(f"{engine} {version} has no class {architecture}" in one for one in notes) != named
 
 
 def test_flags_override_the_rule():

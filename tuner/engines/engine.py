@@ -116,6 +116,20 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     return opened
 
 
+@lru_cache(maxsize=256)
+def names_model(engine: str, version: str, architecture: str) -> bool:
+    """Whether a release has a class of models; true where its source is not on disk."""
+    try:
+        root = find_engine(f"{engine}=={version}").root
+    except UnknownEngine:
+        return True
+    package = import_module(f"{_PACKAGES[engine]}.package")
+    files, named = getattr(package, "MODELS", ("", ""))
+    wanted = re.compile(named.format(re.escape(architecture)))
+    found = [*root.glob(files)] if files else []
+    return not found or any(wanted.search(one.read_text(encoding="utf-8")) for one in found)
+
+
 def matching_packages(
     name: str, version: str | None, environ: Mapping[str, str] = os.environ
 ) -> list[Package]:

@@ -11,6 +11,8 @@ from tuner.errors import UnsupportedKernel
 # The version to use if several are added and none is installed: `make install` adds it, and
 # it was measured. The newest version would depend on what the tests have unpacked.
 DEFAULT_VERSION = "0.5.16"
+# The files that name the classes of models, and how they name one.
+MODELS = ("srt/models/**/*.py", r"\b{}\b")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from pathlib import Path
 # The version to use if several are unpacked and none is installed. The newest version would depend
 # on what the tests have unpacked.
 DEFAULT_VERSION = "0.33.0"
+# The files that name the classes of models, and how they name one. Those that a release no longer
+# has are named with a release in place of a module.
+MODELS = ("model_executor/models/registry.py", r'"{}":\s*\(')
 
 
 @dataclass(frozen=True)

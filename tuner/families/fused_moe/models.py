@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from tuner.devices.target import cuda_target
-from tuner.engines.engine import engine_module, engine_names, supports
+from tuner.engines.engine import engine_module, engine_names, names_model, supports
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
@@ -79,7 +79,7 @@ def fitted_block(cut: Cut) -> Block:
     return 0, group
 
 
-_UNGATED = {"NemotronHForCausalLM"}
+_UNGATED = "NemotronH"  # how their classes' names begin
 
 
 def reads(text: str, engine: str = "") -> bool:
@@ -136,9 +136,20 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
     )
     notes = [fusion.why] if model.n_shared_experts else []
     notes += _scheme_notes(model, problem, serving)
-    if model.architecture in _UNGATED:
-        notes.append(f"{model.architecture}'s experts have no gate; they are timed with one")
-    return Resolved((problem,), tuple(notes))
+    return Resolved((problem,), (*notes, *_class_notes(model.architecture, serving)))
+
+
+def _class_notes(name: str, serving: Serving) -> list[str]:
+    """What is to be said of the model's class."""
+    notes, version = [], serving.engine_version
+    if version and name and not names_model(serving.engine, version, name):
+        notes.append(
+            f"{serving.engine} {version} has no class {name} among its models: it refuses the "
+            "model, or runs it by code of Transformers, which was not looked at here"
+        )
+    if name.startswith(_UNGATED):
+        notes.append(f"{name}'s experts have no gate; they are timed with one")
+    return notes
 
 
 def find_model(text: str) -> Model:

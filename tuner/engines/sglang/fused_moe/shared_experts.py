@@ -9,7 +9,7 @@ differs for some models (it adds one expert for Llama 4).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.devices.target import Target
 from tuner.engines.engine import Release, release_of
@@ -21,6 +21,7 @@ from tuner.problems.dtypes import Dtype
 
 NEWEST = "0.5.23"  # the newest release whose rules were read; the default version
 OLDEST_ARCH = 80
+_PACKED = "of compressed-tensors int4 checkpoints, which keep them unquantised"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _deepseek_v3(case: _Case) -> str | None:
         return f"on {case.target.name}, before 0.4.7 only on sm_90 and later"
     packed = case.model.quantization.startswith("compressed-tensors")
     if case.version >= (0, 5, 16) and packed and case.dtype is Dtype.INT4_W4A16:
-        return "of compressed-tensors int4 checkpoints, which keep them unquantised"
+        return _PACKED
     return _common(case)
 
 
@@ -144,6 +145,18 @@ def _qwen3_next(case: _Case) -> str | None:
     return None
 
 
+def _bailing_v3(case: _Case) -> str | None:
+    """Ling 3. Expert parallelism is no reason."""
+    if (
+        case.model.n_shared_experts != 1
+        or case.model.shared_intermediate != case.model.intermediate
+    ):
+        return "of another width than the routed ones, or several of them"
+    if case.model.quantization.startswith("compressed-tensors") and case.dtype is Dtype.INT4_W4A16:
+        return _PACKED
+    return _common(replace(case, ep=1))
+
+
 def _common(case: _Case) -> str | None:
     if case.ep > 1:
         return "under expert parallelism"
@@ -155,6 +168,7 @@ def _common(case: _Case) -> str | None:
 _ANY: Release = ()
 # The release from which a class is fused at all, and what is asked from then on.
 _RULES: dict[str, tuple[Release, Callable[[_Case], str | None]]] = {
+    "BailingMoeV3ForCausalLM": ((0, 5, 23), _bailing_v3),
     "DeepseekV3ForCausalLM": (_ANY, _deepseek_v3),
     "DeepseekV32ForCausalLM": (_ANY, _deepseek_v32),
     "GlmMoeDsaForCausalLM": ((0, 5, 9), _deepseek_v3),
