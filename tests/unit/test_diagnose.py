@@ -193,7 +193,7 @@ def test_rows_name_only_holes_that_some_form_has():
 
 def test_every_message_is_found_by_its_own_form():
     """A hole is filled by what it takes; nothing else may be found beside."""
-    samples = {"int": "128", "num": "0.9", "word": "word", "path": "/a/b/E=1.json"}
+    samples = {"int": "128", "some": "3", "num": "0.9", "word": "word", "path": "/a/b/E=1.json"}
     samples |= {"sizes": "/a/b/E=8,N=64", "card": "NVIDIA_L40S.json"}
     for message in TABLE.messages:
         # One form of a line of load alone says nothing: see the test of requests that wait.
@@ -216,13 +216,15 @@ def test_every_message_is_found_by_its_own_form():
             }, (text, found)
 
 
-MESSAGES = Path(__file__).parents[1] / "data" / "network_messages.toml"
+DATA = Path(__file__).parents[1] / "data"
+MESSAGES = [DATA / f"{part}_messages.toml" for part in ("network", "node")]
 
 
 @pytest.mark.parametrize(
-    ("cause", "lines"), parse_toml(MESSAGES.read_bytes(), MESSAGES.name, BadInput).items()
+    ("cause", "lines"),
+    [pair for f in MESSAGES for pair in parse_toml(f.read_bytes(), f.name, BadInput).items()],
 )
-def test_lines_of_distributed_programs_get_their_cause_and_no_other(cause, lines):
+def test_lines_of_programs_get_their_cause_and_no_other(cause, lines):
     assert {line: names(line) for line in lines} == {line: [cause] for line in lines}
 
 

@@ -115,6 +115,16 @@ def bench(ttft: float, requests: int = 1000, failed: int = 0) -> str:
     return f"============ Serving Benchmark Result ============\n{shown}"
 
 
+def smi(*rows: tuple[int, int, int], ecc: str = "0") -> str:
+    """nvidia-smi's table of GPUs: of each one W, % of use and MiB in use."""
+    shown = "".join(
+        f"|   {i}  NVIDIA H100 80GB HBM3          On  |   00000000:{i + 1}8:00.0 Off |                    {ecc} |\n"
+        f"| N/A   33C    P0            {power}W /  700W |   {used}MiB /  81559MiB |    {use}%      Default |\n"
+        for i, (power, use, used) in enumerate(rows)
+    )
+    return f"| Fan  Temp   Perf  Pwr:Usage/Cap |  Memory-Usage | GPU-Util  Compute M. |\n{shown}"
+
+
 def p2p(*fast: float, host: float = 11.3) -> str:
     """Two matrices of CUDA's test between three GPUs; `fast`: of 0-1, 0-2 and 1-2."""
     found = "Device=0 CAN Access Peer Device=1\n"
@@ -136,6 +146,14 @@ CASES = (
     Shown("first tokens in time", bench(310.0, failed=3), ("benchmark",), says=("7.6 tokens/s", "3 requests failed"), never=("the wait for a place",)),
     Shown("long prompts, one at a time", bench(31077.94, requests=3), ("benchmark",), never=("the wait for a place",)),
     Shown("two tables", 2 * bench(310.0), ("benchmark",), says=("has 2 tables",)),
+    # nvidia-smi's table.
+    Shown("all GPUs wait", smi((118, 100, 71234), (117, 100, 71234)), ("smi_waits",), says=("All 2 wait",), never=("the others wait for these",)),
+    Shown("GPUs that wait for one", smi((118, 100, 71234), (117, 0, 71234), (118, 100, 71234)), ("smi_waits",), says=("GPU 0, 2 at 100 %", "GPU 1 run none")),
+    Shown("GPUs that compute", smi((518, 100, 71234), (517, 100, 71234)), ()),
+    Shown("GPUs without a model", smi((60, 0, 4), (61, 0, 4)), ()),
+    Shown("a server without requests", smi((80, 0, 71234), (81, 0, 71234)), ("smi_idle",), says=("none of the 2 computes",)),
+    Shown("errors of memory", smi((518, 97, 71234), ecc="2"), ("smi_errors",), says=("GPU 0: 2",)),
+    Shown("cards without ECC", smi((518, 97, 71234), ecc="N/A"), ()),
     # Transfers between GPUs.
     Shown("direct transfers", p2p(52.7, 52.9, 52.8), ("p2p",), says=("52.7 GB/s (GPU 0 to 1) to 52.9", "without them 11.3", "about as fast"), never=("topo -m",)),
     Shown("pairs of bridges", p2p(52.7, 22.9, 22.8), ("p2p",), says=("between some GPUs much faster", "(GPU 1 to 2)", "CUDA_VISIBLE_DEVICES")),

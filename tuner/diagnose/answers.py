@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tuner.diagnose.added import Added
-from tuner.diagnose.captures import amd_topology, gid_table, nccl_tests, rdma_ports, topology
+from tuner.diagnose.captures import (
+    amd_topology,
+    gid_table,
+    nccl_tests,
+    perftest,
+    rdma_ports,
+    topology,
+)
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import (
     compile_error,
@@ -39,7 +46,17 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
             compile_error,
             crashed_in,
         ),
-        *(surfaced, faulted, amd_topology, gid_table, nccl_tests, rdma_ports, sockets, topology),
+        *(
+            surfaced,
+            faulted,
+            amd_topology,
+            gid_table,
+            nccl_tests,
+            perftest,
+            rdma_ports,
+            sockets,
+            topology,
+        ),
         *(nccl_timeout, no_image),
     )
 }

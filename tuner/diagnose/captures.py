@@ -30,6 +30,7 @@ _ROW = re.compile(
     r"(?:[ \t]+-?\d+(?:[ \t]*\[\d+\])?)?[ \t]+[\d.]+[ \t]+[\d.]+[ \t]+([\d.]+)(?=\s|$)"
     r"(?:[ \t]+(\d+)(?=[\s\[]|$))?"
 )
+_RATES = re.compile(r"^\s*(\d{1,12})\s+\d{1,9}\s+[\d.]{1,12}\s+(\d{1,9}\.\d{1,6})\s", re.MULTILINE)
 _TABLE_ENDS = re.compile(r"Avg bus bandwidth.*|.*\balgbw\b.*")
 _FAILED = re.compile(r"Out of bounds values\s*:\s*[1-9]\d*")
 _UNSET = (
@@ -113,6 +114,17 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
         return Added((*cause, *(apart if some else ())), (_UNSET,))
     cause.append(f"Here that is index {min(shared)}.")
     return Added(tuple(cause), (_UNSET, f"$ export NCCL_IB_GID_INDEX={min(shared)}"))
+
+
+def perftest(finding: LogFinding, context: Context) -> Added:
+    """The average at the largest size."""
+    rows = [(int(size), float(rate)) for size, rate in _RATES.findall(finding.around)]
+    if not rows:
+        return Added(("No row of the table can be read here.",))
+    size, rate = max(rows)
+    unit, byte = ("Gb/s", 1 / 8) if "Gb/sec" in finding.around else ("MB/s", 1e-3)
+    shown = f"At the largest size here, {size:,} bytes, the average is {rate:,.1f} {unit}"
+    return Added((f"{shown}, which is {rate * byte:,.1f} GB/s.",))
 
 
 def nccl_tests(finding: LogFinding, context: Context) -> Added:

@@ -5,6 +5,7 @@ holes for what the engine fills in:
 
     {name}        any text, as short as possible
     {name:int}    digits, perhaps with commas
+    {name:some}   the same, and not 0
     {name:num}    a number, perhaps with a fraction
     {name:word}   text without blanks, quotes, brackets and commas
     {name:lib}    the name or path of a library
@@ -36,6 +37,7 @@ _HOLE = re.compile(r"\{(?:(?P<name>\w*):)?(?P<kind>[^{}]*)\}")
 _ANY = ".{1,400}"
 _KINDS = {
     "int": r"\d[\d,]*",
+    "some": r"[1-9][\d,]*",
     "num": r"\d+(?:\.\d+)?",
     "word": r"[^\s'\",;()\[\]{}]+",
     "lib": r"[\w.+/-]+",

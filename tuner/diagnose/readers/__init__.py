@@ -16,6 +16,7 @@ from tuner.diagnose.readers.load import LoadReader
 from tuner.diagnose.readers.nvlink import NvlinkReader
 from tuner.diagnose.readers.p2p import P2pReader
 from tuner.diagnose.readers.reading import Reader, Reading, Whole
+from tuner.diagnose.readers.smi import SmiReader
 from tuner.diagnose.readers.stacks import StackReader
 from tuner.diagnose.readers.start import StartReader
 from tuner.diagnose.readers.tables import TableReader
@@ -35,6 +36,7 @@ def _readers() -> list[Reader]:
         CounterReader(),
         P2pReader(),
         BenchmarkReader(),
+        SmiReader(),
     ]
 
 

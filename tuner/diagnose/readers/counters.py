@@ -17,13 +17,18 @@ _LOST = {  # of hw_counters and of `ethtool -S`, and what each one counts
     "rnr_nak_retry_err": "the receiver was not ready",
     "rx_discards_phy": "the card had no room for what came",
     "rx_out_of_buffer": "the host was too slow to take what came; TCP too",
+    # Of an InfiniBand port, in sysfs and in perfquery's words.
+    **dict.fromkeys(("symbol_error", "SymbolErrorCounter"), "bits came wrong: cable or module"),
+    **dict.fromkeys(("link_downed", "LinkDownedCounter"), "times that the link went down"),
+    **dict.fromkeys(("port_rcv_errors", "PortRcvErrors"), "packets came broken"),
+    **dict.fromkeys(("port_xmit_discards", "PortXmitDiscards"), "packets found no way out in time"),
 }
 _CONGESTED = ("np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets")
 _NAMES = (*_LOST, *_CONGESTED)
 _PAUSE = r"(?:prio\d|global)_pause|pause_ctrl_phy"
 _DEVICE = re.compile(r"infiniband/(\w+)/ports|\blink (\w+)/\d")
 _VALUE = re.compile(
-    rf"(?<!\w)({'|'.join(_NAMES)}|[rt]x_(?:prio\d_bytes|{_PAUSE}))\b[:=\s]+(\d{{1,20}})\b"
+    rf"(?<!\w)({'|'.join(_NAMES)}|[rt]x_(?:prio\d_bytes|{_PAUSE}))\b[:=.\s]+(\d{{1,20}})\b"
 )
 _PRIO_0 = ("rx_prio0_bytes", "tx_prio0_bytes")
 _MOST, _NAMED = 4096, 8
