@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -343,8 +344,9 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.slept: list[float] = []
-        monkeypatch.setattr(exports.anyio, "current_time", lambda: self.now)
-        monkeypatch.setattr(exports.anyio, "sleep", self._sleep)
+        # Servers of other tests sleep in threads of this process, so anyio itself stays as it is.
+        time = SimpleNamespace(Lock=anyio.Lock, sleep=self._sleep, current_time=lambda: self.now)
+        monkeypatch.setattr(exports, "anyio", time)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
