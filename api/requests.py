@@ -45,7 +45,13 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, IndivisibleShape
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import TuningTarget, engine_version_here, refuse_too_large, resolve_target
+from tuner.jobs.targets import (
+    TuningTarget,
+    engine_version_here,
+    only_problem,
+    refuse_too_large,
+    resolve_target,
+)
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Note, Serving
 from tuner.problems.dtypes import Dtype
@@ -307,7 +313,7 @@ def job_request(
     engine = asked.pinned(workers, engine_version_here(body.engine)).engine
     with _in_field("model"):
         target, label = _target(body, engine)
-    (problem,) = target.problems
+        problem = only_problem(target)
     request = JobRequest(
         problem=problem,
         device=body.device,

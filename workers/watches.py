@@ -34,6 +34,7 @@ from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import (
     engine_version_here,
+    only_problem,
     reader_of,
     refuse_options,
     refuse_too_large,
@@ -127,7 +128,7 @@ class Watch:
             options={"ep": ep},
         )
         target = resolve_target(model, serving)
-        (problem,) = target.problems
+        problem = only_problem(target)
         sizes = {"batch_sizes": self.batch_sizes} if self.batch_sizes else {}
         refuse_options(target.family, sizes)
         request = JobRequest(

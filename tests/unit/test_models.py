@@ -12,14 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.sglang.fused_moe import parse_config_name
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
-from tuner.families.fused_moe.models import find_model, moe_problem
+from tuner.errors import (
+    BadInput,
+    BadProblem,
+    IndivisibleShape,
+    MalformedCheckpoint,
+    TunerError,
+    UnknownModel,
+)
+from tuner.families.fused_moe.models import find_model, moe_problem, resolve_config
 from tuner.families.fused_moe.models import resolve as resolve_moe
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.jobs.targets import TuningTarget, only_problem
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
+from tuner.problems.registry import find_family
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = sorted(path.parent for path in (DATA / "models").glob("*/config.json"))
@@ -129,6 +138,22 @@ class TestConfigJson:
         monkeypatch.chdir(folder.parent)
         assert find_model("./deepseek-r1").source == ""
         assert find_model("deepseek-r1").source != ""
+
+    def test_experts_for_text_and_for_images(self):
+        """ERNIE 4.5 VL, whose engines make a layer of each."""
+        data = config(
+            architectures=["Ernie4_5_VLMoeForConditionalGeneration"],
+            num_experts=None,
+            moe_num_experts=[64, 64],
+            moe_intermediate_size=[1536, 512],
+            moe_num_shared_experts=2,
+        )
+        found = resolve_config(data, "x", Serving(tp=4))
+        assert [(one.E, one.N) for one in found.problems] == [(64, 384), (64, 128)]
+        assert "experts for text are 1536 wide, those for images 512" in found.notes
+        target = TuningTarget(find_family("fused_moe:E=1"), found.problems, (), True)
+        with pytest.raises(BadInput, match="name fused_moe:E=64,N=384.* and fused_moe:E=64,N=128"):
+            only_problem(target)
 
     # Fields of families that no preset has.
     @pytest.mark.parametrize(

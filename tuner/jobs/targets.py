@@ -78,6 +78,14 @@ def resolve_target(
     return TuningTarget(chosen, resolved.problems, resolved.notes, True, architecture)
 
 
+def only_problem(target: TuningTarget) -> Problem:
+    """The problem of a target that is one job. Raises BadInput, which names all, if it has more."""
+    if len(target.problems) > 1:
+        specs = " and ".join(problem.spec() for problem in target.problems)
+        raise BadInput(f"this model has several problems, each a job of its own: name {specs}")
+    return target.problems[0]
+
+
 def resolve_all(
     target: str | bytes,
     serving: Serving,

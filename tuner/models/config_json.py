@@ -40,8 +40,8 @@ def read_checkpoint(path: Path) -> Model:
 def parse_checkpoint(data: bytes, name: str) -> Model:
     """The model of a config.json's bytes. Raises MalformedCheckpoint."""
     config = parse(data)
-    fields = language_fields(config)
     architecture = architecture_of(config)
+    fields, for_images = _text_experts(language_fields(config), architecture)
     shared, width = shared_experts(fields, architecture)
     quant = read_quantization(fields, torch_dtype(fields))
     doubt = ""
@@ -69,11 +69,29 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
         dtype=quant.dtype,
         block_shape=quant.block_shape,
         per_channel_quant=quant.per_channel_quant,
+        image_intermediate=for_images,
         detail=quant.detail,
         doubt=doubt,
         attention=attention_or_none(config),
         linears=linears_or_none(config),
     )
+
+
+def _text_experts(fields: Json, architecture: str) -> tuple[Json, int]:
+    """The fields of the experts for text, and the columns of those for images; 0: none.
+
+    ERNIE 4.5 VL has two of each: vLLM's ernie45_vl_moe.py and sglang's ernie45_moe_vl.py.
+    """
+    if architecture != "Ernie4_5_VLMoeForConditionalGeneration":
+        return fields, 0
+    of_both = ("moe_num_experts", "moe_intermediate_size")
+    pairs = {name: pair for name in of_both if isinstance(pair := fields.get(name), list)}
+    if any(len(pair) != 2 for pair in pairs.values()):
+        raise MalformedCheckpoint(f"{architecture} has experts for text and for images, so 2 sizes")
+    first, second = (
+        {**fields, **{name: pair[at] for name, pair in pairs.items()}} for at in (0, 1)
+    )
+    return first, size(second, INTERMEDIATE) or 0 if pairs else 0
 
 
 def _required(fields: Json, field: str, architecture: str) -> int:

@@ -29,6 +29,7 @@ class Model:
     dtype: Dtype | None = Dtype.BFLOAT16  # None: no Triton fused-MoE kernel reads the format
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
+    image_intermediate: int = 0  # columns of one expert for images; 0: such experts are no others
     detail: str = ""  # what is special in the format: see Quantization
     doubt: str = ""  # a clause: why the experts may be quantised otherwise than it says here
     since: str = ""  # oldest examined sglang release that has the architecture; "": unknown
@@ -43,6 +44,14 @@ class Model:
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner models --json`. Linear layers are left out: they are many."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
-        del shown["linears"], shown["detail"], shown["doubt"], shown["mamba"], shown["delta"]
-        del shown["sparse"]
+        for name in (
+            "linears",
+            "detail",
+            "doubt",
+            "image_intermediate",
+            "mamba",
+            "delta",
+            "sparse",
+        ):
+            del shown[name]
         return shown | {"attention": asdict(self.attention) if self.attention else None}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from tuner.devices.target import cuda_target
@@ -124,19 +124,26 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
         dtype=serving.dtype,
         force=options.get("fuse_shared"),
     )
-    problem = moe_problem(
+    problems = [_served(model, serving, fusion)]
+    notes = [fusion.why] if model.n_shared_experts else []
+    notes += _scheme_notes(model, problems[0], serving)
+    if width := model.image_intermediate:
+        problems.append(_served(replace(model, intermediate=width), serving, fusion))
+        notes.append(f"experts for text are {model.intermediate} wide, those for images {width}")
+    return Resolved(tuple(problems), (*notes, *_class_notes(model.architecture, serving)))
+
+
+def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
+    return moe_problem(
         model,
         serving.tp,
-        options.get("ep", 1),
+        serving.options.get("ep", 1),
         dtype=serving.dtype,
-        block_shape=options.get("block_shape"),
+        block_shape=serving.options.get("block_shape"),
         fusion=fusion,
         rule=lambda cut: _rules(serving.engine).rank_block(cut, serving.engine_version),
         release=f"{serving.engine} {serving.engine_version}" if serving.engine_version else "",
     )
-    notes = [fusion.why] if model.n_shared_experts else []
-    notes += _scheme_notes(model, problem, serving)
-    return Resolved((problem,), (*notes, *_class_notes(model.architecture, serving)))
 
 
 def _class_notes(name: str, serving: Serving) -> list[str]:
