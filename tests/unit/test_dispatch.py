@@ -121,6 +121,7 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], {}),
         ("sglang 0.5.16", "H100", qwen, awq, 384, ["Marlin"], wna16),
         ("sglang 0.5.16", "H100", qwen, awq, 192, ["Triton"], {}),  # 192 holds 1.5 groups
+        ("sglang 0.5.16", "H100", "Llama4ForCausalLM", awq, 384, ["Triton"], {}),
         ("sglang 0.5.16", "H100", qwen, gptq, 192, ["Marlin"], wna16),
         ("sglang 0.5.16", "H100", qwen, gptq | {"desc_act": True}, 384, ["Marlin"], {}),
         ("sglang 0.5.16", "H100", qwen, rounded, 384, ["Triton"], {}),
@@ -129,6 +130,8 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.16", "H100", nemotron, modelopt, 384, ["FlashInfer"], None),
         ("sglang 0.5.16", "H100", nemotron, weights(8, "float"), 384, ["Triton"], {}),
         ("vllm 0.33.0", "H100", qwen, weights(8, "float"), 384, ["CUTLASS"], None),
+        ("vllm 0.33.0", "H100", qwen, awq, 384, ["Marlin"], {}),
+        ("vllm 0.33.0", "H100", qwen, awq, 192, ["Triton's kernel for int4"], {}),
         ("vllm 0.33.0", "H100", qwen, {"quant_method": "fp8"}, 384, ["Triton"], {}),
         ("vllm 0.33.0", "H100", qwen, modelopt, 384, ["FlashInfer", "Triton"], None),
         ("vllm 0.33.0", "L40S", qwen, weights(8, "int"), 384, ["Triton's kernel for int8"], {}),
