@@ -277,8 +277,8 @@ def _scheme(
     if dtype is None and model.dtype is None:
         raise BadProblem(
             f"{model.name} is stored as {model.quantization}, which the Triton fused-MoE kernel "
-            "cannot read: engines run other kernels for it, which read no tuned files. If servers "
-            "convert the experts to another type at start, name that, e.g. ",
+            "cannot read: engines run other kernels for it, which read no tuned files, or stop. If "
+            "servers convert the experts to another type at start, name that, e.g. ",
             cli="--dtype bfloat16 or --dtype fp8_w8a8",
             api="dtype=bfloat16 or dtype=fp8_w8a8",
         )
