@@ -158,6 +158,11 @@ def test_the_group_of_the_experts_counts(tmp_path):
     quant = {"quant_method": "compressed-tensors", "config_groups": groups}
     model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant))
     assert (model.dtype, model.block_shape) == (Dtype.INT4_W4A16, (0, 32))
+    # A pattern need not name experts to match them.
+    for pattern in ("re:.*mlp.*(gate|up|down)_proj$", "re:.*ffn.*(gate|up|down)_proj$"):
+        groups["b"] = group(4, pattern)
+        model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant))
+        assert (model.dtype, model.block_shape) == (Dtype.INT4_W4A16, (0, 32))
 
 
 class TestBlocks:

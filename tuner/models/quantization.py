@@ -17,6 +17,7 @@ EXPERTS = (  # names of an expert's weights in classes of models
     "block_sparse_moe.experts.0.w1",
     "feed_forward.experts.0.gate_proj",
     "mixer.experts.0.up_proj",
+    "ffn.experts.0.gate_proj",
 )
 _ROOTS = ("", "model.", "model.language_model.", "backbone.")  # above a module's `layers`
 _MOST_REPEATS, _LONGEST = 4, 200  # of a regular expression: so that none takes long
@@ -193,23 +194,37 @@ def _aims(targets: list[str], *words: str) -> bool:
 
 
 def _expert_group(groups: Json, config: Json) -> object:
-    """The group of the experts: the one whose pattern names those of the middle layer, else the
-    first that names experts, else the one for all linear layers.
+    """The group of the experts: the first whose pattern matches those of the middle layer, as
+    experts of layers for drafts may have a group of their own; else the first that names experts,
+    else the one for all linear layers.
 
     vLLM's CompressedTensorsMoEMethod.get_moe_method; sglang's is like it.
     """
     listed = [group for group in groups.values() if isinstance(group, Mapping)]
     middle = _middle_experts(config)
+    for group in listed if len(listed) > 1 else ():
+        if any(_reaches(one, middle) for one in targets_of(group)):
+            return group
     naming = [group for group in listed if _aims(targets_of(group), *_AT_EXPERTS)]
-    if len(naming) > 1:  # experts of layers for drafts may have a group of their own
-        for group in naming:
-            patterns = [safe_pattern(one[3:]) for one in targets_of(group) if one[:3] == "re:"]
-            if any(matches(pattern, name) for pattern in patterns for name in middle):
-                return group
     if naming:
         return naming[0]
     linear = (group for group in listed if _aims(targets_of(group), "Linear"))
     return next(linear, next(iter(listed), None))
+
+
+def _reaches(target: str, names: list[str]) -> bool:
+    """Whether a target is a pattern that matches one of the modules. Raises MalformedCheckpoint for
+    a pattern that speaks of experts and cannot be read.
+    """
+    if not target.startswith("re:"):
+        return False
+    try:
+        pattern = safe_pattern(target[3:])
+    except MalformedCheckpoint:
+        if _aims([target], *_AT_EXPERTS):
+            raise
+        return False
+    return any(matches(pattern, name) for name in names)
 
 
 def _middle_experts(config: Json) -> list[str]:
