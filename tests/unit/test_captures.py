@@ -6,6 +6,7 @@ import pytest
 
 from tuner.deploy.preflight import run_preflight
 from tuner.diagnose import diagnose_text
+from tuner.diagnose.table import Kind
 
 TAIL = "CPU Affinity\tNUMA Affinity"
 # NVIDIA/nccl#595: two cards for four GPUs, on four NUMA nodes.
@@ -219,8 +220,9 @@ def test_nvls_is_not_mended_by_a_restart_of_fabric_manager_alone():
 
 
 def test_other_tools_say_nothing_wrong():
-    for text in (
-        "+-[0000:a0]-+-00.0  Intel Corporation Ice Lake Memory Map/VT-d\n |  +-01.0-[a1]----00.0  Mellanox Technologies MT28908 Family [ConnectX-6]\n",
-        "Settings for ens1f0:\n\tSpeed: 200000Mb/s\n\tDuplex: Full\n\tLink detected: yes\n",
-    ):
-        assert not diagnose_text(text).answers
+    tree = "+-[0000:a0]-+-00.0  Intel Corporation Ice Lake Memory Map/VT-d\n |  +-01.0-[a1]----00.0  Mellanox Technologies MT28908 Family [ConnectX-6]\n"
+    assert not diagnose_text(tree).answers
+    port = "Settings for ens1f0:\n\tSpeed: 200000Mb/s\n\tDuplex: Full\n\tLink detected: yes\n"
+    (rate,) = diagnose_text(port).answers
+    assert rate.finding.message.kind is Kind.NOTE
+    assert "200000 Mb/s" in rate.cause[0]

@@ -217,7 +217,7 @@ def test_every_message_is_found_by_its_own_form():
 
 
 DATA = Path(__file__).parents[1] / "data"
-MESSAGES = [DATA / f"{part}_messages.toml" for part in ("network", "node")]
+MESSAGES = [DATA / f"{part}_messages.toml" for part in ("network", "node", "environment")]
 
 
 @pytest.mark.parametrize(
