@@ -356,11 +356,12 @@ def _forms() -> tuple[_Form, ...]:
     rows = shipped_toml(__package__, "facts.toml")["fact"]
     return tuple(
         _Form(
-            row["anchor"].encode().translate(None, BLANKS),
+            anchor.encode().translate(None, BLANKS),
             re.compile(row["pattern"]) if "pattern" in row else None,
             row.get("sets", {}),
         )
         for row in rows
+        for anchor in row.get("anchors") or [row["anchor"]]
     )
 
 
