@@ -26,7 +26,7 @@ from tuner.devices.target import cuda_target
 from tuner.engines.engine import names_model
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import BadProblem
-from tuner.families.fused_moe.models import resolve_config
+from tuner.jobs.targets import resolve_all
 from tuner.models.config_json import read_checkpoint
 from tuner.models.fields import language_fields
 from tuner.models.model import Model
@@ -288,7 +288,7 @@ def test_a_class_that_a_release_lacks_is_told(engine, version, architecture, nam
     config = {"architectures": [architecture], "hidden_size": 2048, "num_experts": 128}
     config |= {"moe_intermediate_size": 768, "num_experts_per_tok": 8}
     serving = Serving(engine=engine, engine_version=version)
-    notes = resolve_config(json.dumps(config).encode(), "x", serving).notes
+    notes = resolve_all(json.dumps(config).encode(), serving)[0].notes
     assert any(f"{engine} {version} has no class {architecture}" in one for one in notes) != named
 
 

@@ -89,6 +89,7 @@ PLUGIN = "n1:88:88 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot ope
 CUT = '  File "/opt/lib/python3.12/site-packages/{}", line 258, in {}'
 
 
+ENDED = '  File "/w/vllm/v1/engine/core_client.py", line 899, in get_output_async\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n'
 LOST = "Using default MoE config. Performance might be sub-optimal! Config file not found at ..."
 
 
@@ -105,6 +106,14 @@ LOST = "Using default MoE config. Performance might be sub-optimal! Config file 
         ("[core.py:844] Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/x.html", "a check in a kernel failed", "unknown"),
         ("Assertion failed: /w/DeepEP/csrc/kernels/internode.cu:483, condition: ibgda_get_state()->num_rc_per_pe >= num_channels", "num_qps_per_rank", "unknown"),
         ("sglang serve m --speculative-algorithm EAGLE\nRuntimeError: CUDA error: device-side assert triggered", "sets --speculative-algorithm EAGLE", "unknown"),
+        (f"{LOST}/E=128,N=352,device_name=NVIDIA_<GPU>,dtype=fp8_w8a8.json\non an L40S", "The missing file is E=128,N=352,device_name=NVIDIA_L40S,", "found no name"),
+        (f"{LOST}/E=128,N=352,device_name=<GPU>.json", "The text leaves out the card: <GPU>", "NVML"),
+        ("GPU: NVIDIA A100\nNCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE [RO]; OOB eth1:2.0.0.2<0>", "NCCL uses mlx5_1", "GPUDirect RDMA is on"),
+        ("vllm serve m --enforce-eager --x\nRuntimeError: odd", "unknown", "without CUDA graphs"),
+        ("Failed: Assertion error csrc/jit_kernels/impls/smxx_layout.hpp:136 'mn % 4 == 0'", "VLLM_USE_DEEP_GEMM=0", "unknown"),
+        ("Exception: Capture cuda graph failed: [/g/gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 1800000ms for send operation to complete", "did not finish in time", "connection to another rank closed"),
+        ("E=128,N=768,device_name=NVIDIA_A100-SXM4-80GB,dtype=int4_w4a16.json of vLLM", "vLLM runs Marlin", "tuner tune"),
+        (f"{ENDED}RuntimeError: CUDA error: an illegal memory access was encountered", "an illegal", "It came up at"),
         (f"{LOST}/E=128,N=704,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", "gemma-4-26b-a4b at tp=1", "--engine sglang"),
         ("Using TRITON Fp8 MoE backend out of potential backends: ['DEEPGEMM', 'TRITON']\nslow on an L40S", "--engine vllm", "sglang"),
         ("export USE_FLAGGEMS=1\nvllm serve x fails: out-of-shared-memory", "without USE_FLAGGEMS", "tuner tune"),

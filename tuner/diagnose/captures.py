@@ -32,6 +32,12 @@ _ROW = re.compile(
 )
 _RATES = re.compile(r"^\s*(\d{1,12})\s+\d{1,9}\s+[\d.]{1,12}\s+(\d{1,9}\.\d{1,6})\s", re.MULTILINE)
 _TABLE_ENDS = re.compile(r"Avg bus bandwidth.*|.*\balgbw\b.*")
+_RANKS = re.compile(r"\bRank +(\d+) .*?\bdevice +\d+")
+_ALONE = (
+    "One rank on one GPU ran: nothing is sent, so busbw is 0 by its definition, which has the "
+    "factor 2 (n - 1) / n for n ranks. That is no fault."
+)
+_MORE_RANKS = "Run it with at least two GPUs: -g 2 in one process, or mpirun -n 2 and -g 1."
 _FAILED = re.compile(r"Out of bounds values\s*:\s*[1-9]\d*")
 _UNSET = (
     "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
@@ -132,6 +138,9 @@ def nccl_tests(finding: LogFinding, context: Context) -> Added:
     parts = (_ROW.findall(part) for part in _TABLE_ENDS.split(finding.around))
     read = [[(int(size), float(bw), wrong) for size, bw, wrong in rows] for rows in parts]
     runs = [rows for rows in read if any(size for size, *_ in rows)]
+    last = _RANKS.findall(finding.around.partition("algbw")[0])  # those just above the table
+    if last == ["0"] and not any(bw for rows in runs for _, bw, _ in rows):
+        return Added((_ALONE,), (_MORE_RANKS,), instead=True)
     if not runs:
         return Added(("No row of the table can be read here, and the average says little.",))
     cause = [

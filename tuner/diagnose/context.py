@@ -38,9 +38,13 @@ class Context(CompletedHints):
         return device.target.name in _UNIFIED if device else bool(self.facts.get("memory"))
 
     def values(self, finding: LogFinding) -> dict[str, str]:
-        """What sentences may name."""
+        """What sentences may name. A hole of the message's forms is its own: `device` of RDMA is no
+        GPU.
+        """
+        own = {name for form in finding.message.forms for name in form.pattern.groupindex}
         known = {"model": self.model, "tp": str(self.tp or "")}
-        known |= {k: fact.value for k, fact in self.facts.known.items() if k not in known}
+        own |= known.keys()
+        known |= {k: fact.value for k, fact in self.facts.known.items() if k not in own}
         known |= {k: v.rstrip(".") for k, v in finding.values.items()}
         return {k: v for k, v in known.items() if v}
 

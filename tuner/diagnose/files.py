@@ -36,6 +36,13 @@ _FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _ANSWER = "missing_file"  # of the messages that name a missing file
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 _DTYPE = re.compile(r",dtype=(\w+?)(?:_down)?(?:,|\.json)")
+# What people write for a card's name; an object of Python begins with a small letter.
+_PLACEHOLDER = re.compile(r"<[A-Z][A-Za-z_ ]*>|\{\w*\}|\*|X{3}|\.{3}")
+_MARLIN = (
+    "vLLM runs Marlin for most int4 experts (AWQ, GPTQ, compressed-tensors), which reads no file; "
+    "its own int4 kernel (--quantization moe_wna16, or if Marlin cannot run) reads a file of this "
+    "name. The server's log says which one runs."
+)
 _FIELDS = re.compile(r",(?=\s*[^\s\d])")  # not inside a block's shape
 _FIELD = re.compile(r"\s*\w+(?:=(?:\[\d+,\s*\d+\]|[^\[\]{}`]+?)(?:_down)?(?:\.json)?)?")
 _NAME_IT = (
@@ -85,7 +92,15 @@ def missing_file(finding: LogFinding, context: Context) -> Added:
     """The file, and the command that tunes it; the families' own parsers read the path."""
     path = finding.values.get("path", "")
     missing = config_file(path, _engine(finding, context), context, Serving())
-    if is_nameless(named := _DEVICE.sub(r"\1", missing.name)):
+    named = _DEVICE.sub(r"\1", missing.name)
+    if _PLACEHOLDER.search(named):
+        device = context.device()
+        if device is None:
+            steps = (context.missing(missing.engine) or _GIVE_WHOLE,)
+            return Added((f"The text leaves out the card: {named}.",), steps, instead=True)
+        path = path.replace(named, device.name)
+        missing = config_file(path, missing.engine, context, Serving())
+    elif is_nameless(named):
         return Added((no_figures(named),), (_NAME_IT,), {"file": missing.name}, instead=True)
     if odd := [one for one in _FIELDS.split(missing.name) if not _FIELD.fullmatch(one)]:
         why = f"The missing file's name cannot be read: {odd[0]} is no part of one."
@@ -226,10 +241,11 @@ def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, 
     options = context.options(missing.engine, device, seen)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
     if "int4" in missing.name and missing.engine == "vllm":
-        return [
+        untuned = (
             "int4_w4a16 in vLLM is not tuned by this program: its files help, and nothing here "
-            "makes them."
-        ]
+            "makes them; vLLM's benchmarks/kernels/benchmark_moe.py does."
+        )
+        return [untuned] if missing.searched else [untuned, _MARLIN]
     sure = (
         "The sure way is the model's config.json, which lies in the checkpoint's folder"
         if not model

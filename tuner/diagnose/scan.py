@@ -144,7 +144,8 @@ class _Scan:
         """The frames of the traceback that ends above a line."""
         found: list[Frame] = []
         for i in range(max(0, before - _BEFORE), before):
-            if b"Traceback (most recent call last)" in self._lines[i]:
+            line = self._lines[i]
+            if b"Traceback (most recent call last)" in line or b"EngineDeadError: " in line:
                 found = []  # those above are of another exception
             match = _FRAME.search(self._text(i))
             if match:

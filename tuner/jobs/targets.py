@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import find_engine, names_model
 from tuner.errors import (
     BadInput,
     BadProblem,
@@ -75,7 +75,8 @@ def resolve_target(
             _name_others(error, other_families(chosen, target, serving, name=name))
         raise
     architecture = "" if reader else class_of(target)
-    return TuningTarget(chosen, resolved.problems, resolved.notes, True, architecture)
+    notes = (*_not_served(architecture, serving), *resolved.notes)
+    return TuningTarget(chosen, resolved.problems, notes, True, architecture)
 
 
 def only_problem(target: TuningTarget) -> Problem:
@@ -122,7 +123,19 @@ def resolve_all(
         whys = (f"{_listed(titles)}: {why}" for why, titles in reasons.items())
         raise BadProblem(f"nothing of it can be tuned; {'; '.join(whys)}")
     left_out = tuple(f"left out {_listed(titles)}: {why}" for why, titles in reasons.items())
-    return [replace(found[0], notes=(*left_out, *found[0].notes)), *found[1:]]
+    notes = (*_not_served(architecture, serving), *left_out, *found[0].notes)
+    return [replace(found[0], notes=notes), *found[1:]]
+
+
+def _not_served(architecture: str, serving: Serving) -> list[str]:
+    """A sentence if the engine's release, which is on disk, does not know the model's class."""
+    version = serving.engine_version
+    if not version or not architecture or names_model(serving.engine, version, architecture):
+        return []
+    return [
+        f"{serving.engine} {version} has no class {architecture} among its models: it refuses the "
+        "model, or runs it by code of Transformers, which was not looked at here"
+    ]
 
 
 def other_families(

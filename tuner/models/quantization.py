@@ -78,6 +78,8 @@ def _read(quant: Json, torch_dtype: str | None, choose: Callable[[Json], object]
     if "config_groups" in quant:
         groups = quant["config_groups"]
         return _compressed_tensors(choose(groups) if isinstance(groups, Mapping) else None)
+    if not method and {"group_size", "bits"} <= quant.keys():
+        return Quantization("MLX's format, for Apple's machines (engines want the original)", None)
     read = _METHODS.get(method)
     return read(quant) if read else Quantization(method or "an unnamed format", None)
 

@@ -43,6 +43,8 @@ _MOST_KEPT = 10_000
 _CAPTURED = 8  # requests for which every server has graphs, if it has any
 _MOST = 0.8  # of the lines that have to agree
 _PROMPTS = re.compile(rf"Avg prompt throughput: ({NUM}) tokens/s")  # of vLLM
+_REUSED = re.compile(r"#new-seq: (\d{1,6}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}),")
+_REUSE = 0.02  # of a prompt's tokens; all others come from the cache
 _EAGER = re.compile(r"cuda graph: False")
 _PREFILL = re.compile(
     r"Prefill batch\b.*?#new-seq: ([1-9]\d{0,6}), #new-token: (?P<new>\d{1,9}),"
@@ -76,6 +78,8 @@ class LoadReader:
     # vLLM's lines with prompts, and how many of their tokens were computed each second.
     _beside: list[tuple[LoadLine, float]] = field(default_factory=list)
     _old: bool = False  # they are of vLLM's first engine, V0
+    # Of batches of prefill without a queue: requests, new tokens and tokens from the cache.
+    _reused: list[tuple[int, int, int]] = field(default_factory=list)
     _hangs: bool = False  # somebody says so
     _asks_cache: bool = False
     _full: int = 0  # lines with a full KV cache, which do not tell a queue
@@ -133,6 +137,10 @@ class LoadReader:
         if "Prefill batch" not in line:
             self._hangs = self._hangs or bool(HANGS.search(line))
             self._asks_cache = self._asks_cache or bool(_ASKS_CACHE.search(line))
+        elif "#queue-req: 0" in line and (match := _REUSED.search(line)):
+            batch = int(match[1]), int(match[2]), int(match[3])
+            self._reused += [batch] * (len(self._reused) < _MOST_KEPT)
+            self._where, self._engine = where, self._engine or "sglang"
         elif match := _PREFILL.search(line):
             running = int(match[1]) + int(match["running"])
             self._prompts += [int(match["new"])] * (len(self._prompts) < _MOST_KEPT)
@@ -166,6 +174,7 @@ class LoadReader:
             told += [] if told else [*self._prefill_waits()] or [*self._prompts_first()]
         told += [] if stands else self._goes_on()
         told = told or [*self._cache_unused()] or [*self._cache_held()]
+        told = told or [*self._prompts_reused()]
         others = any(one.name != "drafts_rejected" for one in told)
         if self._lines >= _LEAST_LINES and not others and "vllm_on_cpu" not in whole.names:
             told += [*self._slow()] or [*self._few_at_once()]
@@ -302,6 +311,15 @@ class LoadReader:
         if self._lines >= _LEAST_LINES and self._full >= _MOST * self._lines and self._last:
             values = {"running": self._last.running, "percent": 100 * (self._last.used or 0)}
             yield self._of("cache_held", values)
+
+    def _prompts_reused(self) -> Iterator[Reading]:
+        """Prompts that come from the cache of prefixes, in a text without lines of decode."""
+        whole = [one for one in self._reused if one[1] <= _REUSE * one[2]]
+        if self._lines or len(whole) < max(_LEAST_LINES, _MOST * len(self._reused)):
+            return
+        requests, new, cached = map(sum, zip(*whole, strict=True))
+        values = {"requests": requests, "new": new, "cached": cached, "each": cached / requests}
+        yield self._of("prompts_reused", values)
 
     def _steps(self) -> Iterator[Reading]:
         """What a step takes, where neither a queue nor the cache holds requests back."""

@@ -47,7 +47,12 @@ class Cards:
     _said: set[str] = field(default_factory=set)  # the keys of those that people's words name
 
     def add(self, name: str, where: str, *, in_words: bool, compared: bool = False) -> None:
-        """Keep a name; that of a file is surer than people's word for the same GPU."""
+        """Keep a name; that of a file is surer than people's word for the same GPU.
+
+        What people write for a name, `NVIDIA_<GPU>`, is none.
+        """
+        if any(mark in name for mark in "<{*"):
+            return
         new = NamedCard(name, where, in_words, compared)
         try:
             key = find_device(name).name

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from tuner.devices.target import cuda_target
-from tuner.engines.engine import engine_module, engine_names, names_model, supports
+from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
@@ -130,7 +130,7 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
     if width := model.image_intermediate:
         problems.append(_served(replace(model, intermediate=width), serving, fusion))
         notes.append(f"experts for text are {model.intermediate} wide, those for images {width}")
-    return Resolved(tuple(problems), (*notes, *_class_notes(model.architecture, serving)))
+    return Resolved(tuple(problems), (*notes, *_class_notes(model.architecture)))
 
 
 def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
@@ -146,17 +146,10 @@ def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
     )
 
 
-def _class_notes(name: str, serving: Serving) -> list[str]:
+def _class_notes(name: str) -> list[str]:
     """What is to be said of the model's class."""
-    notes, version = [], serving.engine_version
-    if version and name and not names_model(serving.engine, version, name):
-        notes.append(
-            f"{serving.engine} {version} has no class {name} among its models: it refuses the "
-            "model, or runs it by code of Transformers, which was not looked at here"
-        )
-    if name.startswith(_UNGATED):
-        notes.append(f"{name}'s experts have no gate; they are timed with one")
-    return notes
+    ungated = name.startswith(_UNGATED)
+    return [f"{name}'s experts have no gate; they are timed with one"] if ungated else []
 
 
 def find_model(text: str) -> Model:
