@@ -167,6 +167,7 @@ CASES = (
           says=("note: the last step", "If the log goes no further than this text", "--dist-init-addr")),
     Shown("a rank is behind", f"{HANGS}\n{steps(BEGIN, NCCL, WEIGHTS)}\n{steps(BEGIN, rank=1)}", ("start_waits",),
           says=("its ranks begin to meet", "TP1: the last that is shown. Of other ranks: it loads the weights.")),
+    Shown("people say that it stops", f"SGLang stops working after a few requests\n{steps(BEGIN, NCCL)}", ("start_waits",), says=("NCCL was loaded",)),
     Shown("some shards", f"stuck\n{SHARDS.format(98, 159)}", ("start_waits",), says=("159 of 163 shards", "iostat")),
     Shown("all shards", f"stuck\n{SHARDS.format(100, 163)}", ("start_waits",), says=("the weights are loaded", "ptxas")),
     Shown("graphs of vLLM", f"stuck\n{vllm('Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  0%')}", ("start_waits",),

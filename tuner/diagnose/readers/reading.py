@@ -15,13 +15,16 @@ NUM = r"\d{1,7}(?:\.\d{1,12})?"  # a number, also of a log that is made up
 # Words of somebody who says that a server hangs, and what lines of them hold without blanks.
 HANGS = re.compile(
     r"\b(?:hangs?|hung|hanging|stuck|struck in|freez\w+|frozen|blocks? forever|no further"
-    r"|remains idle|not (?:return|respond))\b"
+    r"|remains idle|not (?:return|respond)|just stops|time out indefinitely"
+    r"|stop(?:s|ped)? (?:working|responding|generating))\b"
     r"|\bnever (?:starts|finish|completes|returns|comes up)|卡住|卡死|卡在",
     re.IGNORECASE,
 )
 HANG_MARKS = (
     *(b"hang", b"hung", b"stuck", b"struckin", b"freez", b"frozen", b"blockforever"),
     *(b"blocksforever", b"nofurther", b"remainsidle", b"never", b"notre", "卡".encode()),
+    *(b"stopswork", b"stopsre", b"stopsgen", b"stoppedwork", b"stoppedre", b"stopre", b"juststops"),
+    *(b"stopwork", b"stopgen", b"indefinitely"),
 )
 
 
