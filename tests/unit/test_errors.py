@@ -71,3 +71,5 @@ def test_the_engines_own_words_for_a_dtype_are_read(word, dtype):
 def test_an_unknown_dtype_lists_the_known_ones():
     with pytest.raises(BadProblem, match="; write bfloat16, .* or int4_w4a16$"):
         parse_dtype("mxfp4x9")
+    with pytest.raises(BadProblem, match="called fp8_w8a8 so"):
+        parse_dtype("float8")

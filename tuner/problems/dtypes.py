@@ -54,6 +54,8 @@ def parse_dtype(text: str) -> Dtype:
         return Dtype(_ALIASES.get(text.casefold(), text))
     except ValueError:
         near = one_of(text, [d.value for d in Dtype])
+        if text.casefold() == "float8":
+            near = ": vLLM of 2024 called fp8_w8a8 so; later releases look for dtype=fp8_w8a8"
         raise BadProblem(f"unknown dtype {text!r}{near}") from None
 
 
