@@ -150,6 +150,34 @@ def test_a_capture_of_the_topology_alone_is_checked_too(tmp_path):
         assert report.ok
 
 
+def pair(links: str, gpus: int = 2) -> str:
+    """The topology of GPUs without devices; the first two are joined by `links`."""
+    head = "\t" + "\t".join(f"GPU{at}" for at in range(gpus)) + f"\t{TAIL}\n"
+    rows = []
+    for one in range(gpus):
+        cells = ["NV12" if {one, at} != {0, 1} else links for at in range(gpus)]
+        cells[one] = " X "
+        rows.append(f"GPU{one}\t" + "\t".join(cells) + "\t0-15\t0\n")
+    return head + "".join(rows)
+
+
+def test_a_pair_of_gpus_with_fewer_nvlinks_than_usual_is_told(subtests):
+    for links, gpus, few in (
+        *(("NV3", 2, True), ("NV4", 2, False), ("NV18", 2, False), ("NV17", 2, True)),
+        *(("NV8", 4, True), ("NV11", 4, True), ("NV12", 4, False)),
+    ):
+        with subtests.test(links=links, gpus=gpus):
+            text = diagnose_text(pair(links, gpus)).as_text()
+            assert "Each GPU has NVLink to each other one" in text
+            assert (f"Fewer links than usual: GPU0 with GPU1 ({links})." in text) is few, text
+
+
+def test_a_mesh_of_bridges_has_one_link_or_two_for_each_pair():
+    text = diagnose_text(pair("NV1", 4).replace("NV12", "NV2")).as_text()
+    assert "Each GPU has NVLink" in text
+    assert "Fewer links" not in text
+
+
 DEVINFO = """hca_id:\tmlx5_0
 \ttransport:\t\t\tInfiniBand (0)
 \t\tport:\t1

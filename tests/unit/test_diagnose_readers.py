@@ -361,6 +361,13 @@ CASES = (
           says=("The innermost frame is cuEventSynchronize (libcuda.so.590.48.01), called for profile_run",)),
     # vllm-project/vllm#17676
     Shown("FlashInfer's sampler", f"{HANGS}\n" + WAITS.format("top_k_top_p_sampling_from_logits (flashinfer/sampling.py:1548)"), ("stack_sampler",), says=("VLLM_USE_FLASHINFER_SAMPLER=0",), never=("no line of the server",)),
+    Shown("a replay of a graph", WAITS.format("replay (npu_graph_runner.py:82)").replace("active", "idle"), ("stack_graph",), says=("--disable-cuda-graph", "Ascend NPU is Huawei's")),
+    Shown("a replay in torch", WAITS.format("replay (torch/cuda/graphs.py:88)"), ("stack_graph",), says=("--enforce-eager",)),
+    Shown("rates of requests that have ended", "\n".join(quiet(speed, 0, used=0.0, prompt=3.0) for speed in (1.2, 2.4)), ("requests_ended",), says=("Tokens came in 2 of these lines", "about 24 tokens in 10 s", "/metrics"), never=("nothing known",)),
+    Shown("the same, and one runs", "\n".join(quiet(speed, running, used=0.1) for speed, running in ((1.2, 0), (40.0, 1), (41.0, 1))), ("few_requests",)),
+    Shown("an idle server, and nobody complains", "\n".join(quiet(0.0, 0, used=0.0) for _ in range(3)), ()),
+    Shown("an idle server, and requests hang", HANGS + "\n" + "\n".join(quiet(0.0, 0, used=0.0) for _ in range(3)), ("none_asks",), says=("before it (the client",)),
+    Shown("two models on the same GPUs", "使用4张gpu加载两个模型\n" + "\n".join([quiet(0.0, 1), *(quiet(speed, 1) for speed in (36.4, 36.9, 37.0))]), ("few_requests",), says=("several models or servers run here", "Lines without a token: 1")),
     Shown("a stack without a known wait", WAITS.format("tokenize (transformers/tokenization_utils.py:5)"), ("stack_runs",), says=("two stacks tell",)),
     Shown("the same, idle", WAITS.format("tokenize (transformers/tokenization_utils.py:5)").replace("active", "idle"), ()),
 )  # fmt: skip

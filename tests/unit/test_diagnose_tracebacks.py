@@ -219,3 +219,46 @@ def test_an_error_that_is_written_out_is_not_told_by_its_source_too():
 )
 def test_frames_of_no_package_and_of_other_makers(path, says):
     assert says in told((ENGINE, "forward"), (path, "recv"), error="RuntimeError: x")
+
+
+# ruff: noqa: E501 (lines of logs are long)
+PROCESS = """(EngineCore pid=114) ERROR 06-23 06:27:21 [core.py:1229]   File "/x/vllm/v1/core/pages.py", line 1096, in unify
+(EngineCore pid=114) ERROR 06-23 06:27:21 [core.py:1229]     assert one.size == most
+(EngineCore pid=114) ERROR 06-23 06:27:21 [core.py:1229] AssertionError
+(EngineCore pid=114) Process EngineCore:
+(EngineCore pid=114) Traceback (most recent call last):
+(EngineCore pid=114)   File "/x/vllm/v1/core/pages.py", line 1096, in unify
+(EngineCore pid=114)     assert one.size == most
+(EngineCore pid=114)            ^^^^^^^^^^^^^^^^
+"""
+
+
+def test_the_source_of_an_assertion_stands_above_it_without_the_name_of_its_process():
+    text = diagnose_text(PROCESS + "(EngineCore pid=114) AssertionError\n").as_text()
+    assert "AssertionError: assert one.size == most" in text
+    assert "^" not in text
+    assert "(EngineCore" not in text.partition("\n   - ")[0]
+
+
+def test_a_traceback_that_is_cut_where_an_earlier_one_names_the_error_asks_for_no_more():
+    assert "Cut off" not in diagnose_text(PROCESS).as_text()
+    assert (
+        "give the lines below it too"
+        in diagnose_text(PROCESS.partition("AssertionError")[0]).as_text()
+    )
+
+
+def test_the_kind_of_a_silent_error_of_nccl_and_the_cloud_are_told(subtests):
+    for error, says in (
+        ("internal error - please report this issue to the NCCL developers", "a check of its own"),
+        ("unhandled system error (run with NCCL_DEBUG=INFO for details)", "shared memory"),
+        ("unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "a CUDA call of NCCL"),
+        ("invalid usage (run with NCCL_DEBUG=WARN for details)", "two ranks on one GPU"),
+    ):
+        with subtests.test(error=error):
+            text = diagnose_text(f"RuntimeError: NCCL error: {error}").as_text()
+            assert says in text
+            assert "aws-ofi-nccl" not in text
+    cloud = "vLLM with KubeRay on AWS EKS\nRuntimeError: NCCL error: "
+    cloud += "internal error - please report this issue to the NCCL developers"
+    assert "aws-ofi-nccl" in diagnose_text(cloud).as_text()

@@ -29,7 +29,7 @@ from tuner.diagnose.files import missing_file
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.images import no_image
 from tuner.diagnose.named_files import named_file, unnamed_file
-from tuner.diagnose.nccl import nccl_timeout, sockets
+from tuner.diagnose.nccl import nccl_silent, nccl_timeout, sockets
 from tuner.diagnose.sizes import block_shape, divides, heads, memory_taken
 
 ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
@@ -57,6 +57,6 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
             sockets,
             topology,
         ),
-        *(nccl_timeout, no_image),
+        *(nccl_silent, nccl_timeout, no_image),
     )
 }

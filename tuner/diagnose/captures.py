@@ -61,6 +61,10 @@ _WITHOUT_NVLINK = (
 _AMD_TABLE = r"Link Type between two GPUs|LINK TYPE TABLE:"
 _AMD_LINK = re.compile(r"0|SELF|XGMI|PCIE|N/A|UNKNOWN")
 _NAMED = 8  # pairs of GPUs, tables
+# The links of a pair: RTX 20xx (1, 2), RTX 30xx and A30 to A6000 (4), DGX-2 and four H100 (6), A800
+# and H800 (8), A100 and H100 NVL (12), H100 SXM and later (18). V100 and P100 in a mesh: 1 or 2.
+_WHOLE = (1, 2, 4, 6, 8, 12, 18)
+_MESH = 4
 _DROP = 0.6  # of the best; less is more than noise
 
 
@@ -230,12 +234,14 @@ def _between(found: Topology) -> list[str]:
     if not kinds:
         return []
     linked = [f"{a} with {b}" for (a, b), kind in kinds.items() if kind.startswith("NV")]
+    missing = [*_links_missing(kinds)]
     if len(linked) == len(kinds):
-        return [f"Each GPU{these} has NVLink to each other one."]
+        return [f"Each GPU{these} has NVLink to each other one.", *missing]
     if linked:
         return [
+            *missing,
             f"NVLink joins only {', '.join(linked)}; all other pairs go over PCIe, so an "
-            "all-reduce over more GPUs than these is as slow as PCIe."
+            "all-reduce over more GPUs than these is as slow as PCIe.",
         ]
     return [
         f"No GPU{these} has NVLink to another one: all-reduces of these run over PCIe.",
@@ -243,6 +249,23 @@ def _between(found: Topology) -> list[str]:
         "Tensor parallelism adds up over its GPUs in each layer, so the slowest of these links "
         "sets its pace.",
     ]
+
+
+def _links_missing(kinds: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Sentences on pairs that have fewer links than their bridge or switch."""
+    counts = {pair: int(kind[2:]) for pair, kind in kinds.items() if kind[2:].isdecimal()}
+    most = max(counts.values(), default=0)
+    # Below a switch each pair has equally many. A mesh of bridges has one link or two for each.
+    few = {pair: one for pair, one in counts.items() if one not in _WHOLE or most > one >= _MESH}
+    if few:
+        named = [f"{a} with {b} (NV{one})" for (a, b), one in few.items()]
+        yield (
+            f"Fewer links than usual: {', '.join(named[:_NAMED])}"
+            f"{' and others' if len(named) > _NAMED else ''}. Whole bridges and switches show "
+            f"{', '.join(f'NV{one}' for one in _WHOLE)} (IBM's AC922: NV3), and below one switch "
+            "each pair the same. So a link seems to be down, or a bridge sits badly: "
+            "`nvidia-smi nvlink -s` shows each link, and `nvidia-smi nvlink -e` its errors."
+        )
 
 
 def _over_ways(kinds: Mapping[tuple[str, str], str]) -> Iterator[str]:

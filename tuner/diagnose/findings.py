@@ -89,6 +89,13 @@ class Findings:
         self.loads[1] += waits
         return waits
 
+    @property
+    def names_no_error(self) -> bool:
+        """Whether the last traceback is cut, and no earlier one ends in the same frame."""
+        return self.cut and self.last_frames[-1:] not in [
+            frames[-1:] for frames in self.frames.values()
+        ]
+
     def add_error(self, text: str, where: str, frames: Sequence[Frame]) -> None:
         """Keep the first and the last exception that no message explains."""
         if frames:

@@ -19,6 +19,46 @@ _KEEPS_FROM_RDMA = {
     "NCCL_NET=Socket": ("net_socket", "net_other"),
 }
 
+# What NCCL means by the kinds of its errors, by their words in its own and in torch's messages
+# (NCCL's documentation, ncclResult_t, and where its sources return them).
+_MEANS = (
+    (
+        r"internal error|InternalError",
+        "NCCL calls an error internal if a check of its own fails: among others if a message has "
+        "another size than it awaits (ranks with different releases of NCCL, another program at "
+        "the port), if it cannot use the topology of PCIe, NVLink and network cards that it finds "
+        "in a container or a virtual machine, or if a network plugin fails.",
+    ),
+    (
+        r"system error|SystemError",
+        "A system error is a call to the system or to a network library that failed: shared "
+        "memory (/dev/shm), sockets, or RDMA.",
+    ),
+    (
+        r"cuda error|CudaError",
+        "A CUDA error is a CUDA call of NCCL that failed: memory, P2P or the driver in this "
+        "container, or an earlier kernel.",
+    ),
+    (
+        r"invalid usage|InvalidUsage|invalid argument|InvalidArgument",
+        "NCCL was called in a way that it does not allow: often two ranks on one GPU.",
+    ),
+)
+_PLUGINS = {
+    "aws": "The text tells of AWS: between nodes NCCL needs EFA there, with libfabric and the "
+    "plugin aws-ofi-nccl in the image (without these it uses sockets). A working network shows "
+    "lines `NET/OFI` in that log.",
+    "google": "The text tells of Google's cloud: between nodes NCCL needs the plugin of the "
+    "machine type there (gIB or GPUDirect-TCPX), mounted into the container.",
+}
+
+
+def nccl_silent(finding: LogFinding, context: Context) -> Added:
+    """What the kind of the error means, and whether the cloud's network needs a plugin."""
+    said = [says for words, says in _MEANS if re.search(words, finding.text)][:1]
+    plugin = _PLUGINS.get(context.facts.get("cloud"))
+    return Added((*said, *([plugin] if plugin else [])))
+
 
 def sockets(finding: LogFinding, context: Context) -> Added:
     """Which variables to unset: none of which the text shows another value alone."""

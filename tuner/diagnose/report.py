@@ -128,7 +128,7 @@ class Diagnosis:
             lines = ["unknown: no message of the table explains"]
             for text, where in self.unknown.items():
                 lines.append(f"   {where}: {printable(text)}")
-            ends = [f"Cut off: {cut}."] if self.findings.cut and cut else []
+            ends = [f"Cut off: {cut}."] if self.findings.names_no_error and cut else []
             blocks.append("\n".join([*lines, *map(_step, [*self.read, *ends])]))
         if not blocks:
             blocks.append(f"nothing known in {self.findings.lines:,} lines{cut and ': '}{cut}")

@@ -30,6 +30,7 @@ _ERROR = re.compile(
 )
 _NAMES_ERROR = re.compile(r"\b(?:raise|except|import|class)\b")  # source, and no exception
 _RAISED = re.compile(r"Error|Exception|Interrupt|Exit")  # the line below a traceback
+_PROCESS = re.compile(r"^(?:\s*\([^()]* pid=\d+[^()]*\))+")  # what vLLM and Ray put before a line
 _SHOWN = 1000  # characters of a line
 
 
@@ -177,7 +178,8 @@ class _Scan:
 
     def _source_above(self, i: int) -> str:
         """The line of source above line `i`, without the marks that Python 3.11 puts below it."""
-        above = (self._text(at).split("] ")[-1] for at in range(i - 1, max(-1, i - 3), -1))
+        lines = (self._text(at) for at in range(i - 1, max(-1, i - 3), -1))
+        above = (_PROCESS.sub("", line).split("] ")[-1] for line in lines)
         return next((line for line in above if line.strip(" ^~")), "")
 
     def _full(self, at: int) -> bool:

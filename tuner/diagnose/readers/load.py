@@ -45,6 +45,17 @@ _MOST = 0.8  # of the lines that have to agree
 _PROMPTS = re.compile(rf"Avg prompt throughput: ({NUM}) tokens/s")  # of vLLM
 _REUSED = re.compile(r"#new-seq: (\d{1,6}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}),")
 _REUSE = 0.02  # of a prompt's tokens; all others come from the cache
+_ENDED = re.compile(rf"Avg generation throughput: ({NUM}) tokens/s, Running: 0 reqs")  # of vLLM
+# People's words: another model or server uses these GPUs too.
+_SHARES = re.compile(
+    r"\b(?:two|2|three|3|several|multiple|both) (?:models|servers|instances|vllms?)\b"
+    r"|(?:两|二|三|多|2|3) ?个(?:模型|服务|实例)",
+    re.IGNORECASE,
+)
+_SHARE_MARKS = (
+    *(b"models", b"servers", b"instances", b"vllms"),
+    *("个模型".encode(), "个服务".encode(), "个实例".encode()),
+)
 _EAGER = re.compile(r"cuda graph: False")
 _PREFILL = re.compile(
     r"Prefill batch\b.*?#new-seq: ([1-9]\d{0,6}), #new-token: (?P<new>\d{1,9}),"
@@ -58,7 +69,7 @@ class LoadReader:
     """Counts lines of load."""
 
     opens: Sequence[bytes] = _MARKS
-    marks: Sequence[bytes] = _MARKS
+    marks: Sequence[bytes] = (*_MARKS, *_SHARE_MARKS)
     _lines: int = 0
     _where: str = ""
     _engine: str = ""
@@ -82,6 +93,9 @@ class LoadReader:
     _reused: list[tuple[int, int, int]] = field(default_factory=list)
     _hangs: bool = False  # somebody says so
     _asks_cache: bool = False
+    _shares: bool = False  # somebody says that another model runs on these GPUs
+    _ended: list[float] = field(default_factory=list)  # rates of lines in which no request runs
+    _idle: int = 0  # lines without a request and without a token
     _full: int = 0  # lines with a full KV cache, which do not tell a queue
     _last: LoadLine | None = None
     _alone: int = 0  # last lines in which requests wait and none runs
@@ -110,6 +124,7 @@ class LoadReader:
             self._alone = 0 if load.running else self._alone + 1
             self._where = where
         if load is None or not load.running:
+            self._read_ended(line, load, where)
             return
         self._stall.read(load, where)
         self._retractions.read(load)
@@ -131,12 +146,22 @@ class LoadReader:
         if load.running <= _FEW_RUN and load.speed and len(self._speeds) < _MOST_KEPT:
             self._speeds.append(load.speed)
 
+    def _read_ended(self, line: str, load: LoadLine | None, where: str) -> None:
+        """Read a line of vLLM's in which no request runs."""
+        if (match := _ENDED.search(line)) and load and not load.waiting:
+            rate = float(match[1])
+            self._ended += [rate] * (rate > 0 and len(self._ended) < _MOST_KEPT)
+            self._idle += not rate
+            self._old = "Swapped: " in line
+            self._where, self._engine = where, "vllm"
+
     def _read_other(self, line: str, where: str) -> None:
         """Read a line that is none of decode or of statistics."""
         self._retractions.note(line, where)
         if "Prefill batch" not in line:
             self._hangs = self._hangs or bool(HANGS.search(line))
             self._asks_cache = self._asks_cache or bool(_ASKS_CACHE.search(line))
+            self._shares = self._shares or bool(_SHARES.search(line))
         elif "#queue-req: 0" in line and (match := _REUSED.search(line)):
             batch = int(match[1]), int(match[2]), int(match[3])
             self._reused += [batch] * (len(self._reused) < _MOST_KEPT)
@@ -178,9 +203,9 @@ class LoadReader:
         others = any(one.name != "drafts_rejected" for one in told)
         if self._lines >= _LEAST_LINES and not others and "vllm_on_cpu" not in whole.names:
             told += [*self._slow()] or [*self._few_at_once()]
-        told = told or [*self._steps()]
+        told = told or [*self._steps()] or [*self._between()]
         # These say that nothing is wrong but speed, if that.
-        asked = ("few_requests", "load_steps", "cache_unused")
+        asked = ("few_requests", "load_steps", "cache_unused", "requests_ended")
         yield from (one for one in told if not whole.trouble or one.name not in asked)
 
     def _of(self, name: str, values: Mapping[str, Any], *when: str) -> Reading:
@@ -273,8 +298,11 @@ class LoadReader:
             "who": "one request runs" if most == 1 else f"at most {most} requests run",
             "gets": "It gets" if most == 1 else "Together they get",
         }
+        if self._still:
+            values["still"] = self._still
         grows = most == 1 and used[-1] > used[0]
-        yield self._of("few_requests", values, *(["grows"] * grows))
+        when = ["grows"] * grows + ["shares"] * self._shares
+        yield self._of("few_requests", values, *when)
 
     def _slow(self) -> Iterator[Reading]:
         """Requests that are slower than their number explains, in all lines."""
@@ -298,6 +326,18 @@ class LoadReader:
             few = "room" if self._last.running <= _FEW_RUN else "many"
             when = "full" if used >= _FULL else few
             yield self._of("tokens_come", {**values, "percent": 100 * used}, when)
+
+    def _between(self) -> Iterator[Reading]:
+        """Requests that began and ended between two lines, in a text without any that runs."""
+        if self._lines or self._last:
+            return
+        if self._ended:
+            seconds = 5 if self._old else 10  # between two lines, if nobody set it otherwise
+            values = {"rate": max(self._ended), "tokens": seconds * max(self._ended)}
+            values |= {"lines": len(self._ended), "seconds": seconds}
+            yield self._of("requests_ended", values)
+        elif self._hangs and self._idle >= _LEAST_LINES:
+            yield self._of("none_asks", {"lines": self._idle})
 
     def _cache_unused(self) -> Iterator[Reading]:
         """Somebody asks for use of the KV cache, and no request waits for it."""
