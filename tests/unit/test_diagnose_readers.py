@@ -361,6 +361,12 @@ CASES = (
           says=("The innermost frame is cuEventSynchronize (libcuda.so.590.48.01), called for profile_run",)),
     # vllm-project/vllm#17676
     Shown("FlashInfer's sampler", f"{HANGS}\n" + WAITS.format("top_k_top_p_sampling_from_logits (flashinfer/sampling.py:1548)"), ("stack_sampler",), says=("VLLM_USE_FLASHINFER_SAMPLER=0",), never=("no line of the server",)),
+    Shown("one request holds the cache", "\n".join(quiet(5.4, 1, used=used).replace("Waiting: 0", "Waiting: 14") for used in (76.5, 76.7, 76.8)), ("requests_large",), says=("One request alone holds 77 % of the cache", "its client may be gone")),
+    Shown("the cache fills until it hangs", f"{HANGS}\n" + "\n".join(quiet(400.0, 50, used=used) for used in (21.9, 31.7, 41.5)), ("tokens_come",), says=("fills from 22 to 42 % in these lines", "a smaller --max-num-seqs")),
+    Shown("a bar of offline inference", "stuck at 0%\n" + vllm("Maximum concurrency for 10,000 tokens per request: 1.61x") + "\nProcessed prompts:   0%|      | 0/1 [00:00<?, ?it/s, est. speed input: 0.00 toks/s, output: 0.00 toks/s]", ("prompts_open",), says=("0 of 1 requests have ended", "With one request"), never=("Shorter requests fit",)),
+    Shown("a bar that moves", "Processed prompts:  20%|##    | 2/10 [00:40<02:00, 20s/it, est. speed input: 9.00 toks/s]", ("prompts_open",), says=("2 of 10 requests have ended",), never=("With one request", "Until the first")),
+    Shown("a bar that has ended", f"{HANGS}\nProcessed prompts: 100%|######| 10/10 [00:40<00:00, 20s/it]", ()),
+    Shown("the API server waits for the engine", f"{HANGS}\n(APIServer pid=1) DEBUG 09-02 17:29:06 [utils.py:777] Waiting for 1 local, 0 remote core engine proc(s) to start.", ("start_waits",), says=("waits for the engine's process", "EngineCore and Worker"), never=("config.json",)),
     Shown("a replay of a graph", WAITS.format("replay (npu_graph_runner.py:82)").replace("active", "idle"), ("stack_graph",), says=("--disable-cuda-graph", "Ascend NPU is Huawei's")),
     Shown("a replay in torch", WAITS.format("replay (torch/cuda/graphs.py:88)"), ("stack_graph",), says=("--enforce-eager",)),
     Shown("rates of requests that have ended", "\n".join(quiet(speed, 0, used=0.0, prompt=3.0) for speed in (1.2, 2.4)), ("requests_ended",), says=("Tokens came in 2 of these lines", "about 24 tokens in 10 s", "/metrics"), never=("nothing known",)),

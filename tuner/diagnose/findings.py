@@ -134,7 +134,7 @@ class Findings:
         facts = self.facts.known.keys()
         found = [one.message for one in self.known.values() if not facts & set(one.message.unless)]
         names = {one.name for one in found}
-        alone = len(names) == 1
+        alone = len(names) == 1 and not self.readings
         sure = any(one.kind is Kind.STOPS and "stops" not in one.unless for one in found)
         # What the text shows may make a message say nothing new, as another message does.
         names |= facts | ({"stops"} if sure else set())

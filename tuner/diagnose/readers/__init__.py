@@ -14,6 +14,7 @@ from tuner.diagnose.readers.counters import CounterReader
 from tuner.diagnose.readers.gdr import GdrReader
 from tuner.diagnose.readers.load import LoadReader
 from tuner.diagnose.readers.nvlink import NvlinkReader
+from tuner.diagnose.readers.offline import OfflineReader
 from tuner.diagnose.readers.p2p import P2pReader
 from tuner.diagnose.readers.reading import Reader, Reading, Whole
 from tuner.diagnose.readers.smi import SmiReader
@@ -37,6 +38,7 @@ def _readers() -> list[Reader]:
         P2pReader(),
         BenchmarkReader(),
         SmiReader(),
+        OfflineReader(),
     ]
 
 
@@ -71,4 +73,6 @@ class Readers:
         told = [one for reader in self.each for one in reader.told(whole)]
         if any(one.name.startswith("stack_") for one in told):  # it shows where a server waits
             told = [one for one in told if one.name != "start_waits" or one.figures]
+        if any(one.name == "collective_waits" for one in told):  # it says why the bar stands
+            told = [one for one in told if one.name != "prompts_open"]
         yield from told

@@ -37,6 +37,7 @@ _SLOW = 3  # tokens/s of one of a few requests, which the memory of few GPUs exp
 _FEW_SLOW = 16  # requests, which one step serves about as fast as one
 _ALIKE = 3  # the most that the fastest of such lines may be, over the slowest
 _FULL = 0.9  # of the KV cache
+_GROWS = 0.1  # of the KV cache, from the first line to the last
 _PROMPT_TOKENS = 512  # of a batch of prefill that keeps a GPU busy
 _LEAST_LINES = 2
 _MOST_KEPT = 10_000
@@ -238,7 +239,9 @@ class LoadReader:
     def _too_large(self) -> Iterator[Reading]:
         """Requests that wait because another one of the same size does not fit."""
         if self._no_room >= max(_LEAST_LINES, _MOST * self._lines):
-            yield self._of("requests_large", self._waits(max(self._running)))
+            values = self._waits(max(self._running))
+            alone = max(self._running) == 1 and self._used >= _LITTLE
+            yield self._of("requests_large", values, *(["alone"] * alone))
 
     def _prefill_waits(self) -> Iterator[Reading]:
         """Prompts that wait for others, while more and more requests run."""
@@ -325,7 +328,10 @@ class LoadReader:
             values = {"running": self._last.running, "tokens_per_s": self._last.speed}
             few = "room" if self._last.running <= _FEW_RUN else "many"
             when = "full" if used >= _FULL else few
-            yield self._of("tokens_come", {**values, "percent": 100 * used}, when)
+            first = next((load.used or 0 for load, _ in self._stall.lines), used)
+            grows = when == "many" and used - first >= _GROWS
+            values |= {"percent": 100 * used, "first": 100 * first}
+            yield self._of("tokens_come", values, when, *(["grows"] * grows))
 
     def _between(self) -> Iterator[Reading]:
         """Requests that began and ended between two lines, in a text without any that runs."""
