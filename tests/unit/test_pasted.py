@@ -165,8 +165,10 @@ def test_each_fact_says_where_it_was_read():
 
 
 def commands(text: str, hints: Hints = Hints()) -> list[str]:
+    """The commands of an answer, without those that add a release that is not on this machine."""
     lines = diagnose_text(text, hints).as_text().split("\n")
-    return [line.strip() for line in lines if line.strip().startswith("tuner ")]
+    found = [line.strip() for line in lines if line.strip().startswith("tuner ")]
+    return [line for line in found if not line.startswith("tuner engines add ")]
 
 
 def parse(line: str) -> dict[str, object]:
@@ -190,6 +192,21 @@ def test_commands_parse_and_hold_no_placeholder(subtests):
                     assert line.split()[1] not in ("tune", "export") or values["device"]
                     assert line.split()[1] not in ("tune", "export") or values["engine"]
     assert seen > 30
+
+
+def test_a_release_that_is_not_here_is_added_before_the_first_command_for_it(tmp_path, monkeypatch):
+    text = f"{COMPOSE}\n{MISSING}{SGLANG}{H20}\n"
+    lines = [line.strip() for line in diagnose_text(text).as_text().split("\n")]
+    first, *others = [at for at, line in enumerate(lines) if " --engine sglang==" in line]
+    assert others
+    assert lines[first - 1] == "tuner engines add sglang==0.5.4.post2"
+    assert lines.count(lines[first - 1]) == 1
+    package = tmp_path / "sglang-0.5.4.post2" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "version.py").write_text("__version__ = '0.5.4.post2'")
+    monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path))
+    assert "engines add" not in diagnose_text(text).as_text()
 
 
 def test_commands_carry_what_the_text_says():

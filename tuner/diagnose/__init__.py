@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
-from tuner.diagnose.context import Context
+from tuner.diagnose.context import Context, EnginesAdded
 from tuner.diagnose.crashes import family_launched_at, launch_of
 from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
@@ -96,7 +96,16 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     known = answers or findings.errors or any(one.name not in _OF_SPEED for one in readings)
     program = context.program()
     instead = () if known or program else instead
-    return Diagnosis(answers, findings, unsupported, program, instead, read, readings)
+    added = EnginesAdded()
+    return Diagnosis(
+        [replace(one, fix=added.before(one.fix)) for one in answers],
+        findings,
+        unsupported,
+        program,
+        added.before(instead),
+        read,
+        [replace(one, fix=added.before(one.fix)) for one in readings],
+    )
 
 
 def _told(context: Context) -> Iterator[str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tuner.devices.table import Device, devices
 from tuner.diagnose.findings import LogFinding
+from tuner.engines.engine import matching_packages, parse_spec
 from tuner.engines.logs.served import ENGINES, CompletedHints
+from tuner.errors import UnknownEngine
 
+_COMMAND_FOR = re.compile(r"\$ tuner .* --engine (\S+)")
 _UNIFIED = {"sm_87", "sm_110", "sm_121"}  # Jetson Orin, Jetson Thor, GB10 (DGX Spark)
 
 
@@ -52,3 +57,34 @@ class Context(CompletedHints):
 def devices_with(limit: int) -> list[Device]:
     """The GPUs on which a block has exactly so many bytes of shared memory."""
     return [device for device in devices() if device.shared_optin_bytes == limit]
+
+
+@dataclass
+class EnginesAdded:
+    """Puts the command that adds a release before the first command for one that is not here."""
+
+    _steps: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    def before(self, steps: Sequence[str]) -> Sequence[str]:
+        """The steps with such commands; the same steps are the same once more."""
+        key = (*steps,)
+        if key not in self._steps:
+            self._steps[key] = [*self._added(steps)]
+        return self._steps[key]
+
+    def _added(self, steps: Sequence[str]) -> Iterator[str]:
+        for step in steps:
+            named = _COMMAND_FOR.match(step)
+            if named and named[1] not in self._told and not _is_here(named[1]):
+                self._told.add(named[1])
+                yield f"$ tuner engines add {named[1]}"
+            yield step
+
+
+def _is_here(spec: str) -> bool:
+    try:
+        matching_packages(*parse_spec(spec))
+    except UnknownEngine:
+        return False
+    return True
