@@ -191,10 +191,21 @@ def _plan(context: Context) -> Sequence[str]:
     words = [shlex.quote(yours), *([f"--tp {context.tp}"] if context.tp else [])]
     whose = f" of {context.model}" if context.model else ""
     copy = [] if context.target() else [f"Copy the model's config.json{whose} to this folder."]
+    command = f"$ tuner plan {' '.join(words)} {context.options(engine)}"
+    if pair := context.compared(engine):
+        spec = context.spec(engine)
+        return (
+            f"The text compares {ENGINES.get(engine, engine)} {pair[0]} and {pair[1]}: see whether "
+            "both run the same kernels, and which of them reads a tuned file.",
+            *copy,
+            *(command.replace(f"--engine {spec}", f"--engine {engine}=={one}") for one in pair),
+            "Then compare the lines of both starts that name a backend or a flag's default:",
+            "$ grep -iE 'backend|kernel|cudagraph|cuda graph|non-default|server_args' server.log",
+        )
     return (
         "If the question is speed: which kernels the server runs, and what tuning them brings.",
         *copy,
-        f"$ tuner plan {' '.join(words)} {context.options(engine)}",
+        command,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,11 @@ class CompletedHints:
         if self.hints.engine:
             return self.hints.engine.partition("==")[2].strip()
         return self.facts.get("version") if self.facts.engine in ("", name) else ""
+
+    def compared(self, name: str) -> Sequence[str]:
+        """The two releases of that engine which the text compares, as PyPI has them."""
+        pair = [published(name, one) for one in self.facts.compared.pair()]
+        return [] if self.hints.engine or len({*pair, ""}) < 3 else pair
 
     def spec(self, name: str) -> str:
         """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
