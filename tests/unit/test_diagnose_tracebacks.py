@@ -132,6 +132,11 @@ def test_who_called_it_and_when():
         ),
         ([("/w/sglang/srt/x.py", "move")], "AssertionError: a == b", "check of the engine's own"),
         (
+            [(f"{LIB}vllm/v1/engine/core_client.py", "make_async_mp_client")],
+            "RuntimeError: x",
+            "only waited for the engine's processes",
+        ),
+        (
             [("/w/sglang/srt/models/gemma4_vision.py", "_patch_projection")],
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2520x256 and 768x1152)",
             "a picture in RGB",
@@ -246,6 +251,20 @@ def test_a_traceback_that_is_cut_where_an_earlier_one_names_the_error_asks_for_n
         "give the lines below it too"
         in diagnose_text(PROCESS.partition("AssertionError")[0]).as_text()
     )
+
+
+def test_a_cut_traceback_of_the_process_that_waits_names_where_the_cause_stands():
+    frames = (
+        f'(APIServer pid=3)   File "{LIB}vllm/v1/engine/core_client.py", line 535, in __init__\n'
+        "(APIServer pid=3)     with launch_core_engines(\n"
+    )
+    assert "only waited for the engine's processes" in diagnose_text(frames).as_text()
+
+
+def test_a_container_s_device_option_is_no_gpu():
+    text = diagnose_text("nixlBackendError: NIXL_ERR_BACKEND on RTX 3090").as_text()
+    assert "--device /dev/infiniband" in text
+    assert "--device is what the text calls" not in text
 
 
 def test_the_kind_of_a_silent_error_of_nccl_and_the_cloud_are_told(subtests):

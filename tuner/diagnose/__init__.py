@@ -272,7 +272,8 @@ def _of_words(fix: Sequence[str], context: Context) -> Iterator[str]:
             f"The server's version, {version}, is not on PyPI: the commands are for "
             f"{context.spec(context.engine_name())}."
         )
-    if context.facts.in_words and not context.hints.device and any(given in one for one in fix):
+    ours = [one for one in fix if one.startswith("$ tuner ")]
+    if context.facts.in_words and not context.hints.device and any(given in one for one in ours):
         yield (
             f"--device is what the text calls {context.facts.get('device')}: if `nvidia-smi -L` "
             "names another GPU on the server, give that name."
