@@ -178,6 +178,24 @@ def test_a_mesh_of_bridges_has_one_link_or_two_for_each_pair():
     assert "Fewer links" not in text
 
 
+RATES = """CA '{}'
+\tCA type: MT4129
+\tNumber of ports: 1
+\tFirmware version: 28.39.1002
+\tPort 1:
+\t\tState: Active
+\t\tPhysical state: LinkUp
+\t\tRate: {}
+\t\tLink layer: Ethernet
+"""
+
+
+def test_ports_of_different_speeds_are_told():
+    text = RATES.format("mlx5_0", 100) + RATES.format("mlx5_1", 400)
+    assert "Their speeds differ (mlx5_0 100 Gb/s, mlx5_1 400 Gb/s)" in diagnose_text(text).as_text()
+    assert "speeds differ" not in diagnose_text(text.replace("Rate: 100", "Rate: 400")).as_text()
+
+
 DEVINFO = """hca_id:\tmlx5_0
 \ttransport:\t\t\tInfiniBand (0)
 \t\tport:\t1

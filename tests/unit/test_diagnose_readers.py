@@ -140,6 +140,17 @@ def p2p(*fast: float, host: float = 11.3) -> str:
     )
 
 
+DMON = "# gpu   pwr gtemp    sm   mem  pclk pviol tviol\n# Idx     W     C     %     %   MHz     %  bool\n"
+LANES = """GPU 00000000:18:00.0
+    PCI
+        GPU Link Info
+            PCIe Generation
+                Max                               : 5
+                Current                           : {}
+            Link Width
+                Max                               : 16x
+                Current                           : {}
+"""
 CASES = (
     # Tables of benchmarks.
     Shown("requests that wait", bench(31077.94), ("benchmark",), says=("200 requests ran at once", "31.1 s on average, 26 % of the run", "--max-concurrency"), never=("failed",)),
@@ -367,6 +378,14 @@ CASES = (
     Shown("a bar that moves", f"{HANGS}\nProcessed prompts:  20%|##    | 2/10 [00:40<02:00, 20s/it, est. speed input: 9.00 toks/s]", ("prompts_open",), says=("2 of 10 requests have ended",), never=("With one request", "Until the first")),
     Shown("a bar that has ended", f"{HANGS}\nProcessed prompts: 100%|######| 10/10 [00:40<00:00, 20s/it]", ()),
     Shown("the API server waits for the engine", f"{HANGS}\n(APIServer pid=1) DEBUG 09-02 17:29:06 [utils.py:777] Waiting for 1 local, 0 remote core engine proc(s) to start.", ("start_waits",), says=("waits for the engine's process", "EngineCore and Worker"), never=("config.json",)),
+    Shown("clocks that power and heat hold", DMON + "    0   350    84   100    30  1200    98     1\n    1   340    85   100    30  1230     0     0", ("dmon_held",), says=("(pviol): GPU 0.", "(tviol): GPU 0.")),
+    Shown("a kernel that waits", DMON + "    0   150    60    96     0  1900     0     0\n    0   150    60    96     0  1900     0     0", ("dmon_waits",), says=("GPU 0: the column sm",)),
+    Shown("GPUs at work", DMON + "    0   650    60    96    40  1900     0     0\n    1   650    60    96    40  1900     -     -", ()),
+    Shown("half the lanes", LANES.format(3, "8x"), ("pcie_few_lanes",), says=("GPU 00000000:18:00.0: x8 of x16",)),
+    Shown("all lanes of an idle card", LANES.format(1, "16x"), ()),
+    Shown("a shell's word", vllm("Loading weights onto GPU. This may take a few minutes...") + "\nKilled", ("killed",), says=("the host's memory",)),
+    Shown("a shell's line of a script", "serve.sh: line 3: 12345 Killed                  python -m vllm.entrypoints.openai.api_server", ("killed",)),
+    Shown("a word in a sentence", "The process was killed by us.", ()),
     Shown("a replay of a graph", WAITS.format("replay (npu_graph_runner.py:82)").replace("active", "idle"), ("stack_graph",), says=("--disable-cuda-graph", "Ascend NPU is Huawei's")),
     Shown("a replay in torch", WAITS.format("replay (torch/cuda/graphs.py:88)"), ("stack_graph",), says=("--enforce-eager",)),
     Shown("rates of requests that have ended", "\n".join(quiet(speed, 0, used=0.0, prompt=3.0) for speed in (1.2, 2.4)), ("requests_ended",), says=("Tokens came in 2 of these lines", "about 24 tokens in 10 s", "/metrics"), never=("nothing known",)),

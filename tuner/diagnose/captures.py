@@ -65,6 +65,7 @@ _NAMED = 8  # pairs of GPUs, tables
 # and H800 (8), A100 and H100 NVL (12), H100 SXM and later (18). V100 and P100 in a mesh: 1 or 2.
 _WHOLE = (1, 2, 4, 6, 8, 12, 18)
 _MESH = 4
+_RATE = re.compile(r"\s*(\d{1,4})\b")  # Gb/s: "200", "200 Gb/sec (4X HDR)"
 _DROP = 0.6  # of the best; less is more than noise
 
 
@@ -100,6 +101,7 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
     links = find_links(node)
     told = _told(check_rdma(node, links, None))
     cause = told.cause or (f"The ports of {joined(up_devices(node))} are up.",)
+    cause += (*_rates_differ(node),)
     if not (value := hca_list(node, links)):
         return told
     step = (
@@ -108,6 +110,21 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
         f"$ export NCCL_IB_HCA={value}",
     )
     return Added(cause, (*told.fix, *step), {"hca": value})
+
+
+def _rates_differ(node: Node) -> Iterator[str]:
+    """A sentence on ports that are up at different speeds."""
+    up = up_devices(node)
+    found = {one.device: _RATE.match(one.rate) for one in node.devices if one.device in up}
+    rates = {device: int(rate[1]) for device, rate in found.items() if rate}
+    if len({*rates.values()}) > 1:
+        slow = [device for device, rate in rates.items() if rate < max(rates.values())]
+        listed = ", ".join(f"{device} {rate} Gb/s" for device, rate in rates.items())
+        yield (
+            f"Their speeds differ ({listed}). If {joined(slow)} belongs to another network "
+            "(storage, management), leave it out of NCCL_IB_HCA. If not, its cable, transceiver "
+            "or switch port gives less than the others."
+        )
 
 
 def gid_table(finding: LogFinding, context: Context) -> Added:

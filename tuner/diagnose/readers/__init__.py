@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 
 from tuner.diagnose.readers.benchmark import BenchmarkReader
 from tuner.diagnose.readers.counters import CounterReader
+from tuner.diagnose.readers.dmon import DmonReader
 from tuner.diagnose.readers.gdr import GdrReader
+from tuner.diagnose.readers.killed import KilledReader
 from tuner.diagnose.readers.load import LoadReader
 from tuner.diagnose.readers.nvlink import NvlinkReader
 from tuner.diagnose.readers.offline import OfflineReader
 from tuner.diagnose.readers.p2p import P2pReader
+from tuner.diagnose.readers.pcie import PcieReader
 from tuner.diagnose.readers.reading import Reader, Reading, Whole
 from tuner.diagnose.readers.smi import SmiReader
 from tuner.diagnose.readers.stacks import StackReader
@@ -39,6 +42,9 @@ def _readers() -> list[Reader]:
         BenchmarkReader(),
         SmiReader(),
         OfflineReader(),
+        DmonReader(),
+        PcieReader(),
+        KilledReader(),
     ]
 
 
