@@ -132,6 +132,26 @@ def test_who_called_it_and_when():
         ),
         ([("/w/sglang/srt/x.py", "move")], "AssertionError: a == b", "check of the engine's own"),
         (
+            [(f"{LIB}vllm/entrypoints/openai/protocol.py", "check")],
+            "ValueError: label_token_ids has duplicates",
+            "in front of the engine",
+        ),
+        (
+            [("/w/sglang/kernels/ops/gemm/dense.py", "run")],
+            "ValueError: unsupported b_loader_warps=7",
+            "where a kernel is started",
+        ),
+        (
+            [(f"{LIB}vllm/models/step5/nvidia/model.py", "forward")],
+            "ValueError: Invalid layer_type 7",
+            "the code of the model or of its loading",
+        ),
+        (
+            [("/w/sglang/srt/utils/network.py", "connect")],
+            "ValueError: Unknown socket type: 7",
+            "its words are all that is known",
+        ),
+        (
             [(f"{LIB}vllm/v1/engine/core_client.py", "make_async_mp_client")],
             "RuntimeError: x",
             "only waited for the engine's processes",
