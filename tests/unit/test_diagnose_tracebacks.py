@@ -131,6 +131,46 @@ def test_who_called_it_and_when():
             "broke off while it served",
         ),
         ([("/w/sglang/srt/x.py", "move")], "AssertionError: a == b", "check of the engine's own"),
+        # The library of grammars, called for drafts (sglang#24283).
+        (
+            [
+                ("/w/sglang/srt/speculative/v2.py", "verify"),
+                ("/w/sglang/srt/constrained/b.py", "f"),
+            ],
+            "TypeError: Mismatched type on argument #2 when calling: `f`. Expected `int`",
+            "send such requests to a server without speculative decoding",
+        ),
+        (
+            [("cache_controller.py", "_page_transfer"), ("mooncake_store.py", "batch_get_v1")],
+            "AssertionError",
+            "without the hierarchical cache",
+        ),
+        (
+            [("/w/sglang/srt/mem_cache/storage/hf3fs/storage.py", "put")],
+            "KeyError: 1",
+            "without the hierarchical cache",
+        ),
+        (
+            [(f"{LIB}vllm/v1/worker/kv_connector_model_runner_mixin.py", "get")],
+            "AssertionError",
+            "without the connector",
+        ),
+        (
+            [("/root/.cache/vllm/torch_compile_cache/a/inductor_cache/qc/cq.py", "call")],
+            "RuntimeError: x",
+            "code that torch.compile wrote",
+        ),
+        # What the words tell.
+        (
+            [("/w/sglang/srt/models/deepseek_v2.py", "__init__")],
+            "AttributeError: 'ReplicatedLinear' object has no attribute 'weight'",
+            "Quantised layers keep theirs under other names",
+        ),
+        (
+            [],
+            "RuntimeError: The size of tensor a (3072) must match the size of tensor b (6144) at",
+            "Two tensors that belong together have different sizes",
+        ),
         (
             [(f"{LIB}vllm/entrypoints/openai/protocol.py", "check")],
             "ValueError: label_token_ids has duplicates",
@@ -263,6 +303,57 @@ def test_the_source_of_an_assertion_stands_above_it_without_the_name_of_its_proc
     assert "AssertionError: assert one.size == most" in text
     assert "^" not in text
     assert "(EngineCore" not in text.partition("\n   - ")[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "source"),
+    [
+        ("ERROR 08-18 06:39:05 [x.py:527] ", "assert self.blocks[one] == other.blocks"),
+        ("déc. 19 02:07:16 a6000 bash[22]: (EngineCore pid=22) ", "assert len(a) == len(b)"),
+        ("(EngineCore_DP0 pid=923) ", "assert x"),
+        ("ERROR 12-05 20:24:46 engine.py:366] ", "assert x"),
+        ("", "assert x[0] or y[a:3] == 1"),
+    ],
+)
+@pytest.mark.parametrize("marks", ["", "    ^^^^^^^^~~~ ^^^"])
+def test_the_source_of_an_assertion_is_whole(before, source, marks):
+    lines = ['  File "/x/vllm/a.py", line 7, in f', f"    {source}", marks, "AssertionError"]
+    text = diagnose_text("\n".join(before + line for line in lines if line)).as_text()
+    assert f"AssertionError: {source}\n" in text
+
+
+def test_a_bracket_that_people_put_around_an_error_is_not_its_own():
+    text = diagnose_text("Fatal error with a store (AssertionError: x is not None)").as_text()
+    assert "AssertionError: x is not None\n" in text
+    assert "KeyError: f(x)\n" in diagnose_text("KeyError: f(x)").as_text()
+
+
+def test_a_worker_s_loop_is_no_sign_that_it_serves():
+    loop = (f"{LIB}vllm/v1/executor/multiproc_executor.py", "worker_busy_loop")
+    assert "serving requests" not in told(loop, (ENGINE, "forward"), error=BROKE)
+    core = (f"{LIB}vllm/v1/engine/core.py", "run_busy_loop")
+    assert "serving requests" in told(core, (ENGINE, "forward"), error=BROKE)
+
+
+def test_kernels_that_others_compiled_are_not_tuned():
+    text = told(("/w/sglang/srt/layers/moe/flashinfer_trtllm.py", "fused_experts"), error=BROKE)
+    assert not [words for words in TUNES if words in text]
+
+
+def test_an_unknown_error_stands_before_the_lines_that_follow_it():
+    text = told((ENGINE, "forward"), error=BROKE, first="EngineCore failed to start.\nTraceback:")
+    assert text.startswith("unknown: ") and "1. follows: " in text
+
+
+SILENT = "Exception: Capture cuda graph failed: {}\nPossible solutions:\n"
+SILENT += "4. disable CUDA graph by --disable-cuda-graph. (Not recommended. Huge performance loss)"
+
+
+@pytest.mark.parametrize("reason", ["", "CUDA error: x"])
+def test_a_capture_that_fails_without_words_and_what_sglang_advises(reason):
+    text = diagnose_text(SILENT.format(reason)).as_text()
+    assert ("sglang names no reason here" in text) == (not reason)
+    assert "Start the server with --disable-cuda-graph" in text  # the advice is not the command
 
 
 def test_a_traceback_that_is_cut_where_an_earlier_one_names_the_error_asks_for_no_more():

@@ -137,15 +137,24 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
         yield from whose(frame, frames, error)
         if step := step_of(frames):
             yield step
+        yield from _said(error)
         yield from _place(frame, frames, error)
         if of_engine(frame) and (family := family_launched_at(frame)):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "
                 "that a config file was loaded for it, start the server once without the file."
             )
+    else:
+        yield from _said(error)
     if error and (caller_of(frames) or not frames):
         yield from chosen(context.facts.settings)
     yield "Give the logs of all ranks from their start on: the first error is the cause."
+
+
+def _said(error: str) -> Iterator[str]:
+    """What an error's own words tell."""
+    rows = shipped_toml(__package__, "places.toml")["said"]
+    yield from (row["says"] for row in rows if re.search(row["error"], error))
 
 
 def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
@@ -157,6 +166,8 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
     package, caller = package_of(frame), caller_of(frames)
     for row in shipped_toml(__package__, "places.toml")["place"]:
         if row.get("during", "") not in step_of(frames):
+            continue
+        if (above := row.get("above")) and not any(re.search(above, one.path) for one in frames):
             continue
         own = not package or of_engine(frame) or package in row["file"]
         places = [frame] * own + [caller] * bool(caller and row.get("called"))

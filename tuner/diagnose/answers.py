@@ -15,6 +15,7 @@ from tuner.diagnose.captures import (
 )
 from tuner.diagnose.context import Context
 from tuner.diagnose.crashes import (
+    captured,
     compile_error,
     crashed_in,
     cutlass_tile,
@@ -47,6 +48,7 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
             crashed_in,
         ),
         *(
+            captured,
             surfaced,
             faulted,
             amd_topology,

@@ -39,6 +39,8 @@ _LAUNCHERS = {
 _ATTENTION = re.compile(
     r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py|\bTRITON_ATTN\b"
 )
+# What launches kernels that are not Triton's, beside those or in their place.
+_COMPILED = re.compile(r"flashinfer|trtllm|cutlass|deep_?gemm|deepep|marlin|aiter|flash_?mla")
 _CACHE = re.compile(r"cache|attention|_fwd_kernel|_fwd_grouped")  # kernels that read or write it
 # The reason of a compile error, at the end of a source that Triton quotes.
 _REASON = re.compile(r"\b\w*(?:Error|Exception)\w*[(:][^\n]{3,300}|Input shapes should have [^\n]+")
@@ -108,6 +110,19 @@ def surfaced(finding: LogFinding, context: Context) -> Added:
     if row := _known_kernel(frame):
         return Added((where, row["cause"]), tuple(row["fix"]))
     return Added((where,))
+
+
+def captured(finding: LogFinding, context: Context) -> Added:
+    """The place of the engine's code, and where the reason stands if sglang names none."""
+    added = surfaced(finding, context)
+    if finding.values.get("reason"):
+        return added
+    silent = (
+        "sglang names no reason here: the exception that ended the capture has no words, as a "
+        "failed assertion. Its traceback stands above `During handling of the above exception`, "
+        "and the last frame there is the place."
+    )
+    return replace(added, cause=(silent, *added.cause))
 
 
 def faulted(finding: LogFinding, context: Context) -> Added:
@@ -292,6 +307,8 @@ def _of_kernel(
 
 def family_launched_at(frame: Frame) -> Family | None:
     """The family whose kernel a frame launches; None for other kernels."""
+    if _COMPILED.search(f"{frame.path.rpartition('/')[2]} {frame.function}"):
+        return None
     name = next((n for n, form in _LAUNCHERS.items() if re.search(form, frame.function)), None)
     if name is None and "fused_moe" in frame.path:
         name = "fused_moe"

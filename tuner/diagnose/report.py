@@ -129,7 +129,10 @@ class Diagnosis:
             for text, where in self.unknown.items():
                 lines.append(f"   {where}: {printable(text)}")
             ends = [f"Cut off: {cut}."] if self.findings.names_no_error and cut else []
-            blocks.append("\n".join([*lines, *map(_step, [*self.read, *ends])]))
+            kinds = {answer.finding.message.kind.value for answer in self.answers}
+            before = kinds == {"follows"} and not self.readings  # it is what these follow
+            unknown = "\n".join([*lines, *map(_step, [*self.read, *ends])])
+            blocks.insert(0 if before else len(blocks), unknown)
         if not blocks:
             blocks.append(f"nothing known in {self.findings.lines:,} lines{cut and ': '}{cut}")
         elif self.findings.cut and cut and not self.known and not self.unknown:

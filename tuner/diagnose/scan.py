@@ -30,7 +30,11 @@ _ERROR = re.compile(
 )
 _NAMES_ERROR = re.compile(r"\b(?:raise|except|import|class)\b")  # source, and no exception
 _RAISED = re.compile(r"Error|Exception|Interrupt|Exit")  # the line below a traceback
-_PROCESS = re.compile(r"^(?:\s*\([^()]* pid=\d+[^()]*\))+")  # what vLLM and Ray put before a line
+_PROCESS = re.compile(
+    r"^.{0,90}?(?:\s*\([^()]* pid=\d+[^()]*\))+"
+)  # of vLLM and Ray, and of journald
+_LOGGED = re.compile(r"^.{0,200}?[\[ ][\w./-]+\.py:\d+\] ?")  # what a logger puts before a line
+_MARKS = re.compile(r"(?:^|\s)[~^][~^ ]*$")  # Python 3.11 and later mark a part of the line above
 _SHOWN = 1000  # characters of a line
 
 
@@ -162,7 +166,7 @@ class _Scan:
                     # An assertion may have no words: the line above it is its source.
                     said = self._source_above(i) if match[2] is None else match[2]
                     where = f"{self.name}:{self._first + i}"
-                    text = f"{match[1]}: {(said or '').strip()}"
+                    text = _closed(f"{match[1]}: {(said or '').strip()}")
                     self.findings.add_error(text.removesuffix(": "), where, self._frames(i))
 
     def _traceback(self, end: int, explained: set[int]) -> None:
@@ -178,9 +182,11 @@ class _Scan:
 
     def _source_above(self, i: int) -> str:
         """The line of source above line `i`, without the marks that Python 3.11 puts below it."""
-        lines = (self._text(at) for at in range(i - 1, max(-1, i - 3), -1))
-        above = (_PROCESS.sub("", line).split("] ")[-1] for line in lines)
-        return next((line for line in above if line.strip(" ^~")), "")
+        lines = (self._text(at).rstrip() for at in range(i - 1, max(-1, i - 3), -1))
+        above = (
+            _LOGGED.sub("", _PROCESS.sub("", line)) for line in lines if not _MARKS.search(line)
+        )
+        return next(filter(str.strip, above), "")
 
     def _full(self, at: int) -> bool:
         """Whether requests wait for room in the line of load that ends in line `at`."""
@@ -190,6 +196,11 @@ class _Scan:
 
     def _text(self, i: int) -> str:
         return self._lines[i].decode("utf-8", errors="replace")
+
+
+def _closed(text: str) -> str:
+    """A text without a bracket at its end that was opened before it."""
+    return text[:-1] if text.endswith(")") and text.count(")") > text.count("(") else text
 
 
 def _starts(lines: Sequence[bytes]) -> list[int]:

@@ -22,6 +22,8 @@ _SOURCE = re.compile(r"/([A-Za-z]\w*)(?:-\w+)*/src/(\1(?:_\w+)*)/")
 _CUT = re.compile(
     r"(?!(?:python|src|csrc|tests?|examples?|scripts?|tools|benchmarks?|app|workspace)/)([A-Za-z_]\w*)/"
 )
+# Code that torch.compile wrote.
+_GENERATED = re.compile(r"/torchinductor_\w+/|/torch_compile_cache/|/inductor_cache/")
 _FEATURE = re.compile(r"--(?:enable|speculative)-")
 # Steps of a server's life, by functions that both engines keep; the innermost frame decides.
 _STEPS = (
@@ -30,16 +32,16 @@ _STEPS = (
     (r"initialize_kv_cache\w*|init_memory_pool", "making the KV cache"),
     (r"capture_model|\w*cuda_graphs?\w*capture|capture_one_batch_size", "capturing CUDA graphs"),
     (r"warmup\w*|kernel_warmup|compile_or_warm_up_model", "warming up"),
-    (
-        r"event_loop(_\w+)?|run_busy_loop|worker_busy_loop|process_batch_result\w*",
-        "serving requests",
-    ),
+    # A worker's own loop is none: vLLM sends it what belongs to the start, too.
+    (r"event_loop(_\w+)?|run_busy_loop|process_batch_result\w*", "serving requests"),
 )
 
 
 def package_of(frame: Frame) -> str:
     """The package that a frame's file belongs to; "" if its path does not show it."""
     path = frame.path.replace("\\", "/")
+    if _GENERATED.search(path):
+        return ""
     if installed := _INSTALLED.findall(path):
         return str(installed[-1])
     if checkout := _CHECKOUT.findall(path):
