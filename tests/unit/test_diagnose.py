@@ -473,3 +473,18 @@ def test_a_folder_s_listing_and_a_model_give_that_model_s_command():
     asks = "We have 8x H20 and run GLM-4.7-FP8 with tp=8 in vLLM 0.15.1. Which file is for us?"
     text = diagnose_text(f"{listing}\n{asks}").as_text()
     assert "tuner tune glm-4.6-fp8 --tp 8 --device H20 --engine vllm==0.15.1" in text
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--reasoning-parser minimax-m3 --tp 4",
+        "`--tool-call-parser minimax-m2`",
+        'args: ["--tool-call-parser", "minimax-m2"]',
+        "reasoning_parser='minimax-m3'",
+    ],
+)
+def test_a_parser_s_name_is_no_model(flag):
+    assert "model" not in diagnose_text(f"sglang {flag}").findings.facts.known
+    named = diagnose_text(f"MiniMax-M2 with sglang {flag}").findings.facts
+    assert named.get("model") == "MiniMax-M2"

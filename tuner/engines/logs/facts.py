@@ -402,7 +402,8 @@ def _models() -> re.Pattern[str]:
     ]
     words.append(r"[A-Za-z][\w.]*(?:-[\w.]+){0,3}-\d+B-A\d+B")  # Qwen3-Omni-30B-A3B
     ends = r"(?:[-_](?!down\b)[A-Za-z0-9][\w.]*\w)*(?![\w-])"
-    return re.compile(rf"(?<![\w./=-])(?:{'|'.join(words)}){ends}", re.IGNORECASE)
+    parser = "".join(rf"(?<!parser{before})" for before in (" ", "='", ' "', " '", '", "', '=\\"'))
+    return re.compile(rf"(?<![\w./=-]){parser}(?:{'|'.join(words)}){ends}", re.IGNORECASE)
 
 
 def _flag_alone(text: str) -> str:
