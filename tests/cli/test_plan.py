@@ -47,6 +47,21 @@ def test_a_plan_says_who_runs_each_problem_of_a_model_on_hopper(env):
     assert {one["gain"] for one in plan["problems"]} == {None}
 
 
+def test_a_shipped_file_for_another_triton_and_the_next_command_are_told(env):
+    words = ("--tp", "16", "--device", "H200", "--engine", "sglang==0.5.16")
+    done = run("plan", "kimi-k2", *words, env=env)
+    said = " ".join(done.stdout.split())
+    assert "was tuned with Triton 3.3.1, and this release runs another one" in said
+    served = "--device H200 --tp 16 --engine sglang==0.5.16"
+    assert f"tuner tune kimi-k2 {served} --all" in done.stderr
+    plan = planned(env, "deepseek-r1", "--tp", "8", "--engine", "sglang==0.5.16")
+    assert {(one["file"], one["file_triton"]) for one in plan["problems"]} == {
+        ("shipped", "3.5.1"),
+        ("shipped", None),
+        ("none", None),
+    }
+
+
 def test_a_server_s_flags_change_the_plan(env):
     plan = planned(
         env, *R1, "--server-args", "--decode-attention-backend triton --fp8-gemm-backend=triton"

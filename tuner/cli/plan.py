@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,7 @@ from tuner.errors import BadInput
 from tuner.problems.registry import family_of, find_family
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @command
 @with_family_options
 def plan(
+    context: typer.Context,
     choice: FamilyChoice,
     target: Annotated[
         str,
@@ -89,6 +91,9 @@ def plan(
         flags = seen_settings(target, problems, asked, divided(flags, found.name, choice))
     made = planned(problems, found, card, flags, choice, wanted)
     show(as_json, made.as_json, made.as_text)
+    if any(one.to_tune for one in made.problems):
+        words = [*_given(context), *["--all"] * (cluster is None and _is_model(target, choice))]
+        say(f"next, on a machine with this GPU: tuner tune {shlex.join(words)}")
 
 
 def asked_by_cluster(
@@ -132,6 +137,19 @@ def planned(
             return estimates.gpu_s(problem, device.name, effort, len(points))
 
         return plan_model(problems, engine, device, flags, winners, seconds)
+
+
+def _given(context: typer.Context) -> Iterator[str]:
+    """The words of this command's line that `tuner tune` takes too."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name == "as_json":
+            continue
+        if parameter.param_type_name == "option":
+            yield parameter.opts[0]
+        if context.params[name] is not True:
+            yield str(context.params[name])
 
 
 def _is_model(target: str, choice: FamilyChoice) -> bool:

@@ -232,7 +232,7 @@ def _say_shipped(requests: Sequence[Request]) -> None:
             continue
         try:
             delivery = delivery_of(one.engine, family_of(one.problem).name)
-            ships = delivery.ships(one.problem, one.device)
+            ships = delivery.shipped_file(one.problem, one.device)
         except UnsupportedKernel:
             continue
         if ships:

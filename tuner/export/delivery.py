@@ -82,9 +82,9 @@ class Delivery(ABC):
         that the engine has no kernel for.
         """
 
-    def ships(self, problem: Problem, device: Device) -> bool:
-        """Whether the engine's package has a file for the problem on the device."""
-        return False
+    def shipped_file(self, problem: Problem, device: Device) -> Path | None:
+        """The file of the engine's package that its loader reads for the problem on the device."""
+        return None
 
     def obstacle(self, *, into_engine: bool) -> str:
         """Why servers could not load the files; empty where they can."""

@@ -10,10 +10,10 @@ from typing import Any
 from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, what_runs
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, engine_triton
 from tuner.errors import UnsupportedKernel
 from tuner.export.delivery import delivery_of
-from tuner.problems.points import TRITON, Problem
+from tuner.problems.points import TRITON, Problem, folder_version
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status, Winner
 from tuner.render import folded, gain_text, table
@@ -50,6 +50,7 @@ class ProblemPlan:
     gain_status: Status | None  # OK: measured; PREDICTED
     gpu_s: float | None  # seconds of one GPU that tuning would take; None: not known
     stale: str = ""  # why the stored gain says nothing of what is installed here
+    tuned_on: str = ""  # the Triton of a shipped file, if it is not the release's own
 
     @property
     def to_tune(self) -> bool:
@@ -77,6 +78,7 @@ class ProblemPlan:
             "runs": self.runs.as_json() if self.runs else None,
             "reads_files": self.reads.value,
             "file": self.file.value,
+            "file_triton": self.tuned_on or None,
             "gain": self.gain,
             "gain_from": self.gain_status.value if self.gain_status else None,
             "gain_stale": self.stale or None,
@@ -130,7 +132,15 @@ class ModelPlan:
             for one in self.problems
             if one.stale
         ]
-        return folded("\n".join([self.summary(), "", table(headers, rows), "", *said, *stale]))
+        older = [
+            f"the file of {one.problem.spec()} was tuned with Triton {one.tuned_on}, and this "
+            "release runs another one: servers read it, and warn that its performance might be "
+            "sub-optimal"
+            for one in self.problems
+            if one.tuned_on
+        ]
+        lines = [self.summary(), "", table(headers, rows), "", *said, *older, *stale]
+        return folded("\n".join(lines))
 
 
 def plan_model(
@@ -152,17 +162,10 @@ def plan_model(
         entries = [winner.entry for winner in mine]
         stale = _stale(mine)
         gain, status = (None, None) if stale else _known_gain(entries)
+        file, tuned_on = _file(problem, engine, device, entries)
+        seconds = gpu_seconds(problem)
         found.append(
-            ProblemPlan(
-                problem,
-                runs,
-                _reads(runs),
-                _file(problem, engine, device, entries),
-                gain,
-                status,
-                gpu_seconds(problem),
-                stale,
-            )
+            ProblemPlan(problem, runs, _reads(runs), file, gain, status, seconds, stale, tuned_on)
         )
     return ModelPlan(device, found)
 
@@ -181,14 +184,21 @@ def _names(runs: Runs | None) -> str:
     return " or ".join(kernel.name for kernel in runs.kernels) if runs else "not known"
 
 
-def _file(problem: Problem, engine: Engine, device: Device, entries: Sequence[Entry]) -> FoundFile:
+def _file(
+    problem: Problem, engine: Engine, device: Device, entries: Sequence[Entry]
+) -> tuple[FoundFile, str]:
+    """The file, and the Triton in its folder's name if that is not the release's own."""
     if entries:
-        return FoundFile.STORED
+        return FoundFile.STORED, ""
     try:
-        ships = delivery_of(engine, family_of(problem).name).ships(problem, device)
+        path = delivery_of(engine, family_of(problem).name).shipped_file(problem, device)
     except UnsupportedKernel:
-        return FoundFile.NONE
-    return FoundFile.SHIPPED if ships else FoundFile.NONE
+        return FoundFile.NONE, ""
+    if path is None:
+        return FoundFile.NONE, ""
+    folder, triton = path.parent.name, engine_triton(engine)
+    other = folder.startswith("triton_") and triton and folder_version(folder) != triton
+    return FoundFile.SHIPPED, folder_version(folder) if other else ""
 
 
 def _stale(winners: Sequence[Winner]) -> str:

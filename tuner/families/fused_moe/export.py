@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, fields_on, read_config_file, read_lenient
+from tuner.engines.engine import engine_triton
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile
 from tuner.export.files import PROVENANCE
@@ -132,9 +133,13 @@ class MoeDelivery(Delivery):
         gemms = Gemm if self.layer.has_down_files() else (Gemm.UP,)
         return [self.layer.file_name(problem, device, gemm) for gemm in gemms]
 
-    def ships(self, problem: Problem, device: Device) -> bool:
+    def shipped_file(self, problem: Problem, device: Device) -> Path | None:
+        """Where the release's Triton is not known, this is any file of that name."""
+        if triton := engine_triton(self.layer.engine):
+            root = self.engine_root
+            return self.layer.find_file(root, _layer(problem), device, Gemm.UP, triton)
         names = self.asked(problem, device)
-        return any(path.name in names for path, _ in packaged_files(self.layer))
+        return next((at for path, at in packaged_files(self.layer) if path.name in names), None)
 
     def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[MoeFile]:
         """Raises ExportRefused also where the engine would run up and down with different

@@ -97,8 +97,8 @@ class GemmDelivery(Delivery):
         self.gemm.file_name(problem, device)  # the plugin is asked where the engine's loader is
         return [gemm_file_name(problem, device.name)]
 
-    def ships(self, problem: Problem, device: Device) -> bool:
-        return self.gemm.find_file(self.engine_root, gemm_of(problem), device) is not None
+    def shipped_file(self, problem: Problem, device: Device) -> Path | None:
+        return self.gemm.find_file(self.engine_root, gemm_of(problem), device)
 
     def obstacle(self, *, into_engine: bool) -> str:
         engine = self.gemm.engine

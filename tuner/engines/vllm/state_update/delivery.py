@@ -56,8 +56,8 @@ class StateDelivery(Delivery):
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
         return [self.states.file_name(_update(problem), device)]
 
-    def ships(self, problem: Problem, device: Device) -> bool:
-        return self.states.find_file(self.states.configs, _update(problem), device) is not None
+    def shipped_file(self, problem: Problem, device: Device) -> Path | None:
+        return self.states.find_file(self.states.configs, _update(problem), device)
 
     def obstacle(self, *, into_engine: bool) -> str:
         try:
