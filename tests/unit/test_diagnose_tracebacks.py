@@ -160,6 +160,13 @@ def test_who_called_it_and_when():
             "RuntimeError: x",
             "code that torch.compile wrote",
         ),
+        (
+            [("/w/vllm/v1/sample/a.py", "f"), (f"{LIB}flashinfer/sampling.py", "top_k")],
+            "RuntimeError: x",
+            "options of sampling",
+        ),
+        ([(f"{LIB}flashinfer/sampling.py", "top_k")], BROKE, "VLLM_USE_FLASHINFER_SAMPLER=0"),
+        ([(f"{LIB}flashinfer/prefill.py", "module")], BROKE, "flashinfer-jit-cache"),
         # What the words tell.
         (
             [("/w/sglang/srt/models/deepseek_v2.py", "__init__")],
@@ -320,6 +327,25 @@ def test_the_source_of_an_assertion_is_whole(before, source, marks):
     lines = ['  File "/x/vllm/a.py", line 7, in f', f"    {source}", marks, "AssertionError"]
     text = diagnose_text("\n".join(before + line for line in lines if line)).as_text()
     assert f"AssertionError: {source}\n" in text
+
+
+def test_an_exception_of_no_class_of_its_own_is_one():
+    assert (
+        "Exception: it broke\n" in diagnose_text("(EngineCore pid=1) Exception: it broke").as_text()
+    )
+
+
+def test_a_server_that_is_the_client_is_told_apart(subtests):
+    error = "ConnectionRefusedError: [Errno 111] Connection refused"
+    for path, says in (
+        (f"{LIB}lmcache/v1/storage_backend/connector/lm_connector.py", "LMCACHE_REMOTE_URL"),
+        ("/w/sglang/srt/disaggregation/mooncake/conn.py", "asks another server of the cluster"),
+    ):
+        with subtests.test(path=path):
+            text = told((path, "connect"), error=error)
+            assert says in text and "Servers for other machines need" not in text
+    text = told((f"{LIB}httpx/_client.py", "send"), error=error)
+    assert "Servers for other machines need" in text and "server itself" not in text
 
 
 def test_a_bracket_that_people_put_around_an_error_is_not_its_own():

@@ -22,6 +22,7 @@ from tuner.diagnose.crashes import (
     faulted,
     fp8_kernel,
     gpu_memory,
+    refused_within,
     scaled_mm_unserved,
     shared_memory,
     surfaced,
@@ -49,6 +50,7 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
         ),
         *(
             captured,
+            refused_within,
             surfaced,
             faulted,
             amd_topology,

@@ -53,6 +53,8 @@ _TOLD_BY = {
         "need most.",
     )
 }
+# Code by which servers ask each other and stores for the KV cache.
+_TRANSFERS = re.compile(r"/kv_transfer/|/disaggregation/|/mem_cache/storage/|mooncake_store")
 _WHOLE = (
     "Give the whole traceback to `tuner diagnose`: the file above triton's own lines names the "
     "kernel."
@@ -110,6 +112,36 @@ def surfaced(finding: LogFinding, context: Context) -> Added:
     if row := _known_kernel(frame):
         return Added((where, row["cause"]), tuple(row["fix"]))
     return Added((where,))
+
+
+def refused_within(finding: LogFinding, context: Context) -> Added:
+    """What a server itself asks for, where it is the client that finds nobody."""
+    if any("lmcache" in frame.path.lower() for frame in finding.frames):
+        return Added(
+            (
+                "The client here is the server itself: LMCache asks the store that "
+                "LMCACHE_REMOTE_URL, or remote_url in its config file, names.",
+            ),
+            (
+                "Start that store first (lmcache_server, Redis or what the address names), and try "
+                "its address from the server's host or container: `nc -vz HOST PORT`.",
+                "To serve without it, leave the address out, or --kv-transfer-config.",
+            ),
+            instead=True,
+        )
+    if any(_TRANSFERS.search(frame.path) for frame in finding.frames):
+        return Added(
+            (
+                "The client here is the server itself: it asks another server of the cluster, or a "
+                "store, for parts of the KV cache.",
+            ),
+            (
+                "See in the lines above which address it asks, whether that server runs, and "
+                "whether it is reached from here: `nc -vz HOST PORT`.",
+            ),
+            instead=True,
+        )
+    return Added()
 
 
 def captured(finding: LogFinding, context: Context) -> Added:

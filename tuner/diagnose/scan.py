@@ -26,7 +26,8 @@ _FRAME = re.compile(  # people leave out its beginning
 _FRAMES = (b'File"', b'.py",line')  # without blanks
 _RAISE = re.compile(r"^\s*raise ([A-Za-z_][\w.]*(?:Error|Exception))\([rf]?([\"'])(.{1,300}?)\2")
 _ERROR = re.compile(
-    r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources))(?:: ?(.{0,300})|\s*$)"
+    r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources)|Exception(?=: \S))"
+    r"(?:: ?(.{0,300})|\s*$)"
 )
 _NAMES_ERROR = re.compile(r"\b(?:raise|except|import|class)\b")  # source, and no exception
 _RAISED = re.compile(r"Error|Exception|Interrupt|Exit")  # the line below a traceback
