@@ -167,7 +167,13 @@ def test_who_called_it_and_when():
         ),
         ([(f"{LIB}flashinfer/sampling.py", "top_k")], BROKE, "VLLM_USE_FLASHINFER_SAMPLER=0"),
         ([(f"{LIB}flashinfer/prefill.py", "module")], BROKE, "flashinfer-jit-cache"),
+        ([("/w/vllm/third_party/flashmla/interface.py", "fwd")], BROKE, "an attention backend"),
         # What the words tell.
+        (
+            [("/w/vllm/core/scheduler.py", "_get_num_new_tokens")],
+            "AssertionError: assert num_new_tokens > 0",
+            "its prompt is empty",
+        ),
         (
             [("/w/sglang/srt/models/deepseek_v2.py", "__init__")],
             "AttributeError: 'ReplicatedLinear' object has no attribute 'weight'",
@@ -320,6 +326,7 @@ def test_the_source_of_an_assertion_stands_above_it_without_the_name_of_its_proc
         ("(EngineCore_DP0 pid=923) ", "assert x"),
         ("ERROR 12-05 20:24:46 engine.py:366] ", "assert x"),
         ("", "assert x[0] or y[a:3] == 1"),
+        ("2023-10-26 18:11:35 | ERROR | stderr | ", "assert output == other_output"),
     ],
 )
 @pytest.mark.parametrize("marks", ["", "    ^^^^^^^^~~~ ^^^"])

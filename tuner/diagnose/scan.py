@@ -35,6 +35,7 @@ _PROCESS = re.compile(
     r"^.{0,90}?(?:\s*\([^()]* pid=\d+[^()]*\))+"
 )  # of vLLM and Ray, and of journald
 _LOGGED = re.compile(r"^.{0,200}?[\[ ][\w./-]+\.py:\d+\] ?")  # what a logger puts before a line
+_ASSERT = re.compile(r"(?:(?<=\s)|^)assert[ (].*")
 _MARKS = re.compile(r"(?:^|\s)[~^][~^ ]*$")  # Python 3.11 and later mark a part of the line above
 _SHOWN = 1000  # characters of a line
 
@@ -187,7 +188,9 @@ class _Scan:
         above = (
             _LOGGED.sub("", _PROCESS.sub("", line)) for line in lines if not _MARKS.search(line)
         )
-        return next(filter(str.strip, above), "")
+        source = next(filter(str.strip, above), "")
+        assertion = _ASSERT.search(source)  # behind whatever a logger puts before it
+        return assertion[0] if assertion else source
 
     def _full(self, at: int) -> bool:
         """Whether requests wait for room in the line of load that ends in line `at`."""
