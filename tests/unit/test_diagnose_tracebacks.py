@@ -168,7 +168,38 @@ def test_who_called_it_and_when():
         ([(f"{LIB}flashinfer/sampling.py", "top_k")], BROKE, "VLLM_USE_FLASHINFER_SAMPLER=0"),
         ([(f"{LIB}flashinfer/prefill.py", "module")], BROKE, "flashinfer-jit-cache"),
         ([("/w/vllm/third_party/flashmla/interface.py", "fwd")], BROKE, "an attention backend"),
+        (
+            [
+                ("/var/torchinductor_root/ir/cq.py", "<module>"),
+                (f"{LIB}torch/_inductor/async_compile.py", "triton"),
+            ],
+            "RuntimeError: x",
+            "was building a Triton kernel of its own",
+        ),
+        (
+            [
+                (SCHEDULER, "event_loop_overlap"),
+                ("/w/sglang/srt/layers/quantization/a.py", "apply"),
+            ],
+            "RuntimeError: x",
+            "where quantised weights are multiplied",
+        ),
         # What the words tell.
+        (
+            [(f"{LIB}lmcache/integration/vllm/vllm_v1_adapter.py", "wait_for_save")],
+            "AssertionError: assert len(slot_mapping) == len(token_ids)",
+            "could not load it",
+        ),
+        (
+            [("/w/vllm/distributed/kv_transfer/nixl_connector.py", "add_remote_agent")],
+            "AssertionError: assert self.dst_num_blocks[engine_id] == nixl_agent_meta.num_blocks",
+            "--num-gpu-blocks-override",
+        ),
+        (
+            [("/w/sglang/srt/disaggregation/prefill.py", "process")],
+            "AssertionError: Unexpected polling state poll=1",
+            "the same bootstrap_room",
+        ),
         (
             [("/w/vllm/core/scheduler.py", "_get_num_new_tokens")],
             "AssertionError: assert num_new_tokens > 0",
