@@ -151,6 +151,22 @@ LANES = """GPU 00000000:18:00.0
                 Max                               : 16x
                 Current                           : {}
 """
+QUERY = """index, pstate, clocks.sm, clocks.max.sm, temperature.gpu, power.draw
+0, P0, 1980 MHz, 1980 MHz, 45, 300.00 W
+1, {1}, {0} MHz, 1980 MHz, 92, 160.00 W
+"""
+FREE = """               total        used        free      shared  buff/cache   available
+Mem:             125         121           1           0           2          {:>2}
+"""
+NVBANDWIDTH = """Running device_to_device_memcpy_read_ce.
+memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1         2
+ 0       N/A    20.11    20.12
+ 1      5.30       N/A    20.12
+ 2     20.11    20.12       N/A
+
+SUM device_to_device_memcpy_read_ce 200.1
+"""
 CASES = (
     # Tables of benchmarks.
     Shown("requests that wait", bench(31077.94), ("benchmark",), says=("200 requests ran at once", "31.1 s on average, 26 % of the run", "--max-concurrency"), never=("failed",)),
@@ -386,6 +402,17 @@ CASES = (
     Shown("a shell's word", vllm("Loading weights onto GPU. This may take a few minutes...") + "\nKilled", ("killed",), says=("the host's memory",)),
     Shown("a shell's line of a script", "serve.sh: line 3: 12345 Killed                  python -m vllm.entrypoints.openai.api_server", ("killed",)),
     Shown("a word in a sentence", "The process was killed by us.", ()),
+    Shown("a GPU that is slower than another", QUERY.format(345, "P0"), ("clocks_differ",), says=("GPU 1: 345 MHz at 92 degrees C",)),
+    Shown("a GPU that rests", QUERY.format(345, "P8"), ()),
+    Shown("GPUs of one clock", QUERY.format(1965, "P0"), ()),
+    Shown("lanes in columns", "index, pcie.link.width.current, pcie.link.width.max\n0, 16, 16\n1, 8, 16", ("pcie_few_lanes",), says=("GPU 1: x8 of x16",)),
+    Shown("a host without memory", FREE.format(3), ("host_memory",), says=("2 % of it is available",)),
+    Shown("a host with memory", FREE.format(90), ()),
+    Shown("modules without peermem", "nvidia_uvm 1540096 0\nnvidia 56717312 1 nvidia_uvm", ("no_peermem",), says=("DMA-BUF",)),
+    Shown("modules with it", "nvidia_peermem 16384 0\nnvidia_uvm 1540096 0\nnvidia 56717312 1 nvidia_uvm", ()),
+    Shown("nvbandwidth", NVBANDWIDTH, ("p2p",), says=("5.3 GB/s (GPU 1 to 0)",)),
+    Shown("errors of NVLink", "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 1: CRC Errors: 99231", ("nvlink_errors",), says=("GPU 0, link 1, CRC Errors: 99,231",)),
+    Shown("no errors of NVLink", "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 1: CRC Errors: 0", ()),
     Shown("a replay of a graph", WAITS.format("replay (npu_graph_runner.py:82)").replace("active", "idle"), ("stack_graph",), says=("--disable-cuda-graph", "Ascend NPU is Huawei's")),
     Shown("a replay in torch", WAITS.format("replay (torch/cuda/graphs.py:88)"), ("stack_graph",), says=("--enforce-eager",)),
     Shown("rates of requests that have ended", "\n".join(quiet(speed, 0, used=0.0, prompt=3.0) for speed in (1.2, 2.4)), ("requests_ended",), says=("Tokens came in 2 of these lines", "about 24 tokens in 10 s", "/metrics"), never=("nothing known",)),

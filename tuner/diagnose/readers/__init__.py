@@ -13,12 +13,14 @@ from tuner.diagnose.readers.benchmark import BenchmarkReader
 from tuner.diagnose.readers.counters import CounterReader
 from tuner.diagnose.readers.dmon import DmonReader
 from tuner.diagnose.readers.gdr import GdrReader
+from tuner.diagnose.readers.host import HostReader
 from tuner.diagnose.readers.killed import KilledReader
 from tuner.diagnose.readers.load import LoadReader
 from tuner.diagnose.readers.nvlink import NvlinkReader
 from tuner.diagnose.readers.offline import OfflineReader
 from tuner.diagnose.readers.p2p import P2pReader
 from tuner.diagnose.readers.pcie import PcieReader
+from tuner.diagnose.readers.query import QueryReader
 from tuner.diagnose.readers.reading import Reader, Reading, Whole
 from tuner.diagnose.readers.smi import SmiReader
 from tuner.diagnose.readers.stacks import StackReader
@@ -45,6 +47,8 @@ def _readers() -> list[Reader]:
         DmonReader(),
         PcieReader(),
         KilledReader(),
+        QueryReader(),
+        HostReader(),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What `nvidia-smi nvlink -s` shows: whether a GPU has fewer active links than its neighbours."""
+"""What `nvidia-smi nvlink` shows: fewer active links than a GPU's neighbours have, and errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tuner.diagnose.table import Kind
 
 _GPU = re.compile(r"\bGPU (\d{1,3}): (.+?) \(UUID")
 _LINK = re.compile(r"\bLink \d{1,3}: (?:(<inactive>)|[\d.]+ GB/s)")
+_ERRORS = re.compile(r"\bLink (\d{1,3}): ((?:Replay|Recovery|CRC|ECC)\b[\w ]*?)s?: (\d{1,20})\b")
+_NAMED = 8
 _LOST = (
     "Look at errors of the links and of the driver (Xid 74 is NVLink):",
     "$ nvidia-smi nvlink -s; nvidia-smi nvlink -e; sudo dmesg -T | grep -i xid | tail",
@@ -22,13 +24,15 @@ _LOST = (
 class NvlinkReader:
     """Counts the links of each GPU."""
 
-    opens: Sequence[bytes] = (b"<inactive>",)
+    opens: Sequence[bytes] = (b"<inactive>", b"ReplayErrors:", b"CRCErrors:", b"RecoveryErrors:")
     marks: Sequence[bytes] = (b"Link", b"(UUID")
     # The model and the links of each GPU, by its log and index: how many are active, and how many
     # there are.
     _gpus: dict[tuple[str, str], tuple[str, int, int]] = field(default_factory=dict)
     _at: tuple[str, str] = ("", "")  # none is named yet
     _where: str = ""
+    _errors: dict[str, int] = field(default_factory=dict)  # by GPU, link and kind
+    _counted: str = ""  # FILE:LINE of the last of these
 
     def read(self, line: str, where: str) -> None:
         log = where.rpartition(":")[0]
@@ -39,9 +43,39 @@ class NvlinkReader:
             name, active, links = self._gpus.get(self._at, ("", 0, 0))
             self._gpus[self._at] = name, active + (not match[1]), links + 1
             self._where = where if match[1] else self._where
+        elif (match := _ERRORS.search(line)) and int(match[3]):
+            gpu = f"GPU {self._at[1]}, " if self._at[1] else ""
+            self._errors[f"{gpu}link {match[1]}, {match[2]}s"] = int(match[3])
+            self._counted = where
+
+    def _wrong(self) -> Iterator[Reading]:
+        """Links that count errors."""
+        worst = sorted(self._errors.items(), key=lambda item: -item[1])[:_NAMED]
+        if worst:
+            listed = "; ".join(f"{name}: {count:,}" for name, count in worst)
+            yield Reading(
+                "nvlink_errors",
+                Kind.NOTE,
+                "NVLinks count errors",
+                self._counted,
+                [
+                    f"{listed}.",
+                    "Counts add up since the driver was loaded, and what came wrong is sent again: "
+                    "a few are harmless. Many on one link, or counts that grow while a server "
+                    "runs, are a bad contact, cable or bridge, and slow all that crosses it.",
+                ],
+                (
+                    "See which counts grow while the server runs:",
+                    "$ nvidia-smi nvlink -e; sleep 60; nvidia-smi nvlink -e; "
+                    "sudo dmesg -T | grep -i xid | tail",
+                    "If one link's counts do, seat its bridge or module anew, or have it replaced.",
+                ),
+                dict(worst),
+            )
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What the counts show beside each other, if a link is inactive."""
+        """What the counts show beside each other, if a link is inactive; and errors."""
+        yield from self._wrong()
         if not self._where:
             return
         counts: dict[str, set[int]] = {}

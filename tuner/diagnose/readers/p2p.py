@@ -1,4 +1,4 @@
-"""What p2pBandwidthLatencyTest of CUDA's samples measured between the GPUs of a node."""
+"""What p2pBandwidthLatencyTest and nvbandwidth measured between the GPUs of a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tuner.diagnose.table import Kind
 
 _MATRIX = re.compile(r"\b(Uni|Bi)directional P2P=(Enabled|Disabled) Bandwidth\b")
 _OTHER = re.compile(r"\bMatrix\b")
-_ROW = re.compile(r"^[#\s]*(\d{1,2})((?:\s+\d{1,5}\.\d{1,3}){2,64})\s*$")
+_ROW = re.compile(r"^[#\s]*(\d{1,2})((?:\s+(?:\d{1,5}\.\d{1,3}|N/A)){2,64})\s*$")
+_NVBANDWIDTH = re.compile(r"\bRunning device_to_device_(memcpy|bidirectional)\w*")
+_RUNNING = re.compile(r"\bRunning \w|^SUM ")
 _NONE = re.compile(r"Device=(\d{1,3}) CANNOT Access Peer Device=(\d{1,3})")
 _ALIKE = 1.15  # times as fast, which is no gain
 _SLOWER = 0.7
@@ -42,8 +44,8 @@ _Pairs = dict[tuple[int, int], float]  # GB/s from a GPU to another one
 class P2pReader:
     """Keeps the matrices of bandwidth, with direct transfers and without them."""
 
-    opens: Sequence[bytes] = (b"P2P=",)
-    marks: Sequence[bytes] = (b"P2P", b"Matrix", b"PeerDevice", b".")
+    opens: Sequence[bytes] = (b"P2P=", b"Runningdevice_to_device")
+    marks: Sequence[bytes] = (b"P2P", b"Matrix", b"PeerDevice", b"Running", b"SUM", b".")
     _found: dict[tuple[str, str], _Pairs] = field(default_factory=dict)
     _at: tuple[str, str] | None = None
     _none: list[tuple[str, str]] = field(default_factory=list)  # pairs without peer access
@@ -53,14 +55,16 @@ class P2pReader:
         if match := _MATRIX.search(line):
             self._at = match[1], match[2]
             self._where = where if match[2] == "Enabled" else self._where
-        elif _OTHER.search(line):
+        elif match := _NVBANDWIDTH.search(line):
+            self._at, self._where = ("Uni" if match[1] == "memcpy" else "Bi", "Enabled"), where
+        elif _OTHER.search(line) or _RUNNING.search(line):
             self._at = None
         elif match := _NONE.search(line):
             self._none.append((match[1], match[2]))
         elif self._at and (match := _ROW.search(line)):
             pairs = self._found.setdefault(self._at, {})
             for to, value in enumerate(match[2].split()):
-                if to != int(match[1]):
+                if to != int(match[1]) and value != "N/A":
                     pairs[int(match[1]), to] = float(value)
 
     def told(self, whole: Whole) -> Iterator[Reading]:
