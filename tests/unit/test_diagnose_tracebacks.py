@@ -386,6 +386,28 @@ def test_a_server_that_is_the_client_is_told_apart(subtests):
     assert "Servers for other machines need" in text and "server itself" not in text
 
 
+HIP = ":0:rocdevice.cpp :3675: Callback: Queue 0x7ee7 aborting with error : HSA_STATUS_ERROR_{}\n"
+
+
+def test_the_kernel_that_rocm_names_is_told(subtests):
+    for kernel, says in (
+        ("_ZN5aiter50fmoe_bf16_blockscaleFp8_g1u1", "VLLM_ROCM_USE_AITER_MOE=0"),  # ROCm/aiter#1143
+        ("_ZN5aiter12mla_a16w16_qh16", "VLLM_ROCM_USE_AITER_MLA=0"),
+        ("_ZN5aiter4else", "vLLM: VLLM_ROCM_USE_AITER=0 leaves all out"),
+    ):
+        with subtests.test(kernel=kernel):
+            text = diagnose_text(f"{HIP.format('EXCEPTION')}Kernel Name: {kernel}").as_text()
+            assert f"a kernel that was in the queue: {kernel}." in text and says in text
+    assert "in the queue" not in diagnose_text(HIP.format("EXCEPTION")).as_text()
+
+
+def test_kernels_of_another_chip_are_told_where_the_text_asks_for_them():
+    fault = "Memory access fault by GPU node-1 (Agent handle: 0x1b) on address 0x7f."
+    text = diagnose_text(f"HSA_OVERRIDE_GFX_VERSION=11.0.0 vllm serve m\n{fault}").as_text()
+    assert "HSA_OVERRIDE_GFX_VERSION=11.0.0, by which kernels of another chip run" in text
+    assert "another chip" not in diagnose_text(fault).as_text()
+
+
 def test_a_bracket_that_people_put_around_an_error_is_not_its_own():
     text = diagnose_text("Fatal error with a store (AssertionError: x is not None)").as_text()
     assert "AssertionError: x is not None\n" in text

@@ -22,6 +22,7 @@ from tuner.diagnose.crashes import (
     faulted,
     fp8_kernel,
     gpu_memory,
+    hip_faulted,
     refused_within,
     scaled_mm_unserved,
     shared_memory,
@@ -50,6 +51,7 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
         ),
         *(
             captured,
+            hip_faulted,
             refused_within,
             surfaced,
             faulted,

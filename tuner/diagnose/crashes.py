@@ -53,6 +53,15 @@ _TOLD_BY = {
         "need most.",
     )
 }
+# A kernel that ROCm's runtime names below a fault, and parts of AITER by words in its name.
+_HIP_KERNEL = re.compile(r"Kernel Name: ([A-Za-z_]\w{2,200})")
+_AITER = (
+    (r"moe|topk", "MOE"),
+    (r"mla", "MLA"),
+    (r"fmha|mha|attn|attention", "MHA"),
+    (r"norm", "RMSNORM"),
+    (r"gemm|linear", "LINEAR"),
+)
 # Code by which servers ask each other and stores for the KV cache.
 _TRANSFERS = re.compile(r"/kv_transfer/|/disaggregation/|/mem_cache/storage/|mooncake_store")
 _WHOLE = (
@@ -142,6 +151,29 @@ def refused_within(finding: LogFinding, context: Context) -> Added:
             instead=True,
         )
     return Added()
+
+
+def hip_faulted(finding: LogFinding, context: Context) -> Added:
+    """The kernel that ROCm's runtime names below a fault, and whose kernels run."""
+    added = surfaced(finding, context)
+    cause, fix = added.cause, added.fix
+    if chip := context.facts.get("gfx_override"):
+        cause = (
+            *cause,
+            f"The text sets HSA_OVERRIDE_GFX_VERSION={chip}, by which kernels of another chip run "
+            "on this one. That may be the cause: leave it out, and use a build of torch and engine "
+            "that has this chip.",
+        )
+    if named := _HIP_KERNEL.search(finding.around):
+        cause = (f"The runtime names a kernel that was in the queue: {named[1]}.", *cause)
+    if named and "aiter" in named[1]:
+        part = next((one for words, one in _AITER if re.search(words, named[1])), "")
+        alone = f"VLLM_ROCM_USE_AITER_{part}=0 leaves this part of them out, and " if part else ""
+        fix = (
+            f"It is one of AITER's kernels. vLLM: {alone}VLLM_ROCM_USE_AITER=0 leaves all out.",
+            *fix,
+        )
+    return replace(added, cause=cause, fix=fix)
 
 
 def captured(finding: LogFinding, context: Context) -> Added:
