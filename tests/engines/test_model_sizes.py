@@ -277,6 +277,8 @@ def test_ling_3(version, ep, width, experts):
     [
         ("sglang", "0.5.23", "BailingMoeV3ForCausalLM", True),
         ("sglang", "0.5.16", "BailingMoeV3ForCausalLM", False),
+        ("sglang", "0.5.16", "Qwen3_5MoeForCausalLM", False),  # in its code, and no entry of it
+        ("sglang", "0.5.23", "Qwen3_5MoeForCausalLM", True),
         ("vllm", "0.10.2", "Dots1ForCausalLM", True),
         ("vllm", "0.33.0", "Dots1ForCausalLM", False),  # among those of earlier releases
         ("vllm", "0.33.0", "FlexOlmoForCausalLM", True),

@@ -167,6 +167,12 @@ memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
 
 SUM device_to_device_memcpy_read_ce 200.1
 """
+BEGUN = """host:561:561 [0] NCCL INFO Using network IB
+host:561:561 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 23000 commId 0xa - Init START
+host:561:561 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes {} localRanks 1 localRank 0 MNNVL 0"""
+RESTED = sglang(
+    "Prefill batch. #new-seq: 1, #new-token: 18, #cached-token: 184, token usage: 0.00, #running-req: 0, #queue-req: 0, "
+)
 CASES = (
     # Tables of benchmarks.
     Shown("requests that wait", bench(31077.94), ("benchmark",), says=("200 requests ran at once", "31.1 s on average, 26 % of the run", "--max-concurrency"), never=("failed",)),
@@ -413,6 +419,14 @@ CASES = (
     Shown("nvbandwidth", NVBANDWIDTH, ("p2p",), says=("5.3 GB/s (GPU 1 to 0)",)),
     Shown("errors of NVLink", "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 1: CRC Errors: 99231", ("nvlink_errors",), says=("GPU 0, link 1, CRC Errors: 99,231",)),
     Shown("no errors of NVLink", "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 1: CRC Errors: 0", ()),
+    Shown("weights are loaded, in words that somebody typed", "Loading safetensors checkpoint shards : 100% completed\nno more logs", ("start_waits",), says=("the weights are loaded",), never=("iostat",)),
+    Shown("weights are loaded, as old releases say it", vllm("[model_runner.py:904] Loading model weights took 3.3461GB"), ("start_waits",), says=("the weights are loaded",)),
+    Shown("a communicator between nodes is not made", f"{HANGS}\n" + BEGUN.format(2), ("communicator_waits",), says=("NCCL_IB_DISABLE=1", "no question of speed"), never=("what makes it slow",)),
+    Shown("and nobody says that it hangs", BEGUN.format(2), ()),
+    Shown("rates that count a pause", "\n".join((RESTED, decode(1, graph=True, speed=1.1), decode(1, graph=True, speed=84.0), RESTED, decode(1, graph=True, speed=3.2), decode(1, graph=True, speed=82.0))), ("few_requests",), says=("gets 84.0 tokens/s", "counts the pause before a request: 2")),
+    Shown("drafts of a benchmark", "============ Serving Benchmark Result ============\nSuccessful requests:   128\nAcceptance rate (%):   3.39\nAcceptance length:   1.03", ("drafts_rejected",), says=("3 % are (the benchmark's own figure)",)),
+    Shown("drafts of a benchmark that are accepted", "============ Serving Benchmark Result ============\nSuccessful requests:   128\nAcceptance rate (%):   83.39", ()),
+    Shown("requests wait in a line that was cut in two", "it hangs\nINFO: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s\nRunning: 0 reqs, Waiting: 3 reqs, GPU KV cache usage: 0.0%", ("none_runs",)),
     Shown("a replay of a graph", WAITS.format("replay (npu_graph_runner.py:82)").replace("active", "idle"), ("stack_graph",), says=("--disable-cuda-graph", "Ascend NPU is Huawei's")),
     Shown("a replay in torch", WAITS.format("replay (torch/cuda/graphs.py:88)"), ("stack_graph",), says=("--enforce-eager",)),
     Shown("rates of requests that have ended", "\n".join(quiet(speed, 0, used=0.0, prompt=3.0) for speed in (1.2, 2.4)), ("requests_ended",), says=("Tokens came in 2 of these lines", "about 24 tokens in 10 s", "/metrics"), never=("nothing known",)),

@@ -478,3 +478,31 @@ def test_the_kind_of_a_silent_error_of_nccl_and_the_cloud_are_told(subtests):
     cloud = "vLLM with KubeRay on AWS EKS\nRuntimeError: NCCL error: "
     cloud += "internal error - please report this issue to the NCCL developers"
     assert "aws-ofi-nccl" in diagnose_text(cloud).as_text()
+
+
+def test_the_scale_of_an_input_that_loading_did_not_make():
+    text = "AttributeError: 'ColumnParallelLinear' object has no attribute 'input_scale'"
+    told = diagnose_text(text).as_text()
+    assert "loading the weights made none for this layer" in told
+    assert "quantised in another way" not in told
+
+
+def test_each_xid_near_a_fault_is_explained():
+    text = (
+        "NVRM: Xid (PCI:0000:01:00): 120, GSP kernel exception\nNVRM: Xid (PCI:0000:01:00): 154, "
+    )
+    text += "GPU recovery action changed\nNVRM: Xid (PCI:0000:01:00): 45, pid=1, name=python"
+    told = diagnose_text(text).as_text()
+    for words in ("120: the GPU's own", "154: no fault of its own", "45: the driver ended"):
+        assert words in told
+
+
+def test_a_file_that_was_not_found_is_told_without_the_line_s_beginning():
+    name = "E=256,N=256,device_name=NVIDIA_H200,dtype=int8_w8a8,per_channel_quant=True.json"
+    assert "did not find it" in diagnose_text(f"`Config file not found at .../{name}`").as_text()
+    assert "did not find it" not in diagnose_text(name).as_text()
+
+
+def test_intel_s_cards_have_no_cuda_graphs_to_switch_on():
+    text = "intel/llm-scaler-vllm:0.14.0-b8.1\nvllm serve m --enforce-eager -tp=4"
+    assert "CUDA graphs" not in diagnose_text(text).as_text()

@@ -34,6 +34,7 @@ from tuner.diagnose.images import no_image
 from tuner.diagnose.named_files import named_file, unnamed_file
 from tuner.diagnose.nccl import nccl_silent, nccl_timeout, sockets
 from tuner.diagnose.sizes import block_shape, divides, heads, memory_taken
+from tuner.diagnose.xids import xids
 
 ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     function.__name__: function
@@ -63,6 +64,6 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
             sockets,
             topology,
         ),
-        *(nccl_silent, nccl_timeout, no_image),
+        *(nccl_silent, nccl_timeout, no_image, xids),
     )
 }

@@ -30,6 +30,7 @@ _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]+)")
 _SHAPE = re.compile(r"\bE=(\d{1,7})`?[,/] ?`?N=(\d{1,7})\b")
 _DTYPE = re.compile(r"\b((?:fp8|int8)_w8a8|int8_w8a16|int4_w4a16)\b")
 _BLOCK = re.compile(r"block_shape=\[(\d{1,6}), ?(\d{1,6})\]")
+_NOT_FOUND = re.compile(r"Config file not found at\b")
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
@@ -37,7 +38,14 @@ def named_file(finding: LogFinding, context: Context) -> Added:
     """Each file that the line names: who reads it, its problem, and the commands that make it."""
     if finding.beside:
         return _several_files(finding.beside, context)
-    return _each(_paths(finding)[:_MOST], context.engine_of(finding), context)
+    added = _each(_paths(finding)[:_MOST], context.engine_of(finding), context)
+    if not _NOT_FOUND.search(finding.text):
+        return added
+    lacks = (
+        "The line says that the server did not find it, so it launches the kernel with default "
+        "constants: it works, and may be slower than it could be."
+    )
+    return replace(added, cause=(lacks, *added.cause))
 
 
 def unnamed_file(finding: LogFinding, context: Context) -> Added:

@@ -121,7 +121,7 @@ def resolve_all(
         if len(reasons) < 2:
             raise refused[0][1]
         whys = (f"{_listed(titles)}: {why}" for why, titles in reasons.items())
-        raise BadProblem(f"nothing of it can be tuned; {'; '.join(whys)}")
+        raise BadProblem("\n- ".join(["nothing of it can be tuned:", *whys]))
     left_out = tuple(f"left out {_listed(titles)}: {why}" for why, titles in reasons.items())
     notes = (*_not_served(architecture, serving), *left_out, *found[0].notes)
     return [replace(found[0], notes=notes), *found[1:]]

@@ -26,7 +26,7 @@ _PREFILL = re.compile(
 )
 # vLLM: `LoggingStatLogger` every 10 s, and the size of the cache when the server starts.
 _VLLM = re.compile(
-    r"Avg generation throughput: (?P<speed>[0-9.]{1,20}) tokens/s, (?:Max iteration.{0,80}?)?"
+    r"Avg generation throughput: (?P<speed>[0-9.]{1,20}) tokens/s,?\s*(?:Max iteration.{0,80}?)?"
     r"Running: (?P<n>\d{1,7}) reqs"
     r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d{1,7}) reqs)?.*?"
     r"KV cache usage: (?P<usage>[0-9.]{1,10})%"

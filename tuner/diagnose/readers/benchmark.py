@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from tuner.diagnose.readers.reading import NUM, Reading, Whole, of_load
 
-_LINE = re.compile(rf"^\W*([A-Z][\w ./-]*?(?: \([\w/]+\))?):\s+({NUM})\s*$")
+_LINE = re.compile(rf"^\W*([A-Z][\w ./-]*?(?: \([\w/%]+\))?):\s+({NUM})\s*$")
+FEW_DRAFTS = 0.4  # of the drafts are accepted: most are thrown away
 _WAITED_S = 1.0  # of a mean time to the first token, which a prompt alone seldom takes
 _SHARE = 0.05  # of the run
 _OTHERS = 3  # times as long as the run took for each request: others were served meanwhile
@@ -23,7 +24,14 @@ class BenchmarkReader:
     """Keeps the figures of the first table."""
 
     opens: Sequence[bytes] = (b"ServingBenchmarkResult",)
-    marks: Sequence[bytes] = (b"ServingBenchmarkResult", b"(ms):", b"(s):", b"/s):", b"requests:")
+    marks: Sequence[bytes] = (
+        b"ServingBenchmarkResult",
+        b"(ms):",
+        b"(s):",
+        b"/s):",
+        b"requests:",
+        b"Acceptance",
+    )
     _figures: dict[str, float] = field(default_factory=dict)
     _tables: int = 0
     _where: str = ""
@@ -36,7 +44,13 @@ class BenchmarkReader:
             self._figures[match[1].lower()] = float(match[2])
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What the figures say together, if the table has them."""
+        """What the figures say together, if the table has them; and drafts that are rejected."""
+        rate = self._figures.get("acceptance rate (%)", 100.0) / 100
+        if rate < FEW_DRAFTS:
+            tokens = self._first("acceptance length")
+            shown = {"rate": rate, "tokens_per_step": tokens, "percent": 100 * rate}
+            by = "the benchmark's own figure"
+            yield of_load("drafts_rejected", self._where, "", {**shown, "by": by})
         speed = self._figures.get("output token throughput (tok/s)", 0.0)
         step = self._first("mean tpot (ms)", "mean itl (ms)") / 1000
         first = self._first("mean ttft (ms)") / 1000

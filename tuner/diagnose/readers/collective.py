@@ -27,6 +27,7 @@ _ENGINES_OWN = (
 )
 _MADE = "Init COMPLETE"
 _PROMPTS = re.compile(r"Processed prompts:\s*\d+%.*?(\d+)/(\d+)")
+_NODES = re.compile(r"\bnNodes (\d{1,5})\b")
 _WAY = re.compile(r"\bvia (P2P|SHM|NET)/")
 _P2P_OFF = re.compile(r"\bNCCL_P2P_DISABLE(?: set by environment to |=)[\"']?1")
 
@@ -37,8 +38,10 @@ class Communicator:
 
     marks: Sequence[bytes] = (
         *(b"InitCOMPLETE", b"Processedprompts:", b"viaP2P/", b"viaSHM/", b"viaNET/"),
-        *(b"NCCL_P2P_DISABLE", b"spansacrossnodes"),
+        *(b"NCCL_P2P_DISABLE", b"spansacrossnodes", b"InitSTART", b"nNodes"),
     )
+    _started: str = ""  # FILE:LINE
+    _nodes: int = 0
     made: str = ""  # FILE:LINE
     _ways: set[str] = field(default_factory=set)  # by which it sends
     _p2p_off: bool = False
@@ -48,6 +51,10 @@ class Communicator:
     def read(self, line: str, where: str) -> None:
         if _MADE in line:
             self.made = where
+        elif "Init START" in line:
+            self._started = where
+        elif match := _NODES.search(line):
+            self._nodes = int(match[1])
         elif match := _PROMPTS.search(line):
             self._moves |= match[1] != "0"
             self._prompts = match[2], where
@@ -80,6 +87,34 @@ class Communicator:
             self.fix(),
             {"made": self.made, "prompts": int(many)},
             "vllm",
+        )
+
+    def begun(self) -> Iterator[Reading]:
+        """That NCCL began to make the communicator between nodes and did not end."""
+        if self.made or not self._started or self._nodes < 2:
+            return
+        yield Reading(
+            "communicator_waits",
+            Kind.WAITS,
+            "NCCL began to make a communicator between nodes, and the text shows no end of it",
+            self._started,
+            [
+                "`Init START` stands there, and `Init COMPLETE` does not: a rank has not come, or "
+                "ranks do not reach each other by the network or the links that NCCL has chosen. "
+                "It is no question of speed, and no kernel is at fault.",
+            ],
+            (
+                "Look at the same time of every rank's log, on all nodes: a rank without `Init "
+                "START`, or with a warning (NCCL WARN), is the cause. Give all logs at once.",
+                "Start once with NCCL_IB_DISABLE=1 on all nodes: if it goes on then, RDMA is the "
+                "cause (the port, the GID, a device of another network). If not, the interface is: "
+                "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, and open the firewall between the "
+                "nodes for all ports.",
+                "nccl-tests between the same GPUs shows it without a server; the preflight looks "
+                "at ports and addresses of each node:",
+                "$ tuner preflight",
+            ),
+            {"started": self._started},
         )
 
     def fix(self) -> Sequence[str]:

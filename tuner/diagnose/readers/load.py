@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from tuner.diagnose.readers.benchmark import FEW_DRAFTS
 from tuner.diagnose.readers.rates import Partners, Retractions, Stall
 from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole, of_load
 from tuner.profile.workload import LoadLine, read_load
@@ -31,7 +32,6 @@ _ACCEPTED = re.compile(
     rf"|Mean acceptance length: (?P<mean>{NUM}),"
     rf".*Draft acceptance rate: (?P<percent>{NUM})%"
 )
-_FEW = 0.4  # of the drafts: most are thrown away
 _FEW_RUN = 3  # requests at once, for which a server is mostly idle
 _SLOW = 3  # tokens/s of one of a few requests, which the memory of few GPUs explains
 _FEW_SLOW = 16  # requests, which one step serves about as fast as one
@@ -96,6 +96,8 @@ class LoadReader:
     _asks_cache: bool = False
     _shares: bool = False  # somebody says that another model runs on these GPUs
     _ended: list[float] = field(default_factory=list)  # rates of lines in which no request runs
+    _rests: bool = False  # a batch of prefill began with no request running
+    _paused: int = 0  # lines of decode whose rate counts a pause
     _idle: int = 0  # lines without a request and without a token
     _full: int = 0  # lines with a full KV cache, which do not tell a queue
     _last: LoadLine | None = None
@@ -115,6 +117,8 @@ class LoadReader:
             rate = match["rate"] or float(match["percent"]) / 100
             self._accepted.append((float(rate), float(match["tokens"] or match["mean"]), where))
         prefill = "Prefill batch" in line
+        if prefill and "#running-req: 0," in line:
+            self._rests = True
         load = None if prefill else read_load(line)
         self._stall.prompt(line, prefill)
         self._partners.read(line, where)
@@ -144,7 +148,11 @@ class LoadReader:
         self._full += load.waiting is None and (load.used or 0) >= _FULL
         if load.waiting and load.used is not None and load.used < _FULL:
             self._hold(load.running, load.waiting, load.used)
-        if load.running <= _FEW_RUN and load.speed and len(self._speeds) < _MOST_KEPT:
+        # sglang's rate is since the line before: the first one counts the pause before a request.
+        paused, self._rests = self._rests and "Decode batch" in line, False
+        self._paused += paused
+        few = load.running <= _FEW_RUN and not paused
+        if few and load.speed and len(self._speeds) < _MOST_KEPT:
             self._speeds.append(load.speed)
 
     def _read_ended(self, line: str, load: LoadLine | None, where: str) -> None:
@@ -217,10 +225,16 @@ class LoadReader:
         if len(self._accepted) < _LEAST_LINES:
             return
         rate, tokens, where = sorted(self._accepted)[len(self._accepted) // 2]
-        if rate < _FEW:
-            values = {"rate": rate, "tokens_per_step": tokens, "lines": len(self._accepted)}
-            values["percent"] = 100 * rate
-            yield of_load("drafts_rejected", where, self._engine, values)
+        if rate < FEW_DRAFTS:
+            lines = len(self._accepted)
+            values = {
+                "rate": rate,
+                "tokens_per_step": tokens,
+                "lines": lines,
+                "percent": 100 * rate,
+            }
+            by = f"median of {lines} lines"
+            yield of_load("drafts_rejected", where, self._engine, {**values, "by": by})
 
     def _waits(self, running: int) -> Mapping[str, Any]:
         return {
@@ -268,7 +282,7 @@ class LoadReader:
 
     def _none_runs(self) -> Iterator[Reading]:
         """Requests that wait although none runs."""
-        if self._alone >= _LEAST_LINES and self._last:
+        if self._alone >= (1 if self._hangs else _LEAST_LINES) and self._last:
             values = {"lines": self._alone, "waiting": self._last.waiting}
             yield self._of("none_runs", values)
 
@@ -301,8 +315,8 @@ class LoadReader:
             "who": "one request runs" if most == 1 else f"at most {most} requests run",
             "gets": "It gets" if most == 1 else "Together they get",
         }
-        if self._still:
-            values["still"] = self._still
+        values |= {"still": self._still} if self._still else {}
+        values |= {"paused": self._paused} if self._paused else {}
         grows = most == 1 and used[-1] > used[0]
         when = ["grows"] * grows + ["shares"] * self._shares
         yield self._of("few_requests", values, *when)

@@ -13,6 +13,11 @@ from tuner.diagnose.table import Kind
 from tuner.engines.logs.lines import BLANKS, rank_of
 from tuner.files import shipped_toml
 
+# vLLM before 0.9 says the second, and people who copy lines by hand leave the count out.
+_ALL_LOADED = re.compile(
+    r"checkpoint shards ?:\s*100% ?completed(?!.*\d/\d)|Loading model weights took [\d.]+ ?GB",
+    re.IGNORECASE,
+)
 _SHARDS = re.compile(r"checkpoint shards:.*?\b(\d{1,4})/(\d{1,4})\b")
 _ELAPSED = re.compile(r"checkpoint shards:.*?\[(?:(\d{1,3}):)?(\d\d):(\d\d)<")  # of tqdm
 _LONG_S = 60.0
@@ -69,7 +74,12 @@ def _texts() -> Sequence[tuple[bytes, int, str]]:
 
 @cache
 def _marks() -> Sequence[bytes]:
-    return (*(text for text, *_ in _texts()), *HANG_MARKS, *Communicator.marks)
+    return (
+        *(text for text, *_ in _texts()),
+        b"Loadingmodelweightstook",
+        *HANG_MARKS,
+        *Communicator.marks,
+    )
 
 
 _LOADED = next(at for at, step in enumerate(steps()) if step.name == "loaded")
@@ -95,6 +105,8 @@ class StartReader:
         self._nccl.read(line, where)
         low = _squeezed(line)
         found = [(at, engine) for text, at, engine in _texts() if text in low]
+        if "eights took" in line or "100%" in line:
+            found += [(_LOADED, "vllm")] * bool(_ALL_LOADED.search(line))
         if not found:
             if not self._hangs and HANGS.search(line):
                 self._hangs = where
@@ -118,6 +130,11 @@ class StartReader:
         if self._hangs and "graphs_blamed" in whole.facts:
             nodes = ["nodes"] if "nodes" in whole.facts else ["one"]
             yield of_load("graphs_blamed", self._hangs, self._engine, {}, *nodes)
+        if self._hangs and not (whole.failed or whole.stops):
+            begun = [*self._nccl.begun()]
+            yield from begun
+            if begun:
+                return
         if whole.failed or whole.explained:
             return
         slow = [*self._slow()]

@@ -12,7 +12,7 @@ from tuner.errors import UnsupportedKernel
 # it was measured. The newest version would depend on what the tests have unpacked.
 DEFAULT_VERSION = "0.5.16"
 # The files that name the classes of models, and how they name one.
-MODELS = ("srt/models/**/*.py", r"\b{}\b")
+MODELS = ("srt/models/**/*.py", r"(?m)^EntryClass\s*=\s*(?:\[[^\]]*?)?\b{}\b")
 
 
 @dataclass(frozen=True)
