@@ -506,3 +506,15 @@ def test_a_file_that_was_not_found_is_told_without_the_line_s_beginning():
 def test_intel_s_cards_have_no_cuda_graphs_to_switch_on():
     text = "intel/llm-scaler-vllm:0.14.0-b8.1\nvllm serve m --enforce-eager -tp=4"
     assert "CUDA graphs" not in diagnose_text(text).as_text()
+
+
+def test_a_weight_of_a_draft_model_is_told_to_be_its():
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/w/sglang/srt/speculative/eagle_worker.py", line 33, in __init__\n'
+        '  File "/w/sglang/srt/models/llama.py", line 500, in load_weights\n'
+        "KeyError: 'layers.0.self_attn.qkv_proj.weight'\n"
+    )
+    assert "it is the draft model" in diagnose_text(text).as_text()
+    own = text.replace("srt/speculative/eagle_worker.py", "srt/managers/tp_worker.py")
+    assert "it is the draft model" not in diagnose_text(own).as_text()

@@ -112,6 +112,18 @@ def compile_error(finding: LogFinding, context: Context) -> Added:
     )
 
 
+_DRAFT = re.compile(r"/speculative/|/spec_decode/|draft_worker|load_draft|_drafter")
+_OF_DRAFT = (
+    "The frames above are of speculative decoding: it is the draft model that is loaded or runs "
+    "there, and not the model that is served. Flags for loading hold for it too."
+)
+_DRAFT_ALONE = (
+    "Start once without speculative decoding. If that works, take a draft that was made for this "
+    "very model and for this engine's release (sglang: --speculative-draft-load-format auto, if "
+    "--load-format is another one)."
+)
+
+
 def surfaced(finding: LogFinding, context: Context) -> Added:
     """The place of the engine's code at which an error came up."""
     frame = launch_of(finding.frames)
@@ -120,6 +132,8 @@ def surfaced(finding: LogFinding, context: Context) -> Added:
     where = f"It came up at {frame.path}, line {frame.line}, in {frame.function}."
     if row := _known_kernel(frame):
         return Added((where, row["cause"]), tuple(row["fix"]))
+    if any(_DRAFT.search(f"{one.path} {one.function}") for one in finding.frames):
+        return Added((where, _OF_DRAFT), (_DRAFT_ALONE,))
     return Added((where,))
 
 

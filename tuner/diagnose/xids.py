@@ -19,6 +19,7 @@ _MEANS = {
     62: "the GPU's own processor for power (PMU) stood still",
     63: "a damaged row of memory is noted to be replaced",
     64: "a damaged row of memory could not be noted",
+    69: "the GPU was given a command that it does not take, as by a kernel that is wrong",
     74: "an error of NVLink",
     79: "the GPU no longer answers on PCIe",
     92: "many errors of memory that ECC mends",
