@@ -490,3 +490,55 @@ def test_a_parser_s_name_is_no_model(flag):
     assert "model" not in diagnose_text(f"sglang {flag}").findings.facts.known
     named = diagnose_text(f"MiniMax-M2 with sglang {flag}").findings.facts
     assert named.get("model") == "MiniMax-M2"
+
+
+def test_an_answer_says_what_the_text_tells_of_its_server():
+    server = (
+        "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 -dp 4 # vLLM API server version 0.15.1"
+    )
+    told = "The text tells: engine vLLM 0.15.1, model Qwen/Qwen3-8B, tp 2, dp 4."
+    known = diagnose_text(
+        f"{server}\nCUDA error: an illegal memory access was encountered"
+    ).as_text()
+    assert known.endswith(f"\n\n{told}")
+    unknown = diagnose_text(f"{server}\nRuntimeError: it broke").as_text()
+    assert unknown.count(told) == 1
+    assert "The text tells" not in diagnose_text("CUDA error: an illegal memory access").as_text()
+
+
+@pytest.mark.parametrize(
+    ("log", "known"),
+    [
+        (
+            "INFO 03-12 09:15:02 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.17.1\n"
+            "INFO 03-12 09:15:02 [utils.py:299]   █▄█▀ █     █     █     █  model   Qwen/Qwen3-8B\n",
+            {"engine": "vllm", "version": "0.17.1", "model": "Qwen/Qwen3-8B"},
+        ),
+        (
+            "INFO 03-12 09:15:02 vLLM server version 0.15.1, serving model Qwen/Qwen3-8B",
+            {"engine": "vllm", "version": "0.15.1", "model": "Qwen/Qwen3-8B"},
+        ),
+        (
+            "Initializing a V1 LLM engine (v0.9.2) with config: \nmodel='Qwen/Qwen3-8B'",
+            {"engine": "vllm", "version": "0.9.2"},
+        ),
+    ],
+)
+def test_the_lines_with_which_vllm_starts_name_it(log, known):
+    facts = diagnose_text(log).findings.facts
+    assert {name: facts.get(name) for name in known} == known
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Crashes, but works in upstream vllm/vllm-openai:v0.17.1", ""),
+        ("It does not work in vllm/vllm-openai:v0.17.1", "0.17.1"),
+        ("image: vllm/vllm-openai:v0.17.1", "0.17.1"),
+        ("docker run lmsysorg/sglang:v0.5.2", "0.5.2"),
+        ("Crashes, but is fine with lmsysorg/sglang:v0.5.2", ""),
+        ("Crashes on the newest release, worked with vllm 0.10.2", ""),
+    ],
+)
+def test_a_version_that_works_is_not_the_server_s(text, version):
+    assert diagnose_text(text).findings.facts.get("version") == version

@@ -105,6 +105,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
         added.before(instead),
         read,
         [replace(one, fix=added.before(one.fix)) for one in readings],
+        tuple(_told(context)),
     )
 
 
@@ -117,6 +118,9 @@ def _told(context: Context) -> Iterator[str]:
         "model": context.model,
         "tp": str(context.tp or ""),
     }
+    for name in ("pp", "dp", "ep"):
+        size = context.facts.get(name)
+        told[name] = "" if size == "1" else size
     known = ", ".join(f"{name} {value}" for name, value in told.items() if value)
     if known:
         yield f"The text tells: {known}."

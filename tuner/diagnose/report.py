@@ -70,6 +70,7 @@ class Diagnosis:
     instead: Sequence[str] = ()  # steps for a text without a known message, "$ " before commands
     read: Sequence[str] = ()  # sentences for exceptions that no message explains
     readings: Sequence[Reading] = ()  # what many lines show together
+    told: Sequence[str] = ()  # what the text tells of its server
 
     @property
     def known(self) -> bool:
@@ -139,7 +140,9 @@ class Diagnosis:
             blocks.append("\n".join([f"unknown: {cut}", *map(_step, self.read)]))
         if self.instead:
             blocks[-1] = "\n".join([blocks[-1], *map(_step, self.instead)])
-        return "\n\n".join(blocks)
+        text = "\n\n".join(blocks)
+        shown = (self.answers or self.readings) and not any(one in text for one in self.told)
+        return "\n\n".join([text, *map(printable, self.told)]) if shown else text
 
 
 def _shown(reading: Reading) -> Iterator[str]:

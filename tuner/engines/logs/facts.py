@@ -63,6 +63,11 @@ _USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
 # An engine's name as a word of its own: no part of a path, a package, an image or a link.
 _ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![A-Za-z_/]|[.:-]\w)", re.IGNORECASE)
+_WORKS_IN = re.compile(  # words before a version that is not the one in trouble
+    r"(?<!not )(?<!n't )\b(?:works?|worked|(?:is|was) (?:fine|OK)) (?:in|with|on|using)"
+    r" (?:[\w-]+ ){0,2}[\w./-]*$",
+    re.IGNORECASE,
+)
 _TROUBLE = re.compile(
     r"crash|fail|abort|rror\b|\bdie[sd]?\b|\bOOM\b|killed|\bhang|stuck|\b(?:dead)?locks?\b"
     r"|\bstop(?:s|ped)? (?:work|return|respon|generat)|gibberish|garbage|nonsense|\bwrong\b"
@@ -260,8 +265,12 @@ class Facts:
             matches = next(filter(None, map(list, found)), [])
             if not matches:
                 return
-        for name, value in (pair for match in matches for pair in match.groupdict().items()):
+        for match, (name, value) in (
+            (one, pair) for one in matches for pair in one.groupdict().items()
+        ):
             engine = self.get("engine")
+            if name == "version" and _WORKS_IN.search(match.string, 0, match.start()):
+                continue
             if name == "version" and engine not in ("", form.sets.get("engine", engine)):
                 continue  # of the other engine, which is installed too
             self.add(name, value, where)
