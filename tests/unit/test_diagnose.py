@@ -522,6 +522,17 @@ def test_an_answer_says_what_the_text_tells_of_its_server():
             "Initializing a V1 LLM engine (v0.9.2) with config: \nmodel='Qwen/Qwen3-8B'",
             {"engine": "vllm", "version": "0.9.2"},
         ),
+        (
+            "  args:\n  - vllm\n  - serve\n  - /models/Mistral-7B-Instruct-v0.2\n  - --host\n",
+            {"engine": "vllm", "model": "/models/Mistral-7B-Instruct-v0.2"},
+        ),
+        (
+            'command: ["vllm", "serve", "Qwen/Qwen3-8B", "--port", "8000"]',
+            {"engine": "vllm", "model": "Qwen/Qwen3-8B"},
+        ),
+        ('args:\n  - "serve"\n  - "Qwen/Qwen3-8B"\n', {"model": "Qwen/Qwen3-8B"}),
+        ("args:\n- serve\n- run\n- app:main\n", {"engine": "", "model": ""}),
+        ("args:\n- serve\n- --host\n- 0.0.0.0\n", {"engine": "", "model": ""}),
     ],
 )
 def test_the_lines_with_which_vllm_starts_name_it(log, known):

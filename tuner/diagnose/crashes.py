@@ -147,7 +147,8 @@ def refused_within(finding: LogFinding, context: Context) -> Added:
             ),
             (
                 "Start that store first (lmcache_server, Redis or what the address names), and try "
-                "its address from the server's host or container: `nc -vz HOST PORT`.",
+                "its address from the server's host or container (HOST and PORT are those of the "
+                "address): `nc -vz HOST PORT`.",
                 "To serve without it, leave the address out, or --kv-transfer-config.",
             ),
             instead=True,
@@ -160,7 +161,8 @@ def refused_within(finding: LogFinding, context: Context) -> Added:
             ),
             (
                 "See in the lines above which address it asks, whether that server runs, and "
-                "whether it is reached from here: `nc -vz HOST PORT`.",
+                "whether it is reached from here (HOST and PORT are those of the address): "
+                "`nc -vz HOST PORT`.",
             ),
             instead=True,
         )
