@@ -30,9 +30,14 @@ SAID = {
         "KeyError: 'midlayer.self_attn.qkv_proj.weight'",
         "KeyError: 'lm_head.weight'",
     ],
+    "vllm_no_kv_cache": ["INFO 06-05 [gpu_worker.py:300] Available KV cache memory: -19.08 GiB"],
+    "linear_attention_shape": [
+        "UserWarning: Input tensor shape suggests potential format mismatch: seq_len (19) < num_he"
+    ],
     "package_of_other_release": [
         "ImportError: cannot import name 'launch_server_cmd' from 'sglang.utils' (/x/utils.py)",
         "ImportError: cannot import name 'gemma_fused_add_rmsnorm' from 'flashinfer.norm' (/x.py)",
+        "AttributeError: module 'sglang.srt.layers.deep_gemm_wrapper' has no attribute 'masked'",
     ],
     "transformers_new": [
         "AttributeError: Qwen2Tokenizer has no attribute all_special_tokens_extended. Did you",
