@@ -31,6 +31,10 @@ SAID = {
         "KeyError: 'lm_head.weight'",
     ],
     "vllm_no_kv_cache": ["INFO 06-05 [gpu_worker.py:300] Available KV cache memory: -19.08 GiB"],
+    "link_below": [
+        "0xb88303ffff7f61c4  6  1[  ] ==( 1X  25.78125 Gbps Active/  LinkUp)==>  3  3[  ] "
+        '"MF0;switch:MQM8700/U1" ( Could be 4X)'
+    ],
     "linear_attention_shape": [
         "UserWarning: Input tensor shape suggests potential format mismatch: seq_len (19) < num_he"
     ],
@@ -100,6 +104,8 @@ SAID = {
     "native_crash": [
         "*** SIGSEGV received at time=1722289279 on cpu 61 ***\nPC: @ 0x7f0c (unknown) addOp()",
         "the pod is dying with status code 139",
+        "traps: VLLM::Worker_TP[12] trap divide error ip:7f sp:7f error:0 in prefill.so[7f10+200]",
+        "VLLM::EngineCor[4]: segfault at 7f ip 00007f sp 00007f error 4 in libcuda.so.535[7f+4a]",
         '!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in cuMemcpyBatchAsync',
     ],
     "numa_refused": ["setting membind: Invalid argument"],
@@ -241,6 +247,7 @@ SAID = {
     ],
     "cpu_instruction": [
         "KIMI-K2, Fatal Python error: Illegal instruction",
+        "traps: python3[9] trap invalid opcode ip:7f sp:7f error:0 in _C.abi3.so[7f00+1000]",
         "run.sh: line 3: 12 Illegal instruction (core dumped) python -m sglang.launch_server",
     ],
     "input_too_long": [
