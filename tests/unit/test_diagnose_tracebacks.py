@@ -201,6 +201,21 @@ def test_who_called_it_and_when():
             "the same bootstrap_room",
         ),
         (
+            [],
+            "AssertionError: Key CacheEngineKey(fmt='vllm') not found in local data.",
+            "could not load it",
+        ),
+        (
+            [("/w/flashinfer/jit/attention/modules.py", "gen_batch_prefill_module")],
+            "AssertionError: fp8 tensor core is not supported in fa2 backend",
+            "before any compiler ran",
+        ),
+        (
+            [],
+            "NotImplementedError: _C_cache_ops::x: attempted to run this operator with Meta tensors,",
+            "sleep level 2",
+        ),
+        (
             [("/w/vllm/core/scheduler.py", "_get_num_new_tokens")],
             "AssertionError: assert num_new_tokens > 0",
             "its prompt is empty",

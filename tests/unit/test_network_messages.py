@@ -84,6 +84,12 @@ CASES = [
     ("source_addr: 0x7f, local_nic: mlx5_9, peer_nic: 192.0.2.7:15867@mlx5_9, dest_rkey: 2491916, retry_cnt: 0): transport retry counter exceeded", ["kv_unreachable"], "MC_GID_INDEX"),
     ("local_nic: mlx5_2, peer_nic: 192.0.2.98:15992@mlx5_1, dest_rkey: 2146656, retry_cnt: 0): local protection error\nToo many errors found in local RNIC 192.0.2.69:15858@mlx5_2, mark it inactive", ["kv_access"], "nvidia_peermem"),
     ("nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND", ["nixl_backend"], "UCX_LOG_LEVEL=info"),
+    ("Losing connection with prefill instance (bootstrap_addr: g0002:8998), affected 581 requests", ["kv_failed"], "both servers"),
+    ("NET/OFI Request 0x7f45 completed with error. RC: 103. Error: 4126 (Unresponsive receiver", ["efa_transfer"], "security group"),
+    ("FP8 reduction support begins with sm90 capable devices.", ["nccl_fp8"], "uint8"),
+    ("NCCL error in ProcessGroupNCCL.cpp HIP failure: 'the operation cannot be performed", ["rccl_hip"], "--ipc=host"),
+    ("Aicpu kernel execute failed, device_id=0, kernelName=IndexPut, errorCode=0x2a", ["ascend_kernel"], "ASCEND_LAUNCH_BLOCKING=1"),
+    ("Worker failed with error 'ACL stream synchronize failed, error code:507018'", ["ascend_kernel"], "plog"),
     ("KVTransferError: Failed to get kvcache from prefill instance, it might be dead", ["kv_failed"], "both servers"),
     # NVLink and NVSwitches.
     ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", ["fabric_manager"], "nvidia-fabricmanager"),
