@@ -294,6 +294,15 @@ def test_a_class_that_a_release_lacks_is_told(engine, version, architecture, nam
     assert any(f"{engine} {version} has no class {architecture}" in one for one in notes) != named
 
 
+def test_layers_that_an_engine_does_not_tune_need_not_be_known():
+    config = {"architectures": ["AfmoeForCausalLM"], "hidden_size": 2048, "num_experts": 128}
+    config |= {"moe_intermediate_size": 1024, "num_experts_per_tok": 8}
+    data = json.dumps(config).encode()
+    for engine, told in (("sglang", True), ("vllm", False)):
+        notes = " ".join(resolve_all(data, Serving(engine=engine))[0].notes)
+        assert ("quantised dense GEMMs" in notes) == told
+
+
 def test_flags_override_the_rule():
     kwargs: dict[str, Any] = {"tp": 8, "engine_version": "0.5.16"}
     apart = resolve("deepseek-r1", fuse_shared=False, **kwargs)

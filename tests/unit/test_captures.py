@@ -136,6 +136,19 @@ def test_nvlink_is_told_beside_nics_too(rows, phrase):
     assert "traffic between nodes alone" in answer
 
 
+def test_groups_of_near_gpus_and_cards_without_peer_access_are_told():
+    rows = [
+        f"GPU{a} " + " ".join("X" if a == b else "PIX" if a // 2 == b // 2 else "SYS" for b in (0, 1, 2, 3))
+        for a in (0, 1, 2, 3)
+    ]  # fmt: skip
+    matrix = "\n".join(["GPU0 GPU1 GPU2 GPU3 CPU Affinity", *rows])
+    answer = said(matrix)
+    assert "(GPU0 and GPU1) and (GPU2 and GPU3) are groups" in answer
+    assert "another card's memory" not in answer
+    assert "another card's memory" in said(f"on 4x RTX 4090\n{matrix}")
+    assert "groups of near GPUs" not in said(matrix.replace("PIX", "SYS"))
+
+
 def test_far_gpus_are_named_for_programs():
     (row,) = diagnose_text(FOUR).as_json()["found"]
     assert row["details"]["far_gpus"] == ["GPU0", "GPU3"]

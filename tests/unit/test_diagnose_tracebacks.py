@@ -212,6 +212,11 @@ def test_who_called_it_and_when():
         ),
         (
             [],
+            "AttributeError: '_TorchTensorAcceleratorChannel' object has no attribute '_group'",
+            "VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE=shm",
+        ),
+        (
+            [],
             "NotImplementedError: _C_cache_ops::x: attempted to run this operator with Meta tensors,",
             "sleep level 2",
         ),

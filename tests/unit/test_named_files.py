@@ -90,6 +90,11 @@ SPOKEN = [
     (f"LLM engine (v0.8.3) with config: model='MiniMaxAI/MiniMax-Text-01', tensor_parallel_size=8\n{WARNS.format('E=32,N=1152,device_name=NVIDIA_H200,dtype=int8_w8a16')}", ["tuner tune config.json --tp 8 --dtype int8_w8a16 --device H200 --engine vllm==0.8.3", "(message of vLLM)"], ["sglang"]),
     # sgl-project/sglang#5641: a copy of the shared experts for each of 16 ranks
     ("sglang ships E=272,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json", ["or deepseek-v3.1 at tp=16 (before sglang 0.4.7, which had a copy of the shared experts"], ["no preset matches", "glm-5"]),
+    # A newer Triton's folder at an old path; a model that releases of that path did not have; an
+    # engine's own script, which wrote another name; a card that is not tuned for.
+    ("GLM-5.3-Flash-AWQ, TP=2, --disable-shared-experts-fusion\nConfig file not found at /s/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_7_1/E=288,N=1024,device_name=NVIDIA_GB10.json", ["glm-5.3-flash at tp=2", "those of its draft layer", "K=4096,top_k=8"], ["No layer of"]),
+    ("sglang --model-path minimax-m3 --tp 8\nConfig file not found at /s/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_5_1/E=129,N=384,device_name=NVIDIA_H200.json", ["minimax-m3 at tp=8", "K=6144,top_k=5"], ["No layer of", "joyai"]),
+    ("On `me/Qwen3.5-35B-A3B-AWQ-4bit`\nStart tuning over 400 configurations to create E=256,N=128,device_name=Radeon_8060S_Graphics,dtype=int4_w4a16.json\nUsing default MoE kernel config. Performance might be sub-optimal! Config file not found at /s/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_6_0/E=256,N=256,device_name=Radeon_8060S_Graphics,dtype=int4_w4a16.json", ["The script writes E=256,N=128,device_name=Radeon", "is a gfx1151", "benchmark/kernels/fused_moe_triton", "model me/Qwen3.5-35B-A3B-AWQ-4bit"], ["tuner tune", "command needs"]),
     # a folder's listing
     ("\n".join(f"E=128,N={n},device_name=NVIDIA_H20.json" for n in (192, 384, 768)), ["such as of qwen3-30b-a3b at tp=4", "N=768,device_name=NVIDIA_H20.json: a fused-MoE layer"], ["tuner export", "\n2. "]),
 ]  # fmt: skip

@@ -32,7 +32,7 @@ from tuner.diagnose.files import missing_file
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.images import no_image
 from tuner.diagnose.named_files import named_file, unnamed_file
-from tuner.diagnose.nccl import nccl_silent, nccl_timeout, sockets
+from tuner.diagnose.nccl import mixed_networks, nccl_silent, nccl_timeout, sockets
 from tuner.diagnose.sizes import block_shape, divides, heads, memory_taken
 from tuner.diagnose.xids import xids
 
@@ -64,6 +64,6 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
             sockets,
             topology,
         ),
-        *(nccl_silent, nccl_timeout, no_image, xids),
+        *(mixed_networks, nccl_silent, nccl_timeout, no_image, xids),
     )
 }

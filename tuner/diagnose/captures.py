@@ -58,6 +58,11 @@ _WITHOUT_NVLINK = (
     "Compare with pipeline parallelism, which sends much less: between groups of GPUs that are far "
     "from each other, or between all.",
 )
+_WITHOUT_PEERS = re.compile(r"(?i)RTX[ _]?(?:40|50)[5-9]0")
+_NO_PEERS = (
+    "NVIDIA's own driver lets no GeForce RTX 40 or 50 read another card's memory, however near it "
+    "is: what these cards send goes through the host's memory."
+)
 _AMD_TABLE = r"Link Type between two GPUs|LINK TYPE TABLE:"
 _AMD_LINK = re.compile(r"0|SELF|XGMI|PCIE|N/A|UNKNOWN")
 _NAMED = 8  # pairs of GPUs, tables
@@ -77,9 +82,12 @@ def topology(finding: LogFinding, context: Context) -> Added:
     cut = [gpu for gpu in found.gpus if gpu not in found.lines]
     cause = [f"The rows of {joined(cut)} are cut or not readable here."] if cut else []
     cause += _between(found)
+    if _over_pcie(found) and _WITHOUT_PEERS.search(context.facts.get("device")):
+        cause.append(_NO_PEERS)
     if not found.nics:
         none = "It names no RDMA device (NIC), so it says nothing of the network."
         return Added((*cause, none), _WITHOUT_NVLINK if _over_pcie(found) else (), instead=True)
+    others = _WITHOUT_NVLINK if _over_pcie(found) and len(_groups(found)) > 1 else ()
     cause.append(
         "To a device, GPUDirect RDMA wants PIX or PXB. That matters for traffic between nodes "
         "alone."
@@ -90,7 +98,7 @@ def topology(finding: LogFinding, context: Context) -> Added:
     near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
     whole = not cut or near == {*found.nics}
     told = _told(check_topology(node, find_links(node)) if whole else ())
-    return Added((*cause, *told.cause), told.fix, {"far_gpus": _far(found)})
+    return Added((*cause, *told.cause), (*others, *told.fix), {"far_gpus": _far(found)})
 
 
 def rdma_ports(finding: LogFinding, context: Context) -> Added:
@@ -260,9 +268,15 @@ def _between(found: Topology) -> list[str]:
             f"NVLink joins only {', '.join(linked)}; all other pairs go over PCIe, so an "
             "all-reduce over more GPUs than these is as slow as PCIe.",
         ]
+    groups = _groups(found)
+    apart = (
+        f"So {' and '.join(f'({joined(group)})' for group in groups)} are groups of near GPUs: a "
+        "model that fits into one group sends least (CUDA_VISIBLE_DEVICES)."
+    )
     return [
         f"No GPU{these} has NVLink to another one: all-reduces of these run over PCIe.",
         *_over_ways(kinds),
+        *([apart] if len(groups) > 1 else []),
         "Tensor parallelism adds up over its GPUs in each layer, so the slowest of these links "
         "sets its pace.",
     ]
@@ -305,6 +319,19 @@ def _pairs(found: Topology) -> dict[tuple[str, str], str]:
     read = found.read_gpus
     pairs = [(a, b) for a in read for b in found.gpus if a != b and (a < b or b not in read)]
     return {pair: found.relations.get(pair, "") for pair in pairs}
+
+
+def _groups(found: Topology) -> list[list[str]]:
+    """The GPUs that are near each other, if there are several such sets of two GPUs or more."""
+    near = ("PIX", "PXB", "PHB")
+    groups: list[list[str]] = []
+    for gpu in found.read_gpus:
+        mine = [one for one in groups if found.relations.get((one[0], gpu), "") in near]
+        if mine:
+            mine[0].append(gpu)
+        else:
+            groups.append([gpu])
+    return groups if all(len(one) > 1 for one in groups) else []
 
 
 def _over_pcie(found: Topology) -> bool:

@@ -21,7 +21,7 @@ from tuner.engines.dispatch import (
 )
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
-from tuner.engines.logs.served import is_nameless, no_figures
+from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tuned_for
 from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
@@ -38,6 +38,12 @@ _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTA
 _DTYPE = re.compile(r",dtype=(\w+?)(?:_down)?(?:,|\.json)")
 # What people write for a card's name; an object of Python begins with a small letter.
 _PLACEHOLDER = re.compile(r"<[A-Z][A-Za-z_ ]*>|\{\w*\}|\*|X{3}|\.{3}")
+# The engines' programs that tune fused-MoE files on the card itself.
+_SCRIPTS = {
+    "sglang": "benchmark/kernels/fused_moe_triton",
+    "vllm": "benchmarks/kernels/benchmark_moe.py",
+}
+_QUANTISED = re.compile(r"(?i)[-_](?:awq|gptq|fp8|nvfp4|mxfp4|int[48]|w[48]a(?:8|16)|[48]bit)\b")
 _MARLIN = (
     "vLLM runs Marlin for most int4 experts (AWQ, GPTQ, compressed-tensors), which reads no file; "
     "its own int4 kernel (--quantization moe_wna16, or if Marlin cannot run) reads a file of this "
@@ -119,8 +125,8 @@ def about(file: MissingFile, context: Context) -> Added:
         )
     if other := context.unsupported(named := facts_of_line(file.name).get("device")):
         return Added(fix=(other,), details=details, instead=True)
-    if "is too old" in (none := "" if context.hints.device else no_figures(named)):
-        return Added(fix=(f"{none} No file is made for it.",), details=details)
+    if not context.hints.device and (reason := not_tuned_for(named)):
+        return Added(fix=(f"{no_figures(named)} {_made_by(file, reason)}",), details=details)
     if not family.flag and (outside := context.facts.get("experts")):
         why = f"{outside} runs the experts of the text's server with kernels of its own"
         return Added((f"{why}, which read no config files: ignore the line.",), (), details)
@@ -135,11 +141,24 @@ def about(file: MissingFile, context: Context) -> Added:
     device = context.device(resolved.device_name or "")
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
     cause = [*strange, *(f"Read from it: {note}." for note in resolved.notes)]
+    if not family.flag and "dtype=" not in file.name and _QUANTISED.search(context.model):
+        cause.append(
+            "The name has no type, so these experts have 16 bits, and the model's name says that "
+            "its weights have fewer: most often they are those of its draft layer (MTP, NextN)."
+        )
     seen = NOTHING
     if device and (context.version(file.engine) or not _only_before(file, context)):
         seen, words = _what_runs(file, resolved.problems, device, context)
         cause += words
     return Added(tuple(cause), tuple(_steps(file, resolved, context, seen)), details)
+
+
+def _made_by(file: MissingFile, reason: str) -> str:
+    """Who makes a file for a card for which nothing is tuned here."""
+    script = _SCRIPTS.get(file.engine)
+    if "is too old" in reason or not script or file.family is None or file.family.flag:
+        return "No file is made for it."
+    return f"No file is made for it here. {ENGINES[file.engine]}'s own {script} makes it there."
 
 
 def _only_before(file: MissingFile, context: Context) -> bool:
@@ -210,8 +229,9 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
             break  # of a model of which nothing is known
         at = f" at tp={context.tp}" if context.tp else ""
         stranger = (
-            f"No layer of {context.model}{at} asks for {missing.name}: it is of another model, or "
-            "of a server with other flags."
+            f"No layer of {context.model}{at} asks for {missing.name}, by the rules that are known "
+            "here: it is of another model, a draft model or another release, or of a server with "
+            "other flags."
         )
     return missing
 

@@ -44,6 +44,8 @@ _MEANS = (
         "NCCL was called in a way that it does not allow: often two ranks on one GPU.",
     ),
 )
+_DEVICE = re.compile(r"\[\d+\](\w+):\d+/(IB|RoCE)\b")
+_NETWORK = {"IB": "InfiniBand", "RoCE": "RoCE"}
 _PLUGINS = {
     "aws": "The text tells of AWS: between nodes NCCL needs EFA there, with libfabric and the "
     "plugin aws-ofi-nccl in the image (without these it uses sockets). A working network shows "
@@ -82,3 +84,21 @@ def nccl_timeout(finding: LogFinding, context: Context) -> Added:
         f"none is late: {does_not} not to work."
     )
     return Added((first, USUAL), (P2P_STEP,), {"first": True})
+
+
+def mixed_networks(finding: LogFinding, context: Context) -> Added:
+    """The devices of each network, and the value that leaves one network's alone."""
+    found: dict[str, list[str]] = {}
+    for device, kind in _DEVICE.findall(finding.text):
+        found.setdefault(kind, []).append(device)
+    if len(found) < len(_NETWORK):
+        return Added()
+    named = [f"{_NETWORK[kind]} with {joined(devices)}" for kind, devices in found.items()]
+    most = max(found.values(), key=len)
+    return Added(
+        (f"Here: {', and '.join(named)}.",),
+        (
+            "If the larger set is the network for the GPUs, on each node:",
+            f"$ export NCCL_IB_HCA={','.join(most)}",
+        ),
+    )

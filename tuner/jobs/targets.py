@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine, names_model
+from tuner.engines.engine import find_engine, names_model, supports
 from tuner.errors import (
     BadInput,
     BadProblem,
@@ -23,6 +23,7 @@ from tuner.errors import (
     OptionsRefused,
     UnknownEngine,
     UnknownModel,
+    UnsupportedFamily,
 )
 from tuner.jobs.job import JobRequest
 from tuner.models.serving import Resolved, Serving
@@ -103,17 +104,20 @@ def resolve_all(
     found: list[TuningTarget] = []
     architecture = class_of(target)
     refused: list[tuple[Family, BadInput]] = []
+    unread: list[tuple[Family, BadInput]] = []  # which the engine has no tuned kernels for anyway
     for family in among or families():
         try:
             resolved = _where_dtype_applies(family, target, serving, name)
         except IndivisibleShape:
             raise
         except BadInput as error:
-            refused.append((family, error))
+            tuned = supports(serving.engine, family.name) or isinstance(error, UnsupportedFamily)
+            (refused if tuned else unread).append((family, error))
         else:
             problems, notes = resolved.problems, resolved.notes
             found.append(TuningTarget(family, problems, notes, True, architecture))
     reasons: dict[str, list[str]] = {}
+    refused = refused if found or refused else unread
     for family, refusal in refused:
         if not isinstance(refusal, LacksLayers):
             reasons.setdefault(str(refusal), []).append(family.title)

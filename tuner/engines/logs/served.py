@@ -191,6 +191,8 @@ class CompletedHints:
             return other
         if not (device or self.device()):
             shown, capability = self.facts.get("device"), self.facts.get("capability")
+            if shown and not_tuned_for(shown):
+                return no_figures(shown)
             known = f" ({_unknown(shown, capability)})" if shown or capability else ""
             names = [card.name for card in self.facts.cards.several()]
             if not known and len(names) > 1:
@@ -234,6 +236,12 @@ def refused(name: str) -> str:
     except UnknownDevice as error:
         return "" if str(error).startswith("unknown device") else str(error)
     return ""
+
+
+def not_tuned_for(name: str) -> str:
+    """Why nothing can be tuned for a card, nor for another one in its place; "" for any other."""
+    reason = refused(name)
+    return "" if "name the" in reason else reason
 
 
 def is_nameless(name: str) -> bool:

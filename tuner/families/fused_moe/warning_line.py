@@ -95,9 +95,9 @@ def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Ma
     named = [model for model in with_experts if serving.model and is_named(model, serving.model)]
     if serving.model and not named and any(char.isdigit() for char in serving.model):
         return ()  # of a model that is no preset
-    found = [
-        match for model in named or with_experts for match in _divisions(model, missing, fusions)
-    ]
+    # A model that somebody names is served, whatever the age of the folder: builds keep old paths.
+    some = named or [model for model in with_experts if _may_serve(model, missing)]
+    found = [match for model in some for match in _divisions(model, missing, fusions)]
     if serving.ranks:
         least, most = serving.ranks
         found = [match for match in found if least <= match.tp <= most]
@@ -125,9 +125,12 @@ def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
     return same + [match for match in found if match.model.dtype is Dtype.BFLOAT16]
 
 
+def _may_serve(model: Model, missing: NamedLayer) -> bool:
+    """Whether releases as old as the file's folder know the model."""
+    return not missing.before or bool(model.since and release_of(model.since) < missing.before)
+
+
 def _divisions(model: Model, missing: NamedLayer, fusions: Fusions) -> list[Match]:
-    if missing.before and (not model.since or release_of(model.since) >= missing.before):
-        return []
     if not missing.N or model.intermediate % missing.N:
         return []
     moe_tp = model.intermediate // missing.N

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tuner.engines.engine import Release, release_of
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.engines.sglang.fused_moe.shared_experts import (
@@ -50,6 +52,9 @@ _LAYOUTS: tuple[tuple[str, Release], ...] = (
     ("fused_moe_triton/configs/E=", (0, 4, 7)),
     ("fused_moe_triton/configs/triton_", (0, 5, 11)),
 )
+# None of those pins a newer Triton: a folder of one is of a build that keeps the old layout.
+_NEWEST_TRITON = (3, 6)
+_TRITON = re.compile(r"configs/triton_(\d+)_(\d+)_")
 
 
 def parse_config_name(text: str) -> NamedLayer | None:
@@ -59,6 +64,8 @@ def parse_config_name(text: str) -> NamedLayer | None:
     """
     path = text.replace("\\", "/")
     before = next((version for folder, version in _LAYOUTS if folder in path), None)
+    if (triton := _TRITON.search(path)) and (int(triton[1]), int(triton[2])) > _NEWEST_TRITON:
+        before = None
     return find_config_name(text, packed=True, before=before)
 
 
