@@ -20,6 +20,7 @@ from tuner.errors import (
     TunerError,
     UnknownModel,
 )
+from tuner.families.fused_moe.engine import MoeFileKey, format_file_name
 from tuner.families.fused_moe.models import find_model, moe_problem, resolve_config
 from tuner.families.fused_moe.models import resolve as resolve_moe
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
@@ -480,6 +481,41 @@ class TestWarningLine:
     def test_the_folder_tells_the_engine_s_age(self, folder, before):
         missing = parse_config_name(f"{folder}E=256,N=64,device_name=NVIDIA_L40S.json")
         assert missing.before == before
+
+    @pytest.mark.parametrize(
+        ("engine", "folder"),
+        [
+            ("sglang", "moe/moe_runner/triton_utils/configs/triton_3_8_0"),
+            ("sglang", "moe/fused_moe_triton/configs/triton_3_5_1"),  # of builds that kept it
+            ("sglang", "moe/fused_moe_triton/configs/triton_3_8_0"),
+            ("vllm", "fused_moe/configs"),
+        ],
+    )
+    @pytest.mark.parametrize("options", [{}, {"fuse_shared": False}], ids=["", "apart"])
+    def test_the_layer_of_a_named_model_is_found_by_its_file_s_name(
+        self, subtests, engine, folder, options
+    ):
+        asked = {"engine": engine, "device": L40S, "options": options}
+        for model in [model for model in presets() if model.E]:
+            for tp in (2, 8):
+                try:
+                    (problem, *_) = resolve_moe(model.name, Serving(tp=tp, **asked)).problems
+                except (BadProblem, IndivisibleShape):
+                    continue
+                packed = engine == "sglang" and problem.dtype is Dtype.INT4_W4A16
+                key = MoeFileKey(
+                    E=problem.E,
+                    N=problem.N // (2 if packed else 1),
+                    device="NVIDIA_L40S",
+                    dtype=None if problem.dtype.weight_bits == 16 else problem.dtype.value,
+                    block_shape=problem.block_shape,
+                    per_channel_quant=engine == "sglang" and problem.per_channel_quant,
+                )
+                name = format_file_name(key, ", " if engine == "sglang" else ",")
+                serving = Serving(**asked, model=model.name, ranks=(tp, tp))
+                with subtests.test(model.name, tp=tp):
+                    found = resolve_moe(f"/x/{folder}/{name}", serving).problems
+                    assert found == (problem,)
 
     def test_int4_counts_bytes_in_sglang_and_elements_in_vllm(self):
         line = "Config file not found at /x/E=8,N=7168,device_name=NVIDIA_L40S,dtype=int4_w4a16"

@@ -25,7 +25,7 @@ from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tune
 from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import is_named, presets
+from tuner.models.table import named_in
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, parse_problem
@@ -224,8 +224,7 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
             return MissingFile(path, engine, family, None, error, stranger=stranger)
         except BadInput as error:
             missing = MissingFile(path, engine, family, None, error, stranger=stranger)
-        known = any(is_named(preset, context.model) for preset in presets() if context.model)
-        if not known or not isinstance(missing.error, NoSuchLayer):
+        if not named_in(context.model) or not isinstance(missing.error, NoSuchLayer):
             break  # of a model of which nothing is known
         at = f" at tp={context.tp}" if context.tp else ""
         stranger = (

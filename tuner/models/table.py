@@ -132,10 +132,15 @@ def sibling(model: Model, dtype: Dtype) -> Model | None:
     )
 
 
-def is_named(model: Model, text: str) -> bool:
-    """Whether a checkpoint's name or path is a preset's, perhaps with more words behind it."""
-    last = text.rstrip("/").rpartition("/")[2]
-    return any(_key(last).startswith(_key(name)) for name in (model.name, *model.aliases))
+def named_in(text: str) -> list[Model]:
+    """The presets of a checkpoint's name or path, which may have more words behind theirs.
+
+    Of glm-4.5 and glm-4.5-fp8 the longer one alone.
+    """
+    last = _key(text.rstrip("/").rpartition("/")[2])
+    found = {key: model for key, model in _by_key().items() if last and last.startswith(key)}
+    most = len(max(found, key=len, default=""))
+    return [model for key, model in found.items() if len(key) == most]
 
 
 def _near(text: str) -> str:

@@ -16,7 +16,7 @@ from tuner.families.fused_moe.engine import NAME
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import is_named, presets
+from tuner.models.table import named_in, presets
 from tuner.problems.dtypes import Dtype, parse_dtype
 
 _COPIES = " (before sglang 0.4.7, which had a copy of the shared experts for each rank)"
@@ -92,7 +92,7 @@ def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Ma
     tp is a power of two; no server divides a model that it does not name by 10 or 14.
     """
     with_experts = [model for model in presets() if model.E]
-    named = [model for model in with_experts if serving.model and is_named(model, serving.model)]
+    named = [model for model in named_in(serving.model) if model.E]
     if serving.model and not named and any(char.isdigit() for char in serving.model):
         return ()  # of a model that is no preset
     # A model that somebody names is served, whatever the age of the folder: builds keep old paths.
