@@ -146,6 +146,7 @@ def test_groups_of_near_gpus_and_cards_without_peer_access_are_told():
     assert "(GPU0 and GPU1) and (GPU2 and GPU3) are groups" in answer
     assert "another card's memory" not in answer
     assert "another card's memory" in said(f"on 4x RTX 4090\n{matrix}")
+    assert "(GPU0 and GPU1) and" in said(matrix.replace("PIX", "NODE"))
     assert "groups of near GPUs" not in said(matrix.replace("PIX", "SYS"))
 
 

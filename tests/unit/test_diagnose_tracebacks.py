@@ -217,6 +217,16 @@ def test_who_called_it_and_when():
         ),
         (
             [],
+            "RuntimeError: captures_underway.empty() INTERNAL ASSERT FAILED at '/p/Caching.cpp':2967",
+            "without the memory saver",
+        ),
+        (
+            [],
+            "RuntimeError: false INTERNAL ASSERT FAILED at '/pytorch/torch/csrc/a.cpp':29, please",
+            "A check within torch itself failed",
+        ),
+        (
+            [],
             "NotImplementedError: _C_cache_ops::x: attempted to run this operator with Meta tensors,",
             "sleep level 2",
         ),

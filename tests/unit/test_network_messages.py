@@ -90,6 +90,7 @@ CASES = [
     ("llm-worker-bp7pn   0/1     Init:0/1   0          6m23s", ["pod_waits"], "kubectl describe pod"),
     ("llm-worker-bp7pn   0/1     ImagePullBackOff   0   6m23s", ["pod_waits"], "cannot be fetched"),
     ("ActorUnavailableError: The actor is temporarily unavailable: RpcError: RPC error: Socket closed", ["ray_worker_died"], "dmesg -T"),
+    (WARN + "Proxy Call to rank 1 failed (Connect)", ["rank_died"], "logs of all nodes"),
     ("FP8 reduction support begins with sm90 capable devices.", ["nccl_fp8"], "uint8"),
     ("NCCL error in ProcessGroupNCCL.cpp HIP failure: 'the operation cannot be performed", ["rccl_hip"], "--ipc=host"),
     ("Aicpu kernel execute failed, device_id=0, kernelName=IndexPut, errorCode=0x2a", ["ascend_kernel"], "ASCEND_LAUNCH_BLOCKING=1"),

@@ -31,6 +31,10 @@ SAID = {
         "KeyError: 'lm_head.weight'",
     ],
     "vllm_no_kv_cache": ["INFO 06-05 [gpu_worker.py:300] Available KV cache memory: -19.08 GiB"],
+    "reset_required": [
+        "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x",
+        "    GPU Recovery Action               : Drain and Reset",
+    ],
     "link_below": [
         "0xb88303ffff7f61c4  6  1[  ] ==( 1X  25.78125 Gbps Active/  LinkUp)==>  3  3[  ] "
         '"MF0;switch:MQM8700/U1" ( Could be 4X)'

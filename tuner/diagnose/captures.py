@@ -52,6 +52,7 @@ _WAYS = {
     "SYS": "through the link between NUMA nodes",
     "SOC": "through the link between NUMA nodes",
 }
+_FAR = ("SYS", "SOC")
 _WITHOUT_NVLINK = (
     "See which GPUs may read each other's memory. Others send through the host's memory:",
     "$ nvidia-smi topo -p2p r",
@@ -323,7 +324,8 @@ def _pairs(found: Topology) -> dict[tuple[str, str], str]:
 
 def _groups(found: Topology) -> list[list[str]]:
     """The GPUs that are near each other, if there are several such sets of two GPUs or more."""
-    near = ("PIX", "PXB", "PHB")
+    kinds = [kind for kind in _WAYS if kind in _pairs(found).values()]
+    near = [kind for kind in kinds if kind not in (kinds[-1], *_FAR)]
     groups: list[list[str]] = []
     for gpu in found.read_gpus:
         mine = [one for one in groups if found.relations.get((one[0], gpu), "") in near]
