@@ -311,6 +311,8 @@ CASES = (
     # sgl-project/sglang#22877
     Shown("prefill and decode do not meet", f"{HANGS}\n" + "\n".join(sglang(f"Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, #prealloc-req: {n}, #inflight-req: 1, ") for n in (18, 22, 27, 35)), ("partner_waits",),
           says=("#prealloc-req rises from 18 to 35", "nc -zv"), never=("last step",)),
+    # vllm-project/vllm#11517
+    Shown("one line, and somebody who says that requests are stuck", "Requests get stuck pending. --enable-lora --max-lora-rank 64\n" + load(1, 3, 3.1), ("requests_held",), says=("1 requests run, up to 3 wait", "--max-loras"), never=("max_tokens",)),
     Shown("lines that a terminal wraps in a word", "\n".join(load(n, 60, 52.0).replace("Avg generation throughput", "Avg generation throughpu\nt") for n in (27, 27, 27)), ("requests_held",), says=("27 requests run",)),
     Shown("lines that a mail wraps", "\n".join(load(n, 60, 52.0).replace("s, Running", "s,\nRunning") for n in (27, 27, 27)), ("requests_held",), says=("27 requests run",)),
     Shown("lines without their end", "\n".join(f"[TP0] Decode batch. #running-req: {n}, #token: 958017, token usage: 0.96" for n in (36, 35)), ("cache_held",), says=("96 % of it", "while 35 run")),

@@ -226,6 +226,16 @@ def test_who_called_it_and_when():
             "A check within torch itself failed",
         ),
         (
+            [("/w/sglang/srt/model_executor/model_runner.py", "_forward_raw")],
+            "RuntimeError: cannot reshape tensor of 0 elements into shape [0, -1, 64] because the",
+            "a request with an empty prompt",
+        ),
+        (
+            [("/w/vllm/model_executor/layers/odd.py", "check")],
+            "ValueError: This layer requires a head size of 128",
+            "refused a combination of settings",
+        ),
+        (
             [],
             "NotImplementedError: _C_cache_ops::x: attempted to run this operator with Meta tensors,",
             "sleep level 2",

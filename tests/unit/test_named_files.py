@@ -95,6 +95,9 @@ SPOKEN = [
     ("GLM-5.3-Flash-AWQ, TP=2, --disable-shared-experts-fusion\nConfig file not found at /s/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_7_1/E=288,N=1024,device_name=NVIDIA_GB10.json", ["glm-5.3-flash at tp=2", "those of its draft layer", "K=4096,top_k=8"], ["No layer of"]),
     ("sglang --model-path minimax-m3 --tp 8\nConfig file not found at /s/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_5_1/E=129,N=384,device_name=NVIDIA_H200.json", ["minimax-m3 at tp=8", "K=6144,top_k=5"], ["No layer of", "joyai"]),
     ("On `me/Qwen3.5-35B-A3B-AWQ-4bit`\nStart tuning over 400 configurations to create E=256,N=128,device_name=Radeon_8060S_Graphics,dtype=int4_w4a16.json\nUsing default MoE kernel config. Performance might be sub-optimal! Config file not found at /s/sglang/srt/layers/moe/fused_moe_triton/configs/triton_3_6_0/E=256,N=256,device_name=Radeon_8060S_Graphics,dtype=int4_w4a16.json", ["The script writes E=256,N=128,device_name=Radeon", "is a gfx1151", "benchmark/kernels/fused_moe_triton", "model me/Qwen3.5-35B-A3B-AWQ-4bit"], ["tuner tune", "command needs"]),
+    # A release whose Marlin looked for a file by packed sizes
+    ("v0.9.3 LLM engine (v0.9.3) with config: model='m'\nUsing CompressedTensorsWNA16MarlinMoEMethod\n" + WARNS.format("E=128,N=8192,device_name=NVIDIA_L40S"), ["note: no tuned file", "Marlin runs these experts", "ignore it"], ["default constants", "tuner tune"]),
+    ("v0.10.2 LLM engine (v0.10.2) with config: model='m'\nUsing CompressedTensorsWNA16MarlinMoEMethod\n" + WARNS.format("E=128,N=8192,device_name=NVIDIA_L40S"), ["slow: no tuned file"], ["Marlin runs these experts"]),
     # a folder's listing
     ("\n".join(f"E=128,N={n},device_name=NVIDIA_H20.json" for n in (192, 384, 768)), ["such as of qwen3-30b-a3b at tp=4", "N=768,device_name=NVIDIA_H20.json: a fused-MoE layer"], ["tuner export", "\n2. "]),
 ]  # fmt: skip

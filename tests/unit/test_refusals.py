@@ -39,6 +39,11 @@ SAID = {
         "0xb88303ffff7f61c4  6  1[  ] ==( 1X  25.78125 Gbps Active/  LinkUp)==>  3  3[  ] "
         '"MF0;switch:MQM8700/U1" ( Could be 4X)'
     ],
+    "context_too_long": [
+        "ValueError: To serve at least one request with the model's max seq len (1048576),\n"
+        "22.5 GiB KV cache is needed, which is larger than the available KV cache memory "
+        "(17.39 GiB).\nBased on the available memory, the estimated maximum model length is 8102."
+    ],
     "linear_attention_shape": [
         "UserWarning: Input tensor shape suggests potential format mismatch: seq_len (19) < num_he"
     ],

@@ -22,7 +22,7 @@ from tuner.diagnose.crashes import family_launched_at, launch_of
 from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
-from tuner.diagnose.table import known_messages
+from tuner.diagnose.table import Kind, known_messages
 from tuner.diagnose.tracebacks import caller_of, chosen, of_engine, package_of, step_of, whose
 from tuner.engines.engine import release_of
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
@@ -42,6 +42,10 @@ _AGAINST = re.compile(r"\b(?:[Ll]eave|take the flag out|without it)\b")
 _OF_SPEED = ("load_steps", "benchmark")
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
+
+
+# The file of rows that hold for all code of an engine.
+_ANYWHERE = "/(?:vllm|sglang)/"
 
 
 def diagnose(paths: Iterable[Path], hints: Hints = Hints()) -> Diagnosis:
@@ -141,8 +145,9 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
         yield from whose(frame, frames, error)
         if step := step_of(frames):
             yield step
-        yield from _said(error)
-        yield from _place(frame, frames, error)
+        said = [*_said(error)]
+        yield from said
+        yield from _place(frame, frames, error, general=not said)
         if of_engine(frame) and (family := family_launched_at(frame)):
             yield (
                 f"It launches a kernel of {family.title}, which this tuner tunes: if the log says "
@@ -161,9 +166,11 @@ def _said(error: str) -> Iterator[str]:
     yield from (row["says"] for row in rows if re.search(row["error"], error))
 
 
-def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
+def _place(
+    frame: Frame, frames: Sequence[Frame], error: str, *, general: bool = True
+) -> Iterator[str]:
     """What the place of an error tells. In another's package, rows of that package tell it, or
-    those that hold too for what the engine calls.
+    those that hold too for what the engine calls. `general`: rows of the engine as a whole count.
     """
     if error.startswith(("ImportError", "ModuleNotFoundError")):
         return  # of releases that do not fit each other, wherever it stands
@@ -178,7 +185,8 @@ def _place(frame: Frame, frames: Sequence[Frame], error: str) -> Iterator[str]:
         if any(re.search(row["file"], at.path) for at in places if at) and re.search(
             row.get("error", ""), error
         ):
-            yield row["says"]
+            if general or row["file"] != _ANYWHERE:
+                yield row["says"]
             return
 
 
@@ -229,7 +237,9 @@ def _answer(finding: LogFinding, context: Context) -> Explanation:
     added = ANSWERS[message.answer](finding, context) if message.answer else Added()
     engine = context.engine_of(finding) or context.program().lower()
     values = context.values(finding)
-    cause, fix = message.cause, () if added.instead else message.fix
+    if added.denies:
+        finding = replace(finding, message=replace(message, kind=Kind.NOTE))
+    cause, fix = () if added.denies else message.cause, () if added.instead else message.fix
     if context.unified and message.unified_fix:
         cause, fix = message.unified_cause, message.unified_fix
     steps = [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
@@ -71,6 +72,7 @@ _NAMED = 8  # pairs of GPUs, tables
 # and H800 (8), A100 and H100 NVL (12), H100 SXM and later (18). V100 and P100 in a mesh: 1 or 2.
 _WHOLE = (1, 2, 4, 6, 8, 12, 18)
 _MESH = 4
+_NO_DEVICE = "No RDMA device is usable"
 _RATE = re.compile(r"\s*(\d{1,4})\b")  # Gb/s: "200", "200 Gb/sec (4X HDR)"
 _DROP = 0.6  # of the best; less is more than noise
 
@@ -109,6 +111,8 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)
     links = find_links(node)
     told = _told(check_rdma(node, links, None))
+    if len(up_devices(node)) < 1 == len(devices):  # the command may have named this one
+        told = replace(told, cause=tuple(one for one in told.cause if _NO_DEVICE not in one))
     cause = told.cause or (f"The ports of {joined(up_devices(node))} are up.",)
     cause += (*_rates_differ(node),)
     if not (value := hca_list(node, links)):

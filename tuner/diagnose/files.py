@@ -19,7 +19,7 @@ from tuner.engines.dispatch import (
     seen_to_run,
     stops_at_fp8,
 )
-from tuner.engines.engine import engine_names, supports
+from tuner.engines.engine import engine_names, release_of, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tuned_for
 from tuner.errors import BadInput, NoSuchLayer, SeveralModels
@@ -44,6 +44,13 @@ _SCRIPTS = {
     "vllm": "benchmarks/kernels/benchmark_moe.py",
 }
 _QUANTISED = re.compile(r"(?i)[-_](?:awq|gptq|fp8|nvfp4|mxfp4|int[48]|w[48]a(?:8|16)|[48]bit)\b")
+# 0.10.2 and later were read: their fused_marlin_moe.py looks for no file.
+_MARLIN_READS_NONE = (0, 10)
+_OF_MARLIN = (
+    "Marlin runs these experts by the text, and no Triton kernel. Releases before vLLM 0.10 looked "
+    "for a file for it too, under the sizes of its packed weights, which are not the layer's, and "
+    "took one constant from it. So the line names no file that tuning makes: ignore it."
+)
 _MARLIN = (
     "vLLM runs Marlin for most int4 experts (AWQ, GPTQ, compressed-tensors), which reads no file; "
     "its own int4 kernel (--quantization moe_wna16, or if Marlin cannot run) reads a file of this "
@@ -127,9 +134,12 @@ def about(file: MissingFile, context: Context) -> Added:
         return Added(fix=(other,), details=details, instead=True)
     if not context.hints.device and (reason := not_tuned_for(named)):
         return Added(fix=(f"{no_figures(named)} {_made_by(file, reason)}",), details=details)
+    if not family.flag and _by_marlin(file, context):
+        return Added((_OF_MARLIN,), (), details, instead=True, denies=True)
     if not family.flag and (outside := context.facts.get("experts")):
         why = f"{outside} runs the experts of the text's server with kernels of its own"
-        return Added((f"{why}, which read no config files: ignore the line.",), (), details)
+        why += ", which read no config files: ignore the line."
+        return Added((why,), (), details, instead=True, denies=True)
     card = context.device(named)
     if card and _FP8 in file.name and (stops := stops_at_fp8(file.engine, family.name, card)):
         return Added(fix=(f"No file is made for it: {stops}.",), details=details)
@@ -151,6 +161,13 @@ def about(file: MissingFile, context: Context) -> Added:
         seen, words = _what_runs(file, resolved.problems, device, context)
         cause += words
     return Added(tuple(cause), tuple(_steps(file, resolved, context, seen)), details)
+
+
+def _by_marlin(file: MissingFile, context: Context) -> bool:
+    """Whether the line is of a release whose Marlin kernel looked for files of Triton's."""
+    version = context.version("vllm")
+    old = not version or release_of(version) < _MARLIN_READS_NONE
+    return file.engine == "vllm" and old and bool(context.facts.get("marlin"))
 
 
 def _made_by(file: MissingFile, reason: str) -> str:

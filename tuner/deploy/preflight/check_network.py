@@ -5,7 +5,15 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from tuner.deploy.preflight.facts import Expected, ExpectedNode, Finding, Node, joined, natural
+from tuner.deploy.preflight.facts import (
+    Expected,
+    ExpectedNode,
+    Finding,
+    Node,
+    RdmaDevice,
+    joined,
+    natural,
+)
 from tuner.deploy.preflight.links import (
     NodeLinks,
     card_of,
@@ -18,6 +26,7 @@ from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
 
 _WAITING = ("INIT", "ARMED")  # of an InfiniBand port that no subnet manager has made active
+_LINK_UP = ("LINKUP", "LINK_UP")
 _DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
 
 
@@ -79,12 +88,18 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
     )
 
 
+def _linked(device: RdmaDevice) -> bool:
+    """Whether an InfiniBand port has a link: then its cable and its switch port work."""
+    return device.link_layer == "InfiniBand" and device.phys_state.upper() in _LINK_UP
+
+
 def _fix_down(node: Node, devices: list[str]) -> str:
     interfaces = interface_of(node)
     disabled = {d.device for d in node.devices if d.phys_state == _DISABLED}
     names = [interfaces[d] for d in sorted(devices, key=natural) if interfaces[d]]
     steps = "".join(f"ip link set {name} up; " for name in names)
-    waiting = {d.device for d in node.devices if d.state.startswith(_WAITING)}
+    linked = {d.device for d in node.devices if _linked(d)}
+    waiting = {d.device for d in node.devices if d.state.startswith(_WAITING)} | linked
     if waiting.issuperset(devices):
         cause = "start a subnet manager, on the switch or as opensm: the link itself is up; "
     else:

@@ -54,6 +54,7 @@ _SHARES = re.compile(
     re.IGNORECASE,
 )
 _SHARE_MARKS = (
+    *(b"--enable-lora", b"--lora-paths"),
     *(b"models", b"servers", b"instances", b"vllms"),
     *("个模型".encode(), "个服务".encode(), "个实例".encode()),
 )
@@ -94,6 +95,7 @@ class LoadReader:
     _reused: list[tuple[int, int, int]] = field(default_factory=list)
     _hangs: bool = False  # somebody says so
     _asks_cache: bool = False
+    _lora: bool = False  # the server has adapters
     _shares: bool = False  # somebody says that another model runs on these GPUs
     _ended: list[float] = field(default_factory=list)  # rates of lines in which no request runs
     _rests: bool = False  # a batch of prefill began with no request running
@@ -171,6 +173,7 @@ class LoadReader:
             self._hangs = self._hangs or bool(HANGS.search(line))
             self._asks_cache = self._asks_cache or bool(_ASKS_CACHE.search(line))
             self._shares = self._shares or bool(_SHARES.search(line))
+            self._lora = self._lora or "--enable-lora" in line or "--lora-paths" in line
         elif "#queue-req: 0" in line and (match := _REUSED.search(line)):
             batch = int(match[1]), int(match[2]), int(match[3])
             self._reused += [batch] * (len(self._reused) < _MOST_KEPT)
@@ -203,10 +206,12 @@ class LoadReader:
             yield from told + stands
             return
         told += stands
+        held = [*self._held_back()] if self._lines else []
+        told += held
         if self._lines >= _LEAST_LINES:
-            told += [*self._held_back(), *self._too_large(), *self._without_graphs()]
+            told += [*self._too_large(), *self._without_graphs()]
             told += [] if told else [*self._prefill_waits()] or [*self._prompts_first()]
-        told += [] if stands else self._goes_on()
+        told += [] if stands or held else self._goes_on()
         told = told or [*self._cache_unused()] or [*self._cache_held()]
         told = told or [*self._prompts_reused()]
         others = any(one.name != "drafts_rejected" for one in told)
@@ -245,10 +250,11 @@ class LoadReader:
     def _held_back(self) -> Iterator[Reading]:
         """Requests that wait although the KV cache has room."""
         (most, times), *_ = self._held.most_common(1) or [(0, 0)]
-        if times < _LEAST_LINES or self._held.total() < _MOST * self._lines:
+        least = 1 if self._hangs else _LEAST_LINES
+        if times < least or self._held.total() < _MOST * self._lines:
             return
         if times >= _MOST * self._held.total() and most >= max(self._running):
-            yield self._of("requests_held", self._waits(most))
+            yield self._of("requests_held", self._waits(most), *(["lora"] * self._lora))
 
     def _too_large(self) -> Iterator[Reading]:
         """Requests that wait because another one of the same size does not fit."""
