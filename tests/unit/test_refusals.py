@@ -44,6 +44,10 @@ SAID = {
         "22.5 GiB KV cache is needed, which is larger than the available KV cache memory "
         "(17.39 GiB).\nBased on the available memory, the estimated maximum model length is 8102."
     ],
+    "first_requests": [
+        "vLLM 0.24 on 2x L40S: the first request takes very long, the others are quick",
+        "The throughput of the first chat was low when deploying a model using vLLM on RTX5090",
+    ],
     "linear_attention_shape": [
         "UserWarning: Input tensor shape suggests potential format mismatch: seq_len (19) < num_he"
     ],
