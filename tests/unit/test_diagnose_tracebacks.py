@@ -236,6 +236,16 @@ def test_who_called_it_and_when():
             "refused a combination of settings",
         ),
         (
+            [("/w/vllm/engine/async_llm_engine.py", "step_async")],
+            "RuntimeError: Set changed size during iteration",
+            "by chance under load",
+        ),
+        (
+            [],
+            'RuntimeError: [09:44:28] /p/cpp/json_schema_converter.cc:902: Unsupported type "xml"',
+            "the JSON schema of a request",
+        ),
+        (
             [],
             "NotImplementedError: _C_cache_ops::x: attempted to run this operator with Meta tensors,",
             "sleep level 2",

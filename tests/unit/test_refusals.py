@@ -48,6 +48,17 @@ SAID = {
         "vLLM 0.24 on 2x L40S: the first request takes very long, the others are quick",
         "The throughput of the first chat was low when deploying a model using vLLM on RTX5090",
     ],
+    "port_of_service": [
+        "ValueError: VLLM_PORT 'tcp://10.43.154.30:8000' appears to be a URI. This may be caused "
+        "by a Kubernetes service discovery issue,check the warning in: https://docs.vllm.ai",
+    ],
+    "storage_refused": [
+        "botocore.exceptions.ClientError: An error occurred (InvalidAccessKeyId) when calling the",
+    ],
+    "deep_gemm_drafts": [
+        "RuntimeError: Worker failed with error 'Assertion error (/w/deepgemm-src/csrc/apis/../jit_"
+        "kernels/impls/smxx_fp8_fp4_paged_mqa_logits.hpp:233): next_n == 1 or next_n == 2'",
+    ],
     "linear_attention_shape": [
         "UserWarning: Input tensor shape suggests potential format mismatch: seq_len (19) < num_he"
     ],
