@@ -150,6 +150,16 @@ def test_groups_of_near_gpus_and_cards_without_peer_access_are_told():
     assert "groups of near GPUs" not in said(matrix.replace("PIX", "SYS"))
 
 
+def test_tables_of_two_hosts_get_no_common_index():
+    head = "DEV\tPORT\tINDEX\tGID\tIPv4\tVER\tDEV\n"
+    row = "mlx5_4\t1\t{}\t0000:0000:0000:0000:0000:ffff:ac14:0101\t172.20.1.1\tv2\tnet1\n"
+    answer = said(f"pod 1\n{head}{row.format(5)}pod 2\n{head}{row.format(7)}")
+    assert "different indexes, in their order 5, 7" in answer
+    assert "export NCCL_IB_GID_INDEX" not in answer
+    alike = said(f"pod 1\n{head}{row.format(5)}pod 2\n{head}{row.format(5)}")
+    assert "export NCCL_IB_GID_INDEX=5" in alike
+
+
 def test_far_gpus_are_named_for_programs():
     (row,) = diagnose_text(FOUR).as_json()["found"]
     assert row["details"]["far_gpus"] == ["GPU0", "GPU3"]

@@ -311,6 +311,10 @@ CASES = (
     # sgl-project/sglang#22877
     Shown("prefill and decode do not meet", f"{HANGS}\n" + "\n".join(sglang(f"Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, #prealloc-req: {n}, #inflight-req: 1, ") for n in (18, 22, 27, 35)), ("partner_waits",),
           says=("#prealloc-req rises from 18 to 35", "nc -zv"), never=("last step",)),
+    # QwenLM/Qwen3#1700
+    Shown("answers that do not end", "Models don't terminate in vllm when generating structured output\n" + "\n".join(load(1, 0, used) for used in (20.6, 22.2, 23.9)), ("tokens_come",), says=("max_tokens", "maxLength"), never=("Send as many",)),
+    # sgl-project/sglang#4257
+    Shown("a stack of a batch after the start", f"stuck\n{steps(BEGIN, NCCL, WEIGHTS)}\n" + 'Thread 26 (idle): "MainThread"\n    get (queue.py:171)\n    process_batch_result_prefill (scheduler.py:1261)\nThread 27 (active): "Thread-3 (forward_thread_func)"\n    __call__ (torch/_ops.py:1116)\n    ragged_run (flashinfer/prefill.py:237)\n', ("stack_runs",), says=("ragged_run (flashinfer/prefill.py:237)", "--attention-backend")),
     # vllm-project/vllm#11517
     Shown("one line, and somebody who says that requests are stuck", "Requests get stuck pending. --enable-lora --max-lora-rank 64\n" + load(1, 3, 3.1), ("requests_held",), says=("1 requests run, up to 3 wait", "--max-loras"), never=("max_tokens",)),
     Shown("lines that a terminal wraps in a word", "\n".join(load(n, 60, 52.0).replace("Avg generation throughput", "Avg generation throughpu\nt") for n in (27, 27, 27)), ("requests_held",), says=("27 requests run",)),

@@ -59,6 +59,14 @@ SAID = {
         "RuntimeError: Worker failed with error 'Assertion error (/w/deepgemm-src/csrc/apis/../jit_"
         "kernels/impls/smxx_fp8_fp4_paged_mqa_logits.hpp:233): next_n == 1 or next_n == 2'",
     ],
+    "hami": [
+        "[HAMI-core ERROR (pid:565 thread=140 multiprocess_memory_limit.c:831)]: Illegal device id",
+        '!!!!!!! Segfault encountered !!!!!!!\n  File "/libvgpu/src/cuda/memory.c", line 582, in c',
+    ],
+    "model_type_unknown": [
+        '    config_class = CONFIG_MAPPING[config_dict["model_type"]]\n    raise KeyError(key)\n'
+        "KeyError: 'qwen3_moe'",
+    ],
     "linear_attention_shape": [
         "UserWarning: Input tensor shape suggests potential format mismatch: seq_len (19) < num_he"
     ],

@@ -40,6 +40,18 @@ _ALONE = (
 )
 _MORE_RANKS = "Run it with at least two GPUs: -g 2 in one process, or mpirun -n 2 and -g 1."
 _FAILED = re.compile(r"Out of bounds values\s*:\s*[1-9]\d*")
+_GID_HEAD = re.compile(r"(?m)^\W*DEV\s+PORT\s+INDEX\b.*$")
+_APART = (
+    "The tables of this text have different indexes, in their order {}: they are of several hosts "
+    "or pods, so no single NCCL_IB_GID_INDEX fits. The index comes from the order in which "
+    "addresses were given, and moves with each new interface."
+)
+_UNSET_APART = (
+    "Leave NCCL_IB_GID_INDEX unset with NCCL 2.21 and later, which choose the row themselves. "
+    "Older ones need it on each host or pod by itself, in the environment of the very process "
+    "(mpirun -x, the container's env) or in /etc/nccl.conf there; /etc/environment does not reach "
+    "a process that no login starts."
+)
 _UNSET = (
     "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
     "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
@@ -142,6 +154,10 @@ def _rates_differ(node: Node) -> Iterator[str]:
 
 def gid_table(finding: LogFinding, context: Context) -> Added:
     """The index of RoCE v2 with IPv4, as far as the table stands here."""
+    tables = [shared for one in _GID_HEAD.split(finding.around)[1:] if (shared := _v2_indexes(one))]
+    if len(tables) > 1 and not set.intersection(*tables):
+        each = ", ".join(str(min(one)) for one in tables)
+        return Added((_APART.format(each),), (_UNSET_APART,))
     gids = parse_show_gids(finding.around) or parse_devinfo_gids(finding.around)
     node = Node(_NODE, gids=gids)
     rows = {gid.device: set(gid_indexes(node, gid.device)) for gid in gids}
@@ -154,6 +170,14 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
         return Added((*cause, *(apart if some else ())), (_UNSET,))
     cause.append(f"Here that is index {min(shared)}.")
     return Added(tuple(cause), (_UNSET, f"$ export NCCL_IB_GID_INDEX={min(shared)}"))
+
+
+def _v2_indexes(text: str) -> set[int]:
+    """The indexes of RoCE v2 with IPv4 that all devices of a table have."""
+    gids = parse_show_gids(text)
+    node = Node(_NODE, gids=gids)
+    rows = [set(gid_indexes(node, device)) for device in {gid.device for gid in gids}]
+    return set.intersection(*rows) if rows else set()
 
 
 def perftest(finding: LogFinding, context: Context) -> Added:

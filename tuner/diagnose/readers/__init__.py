@@ -82,7 +82,10 @@ class Readers:
         """What the readers say of the whole text."""
         told = [one for reader in self.each for one in reader.told(whole)]
         if any(one.name.startswith("stack_") for one in told):  # it shows where a server waits
-            told = [one for one in told if one.name != "start_waits" or one.figures]
+            served = any(one.figures.get("serves") for one in told)  # so the start had ended
+            told = [
+                one for one in told if one.name != "start_waits" or (one.figures and not served)
+            ]
         if any(one.name == "collective_waits" for one in told):  # it says why the bar stands
             told = [one for one in told if one.name != "prompts_open"]
         yield from told

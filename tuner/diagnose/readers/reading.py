@@ -17,14 +17,17 @@ HANGS = re.compile(
     r"\b(?:hangs?|hung|hanging|stuck|struck in|freez\w+|frozen|blocks? forever|no further"
     r"|remains idle|not (?:return|respond)|just stops|time out indefinitely"
     r"|stop(?:s|ped)? (?:working|responding|generating))\b"
-    r"|\bnever (?:starts|finish|completes|returns|comes up)|卡住|卡死|卡在",
+    r"|\bnever (?:starts|finish|completes|returns|comes up|ends?\b|stops?\b|terminates?)"
+    r"|\b(?:don['’]t|do not|doesn['’]t|does not|won['’]t) (?:terminate|end\b|stop\b)"
+    r"|卡住|卡死|卡在",
     re.IGNORECASE,
 )
 HANG_MARKS = (
     *(b"hang", b"hung", b"stuck", b"struckin", b"freez", b"frozen", b"blockforever"),
     *(b"blocksforever", b"nofurther", b"remainsidle", b"never", b"notre", "卡".encode()),
     *(b"stopswork", b"stopsre", b"stopsgen", b"stoppedwork", b"stoppedre", b"stopre", b"juststops"),
-    *(b"stopwork", b"stopgen", b"indefinitely"),
+    *(b"stopwork", b"stopgen", b"indefinitely", b"terminate"),
+    *(b"don'tend", b"don'tstop", b"doesn'tend", b"doesn'tstop", b"doesnotend", b"doesnotstop"),
 )
 
 

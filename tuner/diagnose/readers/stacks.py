@@ -26,6 +26,9 @@ _FAULTHANDLER = re.compile(
     r'^\s*File "(?P<path>[^"]{1,300})", line (?P<line>\d{1,7}) in (?P<function>[\w<>.]{1,200})\s*$'
 )
 _ENGINE = re.compile(r"(?:^|/)(?:sglang|vllm)/(?!.*(?:distributed|parallel_state|shm_broadcast))")
+_WRAPS = re.compile(r"(?:^|/)torch/(?:_ops|utils/)")  # frames that only call what is asked for
+# Functions of a batch of requests, so that the server had started.
+_SERVES = re.compile(r"process_batch_result|run_batch|forward_batch_generation")
 _INNERMOST = 4  # frames that can say what is waited for
 _MOST_THREADS, _MOST_FRAMES = 400, 60
 _MAIN = re.compile(r"(?:MainThread)?$|.*forward_thread")  # sglang's thread for batches
@@ -66,6 +69,10 @@ class _Thread:
                 if any(re.search(one, f"{function} {path}") for one in row.frames):
                     return row
         return None
+
+    def innermost(self) -> tuple[str, str, str]:
+        """The innermost frame that is not only a wrapper of torch's."""
+        return next((one for one in self.frames if not _WRAPS.search(one[1])), self.frames[0])
 
     def caller(self) -> str:
         """The innermost function of the engine, outside what it has for communication."""
@@ -116,7 +123,7 @@ class StackReader:
             found.pop("work", None)
         for wait, threads in found.values():
             first = threads[0]
-            innermost, caller = _place(first.frames[0]), first.caller()
+            innermost, caller = _place(first.innermost()), first.caller()
             shown = f"The innermost frame is {innermost}"
             shown += f", called for {caller}." if caller not in ("", innermost) else "."
             times = f", in {len(threads)} stacks" if len(threads) > 1 else ""
@@ -127,8 +134,12 @@ class StackReader:
                 first.where,
                 [shown, wait.cause],
                 wait.fix,
-                {"stacks": len(threads), "innermost": innermost},
+                {"stacks": len(threads), "innermost": innermost, "serves": self._serves()},
             )
+
+    def _serves(self) -> bool:
+        """Whether some thread has a batch of requests in hand."""
+        return any(_SERVES.match(one[0]) for thread in self._threads for one in thread.frames)
 
     def _crashed(self, fatal: str, thread: _Thread) -> Iterator[Reading]:
         """What Python's faulthandler says of a process that ended in compiled code."""
