@@ -39,10 +39,7 @@ _DTYPE = re.compile(r",dtype=(\w+?)(?:_down)?(?:,|\.json)")
 # What people write for a card's name; an object of Python begins with a small letter.
 _PLACEHOLDER = re.compile(r"<[A-Z][A-Za-z_ ]*>|\{\w*\}|\*|X{3}|\.{3}")
 # The engines' programs that tune fused-MoE files on the card itself.
-_SCRIPTS = {
-    "sglang": "benchmark/kernels/fused_moe_triton",
-    "vllm": "benchmarks/kernels/benchmark_moe.py",
-}
+_SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
 _QUANTISED = re.compile(r"(?i)[-_](?:awq|gptq|fp8|nvfp4|mxfp4|int[48]|w[48]a(?:8|16)|[48]bit)\b")
 # 0.10.2 and later were read: their fused_marlin_moe.py looks for no file.
 _MARLIN_READS_NONE = (0, 10)
@@ -138,8 +135,8 @@ def about(file: MissingFile, context: Context) -> Added:
         return Added((_OF_MARLIN,), (), details, instead=True, denies=True)
     if not family.flag and (outside := context.facts.get("experts")):
         why = f"{outside} runs the experts of the text's server with kernels of its own"
-        why += ", which read no config files: ignore the line."
-        return Added((why,), (), details, instead=True, denies=True)
+        said = (f"{why}, which read no config files: ignore the line.",)
+        return Added(said, (), details, instead=True, denies=True)
     card = context.device(named)
     if card and _FP8 in file.name and (stops := stops_at_fp8(file.engine, family.name, card)):
         return Added(fix=(f"No file is made for it: {stops}.",), details=details)
@@ -175,7 +172,7 @@ def _made_by(file: MissingFile, reason: str) -> str:
     script = _SCRIPTS.get(file.engine)
     if "is too old" in reason or not script or file.family is None or file.family.flag:
         return "No file is made for it."
-    return f"No file is made for it here. {ENGINES[file.engine]}'s own {script} makes it there."
+    return f"No file is made here: {ENGINES[file.engine]}'s own benchmarks ({script}) make it."
 
 
 def _only_before(file: MissingFile, context: Context) -> bool:
