@@ -226,3 +226,14 @@ def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(monkeyp
         done = CliRunner().invoke(app, [*words, "--engine", ENGINE])
         assert done.exit_code == 0, done.output
         assert (said in done.stderr) is shipped
+
+
+def test_a_release_without_the_model_s_class_gets_no_command(env, tmp_path):
+    config = {"architectures": ["Dots1ForCausalLM"], "hidden_size": 4096, "n_routed_experts": 128}
+    config |= {"moe_intermediate_size": 1408, "num_experts_per_tok": 6, "num_attention_heads": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["plan", str(tmp_path), "--tp", "4", "--device", "H20", "--engine"]
+    without = run(*asked, "vllm==0.33.0", env=env)
+    assert "next: plan with a release of vllm that has the model's class" in without.stderr
+    assert "tuner tune" not in without.stderr
+    assert "tuner tune" in run(*asked, "vllm==0.10.2", env=env).stderr

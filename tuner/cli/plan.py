@@ -66,7 +66,7 @@ def plan(
 ) -> None:
     """Say which kernel servers run for each problem of a model, and what tuning it would bring."""
     from tuner.devices.here import device_or_here
-    from tuner.engines.engine import find_engine
+    from tuner.engines.engine import find_engine, names_model
     from tuner.tuning.request import parse_effort
 
     card, wanted = device_or_here(device), parse_effort(effort)
@@ -79,6 +79,7 @@ def plan(
             "--server-args": server_args,
         }
         found, problems, flags = asked_by_cluster(cluster, card, given)
+        served = True  # not asked of the models of a cluster file
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
@@ -89,9 +90,15 @@ def plan(
             say(note)
         problems = [problem for one in targets for problem in one.problems]
         flags = seen_settings(target, problems, asked, divided(flags, found.name, choice))
+        served = all(
+            not one.architecture or names_model(found.name, found.version, one.architecture)
+            for one in targets
+        )
     made = planned(problems, found, card, flags, choice, wanted)
     show(as_json, made.as_json, made.as_text)
-    if any(one.to_tune for one in made.problems):
+    if not served:
+        say(f"next: plan with a release of {found.name} that has the model's class")
+    elif any(one.to_tune for one in made.problems):
         words = [*_given(context), *["--all"] * (cluster is None and _is_model(target, choice))]
         say(f"next, on a machine with this GPU: tuner tune {shlex.join(words)}")
 
