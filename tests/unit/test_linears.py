@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError
@@ -387,6 +387,7 @@ values = st.recursive(
 
 
 @given(changes=st.dictionaries(st.sampled_from(WORDS), values, max_size=4))
+@example({"architectures": ["\n"]})
 def test_any_config_json_gives_layers_or_a_clear_error(changes):
     fields = json.loads(config()) | changes
     try:

@@ -59,6 +59,15 @@ SAID = {
         "RuntimeError: Worker failed with error 'Assertion error (/w/deepgemm-src/csrc/apis/../jit_"
         "kernels/impls/smxx_fp8_fp4_paged_mqa_logits.hpp:233): next_n == 1 or next_n == 2'",
     ],
+    "shm_default": ["shm              64M   12K   64M   1% /dev/shm"],
+    "node_without_gpus": ["Allocatable:\n  cpu: 64\n  nvidia.com/gpu:     0"],
+    "nic_refuses": [
+        "mlx5_core 0000:5e:00.0: mlx5_cmd_out_err:834:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) "
+        "failed, status limits exceeded(0x8), syndrome (0x59c8a4), err(-12)",
+    ],
+    "nvswitch_fault": [
+        "nvidia-nvswitch3: SXid (PCI:0000:c5:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    ],
     "hami": [
         "[HAMI-core ERROR (pid:565 thread=140 multiprocess_memory_limit.c:831)]: Illegal device id",
         '!!!!!!! Segfault encountered !!!!!!!\n  File "/libvgpu/src/cuda/memory.c", line 582, in c',

@@ -68,7 +68,7 @@ def language_fields(config: Json, depth: int = 3) -> dict[str, Any]:
 def architecture_of(config: Json) -> str:
     """The model's class. Raises MalformedCheckpoint where none is named."""
     match config.get("architectures"):
-        case [str() as architecture, *_]:
+        case [str() as architecture, *_] if architecture.isidentifier():  # a class of Python's
             return architecture[:200]
     raise MalformedCheckpoint('no architecture is named: "architectures" should be a list of one')
 
