@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from tuner.diagnose.readers.benchmark import FEW_DRAFTS
-from tuner.diagnose.readers.rates import Partners, Retractions, Stall
+from tuner.diagnose.readers.rates import Partners, Retractions, Stall, falls, prompts_alone
 from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole, of_load
 from tuner.profile.workload import LoadLine, read_load
 
@@ -211,12 +211,14 @@ class LoadReader:
         if self._lines >= _LEAST_LINES:
             told += [*self._too_large(), *self._without_graphs()]
             told += [] if told else [*self._prefill_waits()] or [*self._prompts_first()]
+            told = told or [*prompts_alone(self._beside, self._lines, self._where)]
         told += [] if stands or held else self._goes_on()
         told = told or [*self._cache_unused()] or [*self._cache_held()]
         told = told or [*self._prompts_reused()]
         others = any(one.name != "drafts_rejected" for one in told)
         if self._lines >= _LEAST_LINES and not others and "vllm_on_cpu" not in whole.names:
             told += [*self._slow()] or [*self._few_at_once()]
+        told = told or [*falls(self._stall.lines, self._engine)]
         told = told or [*self._steps()] or [*self._between()]
         # These say that nothing is wrong but speed, if that.
         asked = ("few_requests", "load_steps", "cache_unused", "requests_ended")

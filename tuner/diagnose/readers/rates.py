@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -21,6 +21,9 @@ _NO_PROMPT = re.compile(r"Avg prompt throughput: 0\.0 ")
 _BACK = re.compile(r"Retract requests|#retracted_reqs:")
 _AGAIN = re.compile(r"Prefill batch\b.*?#new-token: (\d{1,9})")
 _PARTNER = re.compile(r"(#(?:unbootstrapped|bootstrap|prealloc)-req): (\d{1,7})")
+_ALIKE = 1.2  # times as many requests, which are as good as equally many
+_SLOWER = 1.3  # times, which is more than noise
+_LONGER = 10  # % of the KV cache more
 _MANY = 10  # requests that wait
 _LESS = 0.7  # of the rate before, which is a fall
 
@@ -82,6 +85,34 @@ class Stall:
         more = min(load.running for load in slow) > max(quick, default=_MOST_KEPT)
         when = ["fills"] if fills else ["unknown", *(["more"] * more)]
         yield of_load("decode_stalls", self.lines[row[-1]][1], engine, values, *when)
+
+
+def prompts_alone(
+    beside: Sequence[tuple[LoadLine, float]], lines: int, where: str
+) -> Iterator[Reading]:
+    """Prompts of vLLM that are computed in each line, while no token comes."""
+    few = len(beside) < max(_LEAST_LINES, lines)
+    if few or any(load.speed or load.waiting for load, _ in beside):
+        return
+    rate = median(prompt for _, prompt in beside)
+    running = max(load.running for load, _ in beside)
+    values = {"lines": len(beside), "prompt": rate, "running": running, "seconds": 10_000 / rate}
+    yield of_load("prompts_alone", where, "vllm", values)
+
+
+def falls(lines: Sequence[tuple[LoadLine, str]], engine: str) -> Iterator[Reading]:
+    """A rate that falls from line to line as texts of the same number of requests get longer."""
+    loads = [load for load, _ in lines]
+    speeds = [load.speed or 0 for load in loads]
+    if len(loads) <= _LEAST_LINES or speeds != sorted(speeds, reverse=True) or not speeds[-1]:
+        return
+    running = [load.running for load in loads]
+    used = [100 * (load.used or 0) for load in loads]
+    alike = max(running) <= _ALIKE * min(running)
+    if alike and speeds[0] >= _SLOWER * speeds[-1] and used[-1] - used[0] >= _LONGER:
+        values = {"running": max(running), "fast": speeds[0], "slow": speeds[-1]}
+        values |= {"first": used[0], "last": used[-1]}
+        yield of_load("decode_falls", lines[-1][1], engine, values)
 
 
 @dataclass
