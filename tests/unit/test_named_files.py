@@ -98,6 +98,9 @@ SPOKEN = [
     # A release whose Marlin looked for a file by packed sizes
     ("v0.9.3 LLM engine (v0.9.3) with config: model='m'\nUsing CompressedTensorsWNA16MarlinMoEMethod\n" + WARNS.format("E=128,N=8192,device_name=NVIDIA_L40S"), ["note: no tuned file", "Marlin runs these experts", "ignore it"], ["default constants", "tuner tune"]),
     ("v0.10.2 LLM engine (v0.10.2) with config: model='m'\nUsing CompressedTensorsWNA16MarlinMoEMethod\n" + WARNS.format("E=128,N=8192,device_name=NVIDIA_L40S"), ["slow: no tuned file"], ["Marlin runs these experts"]),
+    # A script's own tp is not the server's, which shows more ranks
+    ("zai-org/GLM-4.7\npython tuning_fused_moe_triton.py --model zai-org/GLM-4.7 --tp-size 2\nName: sglang Version: 0.5.16\n[2026-04-20 10:14:11 TP10] Using default MoE kernel config. Performance might be sub-optimal! Config file not found at /x/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_5_1/E=161,N=96,device_name=NVIDIA_H100_80GB_HBM3.json", ["glm-4.7 at tp=16", "--engine sglang==0.5.16"], ["No layer of"]),
+    (WARNS.format("E=128,N=192,device_name=NVIDIA_GH200_120GB"), ["--device GH200_120GB"], ["has no figures"]),
     # a folder's listing
     ("\n".join(f"E=128,N={n},device_name=NVIDIA_H20.json" for n in (192, 384, 768)), ["such as of qwen3-30b-a3b at tp=4", "N=768,device_name=NVIDIA_H20.json: a fused-MoE layer"], ["tuner export", "\n2. "]),
 ]  # fmt: skip

@@ -145,6 +145,7 @@ SAID = {
     "native_crash": [
         "*** SIGSEGV received at time=1722289279 on cpu 61 ***\nPC: @ 0x7f0c (unknown) addOp()",
         "the pod is dying with status code 139",
+        "EngineCore crashes with SIGSEGV (`realloc(): invalid pointer` / `EngineCore: -11`)",
         "traps: VLLM::Worker_TP[12] trap divide error ip:7f sp:7f error:0 in prefill.so[7f10+200]",
         "VLLM::EngineCor[4]: segfault at 7f ip 00007f sp 00007f error 4 in libcuda.so.535[7f+4a]",
         '!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in cuMemcpyBatchAsync',

@@ -218,9 +218,14 @@ def _known_kernel(frame: Frame) -> Mapping[str, Any] | None:
     return next((row for row in rows if re.search(row["launcher"], place)), None)
 
 
+# Functions by which a program begins, outside of which nothing is named.
+_ENTERS = ("_start", "Py_BytesMain", "Py_RunMain", "main")
+
+
 def crashed_in(finding: LogFinding, context: Context) -> Added:
     """The function of compiled code in which a process ended, below the message."""
-    if named := _NATIVE.search(finding.around):
+    named = _NATIVE.search(finding.around)
+    if named and (named[1] or named[2]) not in _ENTERS:
         return Added((f"The innermost function that is named is {named[1] or named[2]}.",))
     return Added()
 

@@ -261,7 +261,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
     if int(context.facts.get("dp") or 0) > 1:
         return None  # engines may share experts among ranks of data parallelism too
     seen = int(context.facts.get("ranks") or 0)
-    if context.tp:
+    if context.tp >= max(1, seen):  # a smaller one is of another command in the text
         return context.tp, context.tp
     return (seen, _MOST_RANKS) if seen > 1 else None
 
@@ -386,7 +386,7 @@ def _steps(
     options = context.options(missing.engine, device, seen)
     if resolved.assumed:
         served = context.serving(missing.engine, missing.family) if missing.family else ""
-        tp = served if context.tp else "--tp of the server's command"
+        tp = served if context.tp and not missing.stranger else "--tp of the server's command"
         flag = missing.family.flag if missing.family and missing.family.flag else ""
         steps += [
             "The sure way is the model's config.json, which lies in the checkpoint's folder: give "

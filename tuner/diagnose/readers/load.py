@@ -25,6 +25,8 @@ _ASKS_CACHE = re.compile(
     r"|\b(?:increase|raise|enlarge) [^:]{0,20}KV cache",
     re.IGNORECASE,
 )
+# People's words: some GPUs are in full use, and others run nothing.
+_UNEVEN = re.compile(r"GPUs?\b.{0,20}\b100 ?%.{0,60}\bGPUs?\b.{0,20}\b0 ?%", re.IGNORECASE)
 _LITTLE = 0.5  # of the KV cache
 # sglang's line of decode; vLLM's line of its own, in percent.
 _ACCEPTED = re.compile(
@@ -54,7 +56,7 @@ _SHARES = re.compile(
     re.IGNORECASE,
 )
 _SHARE_MARKS = (
-    *(b"--enable-lora", b"--lora-paths"),
+    *(b"--enable-lora", b"--lora-paths", b"100%"),
     *(b"models", b"servers", b"instances", b"vllms"),
     *("个模型".encode(), "个服务".encode(), "个实例".encode()),
 )
@@ -96,6 +98,7 @@ class LoadReader:
     _hangs: bool = False  # somebody says so
     _asks_cache: bool = False
     _lora: bool = False  # the server has adapters
+    _uneven: bool = False  # somebody says so of the GPUs' use
     _shares: bool = False  # somebody says that another model runs on these GPUs
     _ended: list[float] = field(default_factory=list)  # rates of lines in which no request runs
     _rests: bool = False  # a batch of prefill began with no request running
@@ -173,6 +176,7 @@ class LoadReader:
             self._hangs = self._hangs or bool(HANGS.search(line))
             self._asks_cache = self._asks_cache or bool(_ASKS_CACHE.search(line))
             self._shares = self._shares or bool(_SHARES.search(line))
+            self._uneven = self._uneven or bool(_UNEVEN.search(line))
             self._lora = self._lora or "--enable-lora" in line or "--lora-paths" in line
         elif "#queue-req: 0" in line and (match := _REUSED.search(line)):
             batch = int(match[1]), int(match[2]), int(match[3])
@@ -349,7 +353,7 @@ class LoadReader:
             used = self._last.used or 0
             values = {"running": self._last.running, "tokens_per_s": self._last.speed}
             few = "room" if self._last.running <= _FEW_RUN else "many"
-            when = "full" if used >= _FULL else few
+            when = "uneven" if self._uneven else "full" if used >= _FULL else few
             first = next((load.used or 0 for load, _ in self._stall.lines), used)
             grows = when == "many" and used - first >= _GROWS
             values |= {"percent": 100 * used, "first": 100 * first}
