@@ -165,7 +165,7 @@ def test_each_fact_says_where_it_was_read():
 
 
 def commands(text: str, hints: Hints = Hints()) -> list[str]:
-    """The commands of an answer, without those that add a release that is not on this machine."""
+    """List the commands of an answer, but for those that add a missing release."""
     lines = diagnose_text(text, hints).as_text().split("\n")
     found = [line.strip() for line in lines if line.strip().startswith("tuner ")]
     return [line for line in found if not line.startswith("tuner engines add ")]

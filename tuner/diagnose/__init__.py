@@ -41,11 +41,10 @@ _AGAINST = re.compile(r"\b(?:[Ll]eave|take the flag out|without it)\b")
 # Readings that name no fault, so that which kernels run is still a question.
 _OF_SPEED = ("load_steps", "benchmark")
 
-__all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
-
-
 # The file of rows that hold for all code of an engine.
 _ANYWHERE = "/(?:vllm|sglang)/"
+
+__all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 
 
 def diagnose(paths: Iterable[Path], hints: Hints = Hints()) -> Diagnosis:
@@ -161,7 +160,7 @@ def _read(context: Context, findings: Findings) -> Iterator[str]:
 
 
 def _said(error: str) -> Iterator[str]:
-    """What an error's own words tell."""
+    """Yield what an error's own words tell."""
     rows = shipped_toml(__package__, "places.toml")["said"]
     yield from (row["says"] for row in rows if re.search(row["error"], error))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
 from tuner.deploy.preflight.check_network import check_rdma
-from tuner.deploy.preflight.facts import Finding, Node, Topology, joined
+from tuner.deploy.preflight.facts import Finding, Gid, Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology
 from tuner.deploy.preflight.links import find_links, gid_indexes, hca_list, up_devices
 from tuner.deploy.preflight.network import (
@@ -159,8 +159,7 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
         each = ", ".join(str(min(one)) for one in tables)
         return Added((_APART.format(each),), (_UNSET_APART,))
     gids = parse_show_gids(finding.around) or parse_devinfo_gids(finding.around)
-    node = Node(_NODE, gids=gids)
-    rows = {gid.device: set(gid_indexes(node, gid.device)) for gid in gids}
+    rows = _v2_rows(gids)
     bare = [one for one, indexes in rows.items() if one and not indexes]
     cause = [f"{joined(bare)} has no such row here."] if bare else []
     some = [indexes for indexes in rows.values() if indexes]
@@ -174,10 +173,14 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
 
 def _v2_indexes(text: str) -> set[int]:
     """The indexes of RoCE v2 with IPv4 that all devices of a table have."""
-    gids = parse_show_gids(text)
+    rows = _v2_rows(parse_show_gids(text))
+    return set.intersection(*rows.values()) if rows else set()
+
+
+def _v2_rows(gids: tuple[Gid, ...]) -> dict[str, set[int]]:
+    """List each device's indexes of RoCE v2 with IPv4."""
     node = Node(_NODE, gids=gids)
-    rows = [set(gid_indexes(node, device)) for device in {gid.device for gid in gids}]
-    return set.intersection(*rows) if rows else set()
+    return {gid.device: set(gid_indexes(node, gid.device)) for gid in gids}
 
 
 def perftest(finding: LogFinding, context: Context) -> Added:

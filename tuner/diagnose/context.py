@@ -61,7 +61,7 @@ def devices_with(limit: int) -> list[Device]:
 
 @dataclass
 class EnginesAdded:
-    """Puts the command that adds a release before the first command for one that is not here."""
+    """Put the command that adds a release before the first command for a missing release."""
 
     _steps: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)

@@ -138,7 +138,7 @@ def surfaced(finding: LogFinding, context: Context) -> Added:
 
 
 def refused_within(finding: LogFinding, context: Context) -> Added:
-    """What a server itself asks for, where it is the client that finds nobody."""
+    """Tell what to ask of a server if its client finds nobody."""
     if any("lmcache" in frame.path.lower() for frame in finding.frames):
         return Added(
             (

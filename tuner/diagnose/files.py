@@ -161,7 +161,7 @@ def about(file: MissingFile, context: Context) -> Added:
 
 
 def _by_marlin(file: MissingFile, context: Context) -> bool:
-    """Whether the line is of a release whose Marlin kernel looked for files of Triton's."""
+    """Tell whether the line's release has a Marlin kernel that looked for Triton's files."""
     version = context.version("vllm")
     old = not version or release_of(version) < _MARLIN_READS_NONE
     return file.engine == "vllm" and old and bool(context.facts.get("marlin"))

@@ -91,7 +91,7 @@ class Findings:
 
     @property
     def names_no_error(self) -> bool:
-        """Whether the last traceback is cut, and no earlier one ends in the same frame."""
+        """Tell whether the last traceback is cut, and no earlier one ends in the same frame."""
         return self.cut and self.last_frames[-1:] not in [
             frames[-1:] for frames in self.frames.values()
         ]

@@ -56,7 +56,7 @@ _PLUGINS = {
 
 
 def nccl_silent(finding: LogFinding, context: Context) -> Added:
-    """What the kind of the error means, and whether the cloud's network needs a plugin."""
+    """Tell what the kind of the error means, and whether the cloud's network needs a plugin."""
     said = [says for words, says in _MEANS if re.search(words, finding.text)][:1]
     plugin = _PLUGINS.get(context.facts.get("cloud"))
     return Added((*said, *([plugin] if plugin else [])))

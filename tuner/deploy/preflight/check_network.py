@@ -89,7 +89,7 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
 
 
 def _linked(device: RdmaDevice) -> bool:
-    """Whether an InfiniBand port has a link: then its cable and its switch port work."""
+    """Tell whether an InfiniBand port has a link: if so, its cable and its switch port work."""
     return device.link_layer == "InfiniBand" and device.phys_state.upper() in _LINK_UP
 
 

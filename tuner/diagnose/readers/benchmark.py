@@ -44,7 +44,7 @@ class BenchmarkReader:
             self._figures[match[1].lower()] = float(match[2])
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What the figures say together, if the table has them; and drafts that are rejected."""
+        """Yield what the figures of the table say together, and drafts that are rejected."""
         rate = self._figures.get("acceptance rate (%)", 100.0) / 100
         if rate < FEW_DRAFTS:
             tokens = self._first("acceptance length")

@@ -27,6 +27,6 @@ class KilledReader:
             self._where = where
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What that means, if no message says why the server stopped."""
+        """Yield what the kill means, if no message says why the server stopped."""
         if self._where and not (whole.stops or whole.failed):
             yield of_load("killed", self._where, "", {})

@@ -74,7 +74,7 @@ class NvlinkReader:
             )
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What the counts show beside each other, if a link is inactive; and errors."""
+        """Yield what the counts show beside each other, if a link is inactive, and errors."""
         yield from self._wrong()
         if not self._where:
             return

@@ -29,7 +29,7 @@ class OfflineReader:
             self._where = where
 
     def told(self, whole: Whole) -> Iterator[Reading]:
-        """What the bar counts, if somebody says that it hangs and nothing else says why."""
+        """Yield what the bar counts, if somebody says that it hangs and nothing else says why."""
         if self._hangs and self._done < self._all and not (whole.failed or whole.explained):
             values = {"done": self._done, "all": self._all}
             when = [] if self._done else ["one" if self._all == 1 else "none"]

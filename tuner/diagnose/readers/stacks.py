@@ -138,7 +138,7 @@ class StackReader:
             )
 
     def _serves(self) -> bool:
-        """Whether some thread has a batch of requests in hand."""
+        """Tell whether some thread has a batch of requests in hand."""
         return any(_SERVES.match(one[0]) for thread in self._threads for one in thread.frames)
 
     def _crashed(self, fatal: str, thread: _Thread) -> Iterator[Reading]:

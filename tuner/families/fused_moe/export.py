@@ -134,7 +134,7 @@ class MoeDelivery(Delivery):
         return [self.layer.file_name(problem, device, gemm) for gemm in gemms]
 
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
-        """Where the release's Triton is not known, this is any file of that name."""
+        """Find the file; any file of that name, if the release's Triton is not known."""
         if triton := engine_triton(self.layer.engine):
             root = self.engine_root
             return self.layer.find_file(root, _layer(problem), device, Gemm.UP, triton)
