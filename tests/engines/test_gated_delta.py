@@ -163,7 +163,7 @@ def test_a_models_config_gives_the_heads_of_a_rank(tmp_path):
 
 
 def test_presets_have_the_layers_that_their_attention_leaves():
-    found = [model for model in presets() if model.delta and not model.delta.by_column]
+    found = [model for model in presets() if model.delta]
     shapes = {model.name: (model.delta, model.attention) for model in found}
     assert len(shapes) == 17
     for name, (delta, attention) in shapes.items():

@@ -22,7 +22,6 @@ from tuner.models.linears import LinearShape
 from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization, unquantised
-from tuner.models.sparse_json import SparseShape
 from tuner.problems.dtypes import Dtype
 
 T = TypeVar("T")
@@ -180,9 +179,6 @@ def _model(row: dict[str, Any]) -> Model:
         "linears": None,
         "mamba": MambaShape(*named, **mamba) if mamba else None,
         "delta": _delta(*named, **row["delta"]) if "delta" in row else None,
-        "sparse": SparseShape(named[0], shape, **row["sparse"])
-        if shape and "sparse" in row
-        else None,
     }
     model = Model(**{**row, **converted})
     if linears is None or shape is None:
@@ -190,11 +186,9 @@ def _model(row: dict[str, Any]) -> Model:
     return replace(model, linears=_linears(model, shape, linears, row["source"]))
 
 
-def _delta(
-    name: str, architecture: str, *, layers: int, by_column: bool = False, **heads: int
-) -> DeltaShape:
+def _delta(name: str, architecture: str, *, layers: int, **heads: int) -> DeltaShape:
     found = LinearAttention(**heads)
-    return DeltaShape(name, architecture, found, Dtype.BFLOAT16, layers, by_column=by_column)
+    return DeltaShape(name, architecture, found, Dtype.BFLOAT16, layers)
 
 
 def _linears(

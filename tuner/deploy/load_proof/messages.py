@@ -180,7 +180,7 @@ _FROM = r" from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?"
 _USED_ATTENTION = re.compile(rf"\w+ \d+/\d+ \d+/\d+ .*?{_FROM}")
 _USED_ALONE = {  # by family: the line of one file
     GEMM: re.compile(rf"\d+x\d+ \w+ \w+{_FROM}"),
-    SCAN: re.compile(rf"(?:chunked scan|sparse attention), .*?{_FROM}"),
+    SCAN: re.compile(rf"chunked scan, .*?{_FROM}"),
 }
 # A launch that no file is for: the engine's draft model may have such layers.
 _LEFT_ALONE = re.compile(r"\w+: (no choice for|left alone)\b.*")

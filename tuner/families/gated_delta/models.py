@@ -36,7 +36,7 @@ def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
 
 def resolve_model(shape: DeltaShape | None, serving: Serving, name: str) -> Resolved:
     """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
-    if shape is None or shape.by_column:
+    if shape is None:
         raise BadProblem(
             f"no gated delta nets are known of {name}: give the folder of its config.json, "
             f"or the problem itself, {NAME}:key_heads=.."

@@ -100,12 +100,11 @@ class ScanKernels(ABC, Generic[E]):
     def listed(self, problem: ScanProblem, part: Part, target: Target) -> Sequence[Config]:
         """The configurations among which the engine chooses; empty where it runs constants.
 
-        Tiles that are wider than what they cover are left out, what the kernel itself refuses, and
-        what Triton miscompiles.
+        Tiles that are wider than what they cover are left out, and what Triton miscompiles.
         """
         whole = self._list(problem, part, target)
         stage = self._stage(part)
-        sound = [c for c in whole if stage.takes(problem, c) and not stage.unsafe(c, target)]
+        sound = [c for c in whole if not stage.unsafe(c, target)]
         fitting = [one for one in sound if not oversized(problem, part, one)]
         return fitting or whole[:1]
 
