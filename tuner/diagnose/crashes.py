@@ -30,7 +30,6 @@ from tuner.problems.registry import Family, families, family_of, find_family
 _LAUNCHERS = {
     "fused_moe": r"invoke_fused_moe\w*|fused_moe_kernel\w*|(?:fused|outplace|inplace)_\w*experts",
     "dense_gemm": r"w8a8_block_(?:fp8|int8)_\w+|\w*scaled_mm\w*",
-    "state_update": r"selective_state_update\w*|_?selective_scan_update\w*",
     "chunk_scan": r"_?mamba_chunk_scan\w*|_?(?:chunk_(?:scan|state|cumsum)|bmm_chunk)_fwd\w*",
     "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*"
     r"|_decode_(?:grouped_)?att_m_fwd|kernel_unified_attention\w*",

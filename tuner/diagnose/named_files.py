@@ -54,7 +54,7 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
     served = context.target() and context.tp
     if device and not served and (names := _names_of(finding, engine, device, context)):
         return _each(names[:_MOST], engine, context)
-    kernels = {"block_gemm": "dense_gemm", "mamba": "state_update"}
+    kernels = {"block_gemm": "dense_gemm"}
     wanted = kernels.get(finding.message.name.partition("_config")[0], "fused_moe")
     family = next(family for family in families() if family.name == wanted)
     if engine and not supports(engine, wanted):

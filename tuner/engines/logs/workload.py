@@ -1,4 +1,4 @@
-"""The batches that a server really runs, as its log, a profile or a benchmark tells them.
+"""The batches that a server really runs, as its log or a benchmark tells them.
 
 Weights add up to 1 in each phase: prefill and decode are tuned apart, so their shares of each
 other's time do not matter.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import islice
-
-from tuner.profile.profile import Phase, Profile
 
 # sglang: `log_decode_stats` and `log_prefill_stats` (0.4.4 to 0.5.23).
 _DECODE = re.compile(
@@ -41,11 +40,18 @@ MOST_POINTS = 12  # of a phase; each configuration is measured at every point
 _LEAST = 0.01  # of a phase's time; rarer batches are left out
 
 
+class Phase(str, Enum):
+    """The two kinds of steps of a server."""
+
+    PREFILL = "prefill"  # new tokens of prompts
+    DECODE = "decode"  # one new token a sequence
+
+
 @dataclass(frozen=True)
 class WeightedBatch:
     """A batch, and the part of its phase's time that such batches take."""
 
-    phase: Phase  # PREFILL or DECODE
+    phase: Phase
     sequences: int
     new_tokens: int  # of the longest sequence; 1 for decode
     cached_tokens: int | None  # average per sequence; None: not known
@@ -119,18 +125,6 @@ def unwrapped(line: str, below: Iterable[str]) -> str:
             if _ENDS.search(text) and (read_load(text) or _PREFILL.search(text)):
                 return text
     return line
-
-
-def batches_of_profile(profile: Profile) -> list[WeightedBatch]:
-    """The batches that a trace's marks name. They do not say how much is cached."""
-    found = []
-    for step in profile.steps:
-        if step.phase is Phase.DECODE:
-            found.append(WeightedBatch(Phase.DECODE, step.sequences, 1, None, step.time_us))
-        elif step.phase is Phase.PREFILL and step.new_tokens and step.sequences:
-            new = max(2, step.new_tokens // step.sequences)
-            found.append(WeightedBatch(Phase.PREFILL, step.sequences, new, None, step.time_us))
-    return merged(found)
 
 
 def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> list[WeightedBatch]:
