@@ -32,7 +32,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "diff": "Say what changed between two exports or nights, and by how much",
         "report": "Draw the stored results: engine's time, tuned, roofline",
         "status": "Show which tuned files a server here would load, and why",
-        "prove": "Run the engine's own layer with the files on this GPU",
     },
     "Check": {
         "check": "Compile config files, or an engine's default constants",
@@ -101,7 +100,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",
     ),
     "status": ("tuner status --dir configs_out --device H200",),
-    "prove": ("tuner prove --device H200 --out configs_out",),
     "check": (
         "tuner check configs/*.json --device L40S",
         "tuner check --attention deepseek-r1 --tp 8 --engine sglang==0.4.4",

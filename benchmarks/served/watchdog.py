@@ -1,4 +1,4 @@
-"""Runs a server for as long as its prover lives; `python -m tuner.deploy.served.watchdog COMMAND`.
+"""Runs a server for as long as its prover lives; `python -m benchmarks.served.watchdog COMMAND`.
 
 Its standard input is a pipe that the prover holds open. However the prover ends, the kernel closes
 the pipe, and the watchdog ends the server with every process that it started, in whatever process

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.engines.server import Answer, Post, ServerLaunch, flag_value
+from benchmarks.served.server import Answer, Post, ServerLaunch, flag_value
 
 # This module starts the server too, after it has replaced the values of dummy weights.
-_DUMMY_SERVER = "tuner.engines.vllm.dummy_server"
+_DUMMY_SERVER = "benchmarks.served.vllm_dummy"
 _SERVER = "vllm.entrypoints.openai.api_server"
 _NAME = "served"
 _PATH = "/v1/completions"
@@ -19,7 +19,7 @@ _BACKEND_FLAG = "--attention-backend"
 
 
 class VLLMServer:
-    """See `tuner.engines.server.Server`."""
+    """See `benchmarks.served.server.Server`."""
 
     ready_path = "/health"
     memory_shares = (0.42, 0.42)  # of the whole memory, whatever others use

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.engines.server import Answer, Post, ServerLaunch, flag_value
+from benchmarks.served.server import Answer, Post, ServerLaunch, flag_value
 from tuner.engines.sglang.attention.backend import BACKEND_FLAG
 
 # This module starts the server too, after it has replaced the values of dummy weights.
-_DUMMY_SERVER = "tuner.engines.sglang.dummy_server"
+_DUMMY_SERVER = "benchmarks.served.sglang_dummy"
 _SERVER = "sglang.launch_server"
 
 
 class SGLangServer:
-    """See `tuner.engines.server.Server`."""
+    """See `benchmarks.served.server.Server`."""
 
     ready_path = "/health_generate"  # /health answers before the first kernels have run
     # sglang takes a share of what is free when it starts: 0.72 of the other 0.58 is 0.42 again.

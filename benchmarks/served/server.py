@@ -1,6 +1,6 @@
 """How an engine's server is started and asked, so that a live one can be measured.
 
-Each engine's package has a module `server` with `open_server()`, which gives a `Server`.
+The module `<engine>_server` has `open_server()`, which gives a `Server`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
-
-from tuner.engines.engine import engine_package
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Server(Protocol):
 
 def server_of(engine: str) -> Server:
     """The server of an engine."""
-    found: Server = import_module(f"{engine_package(engine)}.server").open_server()
+    found: Server = import_module(f"benchmarks.served.{engine}_server").open_server()
     return found
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.served.loads import Load, Speed
+from benchmarks.served.outputs import OutputCheck, outputs_text
+from benchmarks.served.server import Server
 from tuner.deploy.bench_report.samples import FEWEST_RUNS, Key, LoadKind, Pair, paired
-from tuner.deploy.served.loads import Load, Speed
-from tuner.deploy.served.outputs import OutputCheck, outputs_text
-from tuner.engines.server import Server
 from tuner.export.files import write_all
 from tuner.render import table
 
@@ -180,7 +180,7 @@ class ServedProof:
         return "; ".join([f"{word}: {said}, {counts['same']} within the spread", *faults])
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `tuner prove --server --json` prints."""
+        """The object that `--json` prints."""
         return {
             "format": FORMAT,
             "proven": self.proven,

@@ -8,7 +8,7 @@ import runpy
 
 from sglang.srt.model_loader import loader
 
-from tuner.engines.dummy_weights import fill_weights
+from benchmarks.served.dummy_weights import fill_weights
 
 loader.initialize_dummy_weights = fill_weights
 

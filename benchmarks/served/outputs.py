@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.deploy.served.loads import ask
-from tuner.engines.server import Answer, Server
+from benchmarks.served.loads import ask
+from benchmarks.served.server import Answer, Server
 from tuner.errors import ServerUnavailable
 
 PROMPTS, PROMPT_TOKENS, TOKENS = 8, 256, 16

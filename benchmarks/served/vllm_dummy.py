@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.model_executor.model_loader import dummy_loader
 
-from tuner.engines.dummy_weights import fill_weight, fill_weights
+from benchmarks.served.dummy_weights import fill_weight, fill_weights
 
 # Releases since 0.24 fill single tensors too, and since 0.33 nothing else.
 _single = getattr(dummy_loader, "initialize_single_dummy_weight", None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tuner.engines.server import Post, Server
+from benchmarks.served.server import Post, Server
 from tuner.errors import BadInput, ServerUnavailable
 
 BEFORE, AFTER = "before", "after"  # the servers without and with the files

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
+from benchmarks.served.loads import AFTER, BEFORE, SIDES, Load, Speed, median_speed, run_load
+from benchmarks.served.outputs import Answers, answers_of, check_outputs
+from benchmarks.served.process import RunningServer, free_ports
+from benchmarks.served.report import LoadGain, ServedProof, Subject, backend_advice, gains_of
+from benchmarks.served.server import Server, ServerLaunch
 from tuner.deploy.load_proof import prove_loads, read_deployed
-from tuner.deploy.served.loads import AFTER, BEFORE, SIDES, Load, Speed, median_speed, run_load
-from tuner.deploy.served.outputs import Answers, answers_of, check_outputs
-from tuner.deploy.served.process import RunningServer, free_ports
-from tuner.deploy.served.report import LoadGain, ServedProof, Subject, backend_advice, gains_of
 from tuner.engines.launch import all_config_variables, config_variables
-from tuner.engines.server import Server, ServerLaunch
 from tuner.errors import NotEnoughMemory, ServerUnavailable
 
 _WARM_UP = "warm up"

@@ -13,17 +13,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from benchmarks.served.dummy_model import write_dummy_model
+from benchmarks.served.loads import AFTER, BEFORE, parse_loads
+from benchmarks.served.process import free_ports
+from benchmarks.served.prove import ProofPlan, ProofRequest
+from benchmarks.served.report import Subject
+from benchmarks.served.server import server_of
 from tuner.deploy.load_proof import read_deployed
-from tuner.deploy.served.dummy_model import write_dummy_model
-from tuner.deploy.served.loads import AFTER, BEFORE, parse_loads
-from tuner.deploy.served.process import free_ports
-from tuner.deploy.served.prove import ProofPlan, ProofRequest
-from tuner.deploy.served.report import Subject
 from tuner.devices.here import asked_here
 from tuner.devices.table import Device, find_device
 from tuner.engines.dispatch import flags_of, of_class
 from tuner.engines.engine import PackageSource, find_packages, parse_spec
-from tuner.engines.server import server_of
 from tuner.errors import (
     BadInput,
     MeasurerUnavailable,
@@ -252,7 +252,7 @@ def _installed(spec: str) -> Installed:
     found = [p for p in find_packages(name) if p.source is PackageSource.INSTALLED]
     if not found:
         raise UnknownEngine(
-            f"{name} is not installed in this Python: run `tuner prove --server` where it serves, "
+            f"{name} is not installed in this Python: run this where it serves, "
             "with engine-tuner installed beside it"
         )
     version = found[0].version
@@ -335,7 +335,9 @@ def _model(request: ProofRequest, made: Path) -> tuple[str, int]:
     """(what the engine is given, the bytes of its weights; 0 where they are not known)"""
     path = Path(request.model)
     if not request.model:
-        raise BadInput("--server needs a model: its folder, or its name on the hub")
+        raise BadInput(
+            "a model is needed: its folder, its name on the hub, or with --dummy its config.json"
+        )
     if request.dummy:
         if not path.exists():
             raise BadInput(

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from tuner.deploy.served.loads import is_ready
-from tuner.engines.server import Server, ServerLaunch
+from benchmarks.served.loads import is_ready
+from benchmarks.served.server import Server, ServerLaunch
 from tuner.errors import BadInput, NotEnoughMemory, ServerUnavailable
 
-_WATCHDOG = "tuner.deploy.served.watchdog"
+_WATCHDOG = "benchmarks.served.watchdog"
 _POLL_S = 0.5
 _DYING_S = 15.0
 _LAST_LINES = 12
