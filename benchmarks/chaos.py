@@ -224,7 +224,7 @@ def run(
             done, worked_at = now, time.monotonic()
         if crashes.is_due(done):
             servers.crash_postgres()
-        if blows.is_due(done, anyway=servers.disk_is_full):
+        if blows.is_due(done, anyway=servers.disk_is_full or ended == options.jobs):
             attacker.strike()
         later.run()
         if neighbours is not None:

@@ -54,6 +54,7 @@ class Said:
     keys_lost: int = 0
     deleted: Counter[str] = field(default_factory=Counter)  # process and file -> looks
     integrity: str = ""
+    complete: bool = False  # all harm was done
 
     @property
     def held_deleted(self) -> list[str]:
@@ -115,6 +116,8 @@ class Neighbours:
 
     def judge(self, jobs: JobStore) -> Said:
         """Look for the keys that were printed, and have SQLite check the file."""
+        self.said.complete = self._over.is_set()
+        self.stop()
         for lane in self._lanes:
             lane.join(JOIN_S)
         keys = KeyStore(jobs.database)

@@ -93,6 +93,7 @@ class Verdict:
     @staticmethod
     def _broken_beside(said: Said) -> dict[str, int]:
         return {
+            "trials ended before all harm was done": int(not said.complete),
             f"faults are in the file: {said.integrity}": int(said.integrity != "ok"),
             f"processes went on in a deleted file: {said.held_deleted[:3]}": len(said.held_deleted),
             "API keys that were printed are lost": said.keys_lost,
