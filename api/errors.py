@@ -182,7 +182,8 @@ _STORE_WORDS: dict[type[BaseException], str] = {
     StoreUnreachable: "the store does not answer: try again",
     StoreFull: "the store's disk is full: nothing was stored. Its operator must make room",
     StoreReadOnly: "the store cannot be written: its operator must look at its disk and its rights",
-    StoreReplaced: "the store's file was deleted or replaced: its operator must restart the server",
+    StoreReplaced: "a file of the store was deleted or replaced: its operator must stop the server "
+    "and its workers, and start them again",
     UnusableStore: "the store cannot be used: the server's log says why",
 }
 DISK_FULL = "the server's disk is full: its operator must make room"

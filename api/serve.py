@@ -34,6 +34,7 @@ from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import HEAD_BYTES, ApiSettings
 from tuner.errors import BadInput
 from tuner.store.connect import place_of
+from tuner.store.database import Database, only_server
 from workers.machine import LocalGpu, detect_gpus
 from workers.service import EmbeddedWorker
 from workers.telemetry import log_json
@@ -203,12 +204,15 @@ def serve(
     """Answer requests until the process is asked to stop.
 
     On loopback, `say` gets lines for the person who started it; elsewhere they are logged. Raises
-    BadInput as `listen` and `check_keys` do.
+    BadInput as `listen`, `only_server` and `check_keys` do.
     """
-    with contextlib.ExitStack() as listening:
+    with contextlib.ExitStack() as held:
         # Before the rest: a server that cannot listen must not make keys or take jobs.
-        sockets = [listening.enter_context(one) for one in listen(host, port)]
-        _serve(settings, host, sockets, workers=workers, say=say)
+        sockets = [held.enter_context(one) for one in listen(host, port)]
+        url = f"http://{_in_url(host)}:{sockets[0].getsockname()[1]}"
+        store = held.enter_context(Database.open(settings.service.database_url))
+        held.enter_context(only_server(store.engine, url))
+        _serve(settings, host, url, sockets, workers=workers, say=say)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -250,6 +254,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 def _serve(
     settings: ApiSettings,
     host: str,
+    url: str,
     sockets: Sequence[socket.socket],
     *,
     workers: bool,
@@ -267,15 +272,14 @@ def _serve(
         _work_words(gpus) if workers else "Jobs wait for processes of `tuner worker`.",
     ]
 
-    def link(url: str) -> str | None:
+    def link() -> str | None:
         name = policy.key_name
         return name and f"{url}/login?once={app.state.api.links.add(name)}"
 
-    def started(bound: int) -> None:
-        url = f"http://{_in_url(host)}:{bound}"
+    def started() -> None:
         log.info("Uvicorn running on %s", url)  # which says so only if it opened the sockets
         if is_loopback(host):
-            for line in _greeting(url, facts, policy, settings.no_auth, link(url)):
+            for line in _greeting(url, facts, policy, settings.no_auth, link()):
                 say(line)
         else:
             log.info(" ".join([*facts, _NO_TLS]))
@@ -299,15 +303,15 @@ def _serve(
 
 
 class _Server(uvicorn.Server):
-    """Says on which port it listens, once it does."""
+    """Calls `started` once it listens."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._started = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._started(self.servers[0].sockets[0].getsockname()[1])
+        self._started()
 
 
 def _leave(number: int, frame: object) -> NoReturn:

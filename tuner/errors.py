@@ -242,7 +242,7 @@ class StoreReadOnly(UnusableStore):
 
 
 class StoreReplaced(UnusableStore):
-    """The store's file was deleted or replaced while it was open."""
+    """A file of the store was deleted or replaced while it was open."""
 
 
 class WrongSchema(UnusableStore):
