@@ -166,7 +166,7 @@ class TestBatches:
         def fail(*_: object) -> None:
             raise RuntimeError("the disk is on fire")
 
-        monkeypatch.setattr("tuner.store.job_rows.new_job", fail)
+        monkeypatch.setattr("tuner.store.submissions.new_job", fail)
         with pytest.raises(RuntimeError):
             jobs.submit_all(self.wanted(0, 1))
         assert jobs.list() == []

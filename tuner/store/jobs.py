@@ -25,7 +25,6 @@ from sqlalchemy.exc import IntegrityError
 
 from tuner.errors import (
     EqualJobUnfinished,
-    IdempotencyConflict,
     IdempotencyKeyInUse,
     JobUnfinished,
     NotRetriable,
@@ -43,16 +42,8 @@ from tuner.jobs.queue import ALL_JOBS, JobQuery
 from tuner.jobs.workers import Reasons
 from tuner.store.api_key import LOCAL
 from tuner.store.database import Database, Queries, utc_now
-from tuner.store.job_rows import (
-    Asked,
-    Unmet,
-    append_event,
-    find_or_add,
-    get_job,
-    move,
-    read_job,
-    update_job,
-)
+from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
+from tuner.store.submissions import Asked, Unmet, earlier_answer, find_or_add
 from tuner.store.tables import IS_COALESCIBLE, IS_QUEUED, idempotency_keys, job_events, jobs
 from tuner.store.workers import Estimates, WorkerStore
 
@@ -90,7 +81,7 @@ class JobStore(Queries):
             if idempotency_key is None:
                 _, answers = find_or_add(connection, wanted, *more)
                 return answers
-            if found := _earlier_answer(connection, client, idempotency_key, body_hash):
+            if found := earlier_answer(connection, client, idempotency_key, body_hash):
                 return [Submitted(job, created=False, replayed=True) for job in found]
             now, answers = find_or_add(connection, wanted, *more)
             ids = [answer.job.id for answer in answers]
@@ -256,22 +247,6 @@ class JobStore(Queries):
             connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
             connection.execute(delete(jobs).where(jobs.c.id == job_id))
         return job
-
-
-def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Sequence[Job]:
-    """The jobs that the key was answered with before. Raises IdempotencyConflict."""
-    mine = idempotency_keys.c.client == client, idempotency_keys.c.key == key
-    row = connection.execute(select(idempotency_keys).where(*mine)).mappings().one_or_none()
-    if row is None:
-        return []
-    if row["body_hash"] != body_hash:
-        raise IdempotencyConflict(
-            f"idempotency key {key!r} was used before with another body: use a new key"
-        )
-    ids = row["job_ids"] or [row["job_id"]]
-    found = connection.execute(select(jobs).where(jobs.c.id.in_(ids))).mappings()
-    by_id = {one["id"]: read_job(one) for one in found}
-    return [by_id[job_id] for job_id in ids]
 
 
 def select_page(query: JobQuery, after: tuple[datetime, str] | None, limit: int) -> Select[Any]:
