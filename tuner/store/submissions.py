@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import ReturningInsert
@@ -39,18 +40,18 @@ def find_or_add(
     fresh: timedelta,
     unmet: Unmet,
 ) -> tuple[datetime, Sequence[Submitted]]:
-    """The time, and for each request the job that answers it: an equal one, or a new one."""
+    """Return the time, and for each request the job that answers it: an equal one, or a new one.
+
+    The answers are locked until the transaction ends, so that no job that is cancelled or deleted
+    meanwhile is an answer.
+    """
     keys = [request.key for request, _ in wanted]
     # Where a batch has equal requests, the first is added and answers the others.
     first = dict(reversed(list(zip(keys, wanted, strict=True))))
-    found: dict[str, Job] = {}
-    added: dict[str, Job] = {}
-    while missing := {key: one for key, one in first.items() if key not in {**found, **added}}:
-        now, equal = _equal_jobs(connection, list(missing), clock, fresh)
-        found |= equal
-        lacking = {key: one for key, one in missing.items() if key not in equal}
-        added |= _add(connection, lacking, client, now, unmet)
-        # Another transaction may have added an equal job since: the insert waited for its commit.
+    now, found = _done_jobs(connection, list(first), clock, fresh)
+    others = {key: one for key, one in first.items() if key not in found}
+    added, joined = _add_or_lock(connection, others, client, now, unmet)
+    found |= joined
     answers = []
     for key, one in zip(keys, wanted, strict=True):
         is_new = key in added and first[key] is one
@@ -62,20 +63,34 @@ def find_or_add(
     return now, answers
 
 
-def _equal_jobs(
+def _done_jobs(
     connection: Connection, keys: Sequence[str], clock: Clock | None, fresh: timedelta
-) -> tuple[datetime, Mapping[str, Job]]:
-    """The time, and the jobs that answer requests with these keys, in one statement."""
+) -> tuple[datetime, dict[str, Job]]:
+    """Return the time, and by key the jobs done lately that answer, locked against deletion.
+
+    A request with an unfinished equal job is left out: that job answers.
+    """
     if clock is None and connection.dialect.name == "postgresql":
         query, parameters = _EQUAL_BY_THEIR_CLOCK, {"keys": keys, "fresh": fresh}
     else:
         now = utc_now() if clock is None else clock()
         query, parameters = _EQUAL, {"keys": keys, "now": now, "done_since": now - fresh}
     rows = connection.execute(query, parameters).mappings().all()
-    found: dict[str, Job] = {}
-    for row in sorted((row for row in rows if row["id"]), key=_answers_best):
-        found[row["request_key"]] = read_job(row)
-    return rows[0]["time"], found
+    by_key = {
+        row["request_key"]: row
+        for row in sorted((row for row in rows if row["id"]), key=_answers_best)
+    }
+    done = {key: row for key, row in by_key.items() if row["finished_at"] is not None}
+    there = _still_there(connection, [row["id"] for row in done.values()])
+    return rows[0]["time"], {key: read_job(row) for key, row in done.items() if row["id"] in there}
+
+
+def _still_there(connection: Connection, job_ids: Collection[str]) -> set[str]:
+    """Lock finished jobs against deletion, and return the ids of those that are not deleted."""
+    if not job_ids:
+        return set()
+    query = select(jobs.c.id).where(jobs.c.id.in_(job_ids)).order_by(jobs.c.id)
+    return set(connection.execute(query.with_for_update(read=True, key_share=True)).scalars())
 
 
 def _select_equal(now: ColumnElement[Any], done_since: ColumnElement[Any]) -> Select[Any]:
@@ -102,24 +117,28 @@ def _answers_best(row: Mapping[Any, Any]) -> tuple[bool, datetime]:
     return unfinished, row["created_at"] if unfinished else row["finished_at"]
 
 
-def _add(
+def _add_or_lock(
     connection: Connection,
     wanted: Mapping[str, Asked],
     client: str,
     now: datetime,
     unmet: Unmet,
-) -> dict[str, Job]:
-    """Add jobs, and return the ones that no other transaction had added before."""
+) -> tuple[dict[str, Job], dict[str, Job]]:
+    """Add the jobs that have no unfinished equal; lock the equals of the others. Return both.
+
+    One statement goes through all jobs in the order of their keys. So two submissions with the same
+    jobs wait for each other at the first of these, and never crosswise. A job that is done just
+    before the statement is added anew, and its trials are found stored.
+    """
     if not wanted:
-        return {}
-    # In the order of their keys: two transactions that add the same jobs cannot wait for each other
+        return {}, {}
     in_order = sorted(wanted.items())
     why = [unmet(request) for _, (request, _) in in_order]
     rows = [
         new_job_row(*asked, client, now) | {"event_count": 2 if reason else 1}
         for (_, asked), reason in zip(in_order, why, strict=True)
     ]
-    ids = set(connection.execute(_ADD[connection.dialect.name], rows).scalars())
+    ids = set(connection.execute(_ADD_OR_LOCK[connection.dialect.name], rows).scalars())
     new = [
         (request, reason, row)
         for (_, (request, _)), reason, row in zip(in_order, why, rows, strict=True)
@@ -128,7 +147,16 @@ def _add(
     events = [event for _, reason, row in new for event in _first_events(row, reason)]
     if events:
         connection.execute(_ADD_EVENTS, events)
-    return {row["request_key"]: new_job(row, request) for request, _, row in new}
+    added = {row["request_key"]: new_job(row, request) for request, _, row in new}
+    return added, _unfinished(connection, [key for key in wanted if key not in added])
+
+
+def _unfinished(connection: Connection, keys: Sequence[str]) -> dict[str, Job]:
+    if not keys:
+        return {}
+    query = select(jobs).where(jobs.c.request_key.in_(keys), IS_COALESCIBLE)
+    rows = connection.execute(query).mappings()
+    return {row["request_key"]: read_job(row) for row in rows}
 
 
 _ADD_EVENTS = insert(job_events)
@@ -137,12 +165,17 @@ _ADD_EVENTS = insert(job_events)
 def _addition(
     insertion: postgresql.Insert | sqlite.Insert,
 ) -> ReturningInsert[tuple[str]]:
-    return insertion.on_conflict_do_nothing(
-        index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
+    # DO NOTHING would lock no job that is there. With a condition that is never true, DO UPDATE
+    # locks the job, changes nothing and does not return its id.
+    return insertion.on_conflict_do_update(
+        index_elements=[jobs.c.request_key],
+        index_where=IS_COALESCIBLE,
+        set_={"event_count": jobs.c.event_count},
+        where=text("1 = 0"),
     ).returning(jobs.c.id)
 
 
-_ADD = {
+_ADD_OR_LOCK = {
     "postgresql": _addition(postgresql.insert(jobs)),
     "sqlite": _addition(sqlite.insert(jobs)),
 }
@@ -163,7 +196,7 @@ def _first_events(row: Mapping[str, Any], unmet: str) -> Iterator[dict[str, Any]
 
 
 def _join(connection: Connection, job: Job, client: str, priority: Priority, now: datetime) -> Job:
-    """Answer a client with a job that is there already."""
+    """Answer a client with a job that is there already; the transaction has locked its row."""
     changes: dict[str, Any] = {}
     if not job.state.finished and client not in job.clients:
         changes["clients"] = [*job.clients, client]
@@ -192,4 +225,6 @@ def earlier_answer(connection: Connection, client: str, key: str, body_hash: str
     ids = row["job_ids"] or [row["job_id"]]
     found = connection.execute(select(jobs).where(jobs.c.id.in_(ids))).mappings()
     by_id = {one["id"]: read_job(one) for one in found}
+    if len(by_id) < len(set(ids)):  # one was deleted since the first statement, and the key with it
+        return []
     return [by_id[job_id] for job_id in ids]
