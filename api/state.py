@@ -16,7 +16,6 @@ from fastapi import Depends, Request
 
 from api.exports import Bundles, Exports
 from api.keys import KnownKeys
-from api.limits import Quotas
 from api.matrix import Matrix
 from api.pages.browser import Links
 from api.settings import ApiSettings
@@ -145,7 +144,6 @@ class Api:
         self.workers = WorkerStore(self.store)
         self.fleet = Fleet(self.workers)
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
-        self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.results)
         self.bundles = Bundles(self.results)
         self.streams = Streams(

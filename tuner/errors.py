@@ -50,6 +50,7 @@ TunerError                      the root: catch this to catch them all
     ├── BundleRefused
     ├── ServerUnavailable
     ├── IdempotencyKeyInUse
+    ├── QueueFull
     ├── RunAlreadyActive
     └── StaleLease
 
@@ -319,6 +320,10 @@ class ServerUnavailable(WorkFailed):
 
 class IdempotencyKeyInUse(WorkFailed):
     """Another request with this idempotency key is being worked on: try again in a moment."""
+
+
+class QueueFull(WorkFailed):
+    """A client has as many queued jobs as it may have."""
 
 
 class RunAlreadyActive(WorkFailed):

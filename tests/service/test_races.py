@@ -10,6 +10,7 @@ from cases import submit
 from databases import both_databases
 from store_writer import PROBLEM
 
+from tuner.errors import QueueFull
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobRequest, JobState, Priority
 
@@ -66,6 +67,21 @@ class TestSubmissions:
             at_once(lambda i=job_id: jobs.cancel(i, "a"), lambda i=job_id: jobs.cancel(i, "b"))
             left = jobs.get(job_id)
             assert (left.state, left.clients) == (JobState.QUEUED, ("c",))
+
+    def test_a_client_s_queue_takes_so_many_and_no_more(self, jobs):
+        def post(seed: int) -> bool:
+            try:
+                return submit(jobs, replace(REQUEST, seed=seed), client="a", most=5).created
+            except QueueFull:
+                return False
+
+        ended = submit(jobs, REQUEST, client="a").job.id
+        jobs.cancel(ended)
+        assert sum(at_once(*(lambda seed=seed: post(seed) for seed in range(1, 13)))) == 5
+        with pytest.raises(QueueFull, match="a has 5 queued jobs, and may have 5"):
+            jobs.retry(ended, "b", most=5)
+        assert jobs.get(ended).state is JobState.CANCELLED
+        jobs.retry(ended, "b", most=6)
 
     def test_batches_in_two_orders_wait_for_each_other(self, jobs):
         for batch in range(3):

@@ -74,13 +74,6 @@ class TestTurns:
         assert lease.request.engine == "sglang==0.5.16"
         assert jobs.get(job_id).request == lease.request
 
-    def test_the_queued_jobs_of_a_client_are_counted_up_to_a_number(self, jobs):
-        post(jobs, "aaab")
-        submit(jobs, replace(REQUEST, measure="gpu"), client="a")
-        assert jobs.queued_of("a", 100) == 4
-        assert jobs.queued_of("a", 2) == 2
-        assert jobs.queued_of("c", 2) == 0
-
     def test_a_clock_that_went_back_holds_no_job(self, jobs, leases, clock):
         post(jobs, "a")
         lease = leases.claim(ANY, "worker")

@@ -25,7 +25,15 @@ from sqlalchemy.sql.dml import ReturningInsert
 from tuner.errors import IdempotencyConflict
 from tuner.jobs.job import Job, JobRequest, JobState, Priority, Submitted
 from tuner.store.database import Clock, utc_now
-from tuner.store.job_rows import append_event, new_job, new_job_row, read_job, update_job
+from tuner.store.job_rows import (
+    append_event,
+    lock_queue,
+    new_job,
+    new_job_row,
+    read_job,
+    refuse_full_queue,
+    update_job,
+)
 from tuner.store.tables import IS_COALESCIBLE, UtcDateTime, idempotency_keys, job_events, jobs
 
 Asked = tuple[JobRequest, Priority]
@@ -39,18 +47,23 @@ def find_or_add(
     clock: Clock | None,
     fresh: timedelta,
     unmet: Unmet,
+    most: int | None = None,
 ) -> tuple[datetime, Sequence[Submitted]]:
     """Return the time, and for each request the job that answers it: an equal one, or a new one.
 
     The answers are locked until the transaction ends, so that no job that is cancelled or deleted
-    meanwhile is an answer.
+    meanwhile is an answer. Raises QueueFull if the client then has over `most` queued jobs.
     """
     keys = [request.key for request, _ in wanted]
     # Where a batch has equal requests, the first is added and answers the others.
     first = dict(reversed(list(zip(keys, wanted, strict=True))))
     now, found = _done_jobs(connection, list(first), clock, fresh)
     others = {key: one for key, one in first.items() if key not in found}
+    if others and most is not None:
+        lock_queue(connection, client)
     added, joined = _add_or_lock(connection, others, client, now, unmet)
+    if added and most is not None:
+        refuse_full_queue(connection, client, most, len(added))
     found |= joined
     answers = []
     for key, one in zip(keys, wanted, strict=True):
