@@ -136,7 +136,7 @@ def _count(lease: Lease, result: AttemptResult, times: JobTimes | None) -> None:
 
 def _times(figures: Figures, lease: Lease) -> JobTimes | None:
     with suppress(UnusableStore):  # the figures of one job are not worth an attempt
-        return figures.job_times(lease.job_id, lease.fence)
+        return figures.job_times(lease)
     return None
 
 

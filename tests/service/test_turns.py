@@ -68,11 +68,18 @@ class TestTurns:
         assert lease.request.engine == "sglang==0.5.16"
         assert leases.claim(newer, "worker") is None
 
-    def test_a_version_is_chosen_at_the_latest_when_a_worker_takes_the_job(self, jobs, leases):
+    def test_a_version_is_chosen_at_the_latest_when_the_run_begins(self, jobs, leases):
         job_id = submit(jobs, REQUEST).job.id
-        lease = leases.claim(ANY, "worker", {"sglang": "sglang==0.5.16"})
-        assert lease.request.engine == "sglang==0.5.16"
-        assert jobs.get(job_id).request == lease.request
+        refused = leases.claim(ANY, "old", {"sglang": "sglang==0.5.12"})
+        assert refused.request.engine == "sglang==0.5.12"
+        leases.release(refused)
+        assert jobs.get(job_id).request == REQUEST
+        newer = [JobFilter(False, None, ("sglang==0.5.16", "sglang"))]
+        lease = leases.claim(newer, "worker", {"sglang": "sglang==0.5.16"})
+        leases.store(lease).begin_run(KEY)
+        leases.release(lease)  # another attempt goes on with the run of that version
+        assert jobs.get(job_id).request == replace(REQUEST, engine="sglang==0.5.16")
+        assert leases.claim([JobFilter(False, None, ("sglang==0.5.12", "sglang"))], "old") is None
 
     def test_a_clock_that_went_back_holds_no_job(self, jobs, leases, clock):
         post(jobs, "a")

@@ -114,7 +114,7 @@ class Stopwatch:
         """Compare the job with what it was `elapsed_s` seconds ago."""
         elapsed_s = min(elapsed_s, LONGEST_LOOK_S)
         before, self._held = self._held, held
-        if held.fence != before.fence:
+        if (held.fence, held.owner) != (before.fence, before.owner):
             self._since_renewal_s = self._in_phase_s = self._held_s = 0.0
             return
         self._held_s += elapsed_s

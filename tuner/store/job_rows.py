@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, func, insert, select, update
 
 from tuner.errors import BadInput, QueueFull, StaleLease, UnknownJob
 from tuner.jobs.attempts import Held
@@ -179,24 +179,27 @@ RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after eac
 REFUSALS = 10  # of workers that could not begin to tune a job; further ones count as attempts
 
 
+def is_leased(lease: Lease) -> ColumnElement[bool]:
+    """Whether a job's last lease is this one; IS_HELD says whether a worker has it yet."""
+    mine = jobs.c.fence == lease.fence, jobs.c.owner == lease.owner
+    return and_(jobs.c.id == lease.job_id, *mine)
+
+
 def leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
     """The row of the lease's job, with `lock` locked until the transaction ends.
 
-    Raises StaleLease once the lease is lost.
+    Raises StaleLease once the lease is lost. A restored backup gives out fencing numbers again, so
+    a lease is its owner's too.
     """
-    query = select(jobs).where(jobs.c.id == lease.job_id, jobs.c.fence == lease.fence, IS_HELD)
+    query = select(jobs).where(is_leased(lease), IS_HELD)
     row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
     if row is None:
         raise StaleLease(f"job {lease.job_id} was given to another worker, or ended")
     return row
 
 
-def claimed(
-    row: RowMapping, owner: str, now: datetime, preferred: Mapping[str, str]
-) -> dict[str, Any]:
+def claimed(row: RowMapping, owner: str, now: datetime) -> dict[str, Any]:
     """What a claim changes in a job's row."""
-    request = dict(row["request"])
-    request["engine"] = engine = preferred.get(row["engine"], row["engine"])
     return {
         "owner": owner,
         "fence": row["fence"] + 1,
@@ -204,8 +207,6 @@ def claimed(
         "trial_count": 0,
         "lease_expires_at": now + LEASE,
         "started_at": row["started_at"] or now,
-        "engine": engine,
-        "request": request,
     }
 
 

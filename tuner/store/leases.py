@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -158,8 +158,8 @@ class Leases(Queries):
 
         The most urgent jobs come first, and among them the one of the client that was served
         longest ago. `preferred` tells what an engine without a version means to the worker, as
-        `sglang==0.5.16`: a job without a version gets it. Raises UnusableStore, too, if the schema
-        is no longer this program's.
+        `sglang==0.5.16`: the lease's request has it, and the job too once its run has begun. Raises
+        UnusableStore, too, if the schema is no longer this program's.
         """
         with self._write() as connection:
             check_head(connection)  # a newer program's jobs are for its own workers
@@ -167,13 +167,15 @@ class Leases(Queries):
             if not may_claim(connection, owner):
                 return None
             while row := next_queued(connection, filters, now):
-                values = claimed(row, owner, now, preferred or {})
+                values = claimed(row, owner, now)
                 move(connection, row["id"], JobState.LEASED, now, **values)
                 data = {"owner": owner, "attempt": values["attempts"]}
                 append_event(connection, row["id"], now, JobState.LEASED.value, data)
                 take_turn(connection, row["client"])
                 try:
-                    request = read_request(values["request"])
+                    request = read_request(row["request"])
+                    engine = (preferred or {}).get(request.engine, request.engine)
+                    request = replace(request, engine=engine)
                     return Lease(row["id"], owner, values["fence"], request)
                 except UNREADABLE as error:  # a newer version's job: leave it to its workers
                     reason = f"{owner} cannot read the request: {error}"
@@ -355,7 +357,12 @@ class LeasedResults(ResultStore):
         if found := connection.execute(other).scalar_one_or_none():
             raise RunAlreadyActive(f"job {found} is working on the same run")
         now = self._now(connection)
-        move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
+        # The version is the job's own from here on: a later attempt goes on with the same run.
+        asked = select(jobs.c.request).where(jobs.c.id == self._lease.job_id)
+        engine = self._lease.request.engine
+        request = {**connection.execute(asked).scalar_one(), "engine": engine}
+        begun = {"run_id": run.id, "engine": engine, "request": request}
+        move(connection, self._lease.job_id, JobState.RUNNING, now, **begun)
         data = {"run_id": run.id, "environment": asdict(key.environment)}
         append_event(connection, self._lease.job_id, now, JobState.RUNNING.value, data)
         return run

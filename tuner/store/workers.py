@@ -23,12 +23,13 @@ from sqlalchemy import (
 from sqlalchemy.pool import QueuePool
 
 from tuner.errors import UnknownWorker, did_you_mean
-from tuner.jobs.job import HELD, Job, JobState
+from tuner.jobs.job import HELD, Job, JobState, Lease
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus, read_info
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, RunState
 from tuner.store.database import Database, Queries, check_head, insert_into, time_of
+from tuner.store.job_rows import is_leased
 from tuner.store.rows import storable
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
 from tuner.tuning.request import Effort, start_s, typical_gpu_s
@@ -252,10 +253,10 @@ class Figures(Queries):
             found = {JobState(state): count for state, count in connection.execute(query)}
         return {state: found.get(state, 0) for state in FINISHED}
 
-    def job_times(self, job_id: str, fence: int) -> JobTimes | None:
-        """The job's times; None once it has another lease than the one with this number."""
+    def job_times(self, lease: Lease) -> JobTimes | None:
+        """The times of the lease's job; None once it has another lease."""
         columns = jobs.c.state, jobs.c.created_at, jobs.c.started_at, jobs.c.finished_at
-        query = select(*columns).where(jobs.c.id == job_id, jobs.c.fence == fence)
+        query = select(*columns).where(is_leased(lease))
         with self._read() as connection:
             row = connection.execute(query).one_or_none()
         if row is None:
