@@ -25,7 +25,7 @@ from tuner.jobs.workers import WorkerStatus
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
-from tuner.store.lookups import Lookups, SeenSoFar, StoredSummary
+from tuner.store.lookups import Lookups, Seen, StoredSummary
 from workers.coverage import WatchState, stored_rows
 from workers.watches import Watch
 
@@ -120,7 +120,7 @@ class RowFilter:
 class _Known:
     """What was read of the store."""
 
-    seen: SeenSoFar | None = None
+    seen: Seen | None = None
     summaries: Mapping[tuple[int, int], StoredSummary] = field(default_factory=dict)
     watches: Sequence[Watch] = ()
     watched: Sequence[JobRequest] = ()
