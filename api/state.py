@@ -31,7 +31,7 @@ from tuner.store.results import ResultStore
 from tuner.store.workers import Estimates, WorkerStore
 from workers.metrics import Metrics
 from workers.queue import Announces
-from workers.watches import Watch, watch_list_of
+from workers.watches import UnreadableWatch, Watch, watch_list_of
 
 log = logging.getLogger("tuner.api")
 
@@ -157,7 +157,7 @@ class Api:
     def _valid_secrets(self) -> frozenset[str]:
         return self.keys.hashes() | self.sessions.hashes()
 
-    def _watches(self) -> Sequence[Watch]:
+    def _watches(self) -> Sequence[Watch | UnreadableWatch]:
         return watch_list_of(self.settings.service, self.nights).watches
 
     @contextmanager

@@ -245,7 +245,7 @@ def cancel_job(
 def delete_job(job_id: JobId, caller: Admin, api: ApiDep) -> None:
     """Delete a job that has ended, and its steps. What it tried and what is published stay."""
     job = api.jobs.delete(job_id)
-    problem, device = job.request.problem.spec(), job.request.device
+    problem, device = job.request.spec, job.request.device
     extra = {"client": caller.name, "job_id": job_id, "problem": problem, "device": device}
     audit.info("deleted a job that was %s", job.state.value, extra=extra)
 

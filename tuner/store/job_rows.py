@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, func, insert, select, update
 
-from tuner.errors import BadInput, QueueFull, StaleLease, UnknownJob
+from tuner.errors import QueueFull, StaleLease, UnknownJob
 from tuner.jobs.attempts import Held
 from tuner.jobs.job import (
     HELD,
@@ -21,8 +21,9 @@ from tuner.jobs.job import (
     JobState,
     Lease,
     Priority,
+    UnreadableRequest,
     new_job_id,
-    read_request,
+    read_if_possible,
 )
 from tuner.store.database import transaction_lock
 from tuner.store.rows import storable
@@ -82,27 +83,15 @@ def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
 
 
 def read_job(row: Mapping[Any, Any]) -> Job:
-    return _job(row, read_request(row["request"]))
+    return _job(row, read_if_possible(row["request"]))
 
 
-def _job(row: Mapping[Any, Any], request: JobRequest) -> Job:
+def _job(row: Mapping[Any, Any], request: JobRequest | UnreadableRequest) -> Job:
     values = {field.name: row[field.name] for field in fields(Job) if field.name != "cost"}
     values["cost"] = read_cost(row)
     values["request"], values["clients"] = request, tuple(row["clients"])
     values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
     return Job(**values)
-
-
-# Reading a request that a newer version stored may raise these.
-UNREADABLE = (BadInput, LookupError, TypeError, ValueError)
-
-
-def read_if_possible(row: RowMapping) -> Job | None:
-    """The job; None where this version cannot read its request, which must not stop other jobs."""
-    try:
-        return read_job(row)
-    except UNREADABLE:
-        return None
 
 
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
@@ -196,6 +185,25 @@ def leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> Ro
     if row is None:
         raise StaleLease(f"job {lease.job_id} was given to another worker, or ended")
     return row
+
+
+UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to reach a worker that can read the job
+
+
+def leave_unreadable(
+    connection: Connection, row: RowMapping, owner: str, now: datetime, why: str
+) -> None:
+    """Leave a queued job, which the transaction has locked, to workers of another release.
+
+    That counts no attempt. An event says it once, and not each time that a worker looks.
+    """
+    reason = storable(f"a worker cannot read the request: {why}")
+    values = {"available_at": now + UNREADABLE_DELAY, "error": reason}
+    if row["error"] == reason:
+        update_job(connection, row["id"], **values)
+    else:
+        said = {"reason": reason, "owner": owner}
+        append_event(connection, row["id"], now, "waiting", said, **values)
 
 
 def claimed(row: RowMapping, owner: str, now: datetime) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tuner.problems.results import WINNING, Environment, Published, Status
 from tuner.store.current_winners import current_points
 from tuner.store.database import Queries
 from tuner.store.results import ENVIRONMENT_COLUMNS
-from tuner.store.rows import read_environment, read_points
+from tuner.store.rows import is_readable, read_environment, read_points
 from tuner.store.tables import POINT_COLUMNS, environments, problems, winners
 
 Seen = Mapping[int, datetime | None]  # when each environment's newest winner was published, by id
@@ -115,7 +115,8 @@ class Lookups(Queries):
 
             def read(condition: ColumnElement[bool]) -> list[Published]:
                 query = _PUBLISHED.where(winners.c.environment_id.in_(places), condition)
-                return [_published(row, places) for row in connection.execute(query).mappings()]
+                found = connection.execute(query).mappings()
+                return [_published(row, places) for row in found if is_readable(row["spec"])]
 
             newest = read(winners.c.id.in_([row["newest"] for row in rows]))
             known = [replace(one, points=frozenset()) for one in newest]
