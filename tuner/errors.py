@@ -45,6 +45,7 @@ TunerError                      the root: catch this to catch them all
     ├── CompilerUnavailable
     ├── MeasurerUnavailable
     ├── MeasurerFailed
+    ├── GpuInUse
     ├── NotEnoughMemory
     ├── ExportRefused
     ├── BundleRefused
@@ -300,6 +301,10 @@ class MeasurerUnavailable(WorkFailed):
 
 class MeasurerFailed(WorkFailed):
     """Measuring stopped and could not be resumed."""
+
+
+class GpuInUse(WorkFailed):
+    """Another process measures on the GPU."""
 
 
 class NotEnoughMemory(WorkFailed):

@@ -24,6 +24,7 @@ class AttemptOutcome(str, Enum):
     REFUSED = "refused"  # nothing can be tuned here: the job is not to blame
     STORE_FAILED = "store failed"  # neither the job nor the worker is to blame
     WAIT = "wait"  # another worker is doing the same work
+    BUSY = "busy"  # another process measures on this worker's GPU
     STALE = "stale"  # the lease was lost
 
 

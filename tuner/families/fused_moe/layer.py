@@ -40,6 +40,7 @@ from tuner.families.fused_moe.inputs import (
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, parse_fused_moe, sorted_slots
 from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
+from tuner.measure.this_gpu import lock_this_gpu
 from tuner.measure.timing import LAUNCHES, BoundKernel, Captured, Reference, elapsed_us, race
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -332,6 +333,7 @@ def _capture(layer: Callable[..., Tensor], inputs: Sequence[LayerInputs]) -> Cap
 
 def main(served: ServedLayer) -> None:
     problem, root, *sizes = sys.argv[1:]
+    lock_this_gpu()
     layer = EngineLayer(served, parse_fused_moe(problem))
     for size in sizes:
         print(json.dumps(compare(layer, int(size), Path(root))), flush=True)  # noqa: T201
