@@ -27,6 +27,7 @@ from tuner.errors import (
     JobUnfinished,
     LastAdmin,
     NotRetriable,
+    QueueFull,
     StoreFull,
     StoreReadOnly,
     StoreReplaced,
@@ -160,6 +161,7 @@ log = logging.getLogger("tuner.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 5
+FULL_RETRY_S = 60  # of a client whose queue is full
 MOST_NAMED = 5  # mistakes in one line; `errors` has them all
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
@@ -173,6 +175,7 @@ _STATUSES: dict[type[BaseException], int] = {
     UnusableStore: 503,
     UnwritableOutput: 500,  # requests name no folders: it is one of the server's own
     BadInput: 422,
+    QueueFull: 429,
     WorkFailed: 409,
     TunerError: 500,
 }
@@ -276,6 +279,8 @@ async def _on_tuner_error(request: Request, error: Exception) -> Response:
     headers = {"Retry-After": str(RETRY_S)} if problem.status >= 500 else {}
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
+    elif isinstance(error, QueueFull):
+        headers["Retry-After"] = str(FULL_RETRY_S)
     return _response(problem, headers)
 
 

@@ -53,7 +53,10 @@ class JobOut(BaseModel):
     id: str
     state: JobState
     priority: str
-    request: RequestOut
+    request: RequestOut | dict[str, Any]
+    unreadable: str = Field(
+        "", description="Why this release cannot read the request, which is shown as it is stored."
+    )
     client: str = Field(description="Who posted it first: a key's name, nightly or local.")
     clients: list[str] = Field(description="Who waits for it, without those that cancelled.")
     attempts: int

@@ -57,7 +57,7 @@ def list_winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     job = api.jobs.get(job_id)
     found = api.results.winners_of(job.run_id) if job.run_id is not None else []
     return {
-        "problem": job.request.problem.spec(),
+        "problem": job.request.spec,
         "environment": asdict(found[0].environment) if found else None,
         "winners": [_winner(winner) for winner in found],
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import fake_gpu_child as fake
 import pytest
 
-from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
+from tuner.errors import BadInput, GpuInUse, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import GpuBench
@@ -150,6 +150,7 @@ def test_nothing_is_left_of_a_closed_lane():
         ({"needed_bytes": 5000}, NotEnoughMemory, "5,000 bytes of GPU memory, 1,000 are free"),
         ({"status": "crashed", "detail": "no GPU"}, MeasurerUnavailable, "no GPU"),
         ({"status": "bad_input", "detail": "not a tensor"}, BadInput, "not a tensor"),
+        ({"status": "in_use", "detail": "pid 7 measures"}, GpuInUse, "pid 7 measures: .* --gpus"),
     ],
 )
 def test_set_up_that_fails_says_why_and_leaves_nothing(answer, error, words):

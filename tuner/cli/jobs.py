@@ -20,7 +20,7 @@ from tuner.errors import BadInput, ServerUnavailable, TunerError, UnknownJob, Un
 from tuner.render import folded, list_width, printable, table
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
-    from tuner.jobs.job import Job, JobEvent, JobRequest
+    from tuner.jobs.job import Job, JobEvent, JobRequest, UnreadableRequest
     from tuner.jobs.queue import Queue
 
 FOLLOW_S = 0.5
@@ -192,7 +192,7 @@ def _next_step(found: Job, server: str | None) -> str:
     if server is not None:
         return f"its gain and its files: {server.rstrip('/')}/jobs/{found.id}"
     request = found.request
-    spec = quote(request.problem.spec())
+    spec = quote(request.spec)
     words = f"--device {request.device} --engine {request.engine} --problem {spec}"
     predicted = " --allow-predicted" if request.measure == "predict" else ""
     return f"its gain: tuner report {words}\nits files: tuner export {words}{predicted}"
@@ -284,12 +284,13 @@ def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None 
     return table(headers, rows, drop=drop, width=list_width(), whole=whole)
 
 
-def _name(request: JobRequest) -> str:
+def _name(request: JobRequest | UnreadableRequest) -> str:
     """The model and its tensor-parallel size with the problem, or on a terminal with its kind."""
+    from tuner.jobs.job import JobRequest
     from tuner.jobs.targets import with_sizes
 
-    if not request.model:
-        return request.problem.spec()
+    if not (isinstance(request, JobRequest) and request.model):
+        return request.spec
     of = request.problem.family if list_width() is None else request.problem.spec()
     return f"{with_sizes(request.model, request.problem)} {of}"
 

@@ -28,7 +28,7 @@ from tuner.jobs.job import (
     JobState,
     Priority,
     Submitted,
-    read_request,
+    read_if_possible,
     read_time,
 )
 from tuner.jobs.queue import ALL_JOBS, JobQuery, Json
@@ -385,7 +385,7 @@ def _read_job(values: Mapping[str, Any]) -> Job:
     }
     return Job(
         id=values["id"],
-        request=read_request(values["request"]),
+        request=read_if_possible(values["request"]),
         priority=Priority[values["priority"].upper()],
         state=JobState(values["state"]),
         client=values["client"],

@@ -170,8 +170,9 @@ def open_gpu_bench(
     worker is the workbench's, which closes it. `thorough`: every candidate is timed with all
     routings, because others take a recording for the truth.
 
-    Raises MeasurerUnavailable if the GPU is missing, BadInput if it is not a `device` or the
-    routings do not fit the problem, and NotEnoughMemory if the largest point's tensors do not fit.
+    Raises MeasurerUnavailable if the GPU is missing, GpuInUse if another process measures on it,
+    BadInput if it is not a `device` or the routings do not fit the problem, and NotEnoughMemory if
+    the largest point's tensors do not fit.
     """
     setup = {
         "engine": engine,

@@ -20,9 +20,15 @@ import triton
 
 from tuner.backends.registry import backends_of
 from tuner.childprocess import ParentPipes
-from tuner.errors import BadInput
+from tuner.errors import BadInput, GpuInUse
 from tuner.measure.messages import read_point
-from tuner.measure.this_gpu import driver_version, local_name, local_target, runtime_version
+from tuner.measure.this_gpu import (
+    driver_version,
+    local_name,
+    local_target,
+    lock_this_gpu,
+    runtime_version,
+)
 from tuner.problems.points import TRITON, Point
 from tuner.problems.registry import families, family_of, parse_problem
 from tuner.problems.results import Status
@@ -54,6 +60,7 @@ def main() -> None:
     for family in families():  # import what any problem needs before the GPU is touched
         family.module("gpu")
     parent.send({"imported": True})
+    locked: int | None = None
     session: Session | None = None
     best_us: dict[Point, float] = {}
     while True:
@@ -61,6 +68,8 @@ def main() -> None:
         started = time.perf_counter()
         try:
             if request["op"] == "setup":
+                if locked is None:  # before the first kernel runs
+                    locked = lock_this_gpu()
                 session = None
                 best_us.clear()
                 _free_memory()
@@ -74,6 +83,9 @@ def main() -> None:
             os._exit(3)
         except BadInput as error:
             parent.send({"status": "bad_input", "detail": str(error)})
+            os._exit(3)
+        except GpuInUse as error:
+            parent.send({"status": "in_use", "detail": str(error)})
             os._exit(3)
         except Exception as error:  # a CUDA error spoils the context; others are unexpected
             parent.send({"status": Status.CRASHED.value, "detail": _line(error)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.childprocess import ChildDied, ChildProcess
-from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
+from tuner.errors import BadInput, GpuInUse, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.messages import point_fields, read_measurement
 from tuner.problems.points import TRITON, Candidate
 from tuner.problems.results import Compiled, Measurement, Status
@@ -55,7 +55,7 @@ class GpuWorker:
         """`module` is the program to run; it follows the protocol of `CHILD_MODULE`.
 
         Without a setup, the child only starts, and `set_up` must follow. Raises
-        MeasurerUnavailable, NotEnoughMemory or BadInput where it cannot be set up.
+        MeasurerUnavailable, NotEnoughMemory, BadInput or GpuInUse where it cannot be set up.
         """
         self.env, self._module = env, module
         self._queue: deque[PendingMeasurement] = deque()
@@ -221,8 +221,11 @@ def _unavailable(why: str) -> MeasurerUnavailable:
 
 
 def _refuse_failed(answer: Mapping[str, Any]) -> None:
-    """Raise NotEnoughMemory or BadInput: failures that would repeat in another child."""
+    """Raise NotEnoughMemory, BadInput or GpuInUse: failures that would repeat in another child."""
     if answer.get("status") == "out_of_memory":
         raise NotEnoughMemory(answer["detail"])
     if answer.get("status") == "bad_input":
         raise BadInput(answer["detail"])
+    if answer.get("status") == "in_use":
+        wait = ": wait until it has ended, or name another GPU with --gpus"
+        raise GpuInUse(answer["detail"], cli=wait)

@@ -149,6 +149,12 @@ def try_transaction_lock(connection: Connection, name: str) -> bool:
     return bool(connection.execute(select(lock)).scalar_one())
 
 
+def transaction_lock(connection: Connection, name: str) -> None:
+    """Wait for the lock, which this transaction then has until it ends. SQLite needs none."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_number(name))))
+
+
 @contextlib.contextmanager
 def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
     """Whether the caller has the lock within the block. Always True without a SQLite file.

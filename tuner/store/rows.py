@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from tuner.errors import BadInput
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import (
@@ -144,6 +145,15 @@ def read_winner(row: RowMapping) -> Winner:
         run_id=row["run_id"],
         published_at=row["published_at"],
     )
+
+
+def is_readable(spec: str) -> bool:
+    """Whether this release knows a stored problem: a newer one may have others."""
+    try:
+        parse_problem(spec)
+    except BadInput:
+        return False
+    return True
 
 
 def storable(text: str) -> str:
