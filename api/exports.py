@@ -186,20 +186,21 @@ def make_archive(
     problems = [wanted.problem] if wanted.problem is not None else []
     name = f"{wanted.device.name}-{engine.name}-{engine.version}"
     try:
-        chosen = choose(
-            store,
-            wanted.device,
-            engine,
-            allow_predicted=wanted.allow_predicted,
-            wanted=problems,
-            named=problems,
-            flags=server_settings(wanted.server_args),
-        )
-        if not chosen.winners:
-            reasons = "; ".join(map(str, chosen.advice))
-            return ExportRefused(f"nothing is advised for these servers: {reasons}")
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
             root = Path(folder) / name
+            chosen = choose(
+                store,
+                wanted.device,
+                engine,
+                root,
+                allow_predicted=wanted.allow_predicted,
+                wanted=problems,
+                named=problems,
+                flags=server_settings(wanted.server_args),
+            )
+            if not chosen.winners:
+                reasons = "; ".join(map(str, chosen.advice))
+                return ExportRefused(f"nothing is advised for these servers: {reasons}")
             files_of = export(chosen.winners, engine, wanted.device, root, chosen.not_written)
             way = way_to(root, files_of, deliveries_for(chosen.winners, engine), engine)
             # The engine's packaged files are added without copying them into the folder.
