@@ -75,7 +75,7 @@ def load_proof(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded.
+    """Show which config files a server loaded. Exit 1 if a tuned file that it asks for was not.
 
     The bundle (its archive, its folder, or the folder of `tuner export`) tells tuned files from the
     engine's own. E.g. `tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log`.

@@ -49,9 +49,13 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
 
 def winners_of(winners: Sequence[Winner], wanted: Collection[Problem]) -> list[Winner]:
     """The winners for the wanted problems, as `select` finds them; there may be none."""
-    stored = {winner.problem for winner in winners}
-    chosen = {problem for problem in stored if any(_names(one, problem, stored) for one in wanted)}
+    chosen = stored_for(wanted, {winner.problem for winner in winners})
     return [winner for winner in winners if winner.problem in chosen]
+
+
+def stored_for(wanted: Iterable[Problem], stored: Collection[Problem]) -> set[Problem]:
+    """The stored problems that the wanted ones stand for; see `select`."""
+    return {one for problem in wanted for one in stored if _names(problem, one, stored)}
 
 
 def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
@@ -108,7 +112,7 @@ def wholly_named(
     named: Iterable[Problem], stored: Collection[Problem], left_out: Collection[Problem]
 ) -> set[Problem]:
     """All that one of the `named` problems stands for, if all of it is left out; else nothing."""
-    meant = ({one for one in stored if _names(wanted, one, stored)} for wanted in named)
+    meant = (stored_for([problem], stored) for problem in named)
     return next((some for some in meant if some and some <= set(left_out)), set())
 
 

@@ -77,8 +77,10 @@ class CompletedHints:
         spread = self.facts.settings.keys() & _SPREAD
         return int(self.facts.get("ep") or 0) or (self.tp if spread else 0)
 
-    def serving(self, name: str, family: Family) -> str:
-        """The options by which a family's problems are those of this server's ranks."""
+    def shaped(self, name: str) -> tuple[str, dict[str, Any]]:
+        """The type of weights, "" if nothing says it, and the values of families' options by which
+        a model's problems are those of this server's ranks.
+        """
         quantised = {"--quantization": said} if (said := self.facts.get("quantization")) else {}
         given = {**quantised, **self.facts.settings}
         try:
@@ -90,11 +92,16 @@ class CompletedHints:
             asked["ep"] = self.ep
         if "--enable-dp-attention" in self.facts.settings and self.facts.get("dp"):
             asked["dp"] = int(self.facts.get("dp"))
-        words = [f"--tp {self.tp}"] if self.tp else []
         dtype = flags.dtype.value if flags.dtype else ""
         if not dtype and not self.quantised() and (dtype := self.weights()):
             block = self.facts.get("block").replace(" ", "").replace(",", "x")
             asked |= {"block_shape": block} if block else {}
+        return dtype, asked
+
+    def serving(self, name: str, family: Family) -> str:
+        """The options by which a family's problems are those of this server's ranks."""
+        dtype, asked = self.shaped(name)
+        words = [f"--tp {self.tp}"] if self.tp else []
         if dtype and family.name in _OF_WEIGHTS:
             words.append(f"--dtype {dtype}")
         for option in family.shaping:
