@@ -76,7 +76,7 @@ def test_winners_without_the_shared_expert_do_not_fit_a_server_that_fuses_it() -
     name = "E={},N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
     assert f"none of them are bundled: {name.format(257)}.json" in said
     assert "add --disable-shared-experts-fusion to engine.flags" in said
-    assert "run `tuner tune 'fused_moe:E=257,N=64,K=7168,top_k=9" in said
+    assert "run `tuner tune fused_moe:E=257,N=64,K=7168,top_k=9" in said
     with pytest.raises(ExportRefused, match="none of them are bundled"):
         build(L40S, fusing, allow_missing=True)  # nothing of it would be in the bundle
     named = [parse_problem(CASES[L40S][1])]
@@ -114,7 +114,7 @@ def test_winners_with_the_shared_expert_do_not_fit_vllm() -> None:
         build(RAY, example(RAY), of=tuned)
     said = str(refused.value)
     assert "vllm here does not fuse the shared experts (--no-fuse-shared)" in said
-    assert "run `tuner tune 'fused_moe:E=256,N=128,K=7168,top_k=8" in said
+    assert "run `tuner tune fused_moe:E=256,N=128,K=7168,top_k=8" in said
     assert said.count("--engine vllm==0.33.0`") == 1
 
 

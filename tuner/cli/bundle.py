@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from tuner.cli.targets import TargetOptions, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ def bundle(
     card = (runs.device() if runs else None) or find_device(device)
     found = find_engine(engine or _spec(wanted, runs))
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
-    tune = shlex.join(["tuner", "tune", "--cluster", str(cluster), "--device", card.name])
+    tune = command_line("tuner", "tune", "--cluster", str(cluster), "--device", card.name)
     winners = _winners(card, found, tune)
     built = build_bundle(
         winners,

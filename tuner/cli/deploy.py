@@ -14,6 +14,7 @@ from tuner.cli.options import Captures, EngineSpec, Json
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.render import folded
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
@@ -88,7 +89,8 @@ def load_proof(
     elif logs:
         proof = prove_loads(logs, read_deployed(first))
     else:
-        raise BadInput(f"give a server's log after {first}: tuner load-proof {first} LOG...")
+        again = command_line("tuner", "load-proof", str(first), "LOG...")
+        raise BadInput(f"give a server's log after {first}: {again}")
     show(as_json, proof.as_dict, lambda: render_proof(proof))
     if not proof.ok:
         raise typer.Exit(1)

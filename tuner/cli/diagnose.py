@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, UnknownDevice, UnknownEngine, UnwritableOutput, did_you_mean
 from tuner.problems.registry import families, family_named
 from tuner.render import folded
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,7 +90,8 @@ def write_remedy(remedy: Remedy | None, path: Path) -> None:
         path.write_text(patch, encoding="utf-8", newline="")
     except OSError as error:
         raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
-    say(f"written: {path}; apply it with: patch -p1 -d {remedy.root} < {path}")
+    apply = command_line("patch", "-p1", "-d", str(remedy.root), "-i", str(path.resolve()))
+    say(f"written: {path}; apply it with: {apply}")
 
 
 def _compiled_remedy(found: Diagnosis) -> Remedy | None:
@@ -234,7 +235,7 @@ def _commands(worth: Estimate, begin: Sequence[str], choice: FamilyChoice) -> li
         for option in family.shaping:
             if option.name in choice.values:
                 words += _given(option, choice.values[option.name])
-        found[shlex.join(words)] = None
+        found[command_line(*words)] = None
     return list(found)
 
 

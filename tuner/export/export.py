@@ -37,6 +37,7 @@ from tuner.export.selection import (
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
+from tuner.shell import command_line
 
 
 class WinnerStore(Protocol):
@@ -211,7 +212,7 @@ def stored(
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
-            cli=f"run `tuner tune MODEL --device {device.name}` first",
+            cli=f"run `{command_line('tuner', 'tune', 'MODEL', '--device', device.name)}` first",
             api=f"post a job for the device {device.name} first",
             page=f"queue a job for the device {device.name} first",
         )

@@ -20,6 +20,7 @@ from tuner.export.export import deliveries_for, export, packaged_to_carry, writa
 from tuner.export.selection import LeftOut
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
+from tuner.shell import command_line
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,11 @@ def _refuse_old_release(cluster: Cluster) -> None:
 
 
 def _own_folder_text(name: str, engine: Engine, device: Device) -> str:
+    spec = f"{engine.name}=={engine.version}"
+    words = ("--into-engine", "--engine", spec, "--device", device.name)
     return (
         f"{name} only reads its own config folder: set engine.image to a later release, or run "
-        f"`tuner export --into-engine --engine {engine.name}=={engine.version} --device "
-        f"{device.name}` in its image"
+        f"`{command_line('tuner', 'export', *words)}` in its image"
     )
 
 

@@ -27,6 +27,7 @@ from tuner.models.table import find_preset
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
+from tuner.shell import command_line
 
 SET_CONFIG = "set model.config to the path of its config.json"
 
@@ -265,8 +266,10 @@ def _missing_text(
     untuned = [problem for problem in problems if problem not in {one.problem for one in left_out}]
     if not untuned:
         return text
-    options = f"--device {device.name} --engine {engine.name}=={engine.version}"
-    commands = " && ".join(f"tuner tune '{problem.spec()}' {options}" for problem in untuned)
+    options = ("--device", device.name, "--engine", f"{engine.name}=={engine.version}")
+    commands = " && ".join(
+        command_line("tuner", "tune", problem.spec(), *options) for problem in untuned
+    )
     return f"{text}; {_fusion_advice(untuned, stored, engine.name)}run `{commands}`"
 
 

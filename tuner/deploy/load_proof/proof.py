@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -15,6 +14,7 @@ from tuner.deploy.load_proof.asked import Asked, asked_of, same_device
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, FileOrigin
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.served import CompletedHints, Hints
+from tuner.shell import command_line
 
 _USING = re.compile(r"NET/(IB|Socket) ?: Using (.*?)(?:; OOB ([^:\s]+):|$)")
 _DEVICE = re.compile(r"\[\d+\]([^:\s]+):\d+/")
@@ -72,12 +72,14 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
     with `decode` for decode attention.
     """
     server = CompletedHints(Hints(), facts)
-    name, commands = server.engine_name(), []
+    name = server.engine_name()
+    options = server.options(name)
+    commands: list[list[str]] = []
     if missing := list(logs):
         if lacks := server.missing(name) or _old(server, name):
             yield f"missing files: {lacks}"
         else:
-            commands += [f"tune {shlex.quote(str(log))} {server.options(name)}" for log in missing]
+            commands += [["tune", str(log), *options] for log in missing]
     if decode:
         model = server.target()
         if lacks := server.missing(name, model=True):
@@ -85,11 +87,11 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
         else:
             if not model:
                 yield f"copy the config.json of {server.model} to this folder"
-            target = shlex.quote(model or "config.json")
-            commands.append(f"tune {target} --attention --tp {server.tp} {server.options(name)}")
-    yield from (f"$ tuner {command}" for command in commands)
+            of = (model or "config.json", "--attention", "--tp", str(server.tp))
+            commands.append(["tune", *of, *options])
     if commands:
-        yield f"$ tuner export {server.options(name)}"
+        commands.append(["export", *options])
+    yield from (f"$ {command_line('tuner', *command)}" for command in commands)
 
 
 def _old(server: CompletedHints, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,16 +97,16 @@ class CompletedHints:
             asked |= {"block_shape": block} if block else {}
         return dtype, asked
 
-    def serving(self, name: str, family: Family) -> str:
+    def serving(self, name: str, family: Family) -> list[str]:
         """The options by which a family's problems are those of this server's ranks."""
         dtype, asked = self.shaped(name)
-        words = [f"--tp {self.tp}"] if self.tp else []
+        words = ["--tp", str(self.tp)] if self.tp else []
         if dtype and family.name in _OF_WEIGHTS:
-            words.append(f"--dtype {dtype}")
+            words += ["--dtype", dtype]
         for option in family.shaping:
             if option.name in asked:
-                words.append(_option(option, asked[option.name]))
-        return " ".join(words)
+                words += _option(option, asked[option.name])
+        return words
 
     def quantised(self) -> bool:
         """Whether the text's model is a preset of quantised weights."""
@@ -179,17 +178,16 @@ class CompletedHints:
 
     def options(
         self, name: str, device: Device | None = None, seen: Mapping[str, str] | None = None
-    ) -> str:
+    ) -> list[str]:
         """The options by which a command works for this server, as far as they are known.
 
         `seen`: settings that messages show, besides those of its command.
         """
         device = device or self.device()
-        words = [f"--device {card_name(device)}"] if device else []
-        words += [f"--engine {self.spec(name)}"] if name else []
-        if given := as_words({**self.facts.settings, **(seen or {})}, name):
-            words.append(f"--server-args {shlex.quote(given)}")
-        return " ".join(words)
+        words = ["--device", card_name(device)] if device else []
+        words += ["--engine", self.spec(name)] if name else []
+        given = as_words({**self.facts.settings, **(seen or {})}, name)
+        return [*words, "--server-args", given] if given else words
 
     def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
         """A sentence on the facts that a command still needs; "" if none is missing."""
@@ -214,11 +212,11 @@ class CompletedHints:
         return f"The text does not say, and the command needs: {'; '.join(lacks)}." if lacks else ""
 
 
-def _option(option: Option, value: Any) -> str:  # noqa: ANN401  # of the option's own type
+def _option(option: Option, value: Any) -> list[str]:  # noqa: ANN401  # of the option's own type
     yes, _, no = option.flag.partition("/")
     if isinstance(value, bool):
-        return yes if value else no
-    return f"{yes} {value}"
+        return [yes if value else no]
+    return [yes, str(value)]
 
 
 def _unknown(shown: str, capability: str) -> str:
