@@ -383,10 +383,12 @@ def test_a_log_without_the_model_does_not_tell_what_else_is_asked_for(tmp_path: 
         f"{OTHER_MODEL}: whether this server asks for it is not known: the log names no model: "
         "give the lines of its start, or its launch command, too"
     )
-    assert of_folder(tmp_path, here).problems() == [unknown]
+    proof = of_folder(tmp_path, here)
+    assert proof.problems() == [unknown]
+    assert render_proof(proof).endswith("\nnot proven: 1 problem\n")
     # The line of one file of a problem proves that the server asks for the other one.
     missing = f"{NAME}_down: in the bundle, but no line says that it was loaded"
-    assert of_folder(tmp_path, here[:1]).problems() == [unknown, missing]
+    assert of_folder(tmp_path, here[:1]).problems() == [missing, unknown]
     (tmp_path / "command.txt").write_text(
         "python3 -m sglang.launch_server --model-path x/DeepSeek-R1 --tp 16\n"
     )

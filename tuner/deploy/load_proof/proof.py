@@ -223,7 +223,23 @@ class LoadProof:
             outcomes.setdefault((load.key, load.family, *path), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
         found += [f"{where}: a message about a config file is cut" for where in self.cut]
-        return [*found, *_untuned(self), *_launch(self)]
+        return [*found, *_untuned(self), *self.unknown(), *_launch(self)]
+
+    def unknown(self) -> list[str]:
+        """One line for each problem that only says what the log does not tell."""
+        asked, named = self.asked, {load.key for load in self.loads}
+        rest = self.deployed.keys - asked.yes - asked.no - named if self.loads or self.cut else ()
+        return [
+            *(
+                f"{load.key}: whether it was tuned is not known: give the bundle before the log"
+                for load in self.loads
+                if load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.UNKNOWN.value
+            ),
+            *(
+                f"{key}: whether this server asks for it is not known: {asked.why}"
+                for key in sorted(rest)
+            ),
+        ]
 
     def notes(self) -> list[str]:
         """One line for each kernel that runs without a tuned file, and was not to have one."""
@@ -324,7 +340,7 @@ def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
 
 
 def _untuned(proof: LoadProof) -> Iterator[str]:
-    """A line for each file that is not known to be tuned, and for each tuned file not loaded.
+    """A line for each file that is not a tuned one, and for each tuned file not loaded.
 
     With a bundle, the engine's own files count only where a tuned file has their name: a server may
     have layers that nobody tuned. Tuned files that the server does not ask for do not count.
@@ -334,18 +350,12 @@ def _untuned(proof: LoadProof) -> Iterator[str]:
         return
     deployed, asked, keys = proof.deployed, proof.asked, proof.deployed.keys
     for load in proof.loads:
-        if load.outcome is not LoadOutcome.LOADED:
-            continue
-        if load.origin == FileOrigin.UNKNOWN.value:
-            yield f"{load.key}: whether it was tuned is not known: give the bundle before the log"
-        elif load.origin == FileOrigin.SHIPPED.value and (load.key in keys or not deployed.known):
+        shipped = load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.SHIPPED.value
+        if shipped and (load.key in keys or not deployed.known):
             yield f"{load.key}: the engine's own file was loaded, not a tuned one"
     silent = keys - {load.key for load in proof.loads}
-    for key in sorted(silent - asked.no):
-        if key in asked.yes:
-            yield f"{key}: in the bundle, but no line says that it was loaded"
-        else:
-            yield f"{key}: whether this server asks for it is not known: {asked.why}"
+    for key in sorted(silent & asked.yes):
+        yield f"{key}: in the bundle, but no line says that it was loaded"
     if keys and keys == silent & asked.no:
         yield "the bundle has no tuned file that this server asks for"
 
