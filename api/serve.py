@@ -13,7 +13,6 @@ import errno
 import gc
 import logging
 import resource
-import shlex
 import signal
 import socket
 from collections import Counter
@@ -33,6 +32,7 @@ from api.keys import KeyPolicy, check_keys, is_loopback
 from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import HEAD_BYTES, ApiSettings
 from tuner.errors import BadInput
+from tuner.shell import command_line, export_line
 from tuner.store.connect import place_of
 from tuner.store.database import Database, only_server
 from workers.machine import LocalGpu, detect_gpus
@@ -334,7 +334,7 @@ def _work_words(gpus: Sequence[LocalGpu]) -> str:
         return f"No GPU is usable here, so nothing is measured. {others}"
     names = ", ".join(sorted({gpu.device for gpu in gpus}))
     if find_spec("torch") is None:
-        install = "pip install 'engine-tuner[measure]'"
+        install = "`pip install 'engine-tuner[measure]'` adds it"
         return f"Nothing is measured on {names}, because torch is missing: {install}. {others}"
     return f"Jobs are measured on {names}. {others}"
 
@@ -352,10 +352,11 @@ def _greeting(
     else:
         yield f"Its pages are on {url}/ in a browser, and ask for a key."
     if no_auth or policy.key_file:
-        key = policy.key_file and f'--oauth2-bearer "$(cat {shlex.quote(str(policy.key_file))})" '
+        read = policy.key_file and command_line("cat", str(policy.key_file))
+        key = f'--oauth2-bearer "$({read})" ' if read else ""
         yield "Try it in another terminal:"
-        yield f"    curl {key or ''}{url}/v1/jobs"
-        yield f"    export TUNER_SERVER={url}; tuner jobs"
+        yield f"    curl {key}{command_line(f'{url}/v1/jobs')}"
+        yield f"    {export_line('TUNER_SERVER', url)}; tuner jobs"
     first = "make a key with `tuner keys add NAME --scope admin`, then " if no_auth else ""
     serve = "run `tuner serve --host 0.0.0.0` behind a proxy with TLS"
     yield f"To let other machines in: {first}stop it and {serve}."

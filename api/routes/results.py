@@ -166,7 +166,8 @@ _EXPORT_HEADERS = {
     },
     "X-Tuner-Left-Out": {
         "description": "How many stored problems the export lacks, because they are only "
-        "predicted, no server could load them, or what runs without them is not slower. "
+        "predicted, no server could load them, several ask for one file, or what runs without "
+        "them is not slower. "
         "`provenance/left_out,device_name=NAME.jsonl` in it lists them.",
         "schema": {"type": "integer"},
     },

@@ -16,6 +16,7 @@ from types import TracebackType
 from benchmarks.served.loads import is_ready
 from benchmarks.served.server import Server, ServerLaunch
 from tuner.errors import BadInput, NotEnoughMemory, ServerUnavailable
+from tuner.shell import command_line
 
 _WATCHDOG = "benchmarks.served.watchdog"
 _POLL_S = 0.5
@@ -44,7 +45,7 @@ class RunningServer:
         self._server = server
         command = [sys.executable, "-m", *server.command(launch)]
         with log.open("wb") as output:
-            output.write(f"$ {' '.join(command)}\n".encode())
+            output.write(f"$ {command_line(*command)}\n".encode())
             output.flush()
             self._watchdog = subprocess.Popen(  # noqa: S603 (our own module)
                 [sys.executable, "-m", _WATCHDOG, *command],

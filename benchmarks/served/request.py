@@ -37,6 +37,7 @@ from tuner.export.files import PROVENANCE
 from tuner.export.selection import with_shipped
 from tuner.models.table import class_of
 from tuner.problems.results import Winner
+from tuner.shell import command_line
 
 
 def tuned_files(root: Path, device: str) -> dict[str, bytes]:
@@ -47,9 +48,10 @@ def tuned_files(root: Path, device: str) -> dict[str, bytes]:
     paths = read_deployed(root).tuned if root.is_dir() else {}
     mine = [path for path in paths if f"device_name={device}" in path]
     if not mine:
+        run = command_line("tuner", "export", "--device", device)
         raise BadInput(
-            f"nothing exported for {device} under {root}: run `tuner export --device {device}` "
-            "first, or name its folder with --out"
+            f"nothing exported for {device} under {root}: run `{run}` first, or name its folder "
+            "with --out"
         )
     return {path: (root / path).read_bytes() for path in mine}
 

@@ -1,6 +1,7 @@
 """Export: what is written is what a real engine's loader then picks, and nothing better is lost."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -240,9 +241,9 @@ def test_a_named_problem_that_is_only_predicted_is_refused_by_its_name(engine):
     options = {"allow_predicted": False, "wanted": [PROBLEM, OTHER]}
     says = rf"^36 of the 36 winners for {OTHER.spec()} were predicted"
     with pytest.raises(ExportRefused, match=says):
-        choose(mixed, L40S, engine, named=[OTHER], **options)
+        choose(mixed, L40S, engine, None, named=[OTHER], **options)
     # A model's problems are wanted without being named.
-    chosen = choose(mixed, L40S, engine, **options)
+    chosen = choose(mixed, L40S, engine, None, **options)
     assert {one.problem for one in chosen.winners} == {PROBLEM}
     assert [one.problem for one in chosen.left_out] == [OTHER]
 
@@ -296,16 +297,29 @@ SPEC = "fused_moe:E=256,N=128,K={},top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 TWINS = [parse_problem(SPEC.format(hidden)) for hidden in (7168, 6144)]
 
 
-def test_two_problems_of_one_file_are_refused_before_a_byte_is_written(engine, tmp_path):
-    both = [one for problem in TWINS for one in of(problem, winners())]
-    with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
-        export(both, engine, L40S, tmp_path / "out")
-    assert all(problem.spec() in str(refused.value) for problem in TWINS)
-    assert not (tmp_path / "out").exists()
-    chosen = select(both, TWINS[1:])
-    assert {one.problem for one in chosen} == {TWINS[1]}
-    files = export(chosen, engine, L40S, tmp_path / "out")
-    assert {file.problem for file in files} == {TWINS[1]}
+@pytest.mark.parametrize(
+    "second", [Status.OK, Status.PREDICTED], ids=["measured", "one of them predicted"]
+)
+def test_two_problems_of_one_file_are_left_out_and_stop_no_other(engine, tmp_path, second):
+    both = of(TWINS[0], winners()) + of(TWINS[1], winners(second))
+    options = {"allow_predicted": True}
+    out, others = tmp_path / "out", Stored(winners() + both)
+    report = export_device(others, L40S, engine, out, **options)
+    assert {file.problem for file in report.files} == {PROBLEM}
+    assert {one.problem for one in report.advice} == {PROBLEM}
+    name = "E=256,N=128,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    why = f"2 problems ask for {name}: name one of them to export it"
+    listed = [json.loads(line) for line in (out / LIST).read_text().splitlines()]
+    assert listed == [{"problem": problem.spec(), "why": why} for problem in reversed(TWINS)]
+    assert not [path for path in out.rglob("*E=256,N=128*L40S*") if "provenance" in path.parts]
+
+    for store, named in (Stored(both), ()), (others, TWINS[:1]):
+        with pytest.raises(ExportRefused, match="name one of them to export it") as refused:
+            export_device(store, L40S, engine, tmp_path / "none", named=named, **options)
+        assert all(problem.spec() in str(refused.value) for problem in TWINS)
+        assert not (tmp_path / "none").exists()
+    one = export_device(others, L40S, engine, tmp_path / "one", wanted=TWINS[1:], **options)
+    assert {file.problem for file in one.files} == {TWINS[1]}
 
 
 def test_a_problem_without_winners_names_the_nearest():
@@ -333,9 +347,11 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
     command = ["export", "--device", "H200", "--engine", "sglang==0.5.16"]
     command += ["--server-args", "--attention-backend triton"]
     run = CliRunner().invoke
-    refused = run(app, [*command, "--out", str(tmp_path / "out")])
-    assert (refused.exit_code, "--problem SPEC" in refused.stderr) == (1, True)
-    assert not (tmp_path / "out").exists()
+    every = run(app, [*command, "--out", str(tmp_path / "out"), "--json"])
+    assert every.exit_code == 0, every.stderr
+    assert "left out (2 problems ask for E=257,N=" in every.stderr
+    left_out = [one["problem"] for one in json.loads(every.stdout)["left_out_problems"]]
+    assert left_out == [other.spec(), mine.spec()]
     said = {}
     for name, options in {
         "problem": ["--problem", other.spec()],
@@ -382,12 +398,18 @@ def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
 @pytest.mark.parametrize("version", only(["0.5.23"], ["0.5.12", "0.5.16", "0.5.23"]))
 def test_up_and_down_with_different_blocks_are_refused(version, tmp_path):
     pair = [winner(1, Gemm.UP, block_m=64), winner(1, Gemm.DOWN, block_m=16)]
-    says = r"M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together \(--gemm up,d"
-    with pytest.raises(ExportRefused, match=says) as refused:
-        export(pair, find_engine(f"sglang=={version}"), L40S, tmp_path / "out")
-    assert str(refused.value).endswith("or choose other problems with --problem SPEC")
-    assert refused.value.in_api_words().endswith("or choose another problem with problem=SPEC")
+    says = "M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together"
+    found = find_engine(f"sglang=={version}")
+    with pytest.raises(ExportRefused, match=f"{says}$"):
+        export(pair, found, L40S, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    some = of(PROBLEM, pair, engine_version=version)
+    beside = Stored(of(OTHER, winners(), engine_version=version) + some)
+    report = export_device(beside, L40S, found, tmp_path / "out", allow_predicted=False)
+    assert {file.problem for file in report.files} == {OTHER}
+    (left_out,) = report.left_out
+    assert left_out.problem == PROBLEM
+    assert re.search(says, left_out.why)
 
 
 def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):

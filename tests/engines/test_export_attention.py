@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -124,11 +125,17 @@ def test_points_that_a_server_cannot_tell_apart_must_agree(store, engine, tmp_pa
     one = entry(point(Stage.EXTEND, 4, 512, 0))
     other = entry(point(Stage.EXTEND, 4, 512, 8000), num_warps=4)
     fill(store, EXTEND, [one, other])
-    fill(store, MOE, moe_entries())
     out = tmp_path / "out"
-    with pytest.raises(ExportRefused, match=r"4x512\+0 extend has .*=8 and 4x512\+8000 "):
+    says = r"4x512\+0 extend has .*=8 and 4x512\+8000 "
+    with pytest.raises(ExportRefused, match=says):
         device_report(store, engine, out)
     assert not out.exists()
+    fill(store, MOE, moe_entries())
+    report = device_report(store, engine, out)
+    assert {file.problem for file in report.files} == {MOE}
+    (left_out,) = report.left_out
+    assert left_out.problem == EXTEND
+    assert re.search(says, left_out.why)
 
 
 def test_the_engine_is_left_alone_where_it_tells_points_apart_itself(store, engine, tmp_path):

@@ -14,6 +14,7 @@ from tuner.cli.options import Captures, EngineSpec, Json
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.render import folded
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
@@ -75,7 +76,7 @@ def load_proof(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded.
+    """Show which config files a server loaded. Exit 1 if a tuned file that it asks for was not.
 
     The bundle (its archive, its folder, or the folder of `tuner export`) tells tuned files from the
     engine's own. E.g. `tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log`.
@@ -88,7 +89,8 @@ def load_proof(
     elif logs:
         proof = prove_loads(logs, read_deployed(first))
     else:
-        raise BadInput(f"give a server's log after {first}: tuner load-proof {first} LOG...")
+        again = command_line("tuner", "load-proof", str(first), "LOG...")
+        raise BadInput(f"give a server's log after {first}: {again}")
     show(as_json, proof.as_dict, lambda: render_proof(proof))
     if not proof.ok:
         raise typer.Exit(1)

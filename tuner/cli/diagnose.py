@@ -11,6 +11,7 @@ from tuner.cli.app import command, say, show
 from tuner.cli.options import Json, WritePatch
 from tuner.errors import BadInput, UnwritableOutput
 from tuner.render import folded
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.diagnose import Diagnosis
@@ -79,7 +80,8 @@ def write_remedy(remedy: Remedy | None, path: Path) -> None:
         path.write_text(patch, encoding="utf-8", newline="")
     except OSError as error:
         raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
-    say(f"written: {path}; apply it with: patch -p1 -d {remedy.root} < {path}")
+    apply = command_line("patch", "-p1", "-d", str(remedy.root), "-i", str(path.resolve()))
+    say(f"written: {path}; apply it with: {apply}")
 
 
 def _compiled_remedy(found: Diagnosis) -> Remedy | None:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from tuner.cli.options import Json, OneDevice, Server
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, ServerUnavailable, TunerError, UnknownJob, UnusableStore
 from tuner.render import folded, list_width, printable, table
+from tuner.shell import command_line
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.jobs.job import Job, JobEvent, JobRequest, UnreadableRequest
@@ -192,10 +192,11 @@ def _next_step(found: Job, server: str | None) -> str:
     if server is not None:
         return f"its gain and its files: {server.rstrip('/')}/jobs/{found.id}"
     request = found.request
-    spec = quote(request.spec)
-    words = f"--device {request.device} --engine {request.engine} --problem {spec}"
-    predicted = " --allow-predicted" if request.measure == "predict" else ""
-    return f"its gain: tuner report {words}\nits files: tuner export {words}{predicted}"
+    options = ["--device", request.device, "--engine", request.engine]
+    options += ["--problem", request.spec]
+    predicted = ["--allow-predicted"] if request.measure == "predict" else []
+    report = command_line("tuner", "report", *options)
+    return f"its gain: {report}\nits files: {command_line('tuner', 'export', *options, *predicted)}"
 
 
 class _Outage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +30,7 @@ from tuner.cli.targets import (
 )
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of, find_family
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +100,7 @@ def plan(
         say(f"next: plan with a release of {found.name} that has the model's class")
     elif any(one.to_tune for one in made.problems):
         words = [*_given(context), *["--all"] * (cluster is None and _is_model(target, choice))]
-        say(f"next, on a machine with this GPU: tuner tune {shlex.join(words)}")
+        say(f"next, on a machine with this GPU: {command_line('tuner', 'tune', *words)}")
 
 
 def asked_by_cluster(

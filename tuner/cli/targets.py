@@ -13,6 +13,7 @@ from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice, UnknownModel
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import Family, Selection, families, find_family, parse_problem
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,8 +151,8 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     found = missing_files(findings, context, _serving(asked, choice))
     if not found:
         raise BadInput(
-            f"{asked.target} is a log that names no missing config file: `tuner diagnose "
-            f"{asked.target}` says what else it holds"
+            f"{asked.target} is a log that names no missing config file: "
+            f"`{command_line('tuner', 'diagnose', asked.target)}` says what else it holds"
         )
     known = {o.name for one in found if one.family for o in one.family.options}
     refuse_options(found[0].family or families()[0], choice.values.keys() - known)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -25,6 +24,7 @@ from tuner.jobs.targets import families_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import Family, families, family_of, find_family
+from tuner.shell import command_line
 
 # Functions that launch the kernels of families, by the family; and those of others.
 _LAUNCHERS = {
@@ -475,8 +475,8 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
             steps.append(f"Not tuned here: {family.title}, because {lacks}.")
             continue
         served = context.serving(engine, family)
-        words = [shlex.quote(model or "config.json"), flag, served, options]
-        commands.append(f"$ tuner tune {' '.join(filter(None, words))}")
+        words = [model or "config.json", *([flag] if flag else []), *served, *options]
+        commands.append(f"$ {command_line('tuner', 'tune', *words)}")
     if commands:
         steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
     return [*steps, *commands]

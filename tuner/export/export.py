@@ -31,11 +31,13 @@ from tuner.export.selection import (
     leave_out_predicted,
     left_out_lines,
     select,
+    wholly_named,
     with_shipped,
 )
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
+from tuner.shell import command_line
 
 
 class WinnerStore(Protocol):
@@ -88,10 +90,10 @@ def export_device(
         store,
         device,
         engine,
+        out,
         allow_predicted=allow_predicted,
         wanted=wanted,
         named=named,
-        into_engine=out is None,
         flags=flags,
     )
     if not chosen.winners:
@@ -167,26 +169,29 @@ def choose(
     store: WinnerStore,
     device: Device,
     engine: Engine,
+    out: Path | None,
     *,
     allow_predicted: bool,
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
-    into_engine: bool = False,
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> Choice:
-    """The winners to export. If `wanted` has problems, only their winners; see `select`.
+    """The winners to export under `out`, or into the engine if None. If `wanted` has problems, only
+    their winners; see `select`.
 
     Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
     predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
-    `named` problems stands for is predicted. Of what is left, only the winners are chosen whose
+    `named` problems stands for is left out. Of what is left, only the winners are chosen whose
     files are advised for servers that are started with `flags`: there may be none.
     """
     found = stored(store, device, engine, wanted)
-    kept, left_out = loadable(found, engine, into_engine=into_engine)
+    kept, left_out = loadable(found, engine, into_engine=out is None)
     if not allow_predicted:
         kept, predicted = leave_out_predicted(kept, named)
         left_out += predicted
     advice = advise_all(kept, device, engine, flags, wanted=wanted)
+    advice, unwritable = writable(advice, engine, device, out, named)
+    left_out += unwritable
     alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
     return Choice(
         [winner for one in advice for winner in one.winners],
@@ -207,7 +212,7 @@ def stored(
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
-            cli=f"run `tuner tune MODEL --device {device.name}` first",
+            cli=f"run `{command_line('tuner', 'tune', 'MODEL', '--device', device.name)}` first",
             api=f"post a job for the device {device.name} first",
             page=f"queue a job for the device {device.name} first",
         )
@@ -238,6 +243,41 @@ def loadable(
     return kept, left
 
 
+def writable(
+    advice: Sequence[Advice],
+    engine: Engine,
+    device: Device,
+    out: Path | None,
+    named: Sequence[Problem] = (),
+) -> tuple[list[Advice], list[LeftOut]]:
+    """The advice without the problems whose files cannot be written, and these problems.
+
+    They ask for one file together with another problem, or servers could not use their entries.
+    Raises ExportRefused if no problem with files is left, or nothing of what one of the `named`
+    problems stands for.
+    """
+    why: dict[Problem, str] = {}
+    asking: dict[Path, list[Problem]] = {}
+    for one in (one for one in advice if one.winners):
+        delivery = delivery_of(engine, family_of(one.problem).name)
+        root = out or delivery.engine_root
+        assert root is not None  # `loadable` left out families without a folder there
+        try:
+            for file in delivery.plan(one.winners, device, root):
+                asking.setdefault(file.path, []).append(one.problem)
+        except ExportRefused as refusal:
+            why[one.problem] = str(refusal)
+    for path, problems in sorted(asking.items()):
+        if len(problems) > 1:
+            said = f"{len(problems)} problems ask for {path.name}: name one of them to export it"
+            why |= {problem: why.get(problem, said) for problem in problems}
+    left_out = [LeftOut(problem, reason) for problem, reason in why.items()]
+    with_files = {one.problem for one in advice if one.winners}
+    if why and (why.keys() == with_files or wholly_named(named, with_files, why)):
+        raise ExportRefused("; ".join(left_out_lines(left_out)))
+    return [one for one in advice if one.problem not in why], left_out
+
+
 def export(
     winners: Sequence[Winner],
     engine: Engine,
@@ -253,9 +293,9 @@ def export(
     and an earlier export has a measured entry, that entry is kept. `beside` has other files to
     write there; a winner's file counts before them. The list of `left_out` is written too.
 
-    Raises ExportRefused, and writes nothing, where two winners contradict each other or need the
-    same file, and where servers could not read a file. Raises UnwritableOutput, and writes nothing,
-    where a file cannot be written.
+    Raises ExportRefused, and writes nothing, where two winners contradict each other, and where
+    servers could not read a file. Raises UnwritableOutput, and writes nothing, where a file cannot
+    be written.
     """
     used = deliveries_for(winners, engine)
     planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
@@ -264,6 +304,7 @@ def export(
         assert root is not None  # `loadable` left out families without a folder there
         planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
     files = [file for _, _, some in planned for file in some]
+    assert len({file.path for file in files}) == len(files)  # `writable` left out the others
     data = dict(beside or {})
     for file in files:
         data[file.path] = file.text().encode()

@@ -14,6 +14,7 @@ from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status, counted
 from tuner.render import folded
+from tuner.shell import command_line, export_line, unset_line
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class ExportReport:
             )
         if not self.variables:
             return ""
-        flags = ", without the flags above" if self.server_flags else ""
-        return f"unset {' '.join(self.variables)}, and restart the servers{flags}"
+        flags = " without the flags above" if self.server_flags else ""
+        return f"restart the servers{flags} after `{unset_line(self.variables)}`"
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
@@ -72,7 +73,7 @@ class ExportReport:
         lines += ["", *map(str, self.advice), "", f"written under {self.root}"]
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
-        lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
+        lines += [export_line(name, str(self.root.resolve())) for name in self.variables]
         lines += [*self.notes, *self._removed()]
         lines += [f"server flags for {flags}" for flags in self.server_flags]
         if {status for file in self.files for status in file.statuses.values()} <= {
@@ -95,9 +96,10 @@ def triton_notes(files: Iterable[PlannedFile], engine: Engine) -> list[str]:
     if runs is None or not others:
         return []
     name = f"{engine.name}=={engine.version}"
+    add = command_line("tuner", "engines", "add", name)
     return [
         f"these files are for Triton {', '.join(others)}. Servers of {name} run Triton {runs}, and "
-        f"may look in another folder: tuner engines add {name}, then tune again"
+        f"may look in another folder: `{add}` adds it, then tune again"
     ]
 
 

@@ -1,11 +1,10 @@
-"""Which problems' winners go into an export, and the refusal of two problems for one file."""
+"""Which problems' winners go into an export, and which are left out."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
@@ -41,13 +40,22 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
     A problem without winners stands for all stored problems that its family calls alike. Raises
     ExportRefused where no stored problem matches, and names the nearest one.
     """
-    stored = {winner.problem for winner in winners}
-    chosen = {problem for problem in stored if any(_names(one, problem, stored) for one in wanted)}
+    chosen = winners_of(winners, wanted)
     if not chosen:
-        specs = [problem.spec() for problem in stored]
-        near = did_you_mean(wanted[0].spec(), specs)
+        near = did_you_mean(wanted[0].spec(), [winner.problem.spec() for winner in winners])
         raise ExportRefused(f"the store has no winners for {wanted[0].spec()}{near}")
+    return chosen
+
+
+def winners_of(winners: Sequence[Winner], wanted: Collection[Problem]) -> list[Winner]:
+    """The winners for the wanted problems, as `select` finds them; there may be none."""
+    chosen = stored_for(wanted, {winner.problem for winner in winners})
     return [winner for winner in winners if winner.problem in chosen]
+
+
+def stored_for(wanted: Iterable[Problem], stored: Collection[Problem]) -> set[Problem]:
+    """The stored problems that the wanted ones stand for; see `select`."""
+    return {one for problem in wanted for one in stored if _names(problem, one, stored)}
 
 
 def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
@@ -79,10 +87,8 @@ def leave_out_predicted(
     predicted = Counter(w.problem for w in winners if w.entry.status is Status.PREDICTED)
     measured = {winner.problem for winner in winners if winner.entry.status is Status.OK}
     wholly = predicted.keys() - measured
-    for one in named:
-        chosen = {problem for problem in stored if _names(one, problem, stored)}
-        if chosen and chosen <= wholly:
-            raise _only_predicted(chosen, stored, predicted)
+    if chosen := wholly_named(named, stored, wholly):
+        raise _only_predicted(chosen, stored, predicted)
     if wholly and wholly == stored.keys():
         raise _only_predicted(wholly, stored, predicted)
     sizes = {
@@ -102,6 +108,14 @@ def leave_out_predicted(
     return kept, left_out
 
 
+def wholly_named(
+    named: Iterable[Problem], stored: Collection[Problem], left_out: Collection[Problem]
+) -> set[Problem]:
+    """All that one of the `named` problems stands for, if all of it is left out; else nothing."""
+    meant = (stored_for([problem], stored) for problem in named)
+    return next((some for some in meant if some and some <= set(left_out)), set())
+
+
 def _why(wholly: bool, sizes: Sequence[str]) -> str:
     return _WHOLLY if wholly else _PARTLY.format(" ".join(sizes))
 
@@ -119,20 +133,6 @@ def _only_predicted(
         api="pass allow_predicted=true",
         page="include predicted winners",
     )
-
-
-def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
-    """Raises ExportRefused where two problems would be written to the same file."""
-    seen: dict[Path, str] = {}
-    for path, problem in files:
-        first = seen.setdefault(path, problem.spec())
-        if first != problem.spec():
-            raise ExportRefused(
-                f"{first} and {problem.spec()} both ask for {path.name}: choose one of them with ",
-                cli="--problem SPEC or --model NAME",
-                api="problem=SPEC",
-                page="the download of its own result",
-            )
 
 
 def _names(wanted: Problem, problem: Problem, stored: Collection[Problem]) -> bool:

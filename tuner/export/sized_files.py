@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tuner.export.files import provenance_row, read_sidecar, sidecar_fields
-from tuner.export.selection import refuse_shared_files
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Environment, Status, Winner
 
@@ -98,8 +97,8 @@ def plan_files(
     """The files to write. Entries that an earlier export measured with the same kernels are not
     replaced by predicted ones.
 
-    `row` gives the sidecar's object for a winner; its "config" is the entry. Raises ExportRefused
-    if two problems need the same file, and whatever the layout raises.
+    `row` gives the sidecar's object for a winner; its "config" is the entry. Raises whatever the
+    layout raises.
     """
 
     def key(winner: Winner) -> tuple[Path, str]:
@@ -107,9 +106,7 @@ def plan_files(
         return path, winner.problem.spec()
 
     by_file = groupby(sorted(winners, key=key), key=key)
-    files = [kind(*_plan(list(group), layout, row, about), about) for _, group in by_file]
-    refuse_shared_files((file.path, file.problem) for file in files)
-    return files
+    return [kind(*_plan(list(group), layout, row, about), about) for _, group in by_file]
 
 
 def _plan(

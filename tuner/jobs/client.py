@@ -33,6 +33,7 @@ from tuner.jobs.job import (
 )
 from tuner.jobs.queue import ALL_JOBS, JobQuery, Json
 from tuner.jobs.workers import WorkerStatus, read_worker
+from tuner.shell import command_line
 
 KEY_VARIABLE = "TUNER_API_KEY"
 
@@ -53,7 +54,8 @@ def api_key(environ: Mapping[str, str]) -> str | None:
         return None
     try:
         if path.stat().st_mode & 0o077:
-            raise BadInput(f"others may read the key in {path}: run `chmod 600 {path}`")
+            close = command_line("chmod", "600", str(path))
+            raise BadInput(f"others may read the key in {path}: run `{close}`")
         return _checked_key(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the key in {path}: {error}") from None

@@ -23,6 +23,7 @@ from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization, unquantised
 from tuner.problems.dtypes import Dtype
+from tuner.shell import command_line
 
 T = TypeVar("T")
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
@@ -103,12 +104,10 @@ def find_preset(text: str) -> Model:
         return model
     near = _near(text)
     repository = text if _REPOSITORY.fullmatch(text) else "NAME"
+    fetch = command_line("hf", "download", repository, "config.json")
     raise UnknownModel(
         f"no preset is called {text[:200]!r}{near}",
-        cli=""
-        if near
-        else f"; give its config.json (hf download {repository} config.json), or see "
-        "`tuner models`",
+        cli="" if near else f"; give its config.json (`{fetch}`), or see `tuner models`",
         api="" if near else _CONFIG_IN_API,
         page="" if near else _CONFIG_ON_PAGES,
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from tuner.deploy.load_proof.deployed import key_of
 from tuner.deploy.load_proof.proof import (
     EVERY_KEY,
     GEMM,
@@ -158,11 +159,6 @@ def read_hooks(line: str) -> Iterator[Hook]:
     failed = _HOOK_FAILED.search(line)
     if failed:
         yield Hook(failed.group(1), 0, "")
-
-
-def key_of(path: str) -> str:
-    """A config file's name without .json."""
-    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".json")
 
 
 def triton_of(path: str) -> str:

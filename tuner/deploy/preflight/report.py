@@ -32,6 +32,7 @@ from tuner.deploy.preflight.links import (
 )
 from tuner.deploy.preflight.weights import check_equal_weights, check_weights
 from tuner.errors import BadInput
+from tuner.shell import export_line
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
@@ -184,7 +185,7 @@ def render(report: PreflightReport) -> str:
         lines.append(f"node {node.name}")
         lines.append(f"  management  {links.interface or 'unknown'}{device}: {links.reason}")
         lines.append(f"  collectives {_collectives(node)}")
-        lines += [f"  export {name}={value}" for name, value in node.environment.items()]
+        lines += [f"  {export_line(name, value)}" for name, value in node.environment.items()]
     for finding in report.findings:
         lines.append("")
         lines.append(f"{finding.severity.value}: {', '.join(finding.nodes)}: {finding.message}")

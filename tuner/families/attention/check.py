@@ -95,9 +95,7 @@ def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
     if remedy.flags:
         lines.append(f"start the server with {' or '.join(remedy.flags)}: another kernel, or")
     if remedy.patched:
-        lines.append(
-            f"add --write-patch FILE, then: patch -p1 -d {remedy.root} < FILE (with it, all fit)"
-        )
+        lines.append("add --write-patch FILE: with its patch all fit, and it says how to apply it")
     return [*lines, *remedy.notes]
 
 

@@ -81,10 +81,7 @@ def refuse_unlike_blocks(
                 raise ExportRefused(
                     f"{problem.spec()} at M={size}: up has BLOCK_SIZE_M={first} and down has "
                     f"{second}, but {engine.name} sorts a batch once for both: tune both gemms "
-                    "together ",
-                    cli="(--gemm up,down), or choose other problems with --problem SPEC",
-                    api='("gemms": ["up", "down"]), or choose another problem with problem=SPEC',
-                    page="in a new job, or take the download of another result",
+                    "together"
                 )
 
 

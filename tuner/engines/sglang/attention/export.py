@@ -198,10 +198,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
             raise ExportRefused(
                 f"{winners[0].problem.spec()}: {first.point} has {first.config.key} and "
                 f"{other.point} has {other.config.key}, but a server cannot tell them apart: "
-                "tune them in one run, or choose other problems with ",
-                cli="--problem SPEC",
-                api="problem=SPEC",
-                page="the downloads of their own results",
+                "tune them in one run"
             )
     known = {entry.status for entry in entries}
     return next(s for s in (Status.PREDICTED, Status.INCUMBENT, Status.OK) if s in known)

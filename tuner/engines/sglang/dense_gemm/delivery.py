@@ -134,12 +134,7 @@ class GemmDelivery(Delivery):
         try:
             self.gemm.file_name(problem, device)
         except UnsupportedKernel as error:
-            raise ExportRefused(
-                f"{error}: choose other problems with ",
-                cli="--problem SPEC",
-                api="problem=SPEC",
-                page="the downloads of their own results",
-            ) from None
+            raise ExportRefused(str(error)) from None
 
 
 def plugin_file(content: Content) -> GemmFile:
