@@ -23,13 +23,15 @@ from tuner.engines.dispatch import (
     options_text,
     what_runs,
 )
+from tuner.export.selection import as_it_runs
 from tuner.problems.points import Problem
-from tuner.problems.results import Entry, Status, Winner
+from tuner.problems.results import Entry, Incumbent, Status, Winner
 from tuner.render import gain_text
 from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
     OWN,
+    WITHOUT_US,
     Gain,
     gains,
     mean_gain,
@@ -272,10 +274,20 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     found = gains(winner.entry for winner in winners)
     slower = {one.size for one in found if one.ratio < 1 - NOISE}
     entries = [winner.entry for winner in winners]
-    if slower and any(entry.point.new_tokens for entry in entries):
+    unheld = _not_compared(entries)
+    if (slower or unheld) and any(entry.point.new_tokens for entry in entries):
         # One entry of attention is for several sizes: it cannot be kept at some of them.
-        return Advice(problem, Verdict.LEAVE, _slower(found, entries))
-    kept = [_as_it_runs(one) if one.entry.point.size in slower else one for one in winners]
+        told = _slower(found, entries) if slower else f"no time of {WITHOUT_US} at {unheld[0]}"
+        return Advice(problem, Verdict.LEAVE, told)
+    why = dict.fromkeys(slower, "slower than") | dict.fromkeys(unheld, "not compared with")
+    kept = [
+        as_it_runs(
+            one, f"{one.entry.reason}; {why[one.entry.point.size]} {WITHOUT_US}, which stays"
+        )
+        if one.entry.point.size in why
+        else one
+        for one in winners
+    ]
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
         why = "nothing was found that is faster than what runs without us, Triton's own"
@@ -284,18 +296,17 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
 
 
-def _as_it_runs(winner: Winner) -> Winner:
-    """The winner with the configuration that servers run without us: a file must hold each size."""
-    own = winner.entry.incumbents[reference(winner.entry).name]
-    reason = f"{winner.entry.reason}; slower than what runs without us, which stays"
-    entry = replace(
-        winner.entry,
-        config=own.config,
-        status=Status.INCUMBENT,
-        median_us=None,
-        reason=reason,
-    )
-    return replace(winner, entry=entry)
+def _not_compared(entries: Sequence[Entry]) -> list[str]:
+    """The sizes where what runs without us has no time, though it may run there."""
+    by_size: dict[str, list[Incumbent]] = {}
+    for entry in entries:
+        if own := reference(entry).incumbent:
+            by_size.setdefault(entry.point.size, []).append(own)
+    return [
+        size
+        for size, some in by_size.items()
+        if any(one.median_us is None for one in some) and not any(one.cannot_run for one in some)
+    ]
 
 
 def _flags(
