@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, engine_module
+from tuner.engines.sidecars import read_sidecar
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
-from tuner.export.files import read_sidecar
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
 from tuner.problems.results import Status, Winner

@@ -15,16 +15,11 @@ from typing import Protocol
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import config_variables
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
 from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
-from tuner.export.files import (
-    PROVENANCE,
-    left_out_name,
-    left_out_text,
-    sidecar_text,
-    write_all,
-)
+from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
     LeftOut,

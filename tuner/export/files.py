@@ -22,7 +22,6 @@ from tuner.errors import UnwritableOutput
 from tuner.export.selection import LeftOut
 from tuner.problems.results import Winner, entry_json, incumbent_json
 
-PROVENANCE = "provenance"  # the sidecars' folder under a root
 _READABLE = 0o644  # by the engine's user too, whatever mode temporary files have
 
 
@@ -55,32 +54,6 @@ def provenance_row(winner: Winner) -> dict[str, Any]:
         "environment": asdict(winner.environment),
         "published_at": winner.published_at.isoformat(),
     }
-
-
-def read_sidecar(path: Path, sidecar: Path) -> Mapping[str, Any] | None:
-    """The content of a sidecar; None where there is none, or the file has changed since."""
-    try:
-        data = path.read_bytes()
-        provenance = json.loads(sidecar.read_text(encoding="utf-8"))
-        described = provenance["sha256"] == hashlib.sha256(data).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return provenance if described and isinstance(provenance, dict) else None
-
-
-def sidecar_of(path: Path) -> Path | None:
-    """The sidecar of an exported file; None where it has none.
-
-    The sidecar of ROOT/configs/triton_3_6_0/NAME is ROOT/provenance/triton_3_6_0/NAME, that of
-    ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and that of vLLM's
-    ROOT/NAME is ROOT/provenance/NAME.
-    """
-    for root in list(path.parents)[:3]:
-        below = path.relative_to(root)
-        for relative in (below, Path(*below.parts[1:])):
-            if (found := root / PROVENANCE / relative).is_file():
-                return found
-    return None
 
 
 def sidecar_text(provenance: Mapping[str, Any]) -> str:

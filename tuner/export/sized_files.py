@@ -11,7 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tuner.export.files import provenance_row, read_sidecar, sidecar_fields
+from tuner.engines.sidecars import read_sidecar
+from tuner.export.files import provenance_row, sidecar_fields
 from tuner.export.selection import refuse_shared_files
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Environment, Status, Winner

@@ -15,9 +15,9 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import EntryFields, config_file_text
 from tuner.engines.engine import Engine
 from tuner.engines.file_engine import PointwiseFiles
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.kernels.binding import Binding, Constant, FamilyKernels, Integer, Pointer, bind
 from tuner.kernels.lift import Lifted, lift

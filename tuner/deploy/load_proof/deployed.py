@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
+from tuner.engines.sidecars import PROVENANCE, sidecar_of
 from tuner.errors import BadInput, BundleRefused
-from tuner.export.files import PROVENANCE, sidecar_of
 from tuner.problems.results import Status, counted
 
 _GZIP = b"\x1f\x8b"

@@ -11,9 +11,9 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, fields_on, read_config_file, read_lenient
 from tuner.engines.engine import engine_triton
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of

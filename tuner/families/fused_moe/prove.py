@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.engines.engine import engine_module
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import BadInput, MeasurerFailed
-from tuner.export.files import PROVENANCE
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.registry import parse_problem
 from tuner.render import table

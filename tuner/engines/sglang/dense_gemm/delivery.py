@@ -28,9 +28,9 @@ from tuner.engines.sglang.plugin.gemm_files import (
 )
 from tuner.engines.sglang.plugin.gemm_loaders import fields_of
 from tuner.engines.sglang.plugin.kernels import PLUGIN
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
-from tuner.export.files import PROVENANCE
 from tuner.export.presence import FilesStatus, facts_here, files_status
 from tuner.export.sized_files import Content, Layout, SizedFile
 from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm

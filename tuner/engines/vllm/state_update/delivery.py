@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, read_config_file
+from tuner.engines.sidecars import PROVENANCE
 from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.engines.vllm.state_update.files import VLLMStateUpdate
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.families.state_update.problem import StateUpdate
 from tuner.problems.points import Problem
