@@ -35,3 +35,22 @@ def sidecar_of(path: Path) -> Path | None:
             if (found := root / PROVENANCE / relative).is_file():
                 return found
     return None
+
+
+def kept_file(sidecar: Path) -> Path:
+    """Where an export into an engine's package keeps the engine's file that it replaces.
+
+    Its name does not end in .json because all .json files there are sidecars.
+    """
+    return sidecar.with_name(f"{sidecar.name}.shipped")
+
+
+def shipped_at(path: Path) -> Path | None:
+    """The file that an engine ships at a path of its package; None if it ships none.
+
+    Where this program's file lies at the path, it is the file that was kept.
+    """
+    sidecar = sidecar_of(path)
+    if sidecar and read_sidecar(path, sidecar):
+        path = kept_file(sidecar)
+    return path if path.exists() else None

@@ -82,11 +82,10 @@ def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
     """
     made: list[Path] = []
     try:
-        if root.exists():
-            _replace_all(files, made)
-        else:
+        if not root.exists():
             _make_folders(root.parent, made)
-            _create(root, files)
+        if root.exists() or not _create(root, files):
+            _replace_all(files, made)
     except BaseException as error:
         for folder in reversed(made):
             with contextlib.suppress(OSError):  # another program has put something there
@@ -100,8 +99,10 @@ def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
         ) from None
 
 
-def _create(root: Path, files: Mapping[Path, bytes]) -> None:
-    """Make a folder with its files beside its place, and move it there."""
+def _create(root: Path, files: Mapping[Path, bytes]) -> bool:
+    """Make a folder with its files beside its place, and move it there. Returns whether its place
+    was still free.
+    """
     stage = root.with_name(f".{root.name}.{secrets.token_hex(4)}.part")
     try:
         stage.mkdir()
@@ -111,9 +112,12 @@ def _create(root: Path, files: Mapping[Path, bytes]) -> None:
             copy.write_bytes(data)
             copy.chmod(_READABLE)
         stage.rename(root)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(stage, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False  # another export was faster
         raise
+    return True
 
 
 def _replace_all(files: Mapping[Path, bytes], made: list[Path]) -> None:

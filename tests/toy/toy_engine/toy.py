@@ -46,6 +46,8 @@ class Kernels(FamilyKernels):
 
 @dataclass(frozen=True)
 class Toys(PointwiseFiles[Scale, ToyKey, Kernels]):
+    grid = ()
+
     @property
     def package_root(self) -> Path:
         return self.engine.root
@@ -79,6 +81,10 @@ class ToyLayout:
     def path(self, problem: Problem, triton: str) -> Path:
         assert isinstance(problem, Scale)
         return self.root / "toys" / self.toys.file_name(problem, self.device)
+
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        assert isinstance(problem, Scale)
+        return self.toys.sizes(problem, self.device)
 
     def sidecar(self, path: Path) -> Path:
         return self.root / PROVENANCE / "toys" / path.name

@@ -40,6 +40,8 @@ class ScanFileExport:
     file: ScanFile
     provenance: Mapping[str, Any]  # the sidecar's JSON
 
+    missing = ()  # no engine has files of its own, whose sizes it could lack
+
     @property
     def problem(self) -> ScanProblem:
         return self.file.problem

@@ -10,7 +10,7 @@ from tuner.engines import file_engine
 from tuner.engines.config_files import EntryFields
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import PointwiseFiles
-from tuner.families.state_update.problem import StateUpdate
+from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate
 from tuner.kernels.binding import Binding, FamilyKernels
 from tuner.problems.points import Candidate, Config
 
@@ -58,6 +58,8 @@ class StateKernels(FamilyKernels):
 @dataclass(frozen=True)
 class StateEngine(PointwiseFiles[StateUpdate, StateUpdateFileKey, StateKernels]):
     """The Mamba-2 state update of one engine version on disk."""
+
+    grid = BATCH_SIZES
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.predict import CLEAR_GAIN, StatePredictor, state_space
-from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
+from tuner.families.state_update.problem import StateUpdate, Update
 from tuner.problems.points import Point
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.report import EntryTable
@@ -63,12 +63,12 @@ def prepare(request: Request) -> Prepared:
 
 
 def _baselines(engine: StateEngine, request: Request, points: tuple[Point, ...]) -> Baselines:
-    """What the engine runs at its usual numbers of sequences, and at those of the request."""
+    """What the engine runs at the sizes that a file must hold, and at those of the request."""
     problem, device = request.problem, request.device
     assert isinstance(problem, StateUpdate)
     keys = engine.entries(problem, device)
     found, near = {}, set()
-    for size in sorted({*BATCH_SIZES, *(point.batch_size for point in points)}):
+    for size in sorted({*engine.sizes(problem, device), *(p.batch_size for p in points)}):
         point = Point(size, Update.STATE)
         found[point] = engine.incumbents(problem, device, size)
         asked = engine.file_key(problem, size)

@@ -44,6 +44,8 @@ class AttentionFileExport:
     file: AttentionFile
     provenance: Mapping[str, Any]  # the sidecar's JSON
 
+    missing = ()  # no engine has files of its own, whose sizes it could lack
+
     def text(self) -> str:
         return self.file.text()
 

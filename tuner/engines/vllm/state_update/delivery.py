@@ -30,6 +30,9 @@ class FolderLayout:
     def path(self, problem: Problem, triton: str) -> Path:
         return self.root / self.states.file_name(_update(problem), self.device)
 
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        return self.states.sizes(_update(problem), self.device)
+
     def sidecar(self, path: Path) -> Path:
         return self.root / PROVENANCE / path.name
 
@@ -57,7 +60,7 @@ class StateDelivery(Delivery):
         return [self.states.file_name(_update(problem), device)]
 
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
-        return self.states.find_file(self.states.configs, _update(problem), device)
+        return self.states.find_file(None, _update(problem), device)
 
     def obstacle(self, *, into_engine: bool) -> str:
         try:

@@ -90,6 +90,11 @@ class VLLMStateUpdate(StateEngine):
     def file_key(self, problem: StateUpdate, batch_size: int) -> int:
         return batch_size * problem.heads
 
+    def shipped_sizes(self, problem: StateUpdate, device: Device) -> Iterable[int]:
+        for key in self.entries(problem, device):
+            below = max(1, key // problem.heads)
+            yield from (below, below + (below * problem.heads < key))
+
     def effective(self, problem: StateUpdate, config: Config, target: Target) -> Config:
         return Config({name: config[name] for name in ENTRY})
 
