@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ class Case:
             for source in layer.package_root.glob("*.py"):
                 shutil.copy(source, package)
             name = layer.file_name(self.problem, self.device, *([Gemm.UP] if self.moe else []))
-            for path in layer.configs.rglob(f"{name.removesuffix('.json')}*"):
+            for path in layer.configs.rglob(f"{glob.escape(name.removesuffix('.json'))}*"):
                 place = package / path.relative_to(layer.package_root)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, place)
