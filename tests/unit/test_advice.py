@@ -130,7 +130,8 @@ def test_what_was_not_compared_with_the_engines_own_does_not_replace_it(status):
     # An entry of attention is for several sizes, so all of them stay.
     some = entries(DECODE)
     some[0] = replace(some[0], incumbents={"default": known})
-    assert left(asked(DECODE, some, ON_TRITON)) == "no time of what runs without us at 1x1+1024"
+    said = "no time is known of what runs without us at 1x1+1024"
+    assert left(asked(DECODE, some, ON_TRITON)) == said
 
 
 # Servers that run another backend

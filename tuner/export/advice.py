@@ -7,7 +7,7 @@ been measured beside that one at every point before a flag is advised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
@@ -25,7 +25,7 @@ from tuner.engines.dispatch import (
 )
 from tuner.export.selection import as_it_runs
 from tuner.problems.points import Problem
-from tuner.problems.results import Entry, Incumbent, Status, Winner
+from tuner.problems.results import Entry, Status, Winner
 from tuner.render import gain_text
 from tuner.tuning.gains import (
     CLEAR_GAIN,
@@ -36,6 +36,7 @@ from tuner.tuning.gains import (
     gains,
     mean_gain,
     name_of,
+    not_compared,
     over_words,
     reference,
 )
@@ -274,39 +275,32 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     found = gains(winner.entry for winner in winners)
     slower = {one.size for one in found if one.ratio < 1 - NOISE}
     entries = [winner.entry for winner in winners]
-    unheld = _not_compared(entries)
+    unheld = not_compared(entries)
     if (slower or unheld) and any(entry.point.new_tokens for entry in entries):
         # One entry of attention is for several sizes: it cannot be kept at some of them.
-        told = _slower(found, entries) if slower else f"no time of {WITHOUT_US} at {unheld[0]}"
-        return Advice(problem, Verdict.LEAVE, told)
-    why = dict.fromkeys(slower, "slower than") | dict.fromkeys(unheld, "not compared with")
-    kept = [
-        as_it_runs(
-            one, f"{one.entry.reason}; {why[one.entry.point.size]} {WITHOUT_US}, which stays"
-        )
-        if one.entry.point.size in why
-        else one
-        for one in winners
-    ]
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or _slower(found, entries))
+    kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
-        why = "nothing was found that is faster than what runs without us, Triton's own"
-        return Advice(problem, Verdict.LEAVE, why)
+        nothing = "nothing was found that is faster than what runs without us, Triton's own"
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or nothing)
     found = gains(entries)
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
 
 
-def _not_compared(entries: Sequence[Entry]) -> list[str]:
-    """The sizes where what runs without us has no time, though it may run there."""
-    by_size: dict[str, list[Incumbent]] = {}
-    for entry in entries:
-        if own := reference(entry).incumbent:
-            by_size.setdefault(entry.point.size, []).append(own)
-    return [
-        size
-        for size, some in by_size.items()
-        if any(one.median_us is None for one in some) and not any(one.cannot_run for one in some)
-    ]
+def _no_slower(winner: Winner, slower: Collection[str], unheld: Collection[str]) -> Winner:
+    """The winner, or what runs without us at the sizes where that may be faster: a file must hold
+    each size.
+    """
+    size = winner.entry.point.size
+    if size not in slower and size not in unheld:
+        return winner
+    why = "slower than" if size in slower else "not compared with"
+    return as_it_runs(winner, f"{winner.entry.reason}; {why} {WITHOUT_US}, which stays")
+
+
+def _no_time(unheld: Sequence[str]) -> str:
+    return f"no time is known of {WITHOUT_US} at {' '.join(unheld)}" if unheld else ""
 
 
 def _flags(
