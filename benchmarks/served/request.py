@@ -24,6 +24,7 @@ from tuner.devices.here import asked_here
 from tuner.devices.table import Device, find_device
 from tuner.engines.dispatch import flags_of, of_class
 from tuner.engines.engine import PackageSource, find_packages, parse_spec
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import (
     BadInput,
     MeasurerUnavailable,
@@ -33,7 +34,6 @@ from tuner.errors import (
 )
 from tuner.export.advice import EngineRelease, Verdict, advise_all
 from tuner.export.export import WinnerStore
-from tuner.export.files import PROVENANCE
 from tuner.export.selection import with_shipped
 from tuner.models.table import class_of
 from tuner.problems.results import Winner

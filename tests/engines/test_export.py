@@ -30,6 +30,7 @@ from tuner.store.results import ResultStore
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
 TRITON = "3.6.0"
+REST = BATCH_SIZES[2:]
 UP_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json"
 
 
@@ -182,7 +183,8 @@ OTHER = parse_problem("fused_moe:E=256,N=128,K=7168,top_k=8,dtype=int8_w8a8,per_
 LIST = "provenance/left_out,device_name=NVIDIA_L40S.jsonl"
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
 _PARTLY = (
-    "only predicted at M=1 M=64; the rest is exported: measure them, or allow predicted entries"
+    "only predicted at M=1 M=64, where the engine's own entries stay: measure them, or allow "
+    "predicted entries"
 )
 
 
@@ -193,8 +195,8 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
     engine, tmp_path, sizes, why
 ):
     measured = [one for one in winners() if one.entry.point.batch_size not in sizes]
-    guessed = winners(Status.PREDICTED, sizes=sizes[:1]) + [
-        # At its last size, one gemm was not to be tuned. Its entry leaves with the other one's.
+    guessed = winners(Status.PREDICTED, sizes=sizes[:-1]) + [
+        # At its last size, one gemm was not to be tuned.
         winner(sizes[-1], Gemm.UP, Status.PREDICTED, 4),
         winner(sizes[-1], Gemm.DOWN, Status.INCUMBENT, 4),
     ]
@@ -203,8 +205,11 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
     files = {file.path.name: file for file in report.files if file.problem == OTHER}
     assert len(files) == (2 if measured else 0)
     for file in files.values():
-        held = {int(size) for size in json.loads(file.path.read_text()) if size.isdigit()}
-        assert held == set(BATCH_SIZES) - set(sizes)
+        held = {int(size): row for size, row in json.loads(file.path.read_text()).items()}
+        assert list(held) == list(BATCH_SIZES)
+        own = {size for size, status in file.statuses.items() if status is Status.INCUMBENT}
+        assert own == set(sizes)
+        assert held[1]["num_stages"] == 7 != held[2]["num_stages"]  # as the entry's incumbent
     said = [{"problem": OTHER.spec(), "why": why}]
     listed = (tmp_path / "out" / LIST).read_text().splitlines()
     assert [json.loads(line) for line in listed] == said == report.as_json()["left_out_problems"]
@@ -249,7 +254,7 @@ def test_a_named_problem_that_is_only_predicted_is_refused_by_its_name(engine):
 
 
 def test_predicted_never_overwrites_measured(engine, tmp_path):
-    export(winners(sizes=(1, 2)), engine, L40S, tmp_path)
+    export(winners(sizes=(1, 2)) + winners(Status.INCUMBENT, sizes=REST), engine, L40S, tmp_path)
     predicted = of(PROBLEM, winners(Status.PREDICTED, warps=8), driver="999")
     files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
@@ -384,11 +389,11 @@ def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
     engine, tmp_path, problem, change
 ):
     export(of(TWINS[0], winners()), engine, L40S, tmp_path)
-    predicted = of(problem, winners(Status.PREDICTED, warps=8, sizes=(1, 2)), **change)
+    predicted = of(problem, winners(Status.PREDICTED, warps=8), **change)
     files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
     for file in files:
-        assert {size: entry["num_warps"] for size, entry in file.entries.items()} == {1: 8, 2: 8}
+        assert {entry["num_warps"] for entry in file.entries.values()} == {8}
         assert set(file.statuses.values()) == {Status.PREDICTED}
 
 
@@ -422,19 +427,20 @@ def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):
 def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
     default = moe_engine(engine).default_config(PROBLEM, L40S, 1)["BLOCK_SIZE_M"]
     assert default != 64
+    wide = [winner(size, gemm, block_m=64) for size in BATCH_SIZES for gemm in Gemm]
     with pytest.raises(ExportRefused, match=f"up has BLOCK_SIZE_M={default} and down has 64"):
         export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path)
-    (up,) = export([winner(1, Gemm.UP, block_m=64)], engine, L40S, tmp_path)
-    (down,) = export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path)
+    (up,) = export([w for w in wide if w.entry.point.part is Gemm.UP], engine, L40S, tmp_path)
+    (down,) = export([w for w in wide if w.entry.point.part is Gemm.DOWN], engine, L40S, tmp_path)
     assert (up.gemm, down.gemm) == (Gemm.UP, Gemm.DOWN)
     with pytest.raises(ExportRefused, match="up has BLOCK_SIZE_M=16 and down has 64"):
         export([winner(1, Gemm.UP, block_m=16)], engine, L40S, tmp_path)
 
 
 def test_an_engine_without_a_variable_is_told_how_to_be_given_the_files(tmp_path):
-    some = of(PROBLEM, winners(sizes=(1, 2)), engine_version="0.4.4", triton="3.1.0")
+    some = of(PROBLEM, winners(), engine_version="0.4.4", triton="3.1.0")
     old = find_engine("sglang==0.4.4")
     said = export_device(Stored(some), L40S, old, tmp_path, allow_predicted=False).as_text()
     said = " ".join(said.split())  # where lines are folded depends on the folder's name
-    assert f"sglang 0.4.4 reads no folder but its own: copy {tmp_path}/configs into" in said
+    assert f"sglang 0.4.4 reads no folder but its own: copy {tmp_path}/configs and" in said
     assert "sglang/srt/layers/moe/fused_moe_triton where it serves, or export there with" in said

@@ -50,7 +50,9 @@ def moe_entries(status: Status = Status.OK) -> list[Entry]:
     config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
     compiled = Compiled(Status.OK, 20480, 80, 0)
     own = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 15.0)}
-    return [Entry(Point(8, gemm), config, status, 12.5, compiled, own, "faster") for gemm in Gemm]
+    sizes = moe_engine(find_engine("sglang==0.5.16")).sizes(MOE, H200, "3.6.0")
+    points = [Point(size, gemm) for size in sizes for gemm in Gemm]
+    return [Entry(point, config, status, 12.5, compiled, own, "faster") for point in points]
 
 
 def write(winners: Sequence[Winner], root: Path):
@@ -290,6 +292,7 @@ def test_the_engine_s_package_gets_no_attention(store, tmp_path):
         copy.parent.mkdir(parents=True)
         copy.write_bytes(source.read_bytes())
     engine = replace(real, root=root)
+    moe_engine(engine).configs.mkdir()
     fill(store, EXTEND)
     with pytest.raises(ExportRefused, match=f"attention alone: .* --out DIR, .*{VARIABLE}=DIR"):
         device_report(store, engine, None)

@@ -11,12 +11,14 @@ from cases import H200, deliver
 from gemm_cases import tile
 from real_gemm import RealGemm
 
+from tuner.engines.config_files import launch_config
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.dense_gemm import open_delivery
 from tuner.engines.sglang.dense_gemm.delivery import GemmDelivery
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, read_gemm_file
 from tuner.errors import ExportRefused
+from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
@@ -125,6 +127,12 @@ def test_channels_are_left_to_cutlass_where_nothing_better_was_chosen(installed,
     read = RealGemm(NEWEST).entries(CHANNEL, "NVIDIA_H200", root)
     assert read == {1: dict(CHANNEL_TILE), 64: None}
     [file] = deliver(installed, winners, tmp_path / "out", H200)
+    assert read_gemm_file(file.path).engine_entries() == read
+    gemm = gemm_engine(find_engine(f"sglang=={NEWEST}"))
+    default = launch_config(gemm.default_config(CHANNEL, H200, 64))
+    untuned = winner(CHANNEL, 64, default, Status.INCUMBENT)
+    untuned = replace(untuned, entry=replace(untuned.entry, incumbents={}))
+    [file] = deliver(installed, [winners[0], untuned], tmp_path / "untuned", H200)
     assert read_gemm_file(file.path).engine_entries() == read
     # Blocks run in Triton in any case: an entry does no harm there, and a neighbour's might.
     block = winner(FP8, 64, TILE, status)

@@ -247,6 +247,31 @@ class TestWinners:
         assert medians(store) == [3.0, 1.0]
         assert counted(store) == medians(store)
 
+    @pytest.mark.parametrize("change", [{"triton": "3.7.0"}, {"kernel_hash": "other"}])
+    def test_what_counts_is_for_one_version_of_the_kernels(self, store, change):
+        """A file is for one, and must hold all sizes that were measured or left alone for it."""
+        wide = Point(64, Gemm.UP), Point(64, Gemm.DOWN)
+        publish(store, KEY, *(entry(point, 1.0) for point in (*POINTS, *wide)))
+        new = replace(KEY, environment=replace(ENVIRONMENT, **change))
+        publish(store, new, *(entry(point, 2.0, Status.PREDICTED) for point in (*POINTS, *wide)))
+        assert medians(store) == [1.0] * 4  # nothing was measured with the newer kernels
+        measured = [entry(point, 3.0) for point in POINTS]
+        publish(store, new, *measured, *(entry(point, None, Status.INCUMBENT) for point in wide))
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert {one.environment for one in found} == {new.environment}
+        assert [one.entry.median_us for one in found] == [3.0, 3.0, 2.0, 2.0]
+
+    def test_a_predicted_winner_names_what_counts_without_predictions(self, store):
+        predict = replace(KEY, environment=replace(ENVIRONMENT, driver=""))
+        publish(store, predict, *(entry(point, 1.0, Status.PREDICTED) for point in POINTS))
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert [one.unpredicted for one in found] == [None, None]
+        publish(store, KEY, *(entry(point, None, Status.INCUMBENT) for point in POINTS))
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert [one.status for one in found] == [Status.PREDICTED] * 2
+        assert [one.unpredicted.status for one in found] == [Status.INCUMBENT] * 2
+        assert {one.unpredicted.environment for one in found} == {ENVIRONMENT}
+
     def test_each_device_has_results_that_count(self, store):
         publish(store, KEY, entry(UP, 1.0), entry(DOWN, 2.0))
         other = replace(KEY, environment=replace(ENVIRONMENT, device="NVIDIA_H200"))

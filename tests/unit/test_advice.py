@@ -112,6 +112,28 @@ def test_what_the_engine_cannot_run_is_replaced():
     assert "cannot run" in advice.reason
 
 
+@pytest.mark.parametrize("status", [Status.NOT_RECORDED, Status.CRASHED, Status.TIMED_OUT])
+def test_what_was_not_compared_with_the_engines_own_does_not_replace_it(status):
+    """No time of the engine's configuration is no proof that it cannot run."""
+    known = Incumbent(OWN, status)
+    unheld = [replace(one, incumbents={"default": known}) for one in entries(MOE, sizes=(8,))]
+    advice = asked(MOE, [*entries(MOE, sizes=(1,)), *unheld])
+    assert [(w.entry.config, w.status) for w in advice.winners] == [
+        *[(TUNED, Status.OK)] * 2,
+        *[(OWN, Status.INCUMBENT)] * 2,
+    ]
+    assert "not compared with what runs without us" in advice.winners[-1].entry.reason
+    # One gemm that cannot run stops the layer, whatever is known of the other one.
+    down = replace(unheld[1], incumbents={"default": Incumbent(OWN, Status.OUT_OF_RESOURCES)})
+    advice = asked(MOE, [unheld[0], down])
+    assert {winner.entry.config for winner in advice.winners} == {TUNED}
+    # An entry of attention is for several sizes, so all of them stay.
+    some = entries(DECODE)
+    some[0] = replace(some[0], incumbents={"default": known})
+    said = "no time is known of what runs without us at 1x1+1024"
+    assert left(asked(DECODE, some, ON_TRITON)) == said
+
+
 # Servers that run another backend
 
 

@@ -236,6 +236,16 @@ def test_what_the_race_could_not_time_is_not_chosen():
     assert config(16, 7) not in chosen(entries)
 
 
+def test_why_an_incumbent_has_no_time_is_known_after_the_race():
+    """The largest sizes of an L40S: the engine's default does not fit."""
+    known = [trial(point, DEFAULT, None) for point in POINTS]
+    racer = MemoryRacer(lambda point, one: 50.0)
+    entries = run(Waves(waves()), MemoryBench(), MemoryJournal(known), racer)
+    found = {entry.incumbents["default"] for entry in entries}
+    assert {(one.status, one.median_us) for one in found} == {(Status.OUT_OF_RESOURCES, None)}
+    assert {entry.reason for entry in entries} == {"the default configuration cannot run here"}
+
+
 def test_only_requested_points_are_raced_and_all_get_an_entry():
     requested = [point for point in POINTS if point.batch_size == 8]
     racer = MemoryRacer(lambda point, one: 100.0 - one["BLOCK_SIZE_N"])

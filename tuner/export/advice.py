@@ -7,7 +7,7 @@ been measured beside that one at every point before a flag is advised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
@@ -23,6 +23,7 @@ from tuner.engines.dispatch import (
     options_text,
     what_runs,
 )
+from tuner.export.selection import as_it_runs
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
 from tuner.render import gain_text
@@ -30,10 +31,12 @@ from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
     OWN,
+    WITHOUT_US,
     Gain,
     gains,
     mean_gain,
     name_of,
+    not_compared,
     over_words,
     reference,
 )
@@ -272,30 +275,32 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     found = gains(winner.entry for winner in winners)
     slower = {one.size for one in found if one.ratio < 1 - NOISE}
     entries = [winner.entry for winner in winners]
-    if slower and any(entry.point.new_tokens for entry in entries):
+    unheld = not_compared(entries)
+    if (slower or unheld) and any(entry.point.new_tokens for entry in entries):
         # One entry of attention is for several sizes: it cannot be kept at some of them.
-        return Advice(problem, Verdict.LEAVE, _slower(found, entries))
-    kept = [_as_it_runs(one) if one.entry.point.size in slower else one for one in winners]
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or _slower(found, entries))
+    kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
-        why = "nothing was found that is faster than what runs without us, Triton's own"
-        return Advice(problem, Verdict.LEAVE, why)
+        nothing = "nothing was found that is faster than what runs without us, Triton's own"
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or nothing)
     found = gains(entries)
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
 
 
-def _as_it_runs(winner: Winner) -> Winner:
-    """The winner with the configuration that servers run without us: a file must hold each size."""
-    own = winner.entry.incumbents[reference(winner.entry).name]
-    reason = f"{winner.entry.reason}; slower than what runs without us, which stays"
-    entry = replace(
-        winner.entry,
-        config=own.config,
-        status=Status.INCUMBENT,
-        median_us=None,
-        reason=reason,
-    )
-    return replace(winner, entry=entry)
+def _no_slower(winner: Winner, slower: Collection[str], unheld: Collection[str]) -> Winner:
+    """The winner, or what runs without us at the sizes where that may be faster: a file must hold
+    each size.
+    """
+    size = winner.entry.point.size
+    if size not in slower and size not in unheld:
+        return winner
+    why = "slower than" if size in slower else "not compared with"
+    return as_it_runs(winner, f"{winner.entry.reason}; {why} {WITHOUT_US}, which stays")
+
+
+def _no_time(unheld: Sequence[str]) -> str:
+    return f"no time is known of {WITHOUT_US} at {' '.join(unheld)}" if unheld else ""
 
 
 def _flags(

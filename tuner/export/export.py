@@ -7,6 +7,7 @@ Everything is checked before the first byte is written, and all files are writte
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,11 @@ from typing import Protocol
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import config_variables
+from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
 from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
-from tuner.export.files import (
-    PROVENANCE,
-    left_out_name,
-    left_out_text,
-    sidecar_text,
-    write_all,
-)
+from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
     LeftOut,
@@ -83,8 +79,8 @@ def export_device(
     """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
     Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
-    nothing is better than what servers run without this program. What an earlier export wrote under
-    `out` for a problem that is left alone by now is removed.
+    nothing is better than what servers run without this program. What an earlier export wrote there
+    for a problem that is left alone by now is removed.
     """
     chosen = choose(
         store,
@@ -104,7 +100,7 @@ def export_device(
             variables=(),
             left_out=chosen.left_out,
             advice=chosen.advice,
-            removed=take_back(chosen.left_alone, engine, device, out) if out else (),
+            removed=take_back(chosen.left_alone, engine, device, out),
         )
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
@@ -117,7 +113,8 @@ def export_device(
             notes=triton_notes(files, engine),
             left_out=left,
             advice=chosen.advice,
-            into_engine=True,
+            removed=take_back(chosen.left_alone, engine, device, None),
+            restores=_restores(files),
         )
     return ExportReport(
         out,
@@ -160,8 +157,9 @@ def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
     assert delivery.engine_root is not None  # a delivery has a variable or a folder
     folder = delivery.engine_root.relative_to(engine.root).as_posix()
     return (
-        f"{engine.name} {engine.version} reads no folder but its own: copy {out}/configs into "
-        f"{engine.name}/{folder} where it serves, or export there with --into-engine"
+        f"{engine.name} {engine.version} reads no folder but its own: copy {out}/configs and "
+        f"{out}/{PROVENANCE} into {engine.name}/{folder} where it serves, or export there with "
+        "--into-engine"
     )
 
 
@@ -293,9 +291,9 @@ def export(
     and an earlier export has a measured entry, that entry is kept. `beside` has other files to
     write there; a winner's file counts before them. The list of `left_out` is written too.
 
-    Raises ExportRefused, and writes nothing, where two winners contradict each other, and where
-    servers could not read a file. Raises UnwritableOutput, and writes nothing, where a file cannot
-    be written.
+    Raises ExportRefused, and writes nothing, where two winners contradict each other, where a file
+    would lack a size, and where servers could not read a file. Raises UnwritableOutput, and writes
+    nothing, where a file cannot be written.
     """
     used = deliveries_for(winners, engine)
     planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
@@ -305,20 +303,54 @@ def export(
         planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
     files = [file for _, _, some in planned for file in some]
     assert len({file.path for file in files}) == len(files)  # `writable` left out the others
+    _refuse_incomplete(files)
     data = dict(beside or {})
     for file in files:
-        data[file.path] = file.text().encode()
+        # The file is the last to be replaced: if only its sidecar were missing, it would pass for
+        # the engine's.
+        if out is None and (shipped := shipped_at(file.path)):
+            data[kept_file(file.sidecar)] = shipped.read_bytes()
         data[file.sidecar] = sidecar_text(file.provenance).encode()
+        data[file.path] = file.text().encode()
     top = out or _engine_root(used, engine)
     others = top / PROVENANCE / left_out_name(device)
     if left_out:
         data[others] = left_out_text(left_out).encode()
     write_all(top, data)
+    for file in files:
+        if (kept := kept_file(file.sidecar)) not in data:
+            kept.unlink(missing_ok=True)  # of another release that was installed here
     if not left_out:
         others.unlink(missing_ok=True)  # an earlier export's
     for delivery, place, some in planned:
         delivery.verify(some, device, place)
     return files
+
+
+def _refuse_incomplete(files: Iterable[PlannedFile]) -> None:
+    """Raises ExportRefused for a file that lacks a size: servers would run the entry of another
+    size there, which may be slower than what they run without the file.
+    """
+    for file in files:
+        if file.missing:
+            sizes = " ".join(map(str, file.missing))
+            raise ExportRefused(
+                f"{file.problem.spec()}: {file.path.name} would lack the sizes {sizes}: tune them "
+                "too, or choose other problems with ",
+                cli="--problem SPEC",
+                api="problem=SPEC",
+                page="the downloads of their own results",
+            )
+
+
+def _restores(files: Iterable[PlannedFile]) -> list[str]:
+    """Shell commands that bring back what an engine's package had before files were written."""
+    found = []
+    for file in files:
+        kept = kept_file(file.sidecar)
+        words = ("mv", "-f", kept) if kept.exists() else ("rm", "-f", file.sidecar)
+        found.append(shlex.join(str(word) for word in (*words, file.path)))
+    return found
 
 
 def deliveries_for(some: Iterable[Winner | PlannedFile], engine: Engine) -> list[Delivery]:

@@ -30,16 +30,13 @@ class ExportReport:
     left_out: Sequence[LeftOut] = ()
     advice: Sequence[Advice] = ()  # what to do about each problem
     removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
-    into_engine: bool = False  # the files lie in the engine's own folder
+    restores: Sequence[str] = ()  # commands for files that lie in the engine's own folder
 
     @property
     def back(self) -> str:
         """How servers run as they did before the export."""
-        if self.into_engine:
-            return (
-                "delete the files above, and install the engine's same release again for the files "
-                "that it ships"
-            )
+        if self.restores:
+            return "run these lines, and restart the servers"
         if not self.variables:
             return ""
         flags = " without the flags above" if self.server_flags else ""
@@ -82,7 +79,7 @@ class ExportReport:
             lines.append("every entry is the engine's own choice: you need not deploy these files")
         if self.back:
             lines.append(f"to go back: {self.back}")
-        return folded("\n".join(lines))
+        return "\n".join([folded("\n".join(lines)), *self.restores])
 
     def _removed(self) -> Iterator[str]:
         for path in self.removed:

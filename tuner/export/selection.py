@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
-from tuner.problems.results import Status, Winner, is_shipped
+from tuner.problems.results import Compiled, Status, Winner, is_shipped
+from tuner.tuning.gains import reference
 
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
-_PARTLY = "only predicted at {}; the rest is exported: measure them, or allow predicted entries"
+_PARTLY = (
+    "only predicted at {}, where the engine's own entries stay: measure them, or allow predicted "
+    "entries"
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,10 @@ def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
 def leave_out_predicted(
     winners: Sequence[Winner], named: Iterable[Problem] = ()
 ) -> tuple[list[Winner], list[LeftOut]]:
-    """The winners at the sizes without predicted ones, and what is left out.
+    """The winners without predicted ones, and what is left out.
 
-    The winners at one size were chosen together, so they leave together. Raises ExportRefused where
+    Where a measured problem has a predicted winner, the winner is replaced by what counts without
+    predictions, or by the engine's own entry: a file holds every size. Raises ExportRefused where
     nothing measured is left, or nothing measured of what a problem in `named` stands for.
     """
     stored = Counter(winner.problem for winner in winners)
@@ -100,12 +105,36 @@ def leave_out_predicted(
         LeftOut(problem, _why(problem in wholly, [size for one, size in sizes if one == problem]))
         for problem in sorted(predicted, key=lambda problem: problem.spec())
     ]
-    kept = [
-        winner
-        for winner in winners
-        if winner.problem not in wholly and (winner.problem, winner.entry.point.size) not in sizes
-    ]
-    return kept, left_out
+    kept = [_unpredicted(winner) for winner in winners if winner.problem not in wholly]
+    return [winner for winner in kept if winner is not None], left_out
+
+
+def _unpredicted(winner: Winner) -> Winner | None:
+    """What counts where predictions do not; None if that is not known."""
+    if winner.status is not Status.PREDICTED:
+        return winner
+    if winner.unpredicted:
+        return winner.unpredicted
+    own = reference(winner.entry)
+    if own.incumbent is None or own.incumbent.cannot_run:
+        return None
+    stays = as_it_runs(winner, f"not measured: the {own.name} configuration stands")
+    return replace(stays, entry=replace(stays.entry, incumbents={}))
+
+
+def as_it_runs(winner: Winner, reason: str) -> Winner:
+    """The winner with the configuration that servers run without us, which has to be known."""
+    own = reference(winner.entry).incumbent
+    assert own is not None
+    entry = replace(
+        winner.entry,
+        config=own.config,
+        status=Status.INCUMBENT,
+        median_us=None,
+        compiled=Compiled(Status.OK, own.shared_bytes),
+        reason=reason,
+    )
+    return replace(winner, entry=entry)
 
 
 def wholly_named(

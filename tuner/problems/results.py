@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -17,8 +17,9 @@ class Status(str, Enum):
     """The outcome for a candidate. Only OK has a measured time."""
 
     OK = "ok"
-    PREDICTED = "predicted"  # timed by a model, never measured
-    INCUMBENT = "incumbent"  # the engine's own choice, compiled but not timed
+    PREDICTED = "predicted"  # chosen by a model, never measured
+    INCUMBENT = "incumbent"  # the engine's own choice, not timed
+    COPIED = "copied"  # as at the nearest tuned size, because the engine's own cannot run
     COMPILE_ERROR = "compile_error"
     COMPILE_TIMEOUT = "compile_timeout"
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
@@ -30,8 +31,12 @@ class Status(str, Enum):
 
 
 # Statuses that a winner may have. The last one counts: a measured result replaces a predicted one,
-# and both replace the engine's own choice.
-WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
+# and both replace what a size has that was not tuned.
+UNTUNED = (Status.INCUMBENT, Status.COPIED)
+WINNING = (*UNTUNED, Status.PREDICTED, Status.OK)
+
+# Why a kernel cannot run. Any other failure may be one of the machine.
+CANNOT_RUN = (Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.WRONG_RESULT)
 
 
 # What people are told of an entry with such a status.
@@ -39,6 +44,7 @@ WINNING_WORDS = {
     Status.OK: "measured",
     Status.PREDICTED: "predicted",
     Status.INCUMBENT: "the engine's own",
+    Status.COPIED: "as at the nearest size",
 }
 
 
@@ -132,6 +138,26 @@ class Incumbent:
     shared_bytes: int | None = None
     backend: str = TRITON
 
+    @property
+    def cannot_run(self) -> bool:
+        """Whether it is known to fail here. Without a time, it may also not have been tried."""
+        return self.status in CANNOT_RUN
+
+
+def as_incumbent(config: Config, trial: Trial | None) -> Incumbent:
+    """What a run found of the engine's configuration; `trial` None: it was not tried."""
+    if trial is None:
+        return Incumbent(config, Status.NOT_RECORDED)
+    status = trial.measurement.status if trial.compiled.ok else trial.compiled.status
+    return Incumbent(config, status, trial.measurement.median_us, trial.compiled.shared_bytes)
+
+
+def without_time(what: str, incumbents: Iterable[Incumbent]) -> str:
+    """In words, why there is no time of `what` the engine runs."""
+    if any(one.cannot_run for one in incumbents):
+        return f"{what} cannot run here"
+    return f"no time is known of {what}"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -139,7 +165,7 @@ class Entry:
 
     point: Point
     config: Config
-    status: Status  # OK (measured), PREDICTED, or INCUMBENT (a point that was not to be tuned)
+    status: Status  # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned)
     median_us: float | None
     compiled: Compiled
     # "default", "shipped" where the engine ships a file, and other backends by their names.
@@ -148,6 +174,33 @@ class Entry:
     # The name of the incumbent that a server runs without this program. A backend that was not
     # measured is not among the incumbents. Empty: not known.
     without_us: str = ""
+
+
+def own_choice(point: Point, config: Config, name: str, trial: Trial | None) -> Entry | None:
+    """The entry of a point that was not tuned: what the engine runs, which is called `name`.
+
+    None if its compile says that it cannot run. A compile without such an answer says nothing: a
+    recording may lack it, or the compiler was killed.
+    """
+    compiled = trial.compiled if trial else Compiled(Status.NOT_RECORDED)
+    if compiled.status in CANNOT_RUN:
+        return None
+    reason = f"not tuned: the {name} configuration stands"
+    return Entry(point, config, Status.INCUMBENT, None, compiled, {}, reason)
+
+
+def copied(entry: Entry, point: Point, name: str) -> Entry:
+    """The entry of a point where the engine's own configuration, called `name`, cannot run: as at
+    the nearest point that was tuned.
+    """
+    return replace(
+        entry,
+        point=point,
+        status=Status.PREDICTED if entry.status is Status.PREDICTED else Status.COPIED,
+        median_us=None,
+        incumbents={},
+        reason=f"not tuned: the {name} configuration cannot run here; as at {entry.point.size}",
+    )
 
 
 def is_shipped(entry: Entry) -> bool:
@@ -296,6 +349,8 @@ class Winner:
     entry: Entry
     run_id: int
     published_at: datetime  # UTC
+    # Of a predicted winner: what counts at its point where predictions do not.
+    unpredicted: Winner | None = None
 
     @property
     def status(self) -> Status:

@@ -38,7 +38,7 @@ from tuner.problems.results import (
     Trial,
     Winner,
 )
-from tuner.store.current_winners import current_winners
+from tuner.store.current_winners import beside_predictions, current_winners
 from tuner.store.database import Queries, insert_into
 from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
@@ -124,7 +124,8 @@ class ResultStore(Queries):
     ) -> list[Winner]:
         """The current winners, in order of problem, size and part (up before down).
 
-        `current_winners` tells which one is current where a point has several.
+        `current_winners` tells which one is current where a point has several. Each predicted one
+        has its `unpredicted`.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -134,7 +135,8 @@ class ResultStore(Queries):
             problems.c.spec: problem.spec() if problem else None,
         }
         conditions = [field == value for field, value in wanted.items() if value is not None]
-        return current_winners(self._winners(*conditions))
+        found = self._winners(*conditions)
+        return beside_predictions(current_winners(found), found)
 
     def winners_state(self, *, device: str, engine: str, engine_version: str) -> str:
         """A text that changes whenever `winners` of these would answer otherwise.

@@ -78,6 +78,19 @@ def gains(entries: Iterable[Entry]) -> list[Gain]:
     return found
 
 
+def not_compared(entries: Iterable[Entry]) -> list[str]:
+    """The sizes where what runs without us has no time, though it may run there."""
+    by_size: dict[str, list[Incumbent]] = {}
+    for entry in entries:
+        if own := reference(entry).incumbent:
+            by_size.setdefault(entry.point.size, []).append(own)
+    return [
+        size
+        for size, some in by_size.items()
+        if any(one.median_us is None for one in some) and not any(one.cannot_run for one in some)
+    ]
+
+
 def mean_gain(ratios: Iterable[float]) -> float | None:
     """The mean that every table and page shows: the geometric one, over sizes. None of nothing."""
     logs = [math.log(ratio) for ratio in ratios]

@@ -176,8 +176,13 @@ def tune(
             *(trial for trial in others if trial.measurement.timed),
         ]
         raced, others = _apart(_raced(again, race, watcher), others)
-        untuned = [t for t in everything if t.candidate.point not in requested]
-        entries = plan.chooser.choose([*raced, *untuned])
+        # What has no time says why: it must not read as if nobody had tried it.
+        beside = [
+            trial
+            for trial in everything
+            if trial.candidate.point not in requested or not trial.measurement.timed
+        ]
+        entries = plan.chooser.choose([*raced, *beside])
     if tell:
         entries = tell(entries, [*everything, *others])
     bench.totals.wall_s = time.perf_counter() - started

@@ -50,9 +50,10 @@ from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, UnknownModel
 from tuner.export.advice import Verdict, advise_all
-from tuner.export.files import PROVENANCE, write_all
+from tuner.export.files import write_all
 from tuner.export.selection import (
     LeftOut,
     leave_out_predicted,

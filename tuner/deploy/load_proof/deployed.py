@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
+from tuner.engines.sidecars import PROVENANCE, sidecar_of
 from tuner.errors import BadInput, BadProblem, BundleRefused
-from tuner.export.files import PROVENANCE, sidecar_of
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status, counted

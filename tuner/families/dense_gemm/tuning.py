@@ -74,7 +74,7 @@ def prepare(request: Request) -> Prepared:
     at = {point: space_at(space, problem, device, point.batch_size) for point in points}
     corpus = list(engine.shipped(device.vendor))
     sizes = [point.batch_size for point in points]
-    baselines = find_baselines(engine, problem, device, corpus, sizes)
+    baselines = find_baselines(engine, problem, device, sizes)
     predictor = GemmPredictor(device, problem)
     most = max(len(some) for some in at.values())
     budget = BUDGETS.get(request.effort, Budget(most, kernels=most * len(points), seeds=most))

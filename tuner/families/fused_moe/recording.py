@@ -23,7 +23,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.measure.recording import read_packed, unpack, write_text
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import UNTUNED, Compiled, Measurement, Status, Trial
 
 _PROBLEM = ("E", "N", "K", "topk", "dtype", "block")
 _POINT = ("M", "gemm")
@@ -38,7 +38,7 @@ _CONFIG = (
 _FIGURES = ("shared", "n_regs", "n_spills", "min_us", "median_us", "status")
 _GEMMS = [gemm.value for gemm in Gemm]
 SPILL_BYTES = 4  # per spilled register, which the column counts as Triton's launcher does
-_UNMEASURED = {Status.PREDICTED, Status.INCUMBENT, Status.NOT_RECORDED}
+_UNMEASURED = {*UNTUNED, Status.PREDICTED, Status.NOT_RECORDED}
 _STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
 _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
 

@@ -11,9 +11,9 @@ from functools import cache, partial
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP
-from tuner.engines.config_files import launch_config, read_lenient
+from tuner.engines.config_files import launch_config
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, ShippedFile
-from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, gemm_of, sorted_slots
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, sorted_slots
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point, triton_defaults
 from tuner.tuning.seeds import ballots_of, device_distance, elect, in_turn, octaves
@@ -243,12 +243,10 @@ def baseline_configs(
 ) -> dict[Point, dict[str, Config]]:
     """By point: "default", and "shipped" if the loader finds a file.
 
-    The points cover the engine's own batch sizes, `batch_sizes`, and the shipped files' sizes. An
-    exported file must hold them all, because with a file the engine no longer uses its heuristic.
+    The points cover what a file must hold, and `batch_sizes`.
     """
-    shipped = _shipped_sizes(engine, problem, device, triton)
     found: dict[Point, dict[str, Config]] = {}
-    for size in sorted({*BATCH_SIZES, *batch_sizes, *shipped}):
+    for size in sorted({*engine.sizes(problem, device, triton), *batch_sizes}):
         by_name = engine.incumbents(problem, device, size, triton)
         for gemm in gemms:
             configs = {
@@ -274,12 +272,3 @@ def older_files(
 
 def _identity(key: MoeFileKey) -> tuple[object, ...]:
     return (key.E, key.N, key.device, key.dtype, key.gemm, key.per_channel_quant)
-
-
-def _shipped_sizes(engine: MoeEngine, problem: FusedMoe, device: Device, triton: str) -> set[int]:
-    sizes: set[int] = set()
-    for gemm in Gemm:
-        path = engine.find_file(engine.package_root, problem, device, gemm, triton)
-        if path:
-            sizes.update(read_lenient(path, engine.fields).entries)
-    return sizes

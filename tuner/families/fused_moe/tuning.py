@@ -273,7 +273,7 @@ def _foreseen(layer: _Layer) -> dict[Point, list[Config]]:
 
 def _notes(layer: _Layer, triton: str) -> list[str]:
     engine, problem, device = layer.engine, layer.problem, layer.device
-    if engine.find_file(engine.package_root, problem, device, Gemm.UP, triton):
+    if engine.find_file(None, problem, device, Gemm.UP, triton):
         return []
     paths = [file.path for file in older_files(problem, device.name, layer.corpus)]
     return [
