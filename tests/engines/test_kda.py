@@ -17,7 +17,13 @@ from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.engine import find_engine
 from tuner.engines.vllm.scan_sources import scan_here
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, UnsupportedKernel
+from tuner.errors import (
+    BadProblem,
+    IndivisibleShape,
+    LacksLayers,
+    MalformedCheckpoint,
+    UnsupportedKernel,
+)
 from tuner.families.kda import inputs
 from tuner.families.kda.models import resolve, resolve_config
 from tuner.families.kda.problem import KdaKernel, parse_kda
@@ -173,9 +179,9 @@ def test_a_models_config_gives_the_heads_of_a_rank():
     assert read.problems == found.problems
     with pytest.raises(IndivisibleShape, match="nearest that works is tp=2"):
         resolve("kimi-linear", Serving(tp=3))
-    with pytest.raises(BadProblem, match="no layers of Kimi delta attention are known of qwen3"):
+    with pytest.raises(LacksLayers, match="no layers of Kimi delta attention are known of qwen3"):
         resolve("qwen3-next-80b-a3b", Serving())
-    with pytest.raises(BadProblem, match="no gated delta nets are known of kimi-linear"):
+    with pytest.raises(LacksLayers, match="no gated delta nets are known of kimi-linear"):
         scan_models("gated_delta").resolve("kimi-linear", Serving())
     for change, message in (
         ({"gate_lower_bound": -5.0}, "lower bound"),

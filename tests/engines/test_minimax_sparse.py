@@ -21,7 +21,13 @@ from tiers import only
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.engine import find_engine
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, UnsupportedFamily
+from tuner.errors import (
+    BadProblem,
+    IndivisibleShape,
+    LacksLayers,
+    MalformedCheckpoint,
+    UnsupportedFamily,
+)
 from tuner.families.minimax_sparse import inputs
 from tuner.families.minimax_sparse.models import resolve, resolve_config
 from tuner.families.minimax_sparse.problem import SparseKernel, parse_minimax_sparse
@@ -237,7 +243,7 @@ def test_a_models_config_gives_the_heads_of_a_rank():
     assert resolve_config(json.dumps(config).encode(), "mine", Serving(tp=4)) == found
     with pytest.raises(IndivisibleShape, match="nearest that works is tp=2"):
         resolve("minimax-m3", Serving(tp=3))
-    with pytest.raises(BadProblem, match="no sparse attention is known of minimax-m2"):
+    with pytest.raises(LacksLayers, match="no sparse attention is known of minimax-m2"):
         resolve("minimax-m2", Serving())
     with pytest.raises(UnsupportedFamily, match="minimax_sparse is not tuned for vllm"):
         resolve("minimax-m3", Serving(engine="vllm"))
@@ -251,7 +257,7 @@ def test_a_models_config_gives_the_heads_of_a_rank():
         with pytest.raises(MalformedCheckpoint, match=message):
             resolve_config(json.dumps(config).encode(), "mine", Serving())
     del text["sparse_attention_config"]
-    with pytest.raises(MalformedCheckpoint, match="no sparse attention that is known here"):
+    with pytest.raises(MalformedCheckpoint, match="no sparse attention is known of mine: name"):
         resolve_config(json.dumps(config).encode(), "mine", Serving())
     for change in ({"block": 96}, {"heads": 3, "kv_heads": 2}, {"topk": 512}):
         with pytest.raises(BadProblem):

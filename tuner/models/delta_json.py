@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
+from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, MalformedCheckpoint
 from tuner.models.attention_json import attention_shape
 from tuner.models.fields import Json, architecture_of, language_fields, parse, size, torch_dtype
 from tuner.models.folder import read_with
@@ -48,22 +50,55 @@ class DeltaShape:
         )
 
 
-def read_delta(path: Path) -> DeltaShape:
-    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
-    return read_with(path, parse_delta_json)
+@dataclass(frozen=True)
+class _Kind:
+    """What messages call such layers and their problem, and how the names of classes begin that
+    may have them, in the models of sglang 0.5.23 and vLLM 0.33.0.
+    """
+
+    layers: str
+    problem: str
+    classes: tuple[str, ...]
 
 
-def parse_delta_json(data: bytes, name: str) -> DeltaShape:
-    """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
+_GATED = _Kind(
+    "gated delta nets", "gated_delta:key_heads=..", ("Qwen3Next", "Qwen3_5", "OlmoHybrid")
+)
+_KIMI = _Kind(
+    "layers of Kimi delta attention",
+    "kda:heads=..",
+    ("KimiLinear", "KimiK3", "Glm5Next", "BailingMoeV3"),
+)
+
+
+def read_delta(path: Path, *, by_column: bool) -> DeltaShape:
+    """Read the config.json at `path`, or in the folder `path`; see `parse_delta_json`."""
+    return read_with(path, partial(parse_delta_json, by_column=by_column))
+
+
+def refuse_delta(name: str, architecture: str, *, by_column: bool, preset: bool) -> NoReturn:
+    """Refuse a model in which no such layers are known.
+
+    Raises LacksLayers, or MalformedCheckpoint for a class that may have such layers.
+    """
+    kind = _KIMI if by_column else _GATED
+    error = MalformedCheckpoint if architecture.startswith(kind.classes) else LacksLayers
+    by_hand = "give the folder of its config.json, or" if preset else "name"
+    raise error(
+        f"no {kind.layers} are known of {name}: {by_hand} the problem itself, {kind.problem}"
+    )
+
+
+def parse_delta_json(data: bytes, name: str, *, by_column: bool) -> DeltaShape:
+    """Read the layers of Kimi delta attention (`by_column`) or the gated delta nets of a
+    config.json's bytes. Raises MalformedCheckpoint, and LacksLayers; see `refuse_delta`.
+    """
     config = parse(data)
     architecture, fields = architecture_of(config), language_fields(config)
-    kimi = _kimi_delta(fields)
-    heads = kimi[0] if kimi else delta_net(fields)
+    kimi = _kimi_delta(fields) if by_column else None
+    heads = kimi[0] if kimi else None if by_column else delta_net(fields)
     if heads is None:
-        raise MalformedCheckpoint(
-            f"{architecture} has no gated delta nets that are known here: name the problem itself, "
-            "gated_delta:key_heads=.."
-        )
+        refuse_delta(name, architecture, by_column=by_column, preset=False)
     whole = layer_total(fields), attention_shape(config)
     places = kimi[1] if kimi else delta_places(fields, *whole)
     state = fields.get("mamba_ssm_dtype")
@@ -74,7 +109,7 @@ def parse_delta_json(data: bytes, name: str) -> DeltaShape:
         dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
         layers=len(places),
         mamba_ssm_dtype=state if isinstance(state, str) else None,
-        by_column=kimi is not None,
+        by_column=by_column,
     )
 
 

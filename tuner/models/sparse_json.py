@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from tuner.errors import MalformedCheckpoint
+from tuner.errors import LacksLayers, MalformedCheckpoint
 from tuner.models.attention import AttentionShape
 from tuner.models.attention_json import attention_shape
 from tuner.models.fields import Json, architecture_of, language_fields, parse, size
@@ -33,15 +34,25 @@ def read_sparse(path: Path) -> SparseShape:
     return read_with(path, parse_sparse_json)
 
 
+def refuse_sparse(name: str, architecture: str) -> NoReturn:
+    """Refuse a model in which no sparse attention is known.
+
+    Raises LacksLayers, or MalformedCheckpoint for a class that may have it.
+    """
+    error = MalformedCheckpoint if architecture.startswith("MiniMaxM3") else LacksLayers
+    raise error(
+        f"no sparse attention is known of {name}: name the problem itself, minimax_sparse:heads=.."
+    )
+
+
 def parse_sparse_json(data: bytes, name: str) -> SparseShape:
-    """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
+    """Read a config.json's bytes. Raises MalformedCheckpoint, and LacksLayers; see
+    `refuse_sparse`.
+    """
     config = parse(data)
     found = language_fields(config).get("sparse_attention_config")
     if not isinstance(found, dict):
-        raise MalformedCheckpoint(
-            f"{architecture_of(config)} has no sparse attention that is known here: name the "
-            "problem itself, minimax_sparse:heads=.."
-        )
+        refuse_sparse(name, architecture_of(config))
     shape = attention_shape(config)
     _check(found, shape)
     return SparseShape(

@@ -18,7 +18,7 @@ from types import ModuleType
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
-from tuner.errors import BadProblem, IndivisibleShape
+from tuner.errors import BadProblem, IndivisibleShape, LacksLayers
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
@@ -258,7 +258,7 @@ def _sized(model: Model) -> str:
 
 def _require_experts(model: Model) -> None:
     if not model.E:
-        raise BadProblem(
+        raise LacksLayers(
             f"{model.name} ({model.architecture}) has no experts: not a mixture-of-experts model"
         )
 

@@ -5,11 +5,11 @@ A name is a preset, or a folder or file with a config.json.
 
 from __future__ import annotations
 
+from functools import partial
+
 from tuner.engines.engine import engine_module
-from tuner.errors import BadProblem
 from tuner.families.kda.problem import NAME, Kda
-from tuner.models.delta_json import DeltaShape, parse_delta_json, read_delta
-from tuner.models.model import Model
+from tuner.models.delta_json import DeltaShape, parse_delta_json, read_delta, refuse_delta
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
 
@@ -24,23 +24,22 @@ def resolve(text: str, serving: Serving) -> Resolved:
 
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
-    found = preset_or_file(text, read_delta)
-    shape = found.delta if isinstance(found, Model) else found
-    return resolve_model(shape, serving, found.name)
+    found = preset_or_file(text, partial(read_delta, by_column=True))
+    if isinstance(found, DeltaShape):
+        return resolve_model(found, serving)
+    shape = found.delta
+    if shape is None or not shape.by_column:
+        refuse_delta(found.name, found.architecture, by_column=True, preset=True)
+    return resolve_model(shape, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
     """The problem of a config.json; see `resolve`."""
-    return resolve_model(parse_delta_json(data, name), serving, name)
+    return resolve_model(parse_delta_json(data, name, by_column=True), serving)
 
 
-def resolve_model(shape: DeltaShape | None, serving: Serving, name: str) -> Resolved:
+def resolve_model(shape: DeltaShape, serving: Serving) -> Resolved:
     """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
-    if shape is None or not shape.by_column:
-        raise BadProblem(
-            f"no layers of Kimi delta attention are known of {name}: name the problem itself, "
-            f"{NAME}:heads=.."
-        )
     rules = engine_module(serving.engine, NAME)
     asked = serving.options.get("mamba_state_dtype")
     _, heads = shape.divided(serving.tp)

@@ -6,12 +6,11 @@ A name is a preset, or a folder or file with a config.json.
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.errors import BadProblem
 from tuner.families.minimax_sparse.problem import NAME, MinimaxSparse
 from tuner.models.attention import check_division, sharing_ranks
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.sparse_json import SparseShape, parse_sparse_json, read_sparse
+from tuner.models.sparse_json import SparseShape, parse_sparse_json, read_sparse, refuse_sparse
 from tuner.models.table import preset_or_file
 
 
@@ -26,23 +25,21 @@ def resolve(text: str, serving: Serving) -> Resolved:
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
     found = preset_or_file(text, read_sparse)
-    return resolve_model(found.sparse if isinstance(found, Model) else found, serving, found.name)
+    if isinstance(found, Model):
+        found = found.sparse or refuse_sparse(found.name, found.architecture)
+    return resolve_model(found, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
     """The problem of a config.json; see `resolve`."""
-    return resolve_model(parse_sparse_json(data, name), serving, name)
+    return resolve_model(parse_sparse_json(data, name), serving)
 
 
-def resolve_model(shape: SparseShape | None, serving: Serving, name: str) -> Resolved:
+def resolve_model(shape: SparseShape, serving: Serving) -> Resolved:
     """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
-    if shape is None:
-        raise BadProblem(
-            f"no sparse attention is known of {name}: name the problem itself, {NAME}:heads=.."
-        )
     engine_module(serving.engine, NAME)  # refuses an engine that has no such kernels
-    tp = sharing_ranks(name, serving.tp, serving.options.get("dp") or 1)
-    check_division(name, shape.attention, tp)
+    tp = sharing_ranks(shape.name, serving.tp, serving.options.get("dp") or 1)
+    check_division(shape.name, shape.attention, tp)
     whole = shape.attention.layers[0]
     problem = MinimaxSparse(
         heads=whole.q_heads // tp,
