@@ -43,12 +43,17 @@ def files_to_check(targets: Sequence[str]) -> list[Path]:
                 raise MalformedConfigFile(why)
             found.append(path)
             continue
-        below = [one for one in sorted(path.rglob("*.json")) if "provenance" not in one.parts]
+        below = without_sidecars(path)
         exported = [one for one in below if _sidecar(one)]
         if not below:
             raise BadInput(f"{path} has no .json file: give the folder that `tuner export` wrote")
         found += exported or below
     return found
+
+
+def without_sidecars(folder: Path) -> list[Path]:
+    """Return the JSON files below a folder but those that say where entries are from."""
+    return [path for path in sorted(folder.rglob("*.json")) if "provenance" not in path.parts]
 
 
 def device_of_files(paths: Sequence[Path]) -> str:
