@@ -118,12 +118,13 @@ def test_vllm_chooses_each_kernel_from_its_list(engine):
 
 
 @pytest.mark.parametrize(
-    ("engine", "problem", "chain"),
-    [("vllm==0.33.0", NEXT, "split"), ("sglang==0.5.23", SPLIT, "fused")],
+    ("engine", "problem", "at", "chain"),
+    [("vllm==0.33.0", NEXT, 0, "chain=split"), ("sglang==0.5.23", SPLIT, 1, "chain=fused")],
 )
-def test_a_problem_of_another_engines_chain_is_refused(engine, problem, chain):
+def test_a_problem_of_another_engines_chain_is_refused(engine, problem, at, chain):
     kernels = scan_engine(find_engine(engine), "gated_delta").lift()
-    with pytest.raises(UnsupportedKernel, match=f"its problems have chain={chain}"):
+    of_other = f"does not run {problem.parts[at].value}: .* another engine's .* give it {chain}"
+    with pytest.raises(UnsupportedKernel, match=of_other):
         for part in problem.parts:
             kernels.listed(problem, part, H100.target)
     with pytest.raises(BadProblem, match="chain must be fused or split, not 'torn'"):

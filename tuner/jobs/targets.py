@@ -131,6 +131,19 @@ def resolve_all(
     return [replace(found[0], notes=notes), *found[1:]]
 
 
+def why_left_out(family: Family, target: str, serving: Serving) -> str:
+    """Return why a model has no problem of a family whose layers it may have; "" if it has one."""
+    if not supports(serving.engine, family.name):
+        return ""
+    try:
+        _where_dtype_applies(family, target, serving, target)
+    except LacksLayers:
+        return ""
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
 def _not_served(architecture: str, serving: Serving) -> list[str]:
     """A sentence if the engine's release, which is on disk, does not know the model's class."""
     version = serving.engine_version
