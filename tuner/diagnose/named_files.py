@@ -11,7 +11,15 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.files import SCRIPTS, UNTUNED, about, commands_for, config_file, serving_of, why_not
+from tuner.diagnose.files import (
+    SCRIPTS,
+    UNTUNED,
+    about,
+    commands_for,
+    config_file,
+    serving_of,
+    why_not,
+)
 from tuner.diagnose.findings import LogFinding
 from tuner.engines.config_files import misnamed
 from tuner.engines.engine import engine_module, engine_names, supports
