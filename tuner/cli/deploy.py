@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -178,5 +180,22 @@ def status(
     found = find_engine(engine)
     report = engine_module(found.name, "status").server_status(found, card, folder, os.environ)
     show(as_json, report.as_json, report.as_text)
+    if folder:
+        _say_others(folder, {one["path"] for one in report.as_json()["files"]})
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _say_others(folder: Path, shown: Set[str]) -> None:
+    """Say how many files below a folder servers load without the plugin, so that none is missed."""
+    from tuner.cli.check_files import without_sidecars
+    from tuner.jobs.targets import reader_of
+
+    others = [
+        path for path in without_sidecars(folder) if str(path) not in shown and reader_of(path.name)
+    ]
+    if others:
+        say(
+            f"{len(others)} other config files under {folder}: servers load them without the "
+            f"plugin, and `tuner check {shlex.quote(str(folder))}` checks them"
+        )

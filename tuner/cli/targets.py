@@ -203,6 +203,7 @@ def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarg
     titles = {name: _titles_with(name) for name in unused}
     served = {option.name: option.flag for one in families() for option in one.shaping}
     if refused := [name for name in unused if name in served]:
+        _refuse_if_left_out(refused, asked, _serving(asked, choice))
         raise OptionsRefused({name: f"for {titles[name]}" for name in refused}, served)
     flags = {option.name: option.flag for one in families() for option in one.options}
     bounds = [line for target in found for line in _not_bounding(target.family, choice)]
@@ -210,6 +211,20 @@ def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarg
     notes = [f"{flags[n]} is for {titles[n]}; {asked.target} has {have} alone" for n in unused]
     notes += dict.fromkeys(bounds)
     return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
+
+
+def _refuse_if_left_out(names: Sequence[str], asked: TargetOptions, serving: Serving) -> None:
+    """Raise BadInput, with the reason, if the first family with one of these options was left out
+    though the model may have its layers.
+    """
+    from tuner.jobs.targets import why_left_out
+
+    for name in names:
+        having = (one for one in families() if name in {option.name for option in one.shaping})
+        family = next(having)
+        if why := why_left_out(family, asked.target, serving):
+            flag = next(option.flag for option in family.shaping if option.name == name)
+            raise BadInput(f"{flag} cannot count: left out {family.title}: {why}")
 
 
 def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:

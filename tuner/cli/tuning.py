@@ -11,6 +11,7 @@ from tuner.cli import complete
 from tuner.cli.app import command, say
 from tuner.cli.check_files import (
     check_files,
+    check_names,
     device_of_files,
     engine_of_files,
     files_to_check,
@@ -48,15 +49,17 @@ from tuner.cli.targets import (
     settings_of,
     targets_of,
 )
-from tuner.errors import BadInput, CompilerUnavailable, UnsupportedKernel
+from tuner.errors import BadInput, CompilerUnavailable, UnknownDevice, UnsupportedKernel
 from tuner.problems.registry import family_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tuner.cli.check_files import CheckReport
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.points import Problem
+    from tuner.problems.registry import Family
     from tuner.tuning.request import Request, Source
 
 
@@ -299,37 +302,19 @@ def check(
 
     Exit 1 if an entry cannot run on the device, or the engine never reads a file.
     """
-    from tuner.devices.here import card_to_check_or_here, device_or_here
     from tuner.engines.engine import find_engine
 
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")
+    if dtype and not model and choice.family is None:
+        raise BadInput("--dtype is for the model of files: name it with --model")
     paths = files_to_check(targets) if choice.family is None else []
-    if not device and paths:
-        device = device_of_files(paths)
-    by_limits = paths and not model  # a name needs the card itself
-    card = card_to_check_or_here(device) if by_limits else device_or_here(device)
     found = find_engine(engine or engine_of_files(paths))
     if choice.family is None:
-        say_other_device(paths, card)
-        served = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
-        if dtype and not served:
-            raise BadInput("--dtype is for the model of files: name it with --model")
-        named = [*map(Path, targets)]
-        with waiting("compiling the files' entries"):
-            reports = check_files(paths, card, found, tp, choice, named, served)
+        served = model, tp, dtype
+        reports = _check_files(paths, [*map(Path, targets)], device, found, served, choice)
     else:
-        refuse_more_targets(choice.family, targets)
-        asked = TargetOptions(targets[0], card, found.name, found.version, tp)
-        resolved = resolve(asked, choice)
-        for note in resolved.notes:
-            say(note)
-        module: Any = resolved.family.optional("check")
-        if not hasattr(module, "check_problems"):
-            what = f"{resolved.family.title} cannot be checked by a model"
-            raise BadInput(f"{what}: give its config files, if {found.name} has some")
-        with waiting(f"compiling what {found.name} would launch"):
-            reports = [module.check_problems(resolved.problems, card, found)]
+        reports = _check_problems(targets, device, found, tp, choice, choice.family)
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
     _say_other_triton(found)
@@ -338,3 +323,52 @@ def check(
         write_remedy(getattr(reports[0], "remedy", None), write_patch)
     if not all(report.fits for report in reports):
         raise typer.Exit(1)
+
+
+def _check_files(
+    paths: Sequence[Path],
+    named: Sequence[Path],
+    device: str,
+    engine: Engine,
+    served: tuple[str, int, str | None],
+    choice: FamilyChoice,
+) -> list[CheckReport]:
+    """Check files, for the model, tp and dtype that are `served`. If the GPU is refused, their
+    names alone are judged.
+    """
+    from tuner.devices.here import card_to_check_or_here, device_or_here
+
+    model, tp, dtype = served
+    device = device or device_of_files(paths)
+    try:  # a model's name needs the card itself
+        card = device_or_here(device) if model else card_to_check_or_here(device)
+    except UnknownDevice as refused:
+        return [check_names(paths, device, engine, named, refused)]
+    say_other_device(paths, card)
+    asked = TargetOptions(model, card, engine.name, engine.version, tp, dtype) if model else None
+    with waiting("compiling the files' entries"):
+        return check_files(paths, card, engine, tp, choice, named, asked)
+
+
+def _check_problems(
+    targets: Sequence[str],
+    device: str,
+    engine: Engine,
+    tp: int,
+    choice: FamilyChoice,
+    family: Family,
+) -> list[Any]:
+    """Check what an engine launches for a model's kernels of a family."""
+    from tuner.devices.here import device_or_here
+
+    refuse_more_targets(family, targets)
+    card = device_or_here(device)
+    resolved = resolve(TargetOptions(targets[0], card, engine.name, engine.version, tp), choice)
+    for note in resolved.notes:
+        say(note)
+    module: Any = resolved.family.optional("check")
+    if not hasattr(module, "check_problems"):
+        what = f"{resolved.family.title} cannot be checked by a model"
+        raise BadInput(f"{what}: give its config files, if {engine.name} has some")
+    with waiting(f"compiling what {engine.name} would launch"):
+        return [module.check_problems(resolved.problems, card, engine)]

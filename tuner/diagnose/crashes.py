@@ -52,6 +52,13 @@ _TOLD_BY = {
         "need most.",
     )
 }
+# Releases whose defaults for experts fit a limit that those of earlier ones exceed.
+_FITS = {
+    101376: (  # 0.5.13 and 0.5.14 were read: _use_low_smem_fp8_default
+        "sglang: Use 0.5.14 or later, if the weights are fp8 without blocks: its defaults for them "
+        "fit into 101,376 bytes, and those of earlier releases do not.",
+    )
+}
 # A kernel that ROCm's runtime names below a fault, and parts of AITER by words in its name.
 _HIP_KERNEL = re.compile(r"Kernel Name: ([A-Za-z_]\w{2,200})")
 _AITER = (
@@ -386,7 +393,8 @@ def _of_kernel(
     )
     if needs := _compiled([family], details["required_bytes"], context):
         return _by_bytes(needs, [family], where, context, details)
-    return Added((where, why), (check, *_tune_steps([family], context)), details)
+    newer = _FITS.get(details["limit_bytes"], ()) if family.name == "fused_moe" else ()
+    return Added((where, why), (check, *newer, *_tune_steps([family], context)), details)
 
 
 def family_launched_at(frame: Frame) -> Family | None:

@@ -39,7 +39,7 @@ _DTYPE = re.compile(r",dtype=(\w+?)(?:_down)?(?:,|\.json)")
 # What people write for a card's name; an object of Python begins with a small letter.
 _PLACEHOLDER = re.compile(r"<[A-Z][A-Za-z_ ]*>|\{\w*\}|\*|X{3}|\.{3}")
 # The engines' programs that tune fused-MoE files on the card itself.
-_SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
+SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
 _QUANTISED = re.compile(r"(?i)[-_](?:awq|gptq|fp8|nvfp4|mxfp4|int[48]|w[48]a(?:8|16)|[48]bit)\b")
 # 0.10.2 and later were read: their fused_marlin_moe.py looks for no file.
 _MARLIN_READS_NONE = (0, 10)
@@ -169,7 +169,7 @@ def _by_marlin(file: MissingFile, context: Context) -> bool:
 
 def _made_by(file: MissingFile, reason: str) -> str:
     """Who makes a file for a card for which nothing is tuned here."""
-    script = _SCRIPTS.get(file.engine)
+    script = SCRIPTS.get(file.engine)
     if "is too old" in reason or not script or file.family is None or file.family.flag:
         return "No file is made for it."
     return f"No file is made here: {ENGINES[file.engine]}'s own benchmarks ({script}) make it."

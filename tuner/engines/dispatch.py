@@ -374,10 +374,13 @@ def _settled(table: DispatchTable, rule: DispatchRule, given: Mapping[str, str])
 def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
     """The settings; without the checkpoint if its experts are of another type than the problem.
 
-    Groups that the problem has smaller, as the checkpoint's do not divide it, are "halved".
+    They may be 16-bit if servers quantise them as they load. Groups that the problem has smaller,
+    as the checkpoint's do not divide it, are "halved".
     """
     stored, dtype = given.get(CHECKPOINT, ""), getattr(problem, "dtype", None)
-    if not (isinstance(dtype, Dtype) and dtype.value == stored.partition(" ")[0]):
+    at_load = stored.endswith(" none") and given.get("--quantization") == "fp8"
+    own = isinstance(dtype, Dtype) and dtype.value == stored.partition(" ")[0]
+    if not (own or at_load):
         return {name: value for name, value in given.items() if name != CHECKPOINT}
     _, width = getattr(problem, "block_shape", None) or (0, 0)
     groups = _GROUPS.search(stored)

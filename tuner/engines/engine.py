@@ -58,6 +58,10 @@ class Engine(Protocol):
         """Whether its servers load plugins. Attention's configurations need one."""
         ...
 
+    def card_name(self, name: str) -> str:
+        """Return what its servers call a card, in names of files, that a driver calls `name`."""
+        ...
+
 
 def register(name: str, package: str) -> None:
     """Add an engine. `package` is the dotted name of its package."""

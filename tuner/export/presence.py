@@ -39,11 +39,13 @@ def no_plugins(engine: Engine) -> str:
 
 
 def triton_of(engine: Engine) -> str | None:
-    """The installed Triton; without one, what the engine's servers run, if that is known."""
+    """Return the Triton that the engine's servers run; if that is not known, the installed one."""
+    if runs := engine_triton(engine):
+        return runs
     try:
         return installed_triton()
     except CompilerUnavailable:
-        return engine_triton(engine)
+        return None
 
 
 def facts_here(

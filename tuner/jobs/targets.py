@@ -97,9 +97,9 @@ def resolve_all(
 ) -> list[TuningTarget]:
     """The problems of each family of which a model has some; see `resolve_target`.
 
-    `among` are the families to look at, all without it. Notes say why a family is left out. Raises
-    IndivisibleShape if tp does not divide the layers of one, and each family's reason if the model
-    has no problem of any.
+    `among` are the families to look at, all without it. Notes say why a family is left out whose
+    layers the model may have. Raises IndivisibleShape if tp does not divide the layers of one, and
+    the reason of each such family if the model has no problem of any.
     """
     found: list[TuningTarget] = []
     architecture = class_of(target)
@@ -118,17 +118,30 @@ def resolve_all(
             found.append(TuningTarget(family, problems, notes, True, architecture))
     reasons: dict[str, list[str]] = {}
     refused = refused if found or refused else unread
-    for family, refusal in refused:
-        if not isinstance(refusal, LacksLayers):
-            reasons.setdefault(str(refusal), []).append(family.title)
+    may_have = [one for one in refused if not isinstance(one[1], LacksLayers)]
+    for family, refusal in may_have:
+        reasons.setdefault(str(refusal), []).append(family.title)
     if not found:
         if len(reasons) < 2:
-            raise refused[0][1]
+            raise (may_have or refused)[0][1]
         whys = (f"{_listed(titles)}: {why}" for why, titles in reasons.items())
         raise BadProblem("\n- ".join(["nothing of it can be tuned:", *whys]))
     left_out = tuple(f"left out {_listed(titles)}: {why}" for why, titles in reasons.items())
     notes = (*_not_served(architecture, serving), *left_out, *found[0].notes)
     return [replace(found[0], notes=notes), *found[1:]]
+
+
+def why_left_out(family: Family, target: str, serving: Serving) -> str:
+    """Return why a model has no problem of a family whose layers it may have; "" if it has one."""
+    if not supports(serving.engine, family.name):
+        return ""
+    try:
+        _where_dtype_applies(family, target, serving, target)
+    except LacksLayers:
+        return ""
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 def _not_served(architecture: str, serving: Serving) -> list[str]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
+from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, MalformedCheckpoint
 from tuner.models.attention_json import attention_shape
 from tuner.models.fields import architecture_of, language_fields, parse, torch_dtype
 from tuner.models.folder import read_with
@@ -46,21 +47,35 @@ class DeltaShape:
         )
 
 
+# How the names of classes begin that may have such layers, in sglang 0.5.23 and vLLM 0.33.0.
+_CLASSES = ("Qwen3Next", "Qwen3_5", "OlmoHybrid")
+
+
 def read_delta(path: Path) -> DeltaShape:
-    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
+    """Read the config.json at `path`, or in the folder `path`; see `parse_delta_json`."""
     return read_with(path, parse_delta_json)
 
 
+def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
+    """Refuse a model in which no such layers are known.
+
+    Raises LacksLayers, or MalformedCheckpoint for a class that may have such layers.
+    """
+    error = MalformedCheckpoint if architecture.startswith(_CLASSES) else LacksLayers
+    by_hand = "give the folder of its config.json, or" if preset else "name"
+    raise error(
+        f"no gated delta nets are known of {name}: {by_hand} the problem itself, "
+        "gated_delta:key_heads=.."
+    )
+
+
 def parse_delta_json(data: bytes, name: str) -> DeltaShape:
-    """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
+    """Read a config.json's bytes. Raises MalformedCheckpoint, and LacksLayers; see `refuse_delta`."""
     config = parse(data)
     architecture, fields = architecture_of(config), language_fields(config)
     heads = delta_net(fields)
     if heads is None:
-        raise MalformedCheckpoint(
-            f"{architecture} has no gated delta nets that are known here: name the problem itself, "
-            "gated_delta:key_heads=.."
-        )
+        refuse_delta(name, architecture, preset=False)
     whole = layer_total(fields), attention_shape(config)
     places = delta_places(fields, *whole)
     state = fields.get("mamba_ssm_dtype")

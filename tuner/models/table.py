@@ -70,9 +70,9 @@ def class_of(target: str | bytes) -> str:
 
 
 def stored_as(target: str | bytes) -> str:
-    """How experts of a preset or a config.json are quantised: type, format, and what is special.
+    """How experts of a preset or a config.json are stored: type, format, and what is special.
 
-    As "int4_w4a16 compressed-tensors int4 asymmetric"; "" if they are not, or it is not known.
+    As "int4_w4a16 compressed-tensors int4 asymmetric", or "bfloat16 none"; "" if it is not known.
     """
     try:
         model = (
@@ -82,7 +82,8 @@ def stored_as(target: str | bytes) -> str:
         )
     except (UnknownModel, MalformedCheckpoint):
         return ""
-    if model.dtype is None or model.quantization.startswith("none"):
+    plain = model.quantization.startswith("none")
+    if model.dtype is None or (plain and model.doubt):
         return ""
     return f"{model.dtype.value} {model.quantization} {model.detail}".rstrip()
 

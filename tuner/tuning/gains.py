@@ -254,14 +254,15 @@ def cost_line(totals: Totals) -> str:
 def work_line(totals: Sequence[Totals], *, predicted: bool = False) -> str:
     """What one or several runs compiled and timed together. Problems may share kernels.
 
-    `predicted`: a model gave the times, and nothing was measured.
+    `predicted`: a model gave the times, and nothing was measured. A replay compiles nothing.
     """
     cached = sum(one.extra.get("kernels_cached", 0) for one in totals)
     known = f" and {cached:.0f} from the cache" if cached else ""
     compiled = sum(one.configs_compiled for one in totals)
     times = sum(one.measurements for one in totals)
-    return (
-        f"{compiled} kernel{'s' * (compiled != 1)} compiled{known}, "
-        f"{times} time{'s' * (times != 1)} {'predicted' if predicted else 'taken'}, "
-        f"{sum(one.wall_s for one in totals):.1f} s in all"
-    )
+    said = f"{times} time{'s' * (times != 1)}"
+    took = f"{sum(one.wall_s for one in totals):.1f} s in all"
+    if not any("kernels_cached" in one.extra for one in totals):
+        return f"{said} read from a recording, {took}"
+    kernels = f"{compiled} kernel{'s' * (compiled != 1)} compiled{known}"
+    return f"{kernels}, {said} {'predicted' if predicted else 'taken'}, {took}"

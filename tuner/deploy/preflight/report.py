@@ -19,6 +19,7 @@ from tuner.deploy.preflight.check_gpus import (
 from tuner.deploy.preflight.check_network import (
     HOST_VARIABLES,
     INTERFACE_VARIABLES,
+    check_left_out,
     check_network,
     check_rdma,
 )
@@ -100,6 +101,9 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         )
         for node, links in linked
     )
+    for (node, _), proposal in zip(linked, reports):  # noqa: B905 - Python 3.8
+        expected_node = expected.node(node.name) if expected else None
+        findings += check_left_out(node, expected_node, proposal.environment)
     return PreflightReport(reports, tuple(_unique(findings)))
 
 

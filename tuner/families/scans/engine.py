@@ -167,7 +167,8 @@ class ScanKernels(ABC, Generic[E]):
         if part not in self.stages:
             wanted = " or ".join(f"chain={name}" for name in self.scan.chains)
             raise UnsupportedKernel(
-                f"{self.lifted.origin} has no kernel {part.value}: its problems have {wanted}"
+                f"{self.lifted.origin} does not run {part.value}: the problem is of another "
+                f"engine's chain of kernels; give it {wanted}"
             )
         return self.stages[part]
 
