@@ -16,7 +16,7 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import config_variables
 from tuner.errors import ExportRefused
-from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
+from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
 from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
 from tuner.export.files import (
     PROVENANCE,
@@ -64,7 +64,7 @@ class Choice:
     @property
     def flags(self) -> dict[str, str]:
         """The flags that the files need, besides what servers are started with."""
-        return {name: value for one in self.advice for name, value in one.flags.items()}
+        return flags_to_start(self.advice)
 
 
 def export_device(
