@@ -171,6 +171,11 @@ class WinnerOut(ResultOut):
         description="The incumbent that servers run without this program. It has no time where it "
         "is not among the incumbents. Null: not known."
     )
+    architecture: str = Field("", description="The class of these servers' model, if it is known.")
+    checkpoint: str = Field("", description="How its checkpoint stores experts, likewise.")
+    server_args: str = Field(
+        "", description="The flags and variables that these servers are started with."
+    )
     least_us: float = Field(
         description="The roofline: the least time that the device's memory and tensor cores need."
     )

@@ -39,6 +39,7 @@ from tuner.jobs.targets import (
     refuse_options,
     refuse_too_large,
     resolve_target,
+    server_for,
 )
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Serving
@@ -139,7 +140,7 @@ class Watch:
             selection=target.family.read_selection(problem, sizes),
             effort=parse_effort(self.effort),
             model=model,
-            architecture=target.architecture,
+            server=server_for(target.server, engine, {}, ep),
         )
         refuse_too_large(request)
         return request

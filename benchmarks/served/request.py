@@ -22,7 +22,7 @@ from benchmarks.served.server import server_of
 from tuner.deploy.load_proof import read_deployed
 from tuner.devices.here import asked_here
 from tuner.devices.table import Device, find_device
-from tuner.engines.dispatch import flags_of, of_class
+from tuner.engines.dispatch import flags_of, of_model
 from tuner.engines.engine import PackageSource, find_packages, parse_spec
 from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import (
@@ -35,7 +35,6 @@ from tuner.errors import (
 from tuner.export.advice import EngineRelease, Verdict, advise_all
 from tuner.export.export import WinnerStore
 from tuner.export.selection import with_shipped
-from tuner.models.table import class_of
 from tuner.problems.results import Winner
 from tuner.shell import command_line
 
@@ -81,6 +80,7 @@ class Advised:
 
     flags: Mapping[str, str] = field(default_factory=dict)  # "": to be left out
     notes: Sequence[str] = ()  # problems whose files no server reads as it is started
+    needs: Mapping[str, str] = field(default_factory=dict)  # without which no server starts
 
     @property
     def variables(self) -> dict[str, str]:
@@ -88,9 +88,11 @@ class Advised:
 
     def added_to(self, words: Sequence[str]) -> list[str]:
         """The words of a command line, with these flags in place of what they say of them."""
-        mine = {name: value for name, value in self.flags.items() if _is_flag(name)}
-        given = [word for name, value in mine.items() if value for word in (name, value)]
-        return [*_without(words, mine), *given]
+        return _added(self.flags, self.needed_in(words))
+
+    def needed_in(self, words: Sequence[str]) -> list[str]:
+        """The words with the flags that a server needs also without files."""
+        return _added(self.needs, words)
 
 
 def advised_for(
@@ -99,28 +101,35 @@ def advised_for(
     device: Device,
     engine: EngineRelease,
     words: Sequence[str],
-    architecture: str = "",
+    model: str = "",
 ) -> Advised:
     """What is advised for servers of an engine that are started with these words.
 
     `exported` are the texts of the problems that have files, and `winners` are theirs;
-    `architecture` is the class of the model, where it is known.
+    `model` is the model's folder or name.
     """
     flags: dict[str, str] = {}
+    needs: dict[str, str] = {}
     notes: list[str] = []
     if winners:
-        flags_given = of_class(flags_of(words), architecture)
+        flags_given = of_model(flags_of(words), model) if model else flags_of(words)
         for one in advise_all(with_shipped(winners), device, engine, flags_given):
             if one.verdict is Verdict.LEAVE:
                 notes.append(f"files that are not advised for these servers: {one}")
-            flags |= one.flags
+            (needs if one.presumed else flags).update(one.flags)
     unknown = len(exported) - len({winner.problem for winner in winners})
     if unknown:
         notes.append(
             f"the store has no times of {unknown} of {len(exported)} exported problems, so nothing "
             "is advised for these: --after-args can give the flags that their files need"
         )
-    return Advised(flags, tuple(notes))
+    return Advised(flags, tuple(notes), needs)
+
+
+def _added(flags: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    mine = {name: value for name, value in flags.items() if _is_flag(name)}
+    given = [word for name, value in mine.items() if value for word in (name, value)]
+    return [*_without(words, mine), *given]
 
 
 def _is_flag(name: str) -> bool:
@@ -198,8 +207,11 @@ def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
     both, before, after = _words(request)
     advised = Advised()
     if not after:
-        advised = advised_for(exported, winners, device, package, both, class_of(request.model))
-    args = {BEFORE: [*both, *before], AFTER: [*advised.added_to(both), *after]}
+        advised = advised_for(exported, winners, device, package, both, request.model)
+    args = {
+        BEFORE: [*advised.needed_in(both), *before],
+        AFTER: [*advised.added_to(both), *after],
+    }
     assigned = [f"{name}={value}" for name, value in advised.variables.items()]
     gpus = _gpus(device, request.tp)
     free_ports(2, request.port)

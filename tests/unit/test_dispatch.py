@@ -109,11 +109,11 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
     awq, gptq = ({"quant_method": name, "bits": 4, "group_size": 128} for name in ("awq", "gptq"))
     rounded = gptq | {"quant_method": "auto-round"}
     qwen, nemotron = "Qwen3MoeForCausalLM", "NemotronHForCausalLM"
-    int8_flag, wna16 = {"--quantization": "w8a8_int8"}, {"--quantization": "moe_wna16"}
+    wna16 = {"--quantization": "moe_wna16"}
     runner = {"--moe-runner-backend": "triton"}
     for release, device, architecture, stored, columns, kernels, to_triton in (
-        ("sglang 0.5.2", "L40S", qwen, weights(8, "int"), 384, ["no kernel"], int8_flag),
-        ("sglang 0.5.16", "L40S", qwen, weights(8, "int"), 384, ["no kernel"], int8_flag),
+        ("sglang 0.5.2", "L40S", qwen, weights(8, "int"), 384, ["Triton"], {}),
+        ("sglang 0.5.16", "L40S", qwen, weights(8, "int"), 384, ["Triton"], {}),
         ("sglang 0.5.23", "H100", qwen, {"quant_method": "w8a8_int8"}, 384, ["Triton"], {}),
         ("sglang 0.5.16", "H100", qwen, int4, 384, ["Marlin"], runner),
         ("sglang 0.5.2", "H100", qwen, int4, 384, ["Marlin"], {}),
@@ -155,6 +155,8 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
             assert found
             assert [one.name.partition(" (")[0] for one in found.kernels] == kernels
             assert to_triton is None or found.to_triton == to_triton
+            stops = engine == "sglang" and stored == weights(8, "int")
+            assert found.needs == ({"--quantization": "w8a8_int8"} if stops else {})
             assert "checkpoint" not in found.options
             with_it = what_runs(
                 engine, version, problem, find_device(device), flags | found.to_triton

@@ -18,6 +18,7 @@ from tuner.models.serving import Serving
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families, find_family
+from tuner.problems.server import UNKNOWN_SERVER
 
 LAYER = "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -180,13 +181,14 @@ class TestAllFamilies:
 def test_a_target_has_the_class_of_its_model(tmp_path):
     preset = find_preset("nemotron-3-nano-30b-a3b")
     serving = Serving(engine="sglang", engine_version="0.5.16")
-    assert resolve_target(preset.name, serving).architecture == preset.architecture != ""
-    assert {one.architecture for one in resolve_all(preset.name, serving)} == {preset.architecture}
+    found = resolve_target(preset.name, serving).server
+    assert found.architecture == preset.architecture != ""
+    assert {one.server for one in resolve_all(preset.name, serving)} == {found}
     config = b"""{"architectures": ["MixtralForCausalLM"], "num_local_experts": 8,
         "hidden_size": 64,
         "intermediate_size": 512, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}"""
-    assert resolve_target(config, Serving()).architecture == "MixtralForCausalLM"
-    assert resolve_target(LAYER, Serving()).architecture == ""
+    assert resolve_target(config, Serving()).server.architecture == "MixtralForCausalLM"
+    assert resolve_target(LAYER, Serving()).server == UNKNOWN_SERVER
 
 
 def test_a_type_of_the_experts_is_never_dropped():

@@ -263,6 +263,9 @@ def test_advised_flags_replace_what_a_command_says_of_them():
     assert advised.added_to(words) == ["--x", "1", "--ab", "3", "--y", "--a", "triton"]
     assert advised.variables == {"NAME": "0"}
     assert Advised().added_to(words) == words
+    assert advised.needed_in(words) == words  # a server starts without them
+    needed = Advised(needs={"--q": "int8"})
+    assert needed.needed_in(words) == needed.added_to(words) == [*words, "--q", "int8"]
 
 
 def test_the_store_says_the_flags_of_the_server_with_the_files():

@@ -22,11 +22,9 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
-    divided,
-    seen_settings,
     selection_of,
     settings_of,
-    targets_of,
+    targets_and_settings,
 )
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of, find_family
@@ -85,15 +83,12 @@ def plan(
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
         found, flags = find_engine(engine), settings_of(server_args, target)
         asked = TargetOptions(target, card, found.name, found.version, tp, dtype, flags)
-        targets = targets_of(asked, choice, every=_is_model(target, choice))
+        targets, flags = targets_and_settings(asked, choice, every=_is_model(target, choice))
         for note in [note for one in targets for note in one.notes]:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
-        flags = seen_settings(target, problems, asked, divided(flags, found.name, choice))
-        served = all(
-            not one.architecture or names_model(found.name, found.version, one.architecture)
-            for one in targets
-        )
+        classes = {one.server.architecture for one in targets if one.server.architecture}
+        served = all(names_model(found.name, found.version, one) for one in classes)
     made = planned(problems, found, card, flags, choice, wanted)
     show(as_json, made.as_json, made.as_text)
     if not served:

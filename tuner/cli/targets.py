@@ -142,8 +142,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     """
     from tuner.diagnose import Hints
     from tuner.diagnose.files import missing_files
-    from tuner.jobs.targets import TuningTarget, refuse_options
-    from tuner.models.table import class_of
+    from tuner.jobs.targets import TuningTarget, refuse_options, server_of_model
 
     spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
     tp = asked.tp if asked.tp != 1 else 0
@@ -156,7 +155,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
         )
     known = {o.name for one in found if one.family for o in one.family.options}
     refuse_options(found[0].family or families()[0], choice.values.keys() - known)
-    targets, errors, architecture = [], [], class_of(context.target())
+    targets, errors, server = [], [], server_of_model(context.target())
     for missing in found:
         family = missing.family
         if family is None:
@@ -166,7 +165,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
         else:
             notes = (*missing.resolved.notes, *_other_gpu(missing.resolved, asked))
             problems = missing.resolved.problems
-            targets.append(TuningTarget(family, problems, notes, True, architecture))
+            targets.append(TuningTarget(family, problems, notes, True, server))
     if not targets:
         raise errors[0]
     left_out = tuple(f"left out: {error}" for error in errors)
@@ -253,33 +252,19 @@ def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
     """How the server runs, as the options and its flags say. Raises BadInput if they contradict
     each other, or if a flag changes problems in a way that is not read.
     """
-    from tuner.engines.launch import read_flags
+    from tuner.jobs.targets import as_flags_say
     from tuner.models.serving import Serving
 
-    said = read_flags(asked.engine, asked.flags)
-    if said.unread:
-        raise BadInput(said.unread)
-    tp = said.tp or asked.tp
-    options = said.on(tp)
-    shaping = {option.name: option for one in families() for option in one.shaping}
-    given = choice.of(tuple(shaping.values()))
-    flags = {"tp": "--tp", **{name: option.flag for name, option in shaping.items()}}
-    by_server = {"tp": tp, **options}
-    by_options = {"tp": asked.tp, **given} if asked.tp != 1 else given
-    for name in by_options.keys() & by_server.keys():
-        if by_options[name] != by_server[name]:
-            raise BadInput(
-                f"{flags[name]} is {by_options[name]}, and the server's flags say "
-                f"{by_server[name]}: leave one of them out"
-            )
-    return Serving(
+    shaping = tuple(option for one in families() for option in one.shaping)
+    serving = Serving(
         engine=asked.engine,
         engine_version=asked.engine_version,
         device=asked.device,
-        tp=tp,
-        dtype=parse_dtype(asked.dtype) if asked.dtype else said.dtype,
-        options={**options, **given},
+        tp=asked.tp,
+        dtype=parse_dtype(asked.dtype) if asked.dtype else None,
+        options=choice.of(shaping),
     )
+    return as_flags_say(serving, asked.flags)
 
 
 def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict[str, str]:
@@ -307,6 +292,21 @@ def settings_of(server_args: str, target: str | None) -> dict[str, str]:
         return of_class(settings, "")
     said = _findings_of(target).facts.settings if is_log(target) else {}
     return of_model({**said, **settings}, target)
+
+
+def targets_and_settings(
+    asked: TargetOptions, choice: FamilyChoice, every: bool
+) -> tuple[list[TuningTarget], dict[str, str]]:
+    """The problems to tune, as `targets_of`, and all that is known of the servers' settings."""
+    from tuner.engines.settings import settings_kept
+
+    targets = targets_of(asked, choice, every)
+    problems = [problem for found in targets for problem in found.problems]
+    # Of a log, its text names the model.
+    known = {**settings_kept(targets[0].server), **asked.flags}
+    return targets, seen_settings(
+        asked.target, problems, asked, divided(known, asked.engine, choice)
+    )
 
 
 def seen_settings(

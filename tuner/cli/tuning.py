@@ -38,16 +38,14 @@ from tuner.cli.plan import asked_by_cluster, planned
 from tuner.cli.runs import print_reports, run_all, waiting
 from tuner.cli.targets import (
     TargetOptions,
-    divided,
     refuse_more_targets,
     refuse_one_file,
     refuse_several_gpus,
     resolve,
-    seen_settings,
     selection_of,
     server_of,
     settings_of,
-    targets_of,
+    targets_and_settings,
 )
 from tuner.errors import BadInput, CompilerUnavailable, UnknownDevice, UnsupportedKernel
 from tuner.problems.registry import family_of
@@ -115,9 +113,8 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.engines.dispatch import of_class
-    from tuner.engines.dispatch_table import ARCHITECTURE, CHECKPOINT
     from tuner.engines.engine import find_engine
+    from tuner.engines.settings import settings_to_keep
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import Request, parse_effort, parse_gpus, parse_source
 
@@ -146,11 +143,9 @@ def tune(
         flags = settings_of(server_args, target)
         name, version = found_engine.name, found_engine.version
         asked = TargetOptions(target, card, name, version, tp, dtype, flags)
-        targets = targets_of(asked, choice, every)
+        targets, flags = targets_and_settings(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
-        flags = of_class(flags, targets[0].architecture)  # of a log, the text names the model
-        flags = seen_settings(target, problems, asked, divided(flags, name, choice))
     one_file = {"--record": record, "--routing": routing}
     refuse_one_file(every, one_file)
     if every:
@@ -168,8 +163,7 @@ def tune(
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
-            architecture=flags.get(ARCHITECTURE, ""),
-            checkpoint=flags.get(CHECKPOINT, ""),
+            server=settings_to_keep(found_engine.name, flags),
         )
         for problem in problems
     ]

@@ -18,7 +18,7 @@ from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import config_variables
 from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
 from tuner.errors import ExportRefused
-from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
+from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
 from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.report import ExportReport, triton_notes
@@ -62,7 +62,7 @@ class Choice:
     @property
     def flags(self) -> dict[str, str]:
         """The flags that the files need, besides what servers are started with."""
-        return {name: value for one in self.advice for name, value in one.flags.items()}
+        return flags_to_start(self.advice)
 
 
 def export_device(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.dispatch import options_text
 from tuner.engines.engine import Engine, engine_triton
-from tuner.export.advice import Advice
+from tuner.export.advice import Advice, flags_to_start
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status, counted
@@ -71,6 +72,8 @@ class ExportReport:
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
         lines += [export_line(name, str(self.root.resolve())) for name in self.variables]
+        if flags := flags_to_start(self.advice):
+            lines.append(f"start servers with: {options_text(flags)}")
         lines += [*self.notes, *self._removed()]
         lines += [f"server flags for {flags}" for flags in self.server_flags]
         if {status for file in self.files for status in file.statuses.values()} <= {

@@ -21,6 +21,7 @@ from tuner.errors import BadInput, TunerError, did_you_mean
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 from tuner.tuning.request import Effort, Request, Source, parse_effort, parse_source
 
 HEARTBEAT = timedelta(seconds=10)
@@ -72,7 +73,7 @@ class JobRequest:
     wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
-    architecture: str = ""  # the class of the model, which engines' rules may name; "": not known
+    server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
     source: Source = field(init=False, repr=False, compare=False)  # of the times, as `measure` says
 
     def __post_init__(self) -> None:
@@ -123,7 +124,7 @@ class JobRequest:
             wide=self.wide,
             seed=self.seed,
             carry_over=carry_over,
-            architecture=self.architecture,
+            server=self.server,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class JobRequest:
             "seed": self.seed,
             "model": self.model,
             # Left out where it is not known, so that keys of earlier programs are found.
-            **({"architecture": self.architecture} if self.architecture else {}),
+            **self.server.as_json(),
         }
 
 
@@ -156,7 +157,7 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
         wide=values["wide"],
         seed=values["seed"],
         model=values["model"],
-        architecture=values.get("architecture", ""),  # programs before did not know it
+        server=read_server(values),  # earlier programs did not know all of it
     )
 
 

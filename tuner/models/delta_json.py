@@ -70,7 +70,7 @@ def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
 
 
 def parse_delta_json(data: bytes, name: str) -> DeltaShape:
-    """Read a config.json's bytes. Raises MalformedCheckpoint, and LacksLayers; see `refuse_delta`."""
+    """Read a config.json's bytes. Raises MalformedCheckpoint or LacksLayers; see `refuse_delta`."""
     config = parse(data)
     architecture, fields = architecture_of(config), language_fields(config)
     heads = delta_net(fields)

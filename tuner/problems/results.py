@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from tuner.problems.points import TRITON, Candidate, Config, Point, Problem
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 
 
 class Status(str, Enum):
@@ -174,6 +175,8 @@ class Entry:
     # The name of the incumbent that a server runs without this program. A backend that was not
     # measured is not among the incumbents. Empty: not known.
     without_us: str = ""
+    # The server that `without_us` is of, with the flags without which it would not start.
+    server: ServerSettings = UNKNOWN_SERVER
 
 
 def own_choice(point: Point, config: Config, name: str, trial: Trial | None) -> Entry | None:
@@ -235,6 +238,7 @@ def entry_json(
         "n_spills": entry.compiled.n_spills,
         "incumbents": {name: incumbent_json(i, config) for name, i in entry.incumbents.items()},
         "without_us": entry.without_us or None,
+        **entry.server.as_json(),
         "reason": entry.reason,
     }
 

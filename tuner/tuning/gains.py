@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.dispatch import Kernel, Runs
+from tuner.engines.settings import with_flags
 from tuner.problems.points import TRITON, Config, Point, title_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Totals, Trial
 from tuner.render import gain_text
@@ -138,10 +139,11 @@ def over_words(entries: Iterable[Entry]) -> str:
         said.append(f"Triton's {' and '.join(own)} configurations")
     over = " and ".join(said)
     missing = unmeasured(some)
+    started = " or".join(filter(None, dict.fromkeys(with_flags(one.server) for one in some)))
     if not missing:
-        return f"over {WITHOUT_US}: {over}"
+        return f"over {WITHOUT_US}{started}: {over}"
     titles = " and ".join(filter(None, missing))
-    told = f"{titles}, which runs without us," if titles else WITHOUT_US
+    told = f"{titles}, which runs without us{started}," if titles else f"{WITHOUT_US}{started}"
     return f"over {over}; {told} was {NOT_MEASURED}"
 
 

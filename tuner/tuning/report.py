@@ -45,7 +45,7 @@ class Report:
     entries: Sequence[Entry]
     totals: Totals
     table: EntryTable
-    runs: Runs | None  # what servers run without flags; None: nobody knows
+    runs: Runs | None  # what the request's server runs; None: nobody knows
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner tune --json` prints."""
