@@ -279,7 +279,8 @@ def _fusion_advice(problems: Sequence[Problem], stored: Collection[Problem], eng
         for mine in stored:
             if not isinstance(wanted, FusedMoe) or not isinstance(mine, FusedMoe):
                 continue
-            if wanted.E == mine.E or replace(wanted, E=mine.E, top_k=mine.top_k) != mine:
+            fused = replace(wanted, E=mine.E, top_k=mine.top_k, shared_experts=mine.shared_experts)
+            if wanted.E == mine.E or fused != mine:
                 continue
             if wanted.E < mine.E:
                 return f"{engine} here does not fuse the shared experts (--no-fuse-shared): "

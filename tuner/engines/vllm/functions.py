@@ -53,6 +53,10 @@ class EngineFunctions:
     def has(self, name: str) -> bool:
         return self.definitions.has(name)
 
+    def takes(self, name: str, parameter: str) -> bool:
+        """Whether a function of the release has a parameter of that name."""
+        return parameter in self.definitions.parameters(name)
+
     @property
     def definitions(self) -> Definitions:
         """The functions, compiled as they are asked for."""

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tuner.devices.table import Device
 from tuner.devices.target import Target
@@ -105,6 +106,9 @@ NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
 
 class MoeKernels(FamilyKernels):
     """The fused-MoE kernels of one engine version."""
+
+    # Whether slots of experts elsewhere, under expert parallelism, fill blocks of their own.
+    foreign_blocks: ClassVar[bool]
 
     @abstractmethod
     def bind(

@@ -19,7 +19,7 @@ from torch import Tensor
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
 from tuner.families.fused_moe.engine import moe_engine
-from tuner.families.fused_moe.inputs import grid_size
+from tuner.families.fused_moe.inputs import ELSEWHERE, grid_size
 from tuner.families.fused_moe.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
 from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.measure.messages import RoutingFile, measurement_fields, read_point
@@ -44,7 +44,13 @@ class MoeOnGpu:
         self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.backend)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         captured = _captured(request["routing"], problem) if request["routing"] else None
-        self._layer = Layer(problem, request["seed"], last_cache_bytes(), captured)
+        self._layer = Layer(
+            problem,
+            request["seed"],
+            last_cache_bytes(),
+            captured,
+            foreign_blocks=self._kernels.foreign_blocks,
+        )
         self._copy_rate = copy_bytes_per_us()
         self._thorough = request["thorough"]
         self._errors: dict[tuple[Point, Config], float] = {}  # the worst, of what was compared
@@ -179,12 +185,12 @@ def _checked(ids: object, path: Path, problem: FusedMoe) -> Tensor:
         empty = ", no token" if ids.numel() == 0 else ""
         raise BadInput(f"{path} holds a tensor of shape {tuple(ids.shape)}{empty}: {expected}")
     least, most = int(ids.min()), int(ids.max())
-    if least == -1:
+    if least == ELSEWHERE and problem.ep == 1:
         raise BadInput(
-            f"{path} holds -1, which stands for an expert on another GPU: capture the routing "
-            f"without expert parallelism; {expected}"
+            f"{path} holds -1, which stands for an expert on another GPU: tune with --ep, as the "
+            f"server that was captured runs; {expected}"
         )
-    if least < 0 or most >= problem.E:
-        wrong = least if least < 0 else most
+    if least < ELSEWHERE or most >= problem.E:
+        wrong = least if least < ELSEWHERE else most
         raise BadInput(f"{path} holds the expert id {wrong}: {expected}")
     return ids.to(torch.int32)

@@ -79,6 +79,10 @@ def fitted_block(cut: Cut) -> Block:
     return 0, group
 
 
+_EP_NOTE = (
+    "each rank gets all tokens and computes its own experts; an all-to-all backend (DeepEP and "
+    "others) sends a rank only its own tokens, which is another load and is not tuned here"
+)
 _UNGATED = "NemotronH"  # how their classes' names begin
 
 
@@ -130,6 +134,8 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
     if width := model.image_intermediate:
         problems.append(_served(replace(model, intermediate=width), serving, fusion))
         notes.append(f"experts for text are {model.intermediate} wide, those for images {width}")
+    if problems[0].ep > 1:
+        notes.append(_EP_NOTE)
     return Resolved(tuple(problems), (*notes, *_class_notes(model.architecture)))
 
 
@@ -199,6 +205,9 @@ def moe_problem(
         dtype=scheme[0],
         block_shape=block,
         per_channel_quant=scheme[2],
+        ep=ep,
+        # Before sglang 0.4.7 a token went to one of several copies, drawn like a routed expert.
+        shared_experts=fusion.experts if fusion.experts == fusion.top_k else 0,
     )
 
 
@@ -328,8 +337,7 @@ def _divide(
 
 def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) -> dict[str, str]:
     """The words that name expert parallelism at this tp, if each rank may hold whole experts."""
-    fits = model.E % tp == 0 and model.E // tp >= model.top_k
-    if not fits or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
+    if model.E % tp or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
         return {}
     flags = f"sglang's --ep-size {tp} or vLLM's --enable-expert-parallel a rank holds whole experts"
     return {"cli": f"; with {flags}: add --ep {tp}", "api": f"; with {flags}: ep={tp}"}

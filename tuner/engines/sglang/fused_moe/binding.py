@@ -16,6 +16,7 @@ all M with M * top_k divisible by 16 share one variant, and all others share a s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
@@ -54,6 +55,8 @@ class FusedMoeKernels(MoeKernels):
 
     lifted: Lifted
 
+    foreign_blocks: ClassVar[bool] = True  # `moe_align_block_size` has a bucket for -1
+
     def bind(
         self,
         problem: FusedMoe,
@@ -63,14 +66,13 @@ class FusedMoeKernels(MoeKernels):
         target: Target,
         *,
         sorted_output: bool = False,
-        filter_expert: bool = False,
         zero_points: bool = False,
         compute: str | None = None,
     ) -> Binding:
         """Bind the kernel that the engine launches for `gemm` at `batch_size` tokens.
 
-        `sorted_output`: this is the up gemm, and the down gemm uses TMA. `filter_expert`: the
-        layer runs under expert parallelism. `zero_points`: weights are asymmetric (AWQ).
+        `sorted_output`: this is the up gemm, and the down gemm uses TMA. `zero_points`: weights
+        are asymmetric (AWQ).
         `compute`: the 16-bit type beside quantised weights, "bf16" (the default) or "fp16".
 
         Raises UnsupportedKernel for a parameter, a config key or a dtype that either the
@@ -85,7 +87,7 @@ class FusedMoeKernels(MoeKernels):
         self._check(launch, function, names)
         allowed = launch_options(target.backend)
         known = {
-            **arguments_of(launch, filter_expert=filter_expert, zero_points=zero_points),
+            **arguments_of(launch, zero_points=zero_points),
             **{k: Constant(v) for k, v in config.items() if k not in allowed},
         }
         options: dict[str, int | bool] = {
@@ -202,16 +204,14 @@ def compute_of(problem: FusedMoe) -> str:
     return "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
 
 
-def arguments_of(
-    launch: MoeLaunch, *, filter_expert: bool, zero_points: bool
-) -> dict[str, Argument]:
+def arguments_of(launch: MoeLaunch, *, zero_points: bool) -> dict[str, Argument]:
     """The arguments of a launch by parameter; `FusedMoeKernels.bind` says what the flags mean."""
     if kernel_name(launch.problem) == GROUPED:
-        return {**_shared(launch, filter_expert), **_grouped(launch, zero_points)}
-    return {**_shared(launch, filter_expert), **_dense(launch)}
+        return {**_shared(launch), **_grouped(launch, zero_points)}
+    return {**_shared(launch), **_dense(launch)}
 
 
-def _shared(launch: MoeLaunch, filter_expert: bool) -> dict[str, Argument]:
+def _shared(launch: MoeLaunch) -> dict[str, Argument]:
     """Parameters of both kernels."""
     problem, gemm, config = launch.problem, launch.gemm, launch.config
     n, _ = problem.gemm_shape(gemm)
@@ -230,7 +230,7 @@ def _shared(launch: MoeLaunch, filter_expert: bool) -> dict[str, Argument]:
         "top_k": Constant(problem.top_k if gemm is Gemm.UP else 1),
         "compute_type": TypeConstant(launch.compute),
         "use_int8_w8a16": Constant(problem.dtype is Dtype.INT8_W8A16),
-        "filter_expert": Constant(filter_expert),
+        "filter_expert": Constant(problem.ep > 1),
     }
 
 
