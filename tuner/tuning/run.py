@@ -101,9 +101,11 @@ def execute(
 
     run = store.begin_run(_run_key(prepared, source, environment))
     try:
+        if source.compiler is not None:
+            watcher.compiles(source.compiler)
         watcher.step("")
         store.expect(run, _outlook(prepared, plan))
-        entries = tune(
+        found = tune(
             plan,
             strategy,
             bench,
@@ -114,7 +116,7 @@ def execute(
             tell=lambda chosen, trials: with_backends(chosen, trials, runs, source.backends),
         )
         watcher.step("storing the winners")
-        entries = mark_untested(entries, request.device)
+        entries = mark_untested(found.entries, request.device)
         if source.compiler is not None:
             bench.totals.extra["kernels_cached"] = source.compiler.cached_count
         if on_gpu is not None:
@@ -140,6 +142,7 @@ def execute(
         totals=bench.totals,
         table=prepared.table,
         runs=runs,
+        mishaps=found.mishaps,
     )
 
 
