@@ -117,6 +117,9 @@ class Measurement:
         return self.median_us is not None
 
 
+UNCHECKED = "slower than the best: not compared"  # of a time whose outputs may be wrong
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate with its compile result and its measurement."""
@@ -129,6 +132,11 @@ class Trial:
     def lost(self) -> bool:
         """Whether nothing is known of the candidate, because of a mishap."""
         return self.measurement.status in MISHAPS
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether it has a time, and its outputs were not compared."""
+        return self.measurement.timed and self.measurement.detail.startswith(UNCHECKED)
 
 
 def untimed(candidate: Candidate, compiled: Compiled) -> Trial:

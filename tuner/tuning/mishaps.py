@@ -25,45 +25,46 @@ def keep_uncompared(
     Nothing was compared with it, so nothing may replace it. If the store has an entry for the size,
     which was compared in an earlier run, that one stays.
     """
-    reasons: dict[Size, str] = {}
-    for point in requested:
-        if not incumbents.get(point):
-            continue
-        name = _running(incumbents[point])
-        trial = trials[Candidate(point, incumbents[point][name])]
-        if trial.lost:
-            why = f"the {name} configuration was not compared: {trial.measurement.detail}"
-            reasons[_size(point)] = why
-    stored = {
-        Candidate(point, config): trials[Candidate(point, config)]
-        for point, config in previous.items()
-        if trials[Candidate(point, config)].measurement.timed
+    own = {
+        point: trials[Candidate(point, by_name[_running(by_name)])]
+        for point, by_name in incumbents.items()
+        if point in requested and by_name
     }
-    unstored = {_size(p) for p in requested if Candidate(p, previous.get(p, _NONE)) not in stored}
+    lost = {_size(point): point for point, trial in own.items() if trial.lost}
+    stored = {
+        point: trial
+        for point, config in previous.items()
+        if (trial := trials[Candidate(point, config)]).measurement.timed
+    }
+    unstored = {_size(point) for point in own if point not in stored}
 
     def kept(entry: Entry) -> Entry:
-        point, size = entry.point, _size(entry.point)
-        if size not in reasons or point not in requested:
+        size = _size(entry.point)
+        if entry.point not in own or size not in lost:
             return entry
+        name, why = _running(incumbents[lost[size]]), own[lost[size]]
         if size in unstored:
-            own = incumbents[point][_running(incumbents[point])]
-            trial, status, median_us = trials[Candidate(point, own)], Status.INCUMBENT, None
-        else:
-            trial = stored[Candidate(point, previous[point])]
-            status, median_us = trial.measurement.status, trial.measurement.median_us
+            return uncompared(entry, name, own[entry.point], why)
+        trial = stored[entry.point]
         return replace(
-            entry,
-            config=trial.candidate.config,
-            status=status,
-            median_us=median_us,
-            compiled=trial.compiled,
-            reason=reasons[size],
+            uncompared(entry, name, trial, why),
+            status=trial.measurement.status,
+            median_us=trial.measurement.median_us,
         )
 
     return [kept(entry) for entry in entries]
 
 
-_NONE = Config({})
+def uncompared(entry: Entry, name: str, own: Trial, lost: Trial) -> Entry:
+    """Return the entry with what the engine runs, whose time nobody knows. `lost` says why."""
+    return replace(
+        entry,
+        config=own.candidate.config,
+        status=Status.INCUMBENT,
+        median_us=None,
+        compiled=own.compiled,
+        reason=f"the {name} configuration was not compared: {lost.measurement.detail}",
+    )
 
 
 def _size(point: Point) -> Size:

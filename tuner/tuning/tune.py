@@ -246,7 +246,7 @@ def _race(
     again = [*plan.chooser.finalists(_tritons(trials.values()), entries), *others]
     raced, unraced = _raced(again, race, watcher)
     try:
-        return _choose_again(plan, trials, raced), raced, unraced
+        return _choose_again(plan, trials, raced, unraced), raced, unraced
     except (NothingFits, MeasurerFailed):
         lost = [trial for trial in raced.values() if trial.lost]
         if not lost:
@@ -254,7 +254,7 @@ def _race(
         # What runs together was lost in part: at one point this, at another one that.
         verdicts = {c: trial for c, trial in raced.items() if not trial.measurement.timed}
         unraced = dict.fromkeys(plan.requested, lost[0].measurement.detail)
-        return _choose_again(plan, trials, verdicts), verdicts, unraced
+        return _choose_again(plan, trials, verdicts, unraced), verdicts, unraced
 
 
 def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> tuple[Raced, dict[Point, str]]:
@@ -280,14 +280,25 @@ def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> tuple[Raced
     return raced, unraced
 
 
-def _choose_again(plan: RunPlan, trials: Mapping[Candidate, Trial], raced: Raced) -> list[Entry]:
-    """The entries by the times of races, at the points that have any."""
-    points = {c.point for c, trial in raced.items() if trial.measurement.timed}
-    rest = (
-        trial
-        for c, trial in trials.items()
-        if c not in raced and not (trial.measurement.timed and c.point in points)
-    )
+def _choose_again(
+    plan: RunPlan,
+    trials: Mapping[Candidate, Trial],
+    raced: Raced,
+    unraced: Collection[Point],
+) -> list[Entry]:
+    """The entries by what races found, and by the times of the search at points without a race,
+    where nothing was compared that a race would compare.
+    """
+    requested, own = set(plan.requested), set(plan.incumbent_candidates())
+
+    def counts(trial: Trial) -> bool:
+        if not trial.measurement.timed or trial.candidate.point not in requested:
+            return True
+        if trial.candidate.point not in unraced:
+            return False
+        return trial.candidate in own or not trial.unchecked
+
+    rest = (trial for c, trial in trials.items() if c not in raced and counts(trial))
     return _choose(plan, [*raced.values(), *rest])
 
 
