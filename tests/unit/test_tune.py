@@ -115,7 +115,8 @@ def waves() -> list[list[Candidate]]:
 
 
 def run(strategy, bench, journal, racer=None, plan=plan()):
-    return tune(plan, strategy, bench, journal.trials(), journal.add, race=racer and racer.race)
+    found = tune(plan, strategy, bench, journal.trials(), journal.add, race=racer and racer.race)
+    return found.entries
 
 
 def chosen(entries) -> set[Config]:
@@ -327,7 +328,8 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
 
     racer = BackendRacer(lambda point, one: us_of(Candidate(point, one)))
     race = racer.race
-    entries = tune(asked, strategy, bench, journal.trials(), journal.add, race=race, tell=tell)
+    whole = tune(asked, strategy, bench, journal.trials(), journal.add, race=race, tell=tell)
+    entries = whole.entries
     assert chosen(entries) == {config(16, 7)}
     assert {one.backend for one in strategy.told} == {TRITON}
     assert sum(one.backend == FASTER for one in bench.submitted) == 1
@@ -338,5 +340,5 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
     assert (told[FASTER].median_us, told[REFUSING].status) == (45.0, Status.UNSUPPORTED)
     again = WithBackends()
     trials = journal.trials()
-    assert tune(asked, Waves(waves()), again, trials, journal.add, race=race) == entries
+    assert tune(asked, Waves(waves()), again, trials, journal.add, race=race).entries == entries
     assert again.submitted == []  # stored trials answer, those of backends too

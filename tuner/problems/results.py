@@ -26,9 +26,19 @@ class Status(str, Enum):
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
     WRONG_RESULT = "wrong_result"
     UNSUPPORTED = "unsupported"  # a backend has no kernel for it, or cannot be loaded
-    CRASHED = "crashed"  # a CUDA error; the measuring process was replaced
+    CRASHED = "crashed"  # its process ended, the device failed, or this program did
     TIMED_OUT = "timed_out"
     NOT_RECORDED = "not_recorded"  # absent from the replayed recording
+
+
+# What befell a process says nothing of a configuration: the next try may end otherwise. So a
+# candidate with such a status was tried in two processes, and no store keeps it.
+MISHAPS = frozenset({Status.COMPILE_TIMEOUT, Status.CRASHED, Status.TIMED_OUT})
+
+
+def twice(status: Status, detail: str) -> str:
+    """Return what is told of two mishaps: "crashed twice: the process ended (SIGSEGV)"."""
+    return f"{status.value.replace('_', ' ')} twice: {detail}"
 
 
 # Statuses that a winner may have. The last one counts: a measured result replaces a predicted one,
@@ -69,7 +79,7 @@ class MeasureKind(str, Enum):
 class Compiled:
     """The result of compiling a kernel for one architecture."""
 
-    status: Status  # OK, COMPILE_ERROR, COMPILE_TIMEOUT, or OUT_OF_RESOURCES
+    status: Status  # OK, COMPILE_ERROR, OUT_OF_RESOURCES, or a mishap
     shared_bytes: int | None = None  # shared memory of a block
     n_regs: int | None = None  # registers of a thread
     n_spills: int | None = None  # bytes a thread spills to local memory
@@ -80,6 +90,11 @@ class Compiled:
     def ok(self) -> bool:
         return self.status is Status.OK
 
+    @property
+    def lost(self) -> bool:
+        """Whether nothing is known of the kernel, because of a mishap."""
+        return self.status in MISHAPS
+
 
 def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
     """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory
@@ -88,7 +103,7 @@ def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
     return {
         "shared_bytes": compiled.shared_bytes,
         "limit_bytes": limit_bytes,
-        "fits": compiled.ok,
+        "fits": None if compiled.lost else compiled.ok,
         "status": compiled.status.value,
         "detail": compiled.detail,
     }
@@ -109,6 +124,9 @@ class Measurement:
         return self.median_us is not None
 
 
+UNCHECKED = "slower than the best: not compared"  # of a time whose outputs may be wrong
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate with its compile result and its measurement."""
@@ -116,6 +134,16 @@ class Trial:
     candidate: Candidate
     compiled: Compiled
     measurement: Measurement
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing is known of the candidate, because of a mishap."""
+        return self.measurement.status in MISHAPS
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether it has a time, and its outputs were not compared."""
+        return self.measurement.timed and self.measurement.detail.startswith(UNCHECKED)
 
 
 def untimed(candidate: Candidate, compiled: Compiled) -> Trial:
@@ -166,7 +194,9 @@ class Entry:
 
     point: Point
     config: Config
-    status: Status  # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned)
+    # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned, or whose
+    # incumbent was lost to a mishap).
+    status: Status
     median_us: float | None
     compiled: Compiled
     # "default", "shipped" where the engine ships a file, and other backends by their names.

@@ -27,6 +27,7 @@ from tuner.errors import BadInput
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.registry import parts, read_part
 from tuner.problems.results import (
+    MISHAPS,
     Entry,
     Environment,
     Outlook,
@@ -68,6 +69,12 @@ SELECT_WINNERS = (  # the rows that `read_winner` reads
     .join(environments, winners.c.environment_id == environments.c.id)
 )
 
+# What older releases kept of a mishap; they took a compiler's death for an error of the kernel.
+_MISHAP = trials.c.status.in_([status.value for status in MISHAPS]) | (
+    (trials.c.status == Status.COMPILE_ERROR.value)
+    & trials.c.compile_detail.startswith("the process ended (")
+)
+
 # Part, batch size, new tokens, cached tokens, config key, backend.
 TrialCursor = tuple[str, int, int, int, str, str]
 
@@ -79,7 +86,10 @@ class ResultStore(Queries):
     """
 
     def begin_run(self, key: RunKey) -> Run:
-        """Begin the run with this key: a new one, or the stored one with its trials."""
+        """Begin the run with this key: a new one, or the stored one with its trials.
+
+        Mishaps that an older release stored as trials are forgotten.
+        """
         with self._write() as connection:
             return self._begin(connection, key)
 
@@ -90,7 +100,10 @@ class ResultStore(Queries):
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def add_trials(self, run: Run, new: Iterable[Trial]) -> None:
-        """Add all trials or none. A candidate's first trial stays where the run has one already."""
+        """Add all trials or none. A candidate's first trial stays where the run has one already.
+
+        Mishaps are not kept: they are no verdicts.
+        """
         added = list(new)
         if added:
             with self._write() as connection:
@@ -259,15 +272,16 @@ class ResultStore(Queries):
             "updated_at": now,
         }
         run_id = _id_of(connection, runs, row, "fingerprint")
+        connection.execute(delete(trials).where(trials.c.run_id == run_id, _MISHAP))
         self._set_run(connection, run_id, state=RunState.RUNNING.value, reason="")
         return _read_run(connection, run_id)
 
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
         """Add trials, and return how many of them were new."""
         insert = insert_into(connection, trials).on_conflict_do_nothing()
-        inserted = connection.execute(insert, [trial_row(run.id, trial) for trial in new])
+        rows = [trial_row(run.id, trial) for trial in new if not trial.lost]
         self._set_run(connection, run.id)
-        return inserted.rowcount
+        return connection.execute(insert, rows).rowcount if rows else 0
 
     def _finish(
         self, connection: Connection, run: Run, entries: Iterable[Entry], totals: Totals

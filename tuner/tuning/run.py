@@ -102,9 +102,11 @@ def execute(
 
     run = store.begin_run(_run_key(prepared, source, environment))
     try:
+        if source.compiler is not None:
+            watcher.compiles(source.compiler)
         watcher.step("")
         store.expect(run, _outlook(prepared, plan))
-        entries = tune(
+        found = tune(
             plan,
             strategy,
             bench,
@@ -117,7 +119,7 @@ def execute(
         watcher.step("storing the winners")
         server = _started(request, runs)
         entries = [
-            replace(entry, server=server) for entry in mark_untested(entries, request.device)
+            replace(entry, server=server) for entry in mark_untested(found.entries, request.device)
         ]
         if source.compiler is not None:
             bench.totals.extra["kernels_cached"] = source.compiler.cached_count
@@ -144,6 +146,7 @@ def execute(
         totals=bench.totals,
         table=prepared.table,
         runs=runs,
+        mishaps=found.mishaps,
     )
 
 

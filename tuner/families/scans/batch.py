@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -55,6 +57,14 @@ class ScanBatch:
         """Give tensors of the first copy the reference's values."""
         for name in names:
             self.copies[0][name].copy_(self.expected[name])
+
+    @contextmanager
+    def restored(self, names: set[str]) -> Iterator[None]:
+        """Restore tensors at the end, also after an error: what comes next reads them."""
+        try:
+            yield
+        finally:
+            self.restore(names)
 
 
 class ScanBatches:
