@@ -208,7 +208,7 @@ class Layer:
 def _touched(routings: Sequence[Routing]) -> int:
     """The number of experts whose weights launches with these routings read."""
     ids = torch.cat([routing.ids.flatten() for routing in routings])
-    return ids[ids != ELSEWHERE].unique().numel()
+    return int(ids[ids != ELSEWHERE].unique().numel())
 
 
 def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]]) -> float:
