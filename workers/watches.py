@@ -37,7 +37,7 @@ from tuner.jobs.targets import (
     only_problem,
     reader_of,
     refuse_options,
-    refuse_too_large,
+    refuse_undoable,
     resolve_target,
 )
 from tuner.jobs.workers import JobRequirements, WorkerStatus
@@ -141,7 +141,7 @@ class Watch:
             model=model,
             architecture=target.architecture,
         )
-        refuse_too_large(request)
+        refuse_undoable(request)
         return request
 
 

@@ -228,6 +228,22 @@ def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(monkeyp
         assert (said in done.stderr) is shipped
 
 
+def test_what_is_not_predicted_is_left_out_in_one_line_or_refused(monkeypatch):
+    asked = []
+    monkeypatch.setattr("tuner.cli.tuning.run_all", lambda requests, *_: asked.extend(requests))
+    tuned = ["tune", "deepseek-r1", "--tp", "8", "--device", "L40S", "--engine", ENGINE]
+    triton = ["--server-args", "--attention-backend triton", "--measure", "predict"]
+    done = CliRunner().invoke(app, [*tuned, *triton, "--all"])
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in done.stderr.splitlines() if "are not predicted" in line]
+    assert line.startswith("left out attention: ")
+    names = {request.problem.family for request in asked}
+    assert "fused_moe" in names and not any("attention" in name for name in names)
+    alone = CliRunner().invoke(app, [*tuned, *triton, "--attention"])
+    assert alone.exit_code == 2
+    assert "measure them on a GPU, with the same command and --measure gpu" in alone.stderr
+
+
 def test_a_release_without_the_model_s_class_gets_no_command(env, tmp_path):
     config = {"architectures": ["Dots1ForCausalLM"], "hidden_size": 4096, "n_routed_experts": 128}
     config |= {"moe_intermediate_size": 1408, "num_experts_per_tok": 6, "num_attention_heads": 32}

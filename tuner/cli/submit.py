@@ -56,7 +56,7 @@ def submit(
     """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
     from tuner.engines.engine import parse_spec
     from tuner.jobs.job import JobRequest, Priority
-    from tuner.jobs.targets import refuse_too_large
+    from tuner.jobs.targets import refuse_undoable
     from tuner.tuning.request import parse_effort
 
     with open_jobs(server) as queue:
@@ -81,7 +81,7 @@ def submit(
             for problem in found.problems
         ]
         for request in requests:
-            refuse_too_large(request)
+            refuse_undoable(request)
         for note in [note for found in targets for note in found.notes]:
             say(note)
         priority = Priority.URGENT if urgent else Priority.NORMAL

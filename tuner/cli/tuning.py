@@ -154,6 +154,7 @@ def tune(
         made = planned(problems, found_engine, card, flags, choice, wanted_effort)
         say(made.as_text())
         problems = [one.problem for one in made.problems if one.to_tune or include_unread]
+    problems = _predicted_ones(problems, source)
     requests = [
         Request(
             problem=problem,
@@ -182,6 +183,26 @@ def tune(
         if source.kind is MeasureKind.GPU and len(cards) > 1 and requests:
             say(f"one problem is tuned on one GPU: {cards[0]}")
         run_all(requests, record, as_json)
+
+
+def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Problem]:
+    """The problems without those whose times are not predicted, if times are to be predicted.
+
+    Says which are left out. Raises BadInput if all are.
+    """
+    from tuner.jobs.targets import listed
+    from tuner.problems.results import MeasureKind
+    from tuner.tuning.request import refuse_unpredicted
+
+    kept = [one for one in problems if family_of(one).predicts]
+    left = [one for one in problems if one not in kept]
+    if source.kind is not MeasureKind.PREDICT or not left:
+        return problems
+    if not kept:
+        refuse_unpredicted(left[0], source.kind)
+    titles = listed([family.title for family in dict.fromkeys(map(family_of, left))])
+    say(f"left out {titles}: such times are not predicted: measure them with --measure gpu")
+    return kept
 
 
 def _card(name: str, source: Source, gpus: Sequence[str]) -> Device:

@@ -178,7 +178,7 @@ class Prepared:
     kernels: Kernels
     plan: Callable[[Known], RunPlan]  # what the run must answer
     strategy: Callable[[Known], Strategy]  # how configurations are tried; new for each run
-    predictor: Measurer  # gives the times of a prediction
+    predictor: Measurer | None  # gives the times of a prediction; None: they are not predicted
     tries: Mapping[str, int]  # the most configurations to try at each size (`Point.size`)
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
     table: EntryTable  # how the entries are printed
@@ -198,11 +198,26 @@ def prepare(request: Request) -> Prepared:
 
     Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
     """
+    refuse_unpredicted(request.problem, request.source.kind)
     prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
     _ = (
         prepared.kernels.hash
     )  # of some engines and families, kernels are only lifted when asked for
     return prepared
+
+
+def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
+    """Raise BadInput for a prediction of a problem whose times are not predicted."""
+    family = family_of(problem)
+    if kind is MeasureKind.PREDICT and not family.predicts:
+        error = BadInput(
+            f"the times of {family.title} are not predicted: measure them on a GPU, ",
+            cli="with the same command and --measure gpu",
+            api='with "measure": "gpu"',
+            page="with times from gpu",
+        )
+        error.field = "measure"
+        raise error
 
 
 def recording_of(request: Request) -> TrialRecording | None:

@@ -326,6 +326,7 @@ class PredictedTimes:
     def bench(self, prepared: Prepared) -> SerialBench:
         farm = self.workbench.farm(0, triton_for(prepared.request.engine))
         self.compiler = compiler_of(prepared, farm)
+        assert prepared.predictor is not None  # `prepare` refuses other requests
         return SerialBench(self.compiler, prepared.predictor, prepared.points)
 
     def environment(self) -> dict[str, str]:

@@ -24,4 +24,5 @@ FAMILY = Family(
     least_us=least_us,
     held_bytes=held_bytes,
     package="tuner.families.minimax_sparse",
+    predicts=False,
 )
