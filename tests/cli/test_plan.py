@@ -214,18 +214,20 @@ def test_bad_input_is_one_line(env, words, said):
     assert said in line
 
 
-def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(monkeypatch):
-    monkeypatch.setattr("tuner.cli.tuning.run_all", lambda *_: None)
-    said = "sglang ships a file for fused_moe:E=128,N=384,"
-    for device, measure, shipped in (
-        ("H200", "predict", True),
-        ("L40S", "predict", False),
-        ("H200", "gpu", False),
-    ):
-        words = ["tune", "qwen3-235b-a22b", "--tp", "4", "--device", device, "--measure", measure]
-        done = CliRunner().invoke(app, [*words, "--engine", ENGINE])
-        assert done.exit_code == 0, done.output
-        assert (said in done.stderr) is shipped
+def test_a_prediction_ends_at_once_where_the_engine_ships_a_file(env):
+    words = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--engine", ENGINE)
+    done = run("tune", *words, "--measure", "predict", env=env)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert said.startswith(
+        "sglang ships a file for NVIDIA_H200, and a prediction keeps its entries"
+    )
+    assert said.endswith("--effort exhaustive predicts their times all the same")
+    assert " tried" not in done.stderr
+    as_json = json.loads(run("tune", *words, "--measure", "predict", "--json", env=env).stdout)
+    assert {entry["status"] for entry in as_json["entries"]} == {"incumbent"}
+    (layer,) = (one for one in planned(env, *words[:3])["problems"] if "moe" in one["problem"])
+    assert (layer["file"], layer["gain"]) == ("shipped", None)
 
 
 def test_what_is_not_predicted_is_left_out_in_one_line_or_refused(monkeypatch):

@@ -48,7 +48,7 @@ from tuner.cli.targets import (
     settings_of,
     targets_of,
 )
-from tuner.errors import BadInput, CompilerUnavailable, UnsupportedKernel
+from tuner.errors import BadInput, CompilerUnavailable
 from tuner.problems.registry import family_of
 
 if TYPE_CHECKING:
@@ -238,29 +238,8 @@ def _announce(
         problems = [request.problem for request in requests]
         for kernel in engine_runs(engine.name, engine.version, problems, card, flags):
             say(kernel.line())
-    _say_shipped(requests)
     _say_other_triton(engine)
     _say_undeliverable(engine, [request.problem for request in requests])
-
-
-def _say_shipped(requests: Sequence[Request]) -> None:
-    """Say so, before the work, if what is going to be predicted cannot replace what is shipped."""
-    from tuner.export.delivery import delivery_of
-    from tuner.problems.results import MeasureKind
-
-    for one in requests:
-        if one.source.kind is not MeasureKind.PREDICT:
-            continue
-        try:
-            delivery = delivery_of(one.engine, family_of(one.problem).name)
-            ships = delivery.shipped_file(one.problem, one.device)
-        except UnsupportedKernel:
-            continue
-        if ships:
-            say(
-                f"{one.engine.name} ships a file for {one.problem.spec()} on {one.device.name}, "
-                "and a prediction keeps its entries: only --measure gpu can replace them"
-            )
 
 
 def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:

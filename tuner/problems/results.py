@@ -18,7 +18,7 @@ class Status(str, Enum):
 
     OK = "ok"
     PREDICTED = "predicted"  # timed by a model, never measured
-    INCUMBENT = "incumbent"  # the engine's own choice, compiled but not timed
+    INCUMBENT = "incumbent"  # the engine's own choice, not timed
     COMPILE_ERROR = "compile_error"
     COMPILE_TIMEOUT = "compile_timeout"
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
@@ -62,7 +62,8 @@ class MeasureKind(str, Enum):
 class Compiled:
     """The result of compiling a kernel for one architecture."""
 
-    status: Status  # OK, COMPILE_ERROR, COMPILE_TIMEOUT, or OUT_OF_RESOURCES
+    # OK, COMPILE_ERROR, COMPILE_TIMEOUT, OUT_OF_RESOURCES; INCUMBENT: it was not compiled
+    status: Status
     shared_bytes: int | None = None  # shared memory of a block
     n_regs: int | None = None  # registers of a thread
     n_spills: int | None = None  # bytes a thread spills to local memory
@@ -139,7 +140,9 @@ class Entry:
 
     point: Point
     config: Config
-    status: Status  # OK (measured), PREDICTED, or INCUMBENT (a point that was not to be tuned)
+    # OK (measured), PREDICTED, or INCUMBENT (a point that was not to be tuned, or at which a
+    # prediction keeps what the engine ships).
+    status: Status
     median_us: float | None
     compiled: Compiled
     # "default", "shipped" where the engine ships a file, and other backends by their names.
@@ -317,3 +320,4 @@ class Published:
     points: frozenset[Point]
     run_id: int
     published_at: datetime  # UTC
+    kept: bool = False  # whether they are the engine's own because a prediction keeps these

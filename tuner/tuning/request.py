@@ -22,7 +22,7 @@ from tuner.measure import Measurer
 from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials, write_trials
 from tuner.problems.points import Config, Part, Point, Problem
 from tuner.problems.registry import Selection, family_of
-from tuner.problems.results import MeasureKind, Winner
+from tuner.problems.results import Entry, MeasureKind, Winner
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
 from tuner.tuning.space import Space
@@ -183,6 +183,7 @@ class Prepared:
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
     table: EntryTable  # how the entries are printed
     recording: RecordedTrials | None = None  # the recording that is replayed
+    kept: Sequence[Entry] = ()  # at points of `points` where nothing is tried
     companions: Companions | None = None  # further kernels that a candidate launches
     notes: Sequence[str] = ()  # what users should know before the run
     # Does once what takes `strategy` seconds of CPU, while a GPU's process starts.

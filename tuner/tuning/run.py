@@ -111,7 +111,14 @@ def execute(
             partial(store.add_trials, run),
             watcher,
             race=on_gpu.race if on_gpu else None,
-            tell=lambda chosen, trials: with_backends(chosen, trials, runs, source.backends),
+            tell=lambda chosen, trials: with_backends(
+                sorted([*chosen, *prepared.kept], key=lambda entry: entry.point)
+                if prepared.kept
+                else chosen,
+                trials,
+                runs,
+                source.backends,
+            ),
         )
         watcher.step("storing the winners")
         entries = mark_untested(entries, request.device)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from tuner.problems.points import Config, Part, Point
 from tuner.problems.results import Entry, Trial
-from tuner.tuning.pointwise import Baselines, PointwiseChooser, Policy
+from tuner.tuning.baselines import Baselines
+from tuner.tuning.pointwise import PointwiseChooser, Policy
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,11 @@ from tuner.families.state_update.family import StateSelection
 from tuner.families.state_update.predict import CLEAR_GAIN, StatePredictor, state_space
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
 from tuner.problems.points import Point
-from tuner.tuning.pointwise import Baselines, pointwise_plan
+from tuner.tuning.baselines import Baselines, tuned_near
+from tuner.tuning.pointwise import pointwise_plan
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Prepared, Request, recording_of, refuse_moe_options
 from tuner.tuning.tune import everything
-
-# A shipped entry is taken to be tuned for numbers up to this many times its key, and down to this
-# part of it.
-NEAR = 2
-
 
 TABLE = EntryTable(
     ("sequences", "M block", "warps"),
@@ -45,19 +41,20 @@ def prepare(request: Request) -> Prepared:
         points = tuple(sorted(request.selected.points(problem)))
     name = engine.file_name(problem, device)
     space = state_space(problem, device)
-    baselines = _baselines(engine, request, points)
+    kept, left, baselines = _baselines(engine, request, points).pass_over(request, points)
     return Prepared(
         request=request,
         points=points,
         spaces={Update.STATE: space},
         kernels=engine.lift(device.target.backend),
-        plan=lambda known: pointwise_plan(points, baselines, kind, CLEAR_GAIN, known.previous),
-        strategy=lambda known: everything(dict.fromkeys(points, space)),
+        plan=lambda known: pointwise_plan(left, baselines, kind, CLEAR_GAIN, known.previous),
+        strategy=lambda known: everything(dict.fromkeys(left, space)),
         predictor=StatePredictor(device, problem),
-        tries={point.size: len(space) for point in points},
+        tries={point.size: len(space) for point in left},
         file_names={Update.STATE: name},
         table=TABLE,
         recording=recording,
+        kept=kept,
         compiles_ahead=True,
     )
 
@@ -72,6 +69,6 @@ def _baselines(engine: StateEngine, request: Request, points: tuple[Point, ...])
         point = Point(size, Update.STATE)
         found[point] = engine.incumbents(problem, device, size)
         asked = engine.file_key(problem, size)
-        if any(asked <= NEAR * key and key <= NEAR * asked for key in keys):
+        if tuned_near(asked, keys):
             near.add(point)
     return Baselines(found, frozenset(near))
