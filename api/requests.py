@@ -51,7 +51,7 @@ from tuner.jobs.targets import (
     as_flags_say,
     engine_version_here,
     only_problem,
-    refuse_too_large,
+    refuse_undoable,
     resolve_target,
     server_for,
 )
@@ -343,18 +343,18 @@ def job_request(
         server=server_for(_model_of(body, target), asked.engine, flags, shaping.get("ep", 1)),
     )
     with _in_field("model"):
-        refuse_too_large(request)
+        refuse_undoable(request)
     notes = [note.api if isinstance(note, Note) else note for note in target.notes]
     return request, notes
 
 
 @contextmanager
 def _in_field(name: str) -> Iterator[None]:
-    """Says of a mistake that it is in that field, or that a size does not divide the model."""
+    """Say of a mistake that it is in that field, if no other one is known to be wrong."""
     try:
         yield
     except BadInput as error:
-        error.field = "tp" if isinstance(error, IndivisibleShape) else name
+        error.field = error.field or ("tp" if isinstance(error, IndivisibleShape) else name)
         raise
 
 

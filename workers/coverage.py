@@ -109,13 +109,18 @@ def _answers(
         if (one.environment.device, one.environment.engine, type(one.problem)) == wanted
     ]
     if measure == MeasureKind.PREDICT.value:
-        return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
+        answers = (Status.PREDICTED, Status.OK)
+        return [one for one in here if one.status in answers or _kept_by_prediction(one)]
     replayed = measure == MeasureKind.REPLAY.value
     return [
         one
         for one in here
         if one.status is Status.OK and (source_of(one.environment) == RECORDED) == replayed
     ]
+
+
+def _kept_by_prediction(one: Published) -> bool:
+    return one.kept and source_of(one.environment) == PREDICTED
 
 
 def _judge(request: JobRequest, stored: _Results) -> WatchStatus:

@@ -37,7 +37,7 @@ from tuner.jobs.targets import (
     only_problem,
     reader_of,
     refuse_options,
-    refuse_too_large,
+    refuse_undoable,
     resolve_target,
     server_for,
 )
@@ -142,7 +142,7 @@ class Watch:
             model=model,
             server=server_for(target.server, engine, {}, ep),
         )
-        refuse_too_large(request)
+        refuse_undoable(request)
         return request
 
 

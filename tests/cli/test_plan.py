@@ -228,18 +228,36 @@ def test_bad_input_is_one_line(env, words, said):
     assert said in line
 
 
-def test_a_prediction_says_before_any_work_that_it_keeps_what_is_shipped(monkeypatch):
-    monkeypatch.setattr("tuner.cli.tuning.run_all", lambda *_: None)
-    said = "sglang ships a file for fused_moe:E=128,N=384,"
-    for device, measure, shipped in (
-        ("H200", "predict", True),
-        ("L40S", "predict", False),
-        ("H200", "gpu", False),
-    ):
-        words = ["tune", "qwen3-235b-a22b", "--tp", "4", "--device", device, "--measure", measure]
-        done = CliRunner().invoke(app, [*words, "--engine", ENGINE])
-        assert done.exit_code == 0, done.output
-        assert (said in done.stderr) is shipped
+def test_a_prediction_ends_at_once_where_the_engine_ships_a_file(env):
+    words = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--engine", ENGINE)
+    done = run("tune", *words, "--measure", "predict", env=env)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert said.startswith(
+        "sglang ships a file for NVIDIA_H200, and a prediction keeps its entries"
+    )
+    assert said.endswith("--effort exhaustive predicts their times all the same")
+    assert " tried" not in done.stderr
+    as_json = json.loads(run("tune", *words, "--measure", "predict", "--json", env=env).stdout)
+    assert {entry["status"] for entry in as_json["entries"]} == {"incumbent"}
+    (layer,) = (one for one in planned(env, *words[:3])["problems"] if "moe" in one["problem"])
+    assert (layer["file"], layer["gain"]) == ("shipped", None)
+
+
+def test_what_is_not_predicted_is_left_out_in_one_line_or_refused(monkeypatch):
+    asked = []
+    monkeypatch.setattr("tuner.cli.tuning.run_all", lambda requests, *_: asked.extend(requests))
+    tuned = ["tune", "deepseek-r1", "--tp", "8", "--device", "L40S", "--engine", ENGINE]
+    triton = ["--server-args", "--attention-backend triton", "--measure", "predict"]
+    done = CliRunner().invoke(app, [*tuned, *triton, "--all"])
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in done.stderr.splitlines() if "are not predicted" in line]
+    assert line.startswith("left out attention: ")
+    names = {request.problem.family for request in asked}
+    assert "fused_moe" in names and not any("attention" in name for name in names)
+    alone = CliRunner().invoke(app, [*tuned, *triton, "--attention"])
+    assert alone.exit_code == 2
+    assert "measure them on a GPU, with the same command and --measure gpu" in alone.stderr
 
 
 def test_a_release_without_the_model_s_class_gets_no_command(env, tmp_path):

@@ -54,10 +54,8 @@ INT8_LAYER = "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_qu
 ATTENTION_RECORDING = RECORDS / "attention.csv.gz"
 LATENT_DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 EXTEND = "extend_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16"
-DECODE = "decode_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16,kv_splits=8"
 # FlashInfer may run there by default, so servers must be told to read files of attention.
 ON_TRITON = ("--server-args", "--attention-backend triton")
-POINTS = "[[point]]\nbatch_size = 4\ncached_tokens = 512\n"
 
 
 class Run:
@@ -181,17 +179,6 @@ def moe_predicted(run: Run) -> None:
     run.keep_store()
 
 
-def attention_predicted(run: Run) -> None:
-    (run.folder / "points.toml").write_text(POINTS)
-    run.tuner(*_predict(DECODE), "--workload", "points.toml")
-    # The engine's own stay, so all is left alone and nothing is written.
-    export = ("export", "--device", "L40S", "--engine", ENGINE, "--allow-predicted")
-    run.tuner(*export, "--json")
-    run.tuner(*export, *ON_TRITON, "--json")
-    assert not (run.folder / "configs_out").exists()
-    run.keep_store()
-
-
 def checked(run: Run) -> None:
     """Entries and constants of which some cannot run."""
     big = dict(zip(_CONFIG, (128, 256, 128, 32, 8, 4), strict=True))
@@ -266,13 +253,13 @@ def submitted(run: Run) -> None:
 CASES: dict[str, Callable[[Run], None]] = {
     case.__name__: case
     for case in (
-        *(tables_of_names, moe_replayed, attention_replayed, moe_predicted, attention_predicted),
-        *(checked, amd, existing_store, bundled, deployed, submitted),
+        *(tables_of_names, moe_replayed, attention_replayed, moe_predicted, checked, amd),
+        *(existing_store, bundled, deployed, submitted),
     )
 }
 
 # Their reports say how many kernels were compiled, and how many a cache had.
-COUNT_COMPILES = ("moe_predicted", "attention_predicted", "amd")
+COUNT_COMPILES = ("moe_predicted", "amd")
 
 _CONFIG = (
     *("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"),

@@ -176,12 +176,6 @@ def test_a_run_chooses_for_each_kernel_and_length(engine, tmp_path):
     assert "chunk_bmm" in report.as_text()
 
 
-def test_times_are_not_predicted():
-    asked = Request(NANO, H100, find_engine(CHOOSING), Source(MeasureKind.PREDICT))
-    with pytest.raises(BadInput, match="are not predicted: measure them on a GPU"):
-        prepare(asked)
-
-
 # Files
 
 

@@ -307,7 +307,7 @@ class TestThreshold:
         source = Source(MeasureKind.PREDICT)
         asked = Request(INT8, L40S, engine, source, selection=MoeSelection((8,)))
         chooser = prepare(asked).plan(Known()).chooser
-        assert chooser.policy == MoePolicy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
+        assert chooser.policy == MoePolicy(noise=CLEAR_GAIN, tie=0.0)
 
     def test_a_pair_predicted_to_be_hardly_faster_leaves_the_engine_alone(self):
         default, other = config(16, 64, 64, 4, 3), config(16, 64, 64, 8, 3)

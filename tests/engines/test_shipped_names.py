@@ -25,7 +25,6 @@ from tuner.models.model import Model
 from tuner.models.table import presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
-from tuner.tuning.request import Request, parse_source, prepare
 
 VERSIONS = ["0.5.16", "0.5.23"]
 RANKS = (1, 2, 4, 8, 16, 32, 64)
@@ -134,13 +133,3 @@ def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, devi
         assert all(at[point].legal(seed) for seed in found[point])
     assert found[points[0]] != found[points[-1]]
     assert found == seeds_for(at, problem, card, there, reversed(shipped))
-
-
-@pytest.mark.parametrize(("problem", "device"), [(INT8, "L40S"), (INT8, "H200"), (FP8, "H200")])
-def test_a_file_of_older_measurements_for_the_card_is_named(problem: FusedMoe, device: str) -> None:
-    source = parse_source("predict")
-    request = Request(problem, find_device(device), find_engine("sglang==0.5.16"), source)
-    notes = " ".join(prepare(request).notes)
-    path = "triton_3_1_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json"
-    assert (path in notes) == (device == "L40S")
-    assert ("copy it to the name above" in notes) == (device == "L40S")

@@ -125,6 +125,10 @@ def test_a_use_is_taken_by_name(server, workload):
             "Mamba-2 layers: leave it out",
         ),
         ({"workload": "offlin"}, "'offline'"),
+        (
+            {"measure": "predict"},
+            'of attention are not predicted: measure them on a GPU, with "measure": "gpu"',
+        ),
         ({"workload": []}, "at least 1 item"),
         ({"workload": [{"batch_size": 0}]}, "greater than or equal to 1"),
         ({"workload": [{"batch_size": 4, "new_tokens": 9}]}, "has no point of decode"),
@@ -148,6 +152,8 @@ def test_every_field_that_does_not_apply_is_pointed_at(untouched):
     assert answer.status == 422
     assert answer.json["type"] == "urn:engine-tuner:error:options-refused"
     assert [one["pointer"] for one in answer.json["errors"]] == ["/ep", "/top_k", "/gemms"]
+    predicted = untouched.call("POST", "/v1/jobs", {**JOB, "measure": "predict"})
+    assert [one["pointer"] for one in predicted.json["errors"]] == ["/measure"]
 
 
 def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings):

@@ -48,7 +48,7 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:
     assert "device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json" in files
     assert "4 watched, 4 to do" in night and night.count("missing") == 4
     assert "did you mean 'deepseek-r1'?" in mistake
-    job = "NVIDIA_H100_80GB_HBM3  mixtral-8x7b" if gpu else "NVIDIA_L40S  deepseek-r1"
+    job = "NVIDIA_H20  mixtral-8x7b" if gpu else "NVIDIA_L40S  deepseek-r1"
     assert f"done   {job}" in cli
     assert '"status":401' in keys and '"state":"done"' in keys
     assert re.search(r"^local  admin   valid", keys, re.M)
@@ -63,7 +63,7 @@ def quick(script: str) -> str:
             '"measure": "predict", "effort": "quick", "batch_sizes": [1]',
         ),
         (
-            "mixtral-8x7b --tp 8 --device H100",
+            "mixtral-8x7b --tp 8 --device H20",
             "deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --seed 1 --effort quick",
         ),
     ):

@@ -24,11 +24,15 @@ from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.engines.launch import all_config_variables
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.export.delivery import Delivery, delivery_of
+from tuner.jobs.job import JobRequest
+from tuner.jobs.targets import refuse_undoable
 from tuner.models.serving import Resolved, Serving
 from tuner.problems import registry
 from tuner.problems.options import Whole
 from tuner.problems.points import ChartPosition, Part, Point
 from tuner.problems.registry import Family, families, family_of, parse_problem
+from tuner.problems.results import MeasureKind
+from tuner.tuning.request import Request, Source, prepare
 
 HERE = Path(__file__).parent
 L40S = find_device("L40S")
@@ -243,6 +247,22 @@ class TestEveryFamily:
                 assert len(sharing) == len(set(sharing))
             sizes = {found.chart: found.x_label for found in parts}
             assert all(found.x_label == sizes[found.chart] for found in parts)
+
+    def test_times_are_predicted_or_refused_before_any_work(self, family: Family) -> None:
+        usual = "toyengine" if family.name == "toy" else "sglang"
+        engine = find_engine(MODELS.get(family.name, ("", usual))[1])
+        problem = parse_problem(EXAMPLES[family.name][0][0])
+        asked = Request(problem, L40S, engine, Source(MeasureKind.PREDICT))
+        job = JobRequest(problem, "L40S", measure="predict")
+        if family.predicts:
+            assert prepare(asked).predictor is not None
+            refuse_undoable(job)
+            return
+        for refuse in (lambda: prepare(asked), lambda: refuse_undoable(job)):
+            with pytest.raises(BadInput, match="are not predicted: measure them on a GPU") as no:
+                refuse()
+            assert no.value.field == "measure"
+        refuse_undoable(JobRequest(problem, "L40S"))
 
     def test_the_gpu_module_opens_sessions(self, family: Family) -> None:
         spec = importlib.util.find_spec(f"{family.package}.gpu")

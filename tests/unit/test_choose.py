@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.choose import MoePolicy, choose
+from tuner.families.fused_moe.choose import MAKERS, SLOWER, MoePolicy, choose
 from tuner.families.fused_moe.pairs import finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial, untimed
+from tuner.tuning.baselines import KEPT
 
 EXACT = MoePolicy(noise=0.0)
 
@@ -76,7 +77,6 @@ CHOICES = [
     ((100.0, None, 99.5), MoePolicy(noise=0.01), "default", "within the noise"),
     ((100.0, None, 99.5), MoePolicy(noise=0.001), "other", "1.005x"),
     ((90.0, 100.0, None), MoePolicy(noise=0.2), "shipped", ""),
-    ((50.0, 100.0, None), MoePolicy(noise=0.0, trust_shipped=True), "shipped", ""),  # predicted
     (("crashes", None, 500.0), MoePolicy(noise=0.05), "other", "cannot run"),
 ]
 
@@ -93,6 +93,25 @@ def test_an_incumbent_stays_unless_it_cannot_run_or_is_clearly_beaten(times, pol
     default = entries[0].incumbents["default"]
     assert default.median_us == tried["default"]
     assert (default.status is Status.OUT_OF_RESOURCES) is (times[0] == "crashes")
+
+
+@pytest.mark.parametrize(
+    ("shipped", "makers_us", "name", "why"),
+    [
+        (True, 100.0, "makers", KEPT),
+        (False, 80.0, "makers", MAKERS),
+        (False, None, "other", "1.800x"),  # it does not fit
+        (False, 100.0, "default", SLOWER.format("default")),  # servers run something faster
+    ],
+)
+def test_no_prediction_replaces_what_the_makers_measured(shipped, makers_us, name, why):
+    named = {"default": config(128, 8), "makers": config(16, 4), "other": config(16, 8)}
+    times = dict(zip(named.values(), (90.0, makers_us, 50.0), strict=True))
+    runs = both(8, named["default"], named["makers"] if shipped else None)
+    trusted = {Point(8, gemm): named["makers"] for gemm in Gemm}
+    entries = choose(timed(8, times), runs, MoePolicy(noise=0.05), {8}, trusted=trusted)
+    assert set(chosen(entries, 8).values()) == {named[name]}
+    assert entries[0].reason.startswith(why)
 
 
 def test_no_runnable_pair_is_an_error_that_names_the_batch_size():

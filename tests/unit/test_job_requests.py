@@ -12,7 +12,7 @@ from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.jobs.job import JobRequest, read_request
-from tuner.jobs.targets import refuse_too_large
+from tuner.jobs.targets import refuse_undoable
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.server import ServerSettings
@@ -55,16 +55,16 @@ def test_a_request_comes_back_from_json(request_):
 )
 def test_a_problem_of_which_no_launch_fits_into_the_card_is_refused(text, said):
     with pytest.raises(BadProblem, match="does not fit on NVIDIA_L40S: its smallest launch") as no:
-        refuse_too_large(JobRequest(parse_problem(text), "L40S"))
+        refuse_undoable(JobRequest(parse_problem(text), "L40S"))
     assert said in str(no.value)
 
 
 def test_what_fits_in_part_is_not_refused():
     """The largest points may be too large for a card; the others are tuned all the same."""
     for request in (LAYER, DECODE, replace(DECODE, device="L4"), replace(LAYER, device="L4")):
-        refuse_too_large(request)
+        refuse_undoable(request)
     large = replace(LAYER, selection=MoeSelection((1, 1 << 19), (Gemm.DOWN,)))
-    refuse_too_large(large)
+    refuse_undoable(large)
 
 
 def test_a_stored_layer_s_request_keeps_its_key():

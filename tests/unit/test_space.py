@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
 from tuner.engines.sglang.fused_moe.binding import takes_tma
+from tuner.families.attention.space import smaller_configs
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.space import space_for, spaces_at
@@ -274,3 +275,11 @@ def _order(rows: int, columns: int, group: int) -> list[tuple[int, int]]:
         inside = pid % (group * columns)
         order.append((first + inside % size, inside // size))
     return order
+
+
+def test_smaller_constants_of_attention_give_up_stages_first_and_end_at_the_least():
+    own = Config({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3})
+    found = [(c["num_stages"], c["BLOCK_N"], c["BLOCK_M"]) for c in smaller_configs(own)]
+    assert found == [(2, 64, 64), (1, 64, 64), (1, 32, 64), (1, 16, 64), (1, 16, 32), (1, 16, 16)]
+    assert all(c["num_warps"] == 8 for c in smaller_configs(own))
+    assert list(smaller_configs(Config({"num_warps": 4}))) == []

@@ -17,6 +17,7 @@ from tuner.families.attention.splits import (
     kv_splits,
     launched,
     parts_of,
+    ragged,
     room_limit,
     with_splits,
     worthwhile,
@@ -30,6 +31,16 @@ SHAPE = "decode_attention:q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
 CHOSEN = parse_attention(SHAPE)
 CORES, ENGINES = 132, 8
 LENGTHS = (1024, 8192)
+
+
+def test_lengths_are_ragged_and_windows_cut_caches():
+    problem = parse_attention(
+        "extend_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16,window=64"
+    )
+    lengths = ragged(problem, Point(5, Stage.EXTEND, 100, 1000), seed=0)
+    assert lengths.new[0] == 100
+    assert all(50 <= n <= 100 for n in lengths.new)
+    assert set(lengths.cached) == {64}
 
 
 # Problems

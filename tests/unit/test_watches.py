@@ -93,6 +93,13 @@ def test_one_that_cannot_be_does_not_stop_the_others():
     assert "7" in reasons["deepseek-r1 TP 7 EP 1 int8_w8a8 on L40S"]
 
 
+def test_times_that_nothing_predicts_do_not_stop_the_others():
+    decode = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+    found = list(Watch((decode, "deepseek-r1"), ("L40S",), measure="predict").requests())
+    assert [type(one) for one in found] == [Unresolved, JobRequest]
+    assert "the times of attention are not predicted" in str(found[0].error)
+
+
 def test_an_engine_of_no_such_name_is_said_of_each_of_its_models():
     found = list(Watch(("deepseek-r1", "no-such-model"), ("L40S",), engine="sglong").requests())
     assert [(one.model, one.device) for one in found] == [

@@ -64,7 +64,7 @@ def submit(
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
     from tuner.jobs.job import JobRequest, Priority
-    from tuner.jobs.targets import refuse_too_large
+    from tuner.jobs.targets import refuse_undoable
     from tuner.tuning.request import parse_effort
 
     with open_jobs(server) as queue:
@@ -91,7 +91,7 @@ def submit(
             for problem in found.problems
         ]
         for request in requests:
-            refuse_too_large(request)
+            refuse_undoable(request)
         for note in [note for found in targets for note in found.notes]:
             say(note)
         priority = Priority.URGENT if urgent else Priority.NORMAL

@@ -47,7 +47,7 @@ from tuner.cli.targets import (
     settings_of,
     targets_and_settings,
 )
-from tuner.errors import BadInput, CompilerUnavailable, UnknownDevice, UnsupportedKernel
+from tuner.errors import BadInput, CompilerUnavailable, UnknownDevice
 from tuner.problems.registry import family_of
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def tune(
         made = planned(problems, found_engine, card, flags, choice, wanted_effort)
         say(made.as_text())
         problems = [one.problem for one in made.problems if one.to_tune or include_unread]
+    problems = _predicted_ones(problems, source)
     requests = [
         Request(
             problem=problem,
@@ -179,6 +180,26 @@ def tune(
         if source.kind is MeasureKind.GPU and len(cards) > 1 and requests:
             say(f"one problem is tuned on one GPU: {cards[0]}")
         run_all(requests, record, as_json)
+
+
+def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Problem]:
+    """The problems without those whose times are not predicted, if times are to be predicted.
+
+    Says which are left out. Raises BadInput if all are.
+    """
+    from tuner.jobs.targets import listed
+    from tuner.problems.results import MeasureKind
+    from tuner.tuning.request import refuse_unpredicted
+
+    kept = [one for one in problems if family_of(one).predicts]
+    left = [one for one in problems if one not in kept]
+    if source.kind is not MeasureKind.PREDICT or not left:
+        return problems
+    if not kept:
+        refuse_unpredicted(left[0], source.kind)
+    titles = listed([family.title for family in dict.fromkeys(map(family_of, left))])
+    say(f"left out {titles}: such times are not predicted: measure them with --measure gpu")
+    return kept
 
 
 def _card(name: str, source: Source, gpus: Sequence[str]) -> Device:
@@ -214,29 +235,8 @@ def _announce(
         problems = [request.problem for request in requests]
         for kernel in engine_runs(engine.name, engine.version, problems, card, flags):
             say(kernel.line())
-    _say_shipped(requests)
     _say_other_triton(engine)
     _say_undeliverable(engine, [request.problem for request in requests])
-
-
-def _say_shipped(requests: Sequence[Request]) -> None:
-    """Say so, before the work, if what is going to be predicted cannot replace what is shipped."""
-    from tuner.export.delivery import delivery_of
-    from tuner.problems.results import MeasureKind
-
-    for one in requests:
-        if one.source.kind is not MeasureKind.PREDICT:
-            continue
-        try:
-            delivery = delivery_of(one.engine, family_of(one.problem).name)
-            ships = delivery.shipped_file(one.problem, one.device)
-        except UnsupportedKernel:
-            continue
-        if ships:
-            say(
-                f"{one.engine.name} ships a file for {one.problem.spec()} on {one.device.name}, "
-                "and a prediction keeps its entries: only --measure gpu can replace them"
-            )
 
 
 def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:

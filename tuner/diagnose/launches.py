@@ -91,7 +91,7 @@ def _compiled(
     count = 0
     with Workbench() as workbench:
         for problem in problems:
-            request = Request(problem, device, engine, Source(MeasureKind.PREDICT))
+            request = Request(problem, device, engine, Source(MeasureKind.GPU))
             try:
                 launches = own_launches(prepare(request), workbench)
                 for name, one, compiled in launches:

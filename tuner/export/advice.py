@@ -30,6 +30,7 @@ from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
 from tuner.problems.server import ServerSettings
 from tuner.render import gain_text
+from tuner.tuning.baselines import KEPT
 from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
@@ -335,7 +336,8 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
         nothing = "nothing was found that is faster than what runs without us, Triton's own"
-        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or nothing)
+        shipped = all(entry.reason == KEPT for entry in entries)
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or (KEPT if shipped else nothing))
     found = gains(entries)
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
 

@@ -189,7 +189,7 @@ def _file(
     problem: Problem, engine: Engine, device: Device, entries: Sequence[Entry]
 ) -> tuple[FoundFile, str]:
     """The file, and the Triton in its folder's name if that is not the release's own."""
-    if entries:
+    if any(entry.status is not Status.INCUMBENT for entry in entries):
         return FoundFile.STORED, ""
     try:
         path = delivery_of(engine, family_of(problem).name).shipped_file(problem, device)

@@ -34,6 +34,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of, find_family, parse_problem
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
+from tuner.tuning.request import refuse_unpredicted
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,9 @@ def resolve_all(
     if not found:
         if len(reasons) < 2:
             raise (may_have or refused)[0][1]
-        whys = (f"{_listed(titles)}: {why}" for why, titles in reasons.items())
+        whys = (f"{listed(titles)}: {why}" for why, titles in reasons.items())
         raise BadProblem("\n- ".join(["nothing of it can be tuned:", *whys]))
-    left_out = tuple(f"left out {_listed(titles)}: {why}" for why, titles in reasons.items())
+    left_out = tuple(f"left out {listed(titles)}: {why}" for why, titles in reasons.items())
     notes = (*_not_served(server.architecture, serving), *left_out, *found[0].notes)
     return [replace(found[0], notes=notes), *found[1:]]
 
@@ -211,10 +212,10 @@ def families_of(target: str, serving: Serving | None = None) -> list[Family]:
 
 def in_words(found: Sequence[Family]) -> str:
     """Families with the flags that choose them: "attention (--attention)"."""
-    return _listed([f"{one.title} ({one.flag or 'without a flag'})" for one in found])
+    return listed([f"{one.title} ({one.flag or 'without a flag'})" for one in found])
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, or `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
@@ -279,7 +280,7 @@ def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = F
     titles: dict[str, list[str]] = {}
     for title, option in others:
         titles.setdefault(option.name, []).append(title)
-    refused = {name: f"for {_listed(some)}" for name, some in titles.items()}
+    refused = {name: f"for {listed(some)}" for name, some in titles.items()}
     if of_problem:
         refused |= dict.fromkeys(flags, "for a model, and this is one problem")
     reasons = {name: refused[name] for name in given if name in refused}
@@ -382,8 +383,13 @@ def _words(served: Served) -> str:
 _GIB = 1 << 30
 
 
-def refuse_too_large(request: JobRequest) -> None:
-    """Raises BadProblem if the smallest launch that a job selects needs more than the card has."""
+def refuse_undoable(request: JobRequest) -> None:
+    """Refuse a job that no worker can do.
+
+    Raises BadInput if it asks for predicted times that nothing predicts, and BadProblem if the
+    smallest launch that it selects needs more memory than the card has.
+    """
+    refuse_unpredicted(request.problem, request.source.kind)
     if not request.points:
         return  # a replay of all that its recording has
     held_bytes = family_of(request.problem).held_bytes

@@ -65,6 +65,7 @@ class Family:
     least_us: Callable[[Any, Point, Any], float]
     held_bytes: Callable[[Any, Point], int]  # of the card's memory that no launch needs less than
     package: str
+    predicts: bool = True  # whether times of its kernels are predicted
     # Whether entries of one environment may be combined even when different runs made them. If
     # not, only the entries that one run published belong together.
     joins_runs: bool = False

@@ -18,7 +18,7 @@ class Status(str, Enum):
     """The outcome for a candidate. Only OK has a measured time."""
 
     OK = "ok"
-    PREDICTED = "predicted"  # chosen by a model, never measured
+    PREDICTED = "predicted"  # timed by a model, never measured
     INCUMBENT = "incumbent"  # the engine's own choice, not timed
     COPIED = "copied"  # as at the nearest tuned size, because the engine's own cannot run
     COMPILE_ERROR = "compile_error"
@@ -79,7 +79,8 @@ class MeasureKind(str, Enum):
 class Compiled:
     """The result of compiling a kernel for one architecture."""
 
-    status: Status  # OK, COMPILE_ERROR, OUT_OF_RESOURCES, or a mishap
+    # OK, COMPILE_ERROR, OUT_OF_RESOURCES, or a mishap; INCUMBENT: it was not compiled
+    status: Status
     shared_bytes: int | None = None  # shared memory of a block
     n_regs: int | None = None  # registers of a thread
     n_spills: int | None = None  # bytes a thread spills to local memory
@@ -194,8 +195,8 @@ class Entry:
 
     point: Point
     config: Config
-    # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned, or whose
-    # incumbent was lost to a mishap).
+    # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned, at which a
+    # prediction keeps what the engine ships, or whose incumbent was lost to a mishap).
     status: Status
     median_us: float | None
     compiled: Compiled
@@ -406,3 +407,4 @@ class Published:
     points: frozenset[Point]
     run_id: int
     published_at: datetime  # UTC
+    kept: bool = False  # whether they are the engine's own because a prediction keeps these

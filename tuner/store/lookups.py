@@ -9,7 +9,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Text, case, cast, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Text,
+    case,
+    cast,
+    func,
+    literal_column,
+    select,
+)
 
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
@@ -37,6 +47,12 @@ def _point_text() -> ColumnElement[str]:
     return sum((" " + number for number in numbers), start=part)
 
 
+# Points at which a prediction keeps what the engine ships. Others of this status were not tuned:
+# their entries are compared with nothing. PostgreSQL groups by no expression with parameters.
+_KEPT = (winners.c.status == literal_column("'incumbent'")) & (
+    winners.c.over == literal_column("'shipped'")
+)
+
 # One row for all points that a run published together: a store has 36 winners for each such row.
 _PUBLISHED = (
     select(
@@ -46,6 +62,7 @@ _PUBLISHED = (
         func.aggregate_strings(_point_text(), ",").label("points"),
         winners.c.run_id,
         winners.c.published_at,
+        _KEPT.label("kept"),
     )
     .join(problems, winners.c.problem_id == problems.c.id)
     .group_by(
@@ -54,12 +71,13 @@ _PUBLISHED = (
         winners.c.status,
         winners.c.run_id,
         winners.c.published_at,
+        _KEPT,
     )
 )
 _NEWEST = (
     select(winners.c.id)
     .where(winners.c.environment_id == environments.c.id)
-    .where(winners.c.status.in_([Status.OK.value, Status.PREDICTED.value]))
+    .where(winners.c.status.in_([Status.OK.value, Status.PREDICTED.value]) | _KEPT)
     .order_by(winners.c.published_at.desc())
     .limit(1)
     .scalar_subquery()
@@ -199,6 +217,7 @@ def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
         points=read_points(row["points"]),
         run_id=row["run_id"],
         published_at=row["published_at"],
+        kept=bool(row["kept"]),
     )
 
 

@@ -23,6 +23,7 @@ from tuner.problems.results import (
     own_choice,
     without_time,
 )
+from tuner.tuning.baselines import KEPT, Baselines
 from tuner.tuning.gains import CLEAR_GAIN
 from tuner.tuning.request import NOISE
 from tuner.tuning.tune import STAYS, RunPlan
@@ -32,18 +33,6 @@ from tuner.tuning.tune import STAYS, RunPlan
 # in memory).
 GAIN = {MeasureKind.GPU: CLEAR_GAIN, MeasureKind.REPLAY: 0.0}
 FINALISTS = 4  # per point, besides the incumbents and the neighbours' choices
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """What the engine runs at each point that a file must hold.
-
-    An exported file must hold them all, because with a file the engine no longer uses its default,
-    and picks the entry of the nearest size.
-    """
-
-    configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" where there is one
-    tuned_near: frozenset[Point]  # where the shipped entry was tuned for a batch of about this size
 
 
 @dataclass(frozen=True)
@@ -149,10 +138,7 @@ class PointwiseChooser:
         if trusted and field.running == "shipped":
             shipped = field.incumbents["shipped"]
             if field.time_us(shipped) is not None:
-                return (
-                    shipped,
-                    "the engine ships an entry tuned on this card; a prediction keeps it",
-                )
+                return shipped, KEPT
         standing = field.standing(policy.tie)
         best_us = field.time_us(ranked[0])
         assert best_us is not None  # ranked ones have times

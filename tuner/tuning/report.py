@@ -67,7 +67,16 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """A table of the entries, then lines with the gain, the cost, and what to know of both."""
+        """A table of the entries, then lines with the gain, the cost, and what to know of both.
+
+        One line if nothing was tried.
+        """
+        if self.entries and all(entry.status is Status.INCUMBENT for entry in self.entries):
+            return folded(
+                f"{self.environment.engine} ships a file for {self.device.name}, and a prediction "
+                "keeps its entries: only --measure gpu can replace them; --effort exhaustive "
+                "predicts their times all the same"
+            )
         order = self.table.order
         entries = sorted(self.entries, key=order) if order else list(self.entries)
         lines = [self._table(entries), "", *self._reasons(entries)]
@@ -79,10 +88,9 @@ class Report:
 
     @property
     def predicted(self) -> bool:
-        """Whether a model gave the times, and nothing was measured."""
+        """Whether nothing was measured."""
         ran = (one.status for entry in self.entries for one in entry.incumbents.values())
-        found = {*(entry.status for entry in self.entries), *ran}
-        return Status.PREDICTED in found and Status.OK not in found
+        return Status.OK not in {*(entry.status for entry in self.entries), *ran}
 
     def _table(self, entries: Sequence[Entry]) -> str:
         statuses = [SHIPPED if is_shipped(entry) else entry.status.value for entry in entries]

@@ -22,7 +22,7 @@ from tuner.measure import Measurer
 from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials, write_trials
 from tuner.problems.points import Config, Part, Point, Problem
 from tuner.problems.registry import Selection, family_of
-from tuner.problems.results import MeasureKind, Winner
+from tuner.problems.results import Entry, MeasureKind, Winner
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
@@ -178,11 +178,12 @@ class Prepared:
     kernels: Kernels
     plan: Callable[[Known], RunPlan]  # what the run must answer
     strategy: Callable[[Known], Strategy]  # how configurations are tried; new for each run
-    predictor: Measurer  # gives the times of a prediction
+    predictor: Measurer | None  # gives the times of a prediction; None: they are not predicted
     tries: Mapping[str, int]  # the most configurations to try at each size (`Point.size`)
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
     table: EntryTable  # how the entries are printed
     recording: RecordedTrials | None = None  # the recording that is replayed
+    kept: Sequence[Entry] = ()  # at points of `points` where nothing is tried
     companions: Companions | None = None  # further kernels that a candidate launches
     notes: Sequence[str] = ()  # what users should know before the run
     # Does once what takes `strategy` seconds of CPU, while a GPU's process starts.
@@ -198,11 +199,26 @@ def prepare(request: Request) -> Prepared:
 
     Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
     """
+    refuse_unpredicted(request.problem, request.source.kind)
     prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
     _ = (
         prepared.kernels.hash
     )  # of some engines and families, kernels are only lifted when asked for
     return prepared
+
+
+def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
+    """Raise BadInput for a prediction of a problem whose times are not predicted."""
+    family = family_of(problem)
+    if kind is MeasureKind.PREDICT and not family.predicts:
+        error = BadInput(
+            f"the times of {family.title} are not predicted: measure them on a GPU, ",
+            cli="with the same command and --measure gpu",
+            api='with "measure": "gpu"',
+            page="with times from gpu",
+        )
+        error.field = "measure"
+        raise error
 
 
 def recording_of(request: Request) -> TrialRecording | None:

@@ -114,7 +114,14 @@ def execute(
             partial(store.add_trials, run),
             watcher,
             race=on_gpu.race if on_gpu else None,
-            tell=lambda chosen, trials: with_backends(chosen, trials, runs, source.backends),
+            tell=lambda chosen, trials: with_backends(
+                sorted([*chosen, *prepared.kept], key=lambda entry: entry.point)
+                if prepared.kept
+                else chosen,
+                trials,
+                runs,
+                source.backends,
+            ),
         )
         watcher.step("storing the winners")
         server = _started(request, runs)
@@ -337,6 +344,7 @@ class PredictedTimes:
     def bench(self, prepared: Prepared) -> SerialBench:
         farm = self.workbench.farm(0, triton_for(prepared.request.engine))
         self.compiler = compiler_of(prepared, farm)
+        assert prepared.predictor is not None  # `prepare` refuses other requests
         return SerialBench(self.compiler, prepared.predictor, prepared.points)
 
     def environment(self) -> dict[str, str]:

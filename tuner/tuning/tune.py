@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Protocol
 
 from tuner.errors import MeasurerFailed, NothingFits
@@ -66,6 +67,35 @@ class FixedStrategy:
     def left(self) -> Sequence[Candidate]:
         """What it has not proposed yet."""
         return self._left
+
+
+class WhereNeeded:
+    """Tries a list, which is made once it is known at which sizes what is trusted cannot run."""
+
+    def __init__(
+        self,
+        points: Sequence[Point],
+        trusted: Mapping[Point, Config],
+        listed: Callable[[Collection[Point]], Sequence[Candidate]],
+    ) -> None:
+        """`trusted` is tried before, as the plan's; `listed` gives the candidates of points."""
+        self._points, self._listed = points, listed
+        self._waiting = {Candidate(point, config) for point, config in trusted.items()}
+        self._needed = {point.size for point in points if point not in trusted}
+        self._asked = False
+
+    def ask(self) -> list[Candidate]:
+        if self._waiting or self._asked:
+            return []
+        self._asked = True
+        needed = [point for point in self._points if point.size in self._needed]
+        return list(self._listed(needed)) if needed else []
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        if candidate in self._waiting:
+            self._waiting.remove(candidate)
+            if not measurement.timed:
+                self._needed.add(candidate.point.size)
 
 
 def everything(spaces: Mapping[Point, Space]) -> FixedStrategy:
@@ -130,26 +160,28 @@ class RunPlan:
     # What the store has for the requested points, measured in the same environment. It is tried
     # beside the incumbents, and it is no seed: a search must ask the same when it is resumed.
     previous: Mapping[Point, Config] = field(default_factory=dict)
+    # What the engine's makers measured on the card. It is tried too, and is no seed either.
+    trusted: Mapping[Point, Config] = field(default_factory=dict)
     # Backends to measure beside Triton. One kernel of a backend may do the work of the kernels of
     # several points; it is measured at the first of them.
     backends: Mapping[Point, Sequence[str]] = field(default_factory=dict)
 
     def incumbent_candidates(self) -> list[Candidate]:
-        """What is tried first: what the engine would run without this tuner, and what the store
-        has.
+        """What is tried first: what the engine would run without this tuner, what its makers
+        measured, and what the store has.
         """
         wanted = {
             Candidate(point, config): None
             for point, by_name in self.incumbents.items()
             for config in by_name.values()
         }
-        stored = (Candidate(point, config) for point, config in self.previous.items())
+        known = (*self.trusted.items(), *self.previous.items())
         others = (
             Candidate(point, Config({}), backend)
             for point, names in self.backends.items()
             for backend in names
         )
-        return list(wanted | dict.fromkeys(stored) | dict.fromkeys(others))
+        return list(wanted | dict.fromkeys(starmap(Candidate, known)) | dict.fromkeys(others))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tuner.errors import NothingFits
 from tuner.families.attention.buckets import Bucket
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Entry, Incumbent, Status, Trial, as_incumbent, without_time
+from tuner.problems.results import Entry, Incumbent, Trial, as_incumbent, without_time
 from tuner.tuning.tune import STAYS
 
 FINALISTS = 4  # per bucket, besides the engine's default constants
@@ -25,7 +25,6 @@ class AttentionChooser:
     buckets: Sequence[Bucket]
     defaults: Mapping[Point, Config]  # the engine's constants
     noise: float  # relative; a smaller gain does not count
-    slack: float | None = None  # relative: the largest slowdown at any one point; None: `noise`
     previous: Mapping[Point, Config] | None = None  # what the store had when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
@@ -56,7 +55,7 @@ class AttentionChooser:
         return found
 
     def _entries(self, field: _BucketTrials) -> Iterator[Entry]:
-        ranked = field.ranked(self.noise if self.slack is None else self.slack)
+        ranked = field.ranked(self.noise)
         default_us = field.default_times()
         if not ranked and default_us is None:
             point = field.bucket.representative
@@ -145,12 +144,10 @@ class _BucketTrials:
 
 
 def _reason(trial: Trial, own: Incumbent, keep: bool) -> str:
-    if keep and trial.measurement.status is Status.PREDICTED:
-        return "nothing is predicted to be clearly faster than the engine's own constants"
     if keep:
         return "the engine's own constants are as fast, within the noise"
     if own.median_us is None or trial.measurement.median_us is None:
         return without_time("the engine's own constants", [own])
-    gain = f"{own.median_us / trial.measurement.median_us:.3f}x"
-    predicted = "predicted " if trial.measurement.status is Status.PREDICTED else ""
-    return f"{predicted}{gain} as fast as the engine's own constants"
+    return (
+        f"{own.median_us / trial.measurement.median_us:.3f}x as fast as the engine's own constants"
+    )

@@ -242,6 +242,7 @@ FAMILY = Family(
     least_us=least_us,
     held_bytes=held_bytes,
     package="tuner.families.attention",
+    predicts=False,
     wait_s=wait_s,
     alike=same_shape,
 )

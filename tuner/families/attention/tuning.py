@@ -19,14 +19,13 @@ from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.joint.plans import JointBuckets, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.problem import Attention, Stage
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import constants_of, worthwhile
 from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload
 from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Part, Point
-from tuner.problems.results import Entry, MeasureKind
+from tuner.problems.results import Entry
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     NOISE,
@@ -72,27 +71,13 @@ class _Phase:
     budget: Budget
 
     @property
-    def predicted(self) -> bool:
-        return self.request.source.kind is MeasureKind.PREDICT
-
-    @property
     def exhaustive(self) -> bool:
         return self.request.effort is Effort.EXHAUSTIVE
 
     @property
-    def margins(self) -> tuple[float, float | None]:
-        """The gain that counts, and the slowdown at one point that is allowed (None: the same)."""
-        if self.predicted:
-            return CLEAR_GAIN, 0.0  # clearly faster overall, and at no point slower
-        return NOISE[self.request.source.kind], None
-
-    def worth(self, configs: Sequence[Config]) -> list[Config]:
-        """The configurations worth trying: for a prediction about half. On the H200 sweep the rest
-        never won by more than the model's error.
-        """
-        if not self.predicted or self.exhaustive:
-            return list(configs)
-        return [config for config in configs if _worth_compiling(config)]
+    def noise(self) -> float:
+        """The gain that counts, as a share."""
+        return NOISE[self.request.source.kind]
 
     def seeds(self, point: Point) -> list[Config]:
         space = self.constants[point.part]
@@ -149,7 +134,7 @@ def prepare(request: Request) -> Prepared:
         kernels=kernels,
         plan=together.plan if together else partial(_plan, phase),
         strategy=together.strategy if together else partial(_strategy, phase),
-        predictor=AttentionPredictor(device, problem),
+        predictor=None,
         tries=together.tries() if together else _tries(phase),
         file_names=dict.fromkeys(problem.parts, file_name),
         table=TABLE,
@@ -196,19 +181,11 @@ def _tries(phase: _Phase) -> dict[str, int]:
 
 def _plan(phase: _Phase, known: Known) -> RunPlan:
     previous = known.previous
-    chooser = AttentionChooser(phase.buckets, phase.defaults, *phase.margins, previous=previous)
+    chooser = AttentionChooser(phase.buckets, phase.defaults, phase.noise, previous)
     return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
 
 
 def _strategy(phase: _Phase, known: Known) -> Strategy:
-    if phase.predicted:
-        return FixedStrategy(
-            [
-                Candidate(point, config)
-                for point in phase.defaults
-                for config in phase.worth(phase.spaces[point.part].configs())
-            ]
-        )
     if phase.exhaustive:  # the spaces are small
         return everything({point: phase.spaces[point.part] for point in phase.defaults})
     search = phase.search([bucket.representative for bucket in phase.buckets])
@@ -238,9 +215,7 @@ class _Joint:
     def tries(self) -> dict[str, int]:
         """The most configurations to try at each size, summed over both kernels."""
         phase = self.phase
-        stage_1 = len(phase.worth(phase.constants[Stage.DECODE].configs()))
-        if not phase.predicted:
-            stage_1 = min(stage_1, phase.budget.per_point)
+        stage_1 = min(len(phase.constants[Stage.DECODE]), phase.budget.per_point)
         reductions = len(phase.constants[Stage.REDUCE])
         found: Counter[str] = Counter()
         for size in self.sizes:
@@ -254,7 +229,7 @@ class _Joint:
 
     def plan(self, known: Known) -> RunPlan:
         phase, previous = self.phase, known.previous
-        chooser = JointChooser(self.sizes, phase.defaults, *phase.margins, previous=previous)
+        chooser = JointChooser(self.sizes, phase.defaults, phase.noise, previous)
         return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
 
     def strategy(self, known: Known) -> Strategy:
@@ -262,8 +237,8 @@ class _Joint:
         phase = self.phase
         points = [size.representative for size in self.sizes]
         inner: Strategy
-        if phase.predicted or phase.exhaustive:
-            listed = phase.worth(phase.constants[Stage.DECODE].configs())
+        if phase.exhaustive:
+            listed = phase.constants[Stage.DECODE].configs()
             inner = FixedStrategy([Candidate(point, one) for point in points for one in listed])
         else:
             inner = phase.search(points)
@@ -275,10 +250,3 @@ def _cells(entry: Entry) -> tuple[object, ...]:
     point = entry.point
     constants = " ".join(f"{name}={value}" for name, value in sorted(entry.config.items()))
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
-
-
-def _worth_compiling(config: Config) -> bool:
-    """Whether a prediction tries these constants."""
-    if config.get("BLOCK_N", 32) < 32:
-        return False
-    return "BLOCK_M" not in config or (config["num_warps"] >= 4 and config["num_stages"] <= 3)

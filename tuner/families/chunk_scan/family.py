@@ -23,4 +23,5 @@ FAMILY = Family(
     least_us=least_us,
     held_bytes=held_bytes,
     package="tuner.families.chunk_scan",
+    predicts=False,
 )

@@ -11,7 +11,7 @@ from tuner.engines.config_files import launch_config
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, ShippedFile
 from tuner.families.dense_gemm.problem import DenseGemm, DensePart
 from tuner.problems.points import Config, Point, Problem, triton_defaults
-from tuner.tuning.pointwise import Baselines
+from tuner.tuning.baselines import Baselines, tuned_near
 from tuner.tuning.seeds import ballots_of, device_distance, elect, in_turn, octaves
 from tuner.tuning.space import Rule, Space, without_equal_groups
 
@@ -262,11 +262,6 @@ def _problem_distance(key: GemmFileKey, problem: DenseGemm) -> float:
     )
 
 
-# A file's entry is taken to be tuned for batch sizes up to this many times its key, and down to
-# this part of it. Some shipped files begin at 2,048: their first entry serves all smaller sizes.
-NEAR = 2
-
-
 def find_baselines(
     engine: GemmEngine,
     problem: DenseGemm,
@@ -281,6 +276,6 @@ def find_baselines(
         point = Point(size, DensePart.DENSE)
         by_name = engine.incumbents(problem, device, size)
         found[point] = {name: launch_config(config, backend) for name, config in by_name.items()}
-        if any(size <= NEAR * key and key <= NEAR * size for key in keys):
+        if tuned_near(size, keys):
             near.add(point)
     return Baselines(found, frozenset(near))

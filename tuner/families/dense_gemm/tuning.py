@@ -21,7 +21,8 @@ from tuner.families.dense_gemm.space import (
 from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind
-from tuner.tuning.pointwise import Baselines, pointwise_plan
+from tuner.tuning.baselines import Baselines
+from tuner.tuning.pointwise import pointwise_plan
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     TRIES,
@@ -71,25 +72,27 @@ def prepare(request: Request) -> Prepared:
         kernels.choices(problem, device.target),
         lambda config: engine.effective(problem, config, device.target),
     )
-    at = {point: space_at(space, problem, device, point.batch_size) for point in points}
     corpus = list(engine.shipped(device.vendor))
     sizes = [point.batch_size for point in points]
-    baselines = find_baselines(engine, problem, device, sizes)
+    found = find_baselines(engine, problem, device, sizes)
+    kept, left, baselines = found.pass_over(request, points)
+    at = {point: space_at(space, problem, device, point.batch_size) for point in left}
     predictor = GemmPredictor(device, problem)
-    most = max(len(some) for some in at.values())
-    budget = BUDGETS.get(request.effort, Budget(most, kernels=most * len(points), seeds=most))
+    most = max((len(some) for some in at.values()), default=0)
+    budget = BUDGETS.get(request.effort, Budget(most, kernels=most * len(left), seeds=most))
     return Prepared(
         request=request,
         points=points,
         spaces={DensePart.DENSE: space},
         kernels=kernels,
-        plan=lambda known: pointwise_plan(points, baselines, kind, CLEAR_GAIN, known.previous),
+        plan=lambda known: pointwise_plan(left, baselines, kind, CLEAR_GAIN, known.previous),
         strategy=_strategy(request, problem, space, at, corpus, baselines, predictor, budget),
         predictor=predictor,
         tries=_tries(request, at, budget),
         file_names={DensePart.DENSE: name},
         table=TABLE,
         recording=recording,
+        kept=kept,
         companions=kernels.companions(problem, device.target),
         compiles_ahead=request.effort is not Effort.EXHAUSTIVE,
     )

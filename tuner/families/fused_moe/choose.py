@@ -26,7 +26,12 @@ from tuner.families.fused_moe.pairs import (
 from tuner.families.fused_moe.problem import gemm_of
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Trial, as_incumbent, copied, own_choice
+from tuner.tuning.baselines import KEPT
 from tuner.tuning.tune import STAYS
+
+# Of entries in a file that servers do not ask for; the run's notes name the file.
+MAKERS = "the engine's makers tuned it on this card, in a file that servers do not ask for"
+SLOWER = "its makers' entry for this card is predicted to be slower than the {} configuration"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,6 @@ class MoePolicy:
     noise: float  # relative; a smaller gain over the incumbent does not count
     tie: float | None = None  # relative: times this near count as equal; None: `noise`
     one_config: bool = False  # the engine has one file for both gemms
-    trust_shipped: bool = False  # times are predictions, which must not replace a shipped file
 
     def beats(self, time_us: float, incumbent_us: float) -> bool:
         """Whether a time is below the incumbent's by more than the noise."""
@@ -59,10 +63,17 @@ class MoeChooser:
     # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now. The other gemm must share it.
     blocks: Mapping[int, int] | None = None
     previous: Mapping[Point, Config] | None = None  # what the store had when the run began
+    trusted: Mapping[Point, Config] | None = None  # what no prediction replaces, if it can run
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         return choose(
-            trials, self.incumbents, self.policy, self.requested, self.blocks, self.previous
+            trials,
+            self.incumbents,
+            self.policy,
+            self.requested,
+            self.blocks,
+            self.previous,
+            self.trusted,
         )
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
@@ -84,6 +95,7 @@ def choose(
     requested: Collection[int],
     blocks: Mapping[int, int] | None = None,
     previous: Mapping[Point, Config] | None = None,
+    trusted: Mapping[Point, Config] | None = None,
 ) -> list[Entry]:
     """One entry for each point that `incumbents` names, in order of batch size.
 
@@ -94,6 +106,7 @@ def choose(
     `blocks`: by batch size, the BLOCK_SIZE_M of a gemm that is not tuned now and must be shared.
     `previous`: what an earlier run chose here. It stays unless a pair is faster by more than a tie,
     so that nothing changes from night to night but for a reason.
+    `trusted`: what the engine's makers measured on the card. It stays if it can run at all.
 
     Raises NothingFits, which names the batch size, if no candidate of a requested size has a time.
     """
@@ -103,7 +116,7 @@ def choose(
     neighbour: Choice | None = None
     for field in fields:
         if field.batch_size in requested:
-            neighbour, reason = _choose_at(field, policy, neighbour)
+            neighbour, reason = _choose_at(field, policy, neighbour, field.pair(trusted or {}))
             choices[field.batch_size] = neighbour
             entries += _entries(field, neighbour, reason)
     for field in fields:
@@ -130,11 +143,18 @@ def _untuned(
 
 
 def _choose_at(
-    field: SizeTrials, policy: MoePolicy, neighbour: Choice | None
+    field: SizeTrials, policy: MoePolicy, neighbour: Choice | None, trusted: Choice | None
 ) -> tuple[Choice, str]:
     best = _fastest(field, policy.one_config)
     name, incumbent = field.incumbent()
     incumbent_us = field.total_us(incumbent) if incumbent else None
+    trusted_us = field.total_us(trusted) if trusted else None
+    if trusted is not None and trusted_us is not None:
+        if name == "shipped":
+            return trusted, KEPT
+        if incumbent is None or incumbent_us is None or trusted_us <= incumbent_us:
+            return trusted, MAKERS
+        return incumbent, SLOWER.format(name)
     if best is None:
         raise NothingFits(why_nothing_fits(field))
     best_us = field.total_us(best)
@@ -142,11 +162,12 @@ def _choose_at(
     stands = _previous(field, policy, best_us, incumbent_us)
     if stands is not None and stands != incumbent:
         return stands, f"{gain(field, stands)}; {STAYS}"
-    if incumbent is not None and incumbent_us is not None:
-        if policy.trust_shipped and name == "shipped":
-            return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
-        if not policy.beats(best_us, incumbent_us):
-            return incumbent, kept(name, field.predicted)
+    if (
+        incumbent is not None
+        and incumbent_us is not None
+        and not policy.beats(best_us, incumbent_us)
+    ):
+        return incumbent, kept(name, field.predicted)
     # Among equal times a run would choose by its noise, and the next run otherwise.
     light = _lightest(field, best, policy, incumbent_us)
     # Fewer distinct kernels make a server start faster, so a tie goes to the neighbour's pair.

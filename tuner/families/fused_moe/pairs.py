@@ -55,6 +55,10 @@ class SizeTrials:
             total += trial.measurement.median_us
         return total
 
+    def pair(self, configs: Mapping[Point, Config]) -> Choice | None:
+        """The pair of these configurations at this size; see `pair_at`."""
+        return pair_at([Point(self.batch_size, gemm) for gemm in self.trials], configs)
+
     def changes(self, choice: Choice) -> int:
         """How many of a pair's configurations are others than the store has."""
         return sum((self.previous or {}).get(gemm) != config for gemm, config in choice.items())
@@ -89,11 +93,11 @@ def trials_by_size(
                 if all(name in incumbents[point] for point in points)
             },
             (blocks or {}).get(batch_size),
-            _pair(points, previous or {}),
+            pair_at(points, previous or {}),
         )
 
 
-def _pair(points: Sequence[Point], configs: Mapping[Point, Config]) -> Choice | None:
+def pair_at(points: Sequence[Point], configs: Mapping[Point, Config]) -> Choice | None:
     """The configurations at a size, if there is one for each gemm and they can run together."""
     if any(point not in configs for point in points):
         return None

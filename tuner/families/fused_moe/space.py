@@ -11,8 +11,7 @@ from functools import cache, partial
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP
-from tuner.engines.config_files import launch_config
-from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, ShippedFile
+from tuner.families.fused_moe.engine import MoeFileKey, ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, sorted_slots
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point, triton_defaults
@@ -231,44 +230,3 @@ def _dtype_distance(key: MoeFileKey, problem: FusedMoe) -> float:
         return blocks
     narrow = problem.dtype.activation_bits == 8 and (key.dtype or "").endswith("w8a8")
     return (2 if narrow else 4) + blocks
-
-
-def baseline_configs(
-    engine: MoeEngine,
-    problem: FusedMoe,
-    device: Device,
-    triton: str,
-    gemms: Sequence[Gemm],
-    batch_sizes: Iterable[int],
-) -> dict[Point, dict[str, Config]]:
-    """By point: "default", and "shipped" if the loader finds a file.
-
-    The points cover what a file must hold, and `batch_sizes`.
-    """
-    found: dict[Point, dict[str, Config]] = {}
-    for size in sorted({*engine.sizes(problem, device, triton), *batch_sizes}):
-        by_name = engine.incumbents(problem, device, size, triton)
-        for gemm in gemms:
-            configs = {
-                name: launch_config(pair[gemm], device.target.backend)
-                for name, pair in by_name.items()
-            }
-            found[Point(size, gemm)] = configs
-    return found
-
-
-def older_files(
-    problem: FusedMoe, device_name: str, corpus: Iterable[ShippedFile]
-) -> list[ShippedFile]:
-    """Shipped files for the problem and GPU whose names lack the flag for scales per channel.
-
-    Files that are older than this flag kept their names.
-    """
-    if not problem.per_channel_quant:
-        return []
-    wanted = (problem.E, problem.N, device_name, problem.dtype.value, Gemm.UP, False)
-    return [file for file in corpus if _identity(file.key) == wanted]
-
-
-def _identity(key: MoeFileKey) -> tuple[object, ...]:
-    return (key.E, key.N, key.device, key.dtype, key.gemm, key.per_channel_quant)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 from tuner.devices.table import Device
 from tuner.errors import BadInput
+from tuner.families.fused_moe.baselines import MoeBaselines, find_baselines
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.family import MoeSelection
@@ -15,34 +17,29 @@ from tuner.families.fused_moe.pairs import OneConfigStrategy
 from tuner.families.fused_moe.predict import CLEAR_GAIN, Predictor
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
-from tuner.families.fused_moe.space import (
-    baseline_configs,
-    older_files,
-    seeds_for,
-    space_for,
-    spaces_at,
-)
+from tuner.families.fused_moe.space import seeds_for, space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind
 from tuner.tuning.report import EntryTable, config_cells
 from tuner.tuning.request import NOISE, Effort, Known, Prepared, Request, triton_version
 from tuner.tuning.search import Budget, Model, Search, budget_for, sample_of
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, everything
+from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, WhereNeeded, everything
 
 # Raced times this near count as equal. It is as far as two runs' choices may lie apart.
 TIE = {MeasureKind.GPU: 0.003, MeasureKind.REPLAY: 0.0}
 # Kernels compiled for a prediction; each takes one core about 0.4 s.
-PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
+PREDICT_KERNELS = {Effort.QUICK: 20, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
+# The most kernels per point and BLOCK_SIZE_M of a prediction.
+PREDICT_PER_BLOCK = {Effort.QUICK: 2, Effort.STANDARD: 4, Effort.EXHAUSTIVE: 4}
 FORESEEN = 4  # the number of a search's seeds at a point that come from the device model
-PREDICT_PER_BLOCK = 4  # the most kernels per point and BLOCK_SIZE_M of a prediction
 
 
 def policy_for(source: MeasureKind, one_config: bool) -> MoePolicy:
     """When a faster time counts. `one_config`: the engine runs both gemms with one."""
     if source is MeasureKind.PREDICT:
         # CLEAR_GAIN guards against losses; it is no tie.
-        return MoePolicy(CLEAR_GAIN, tie=0.0, one_config=one_config, trust_shipped=True)
+        return MoePolicy(CLEAR_GAIN, tie=0.0, one_config=one_config)
     return MoePolicy(NOISE[source], tie=TIE[source], one_config=one_config)
 
 
@@ -65,7 +62,7 @@ class _Layer:
     spaces: Mapping[Part, Space]
     at: Mapping[Point, Space]  # the space of each point
     one_config: bool  # both gemms are tuned, and the engine runs them with one configuration
-    baselines: Mapping[Point, Mapping[str, Config]]
+    baselines: MoeBaselines
     corpus: Sequence[ShippedFile]
     predictor: Predictor
     budget: Budget
@@ -73,6 +70,19 @@ class _Layer:
     @property
     def device(self) -> Device:
         return self.request.device
+
+    @property
+    def predicted(self) -> bool:
+        return self.request.source.kind is MeasureKind.PREDICT
+
+    def trusted(self, known: Known) -> dict[Point, Config]:
+        """What the engine's makers measured on the card, at the points to tune."""
+        partners, entries = self.partners(known), self.baselines.trusted
+        return {
+            point: entries[point]
+            for point in self.points
+            if point in entries and _shares_block(entries[point], partners.get(point.batch_size))
+        }
 
     def partners(self, known: Known) -> Mapping[int, Config]:
         """By batch size, the stored configuration of a gemm that is not tuned now, because the
@@ -97,21 +107,23 @@ def prepare(request: Request) -> Prepared:
     recording = read_recording(path) if path else None
     points = _points(request, request.selected, recording)  # refuses what the recording lacks
     spaces = _spaces(request, problem, engine, gemms)
-    corpus = list(engine.shipped(device.vendor))
     triton, sizes = triton_version(request.engine), [point.batch_size for point in points]
+    found = find_baselines(engine, problem, device, triton, gemms, sizes)
+    kept, left, baselines = found.pass_over(request, points)
+    corpus = list(engine.shipped(device.vendor)) if left else []
     layer = _Layer(
         request=request,
         problem=problem,
         engine=engine,
         gemms=gemms,
-        points=points,
+        points=left,
         spaces=spaces,
-        at=spaces_at(points, problem, spaces),
+        at=spaces_at(left, problem, spaces),
         one_config=not engine.has_down_files() and len(gemms) > 1,
-        baselines=baseline_configs(engine, problem, device, triton, gemms, sizes),
+        baselines=baselines,
         corpus=corpus,
         predictor=Predictor(device, problem, corpus),
-        budget=budget_for(request.effort, len(points), max(map(len, spaces.values()))),
+        budget=budget_for(request.effort, len(left), max(map(len, spaces.values()))),
     )
     search = cache(partial(_search, layer))
     named = [gemm for gemm in gemms if gemm is Gemm.UP or engine.has_down_files()]
@@ -128,7 +140,8 @@ def prepare(request: Request) -> Prepared:
         file_names={gemm: engine.file_name(problem, device, gemm) for gemm in named},
         table=TABLE,
         recording=recording,
-        notes=_notes(layer, triton),
+        kept=kept,
+        notes=_notes(layer),
         write_recording=lambda path, problem, trials, add: write_recording(path, problem, trials),
         shares_recordings=False,
     )
@@ -159,22 +172,31 @@ def _spaces(
 def _tries(layer: _Layer) -> dict[str, int]:
     """The most configurations to try at each size, summed over the gemms."""
     each = layer.budget.per_point
-    if layer.request.source.kind is MeasureKind.PREDICT:
-        blocks = len(layer.spaces[layer.points[0].part].axes["BLOCK_SIZE_M"])
-        each = blocks * PREDICT_PER_BLOCK
-    return {point.size: each * len(layer.gemms) for point in layer.points}
+    trusted: Mapping[Point, Config] = {}
+    if layer.predicted:
+        blocks = max(len(space.axes["BLOCK_SIZE_M"]) for space in layer.spaces.values())
+        each = blocks * PREDICT_PER_BLOCK[layer.request.effort]
+        trusted = {} if layer.request.effort is Effort.EXHAUSTIVE else layer.baselines.trusted
+    found: Counter[str] = Counter()
+    for point in layer.points:
+        known = {*layer.baselines.configs[point].values(), trusted.get(point)}
+        found[point.size] += len(known) if point in trusted else each
+    return dict(found)
 
 
 def _plan(layer: _Layer, known: Known) -> RunPlan:
     blocks = {size: config["BLOCK_SIZE_M"] for size, config in layer.partners(known).items()}
+    trusted = layer.trusted(known)
     chooser = MoeChooser(
-        layer.baselines,
+        layer.baselines.configs,
         policy_for(layer.request.source.kind, layer.one_config),
         requested={point.batch_size for point in layer.points},
         blocks=blocks,
         previous=known.previous,
+        trusted=trusted if layer.predicted else {},
     )
-    return RunPlan(layer.points, layer.baselines, chooser, known.previous)
+    configs = layer.baselines.configs
+    return RunPlan(layer.points, configs, chooser, known.previous, trusted)
 
 
 def _searches(request: Request) -> bool:
@@ -189,37 +211,46 @@ def _strategy(
     """How configurations are tried."""
     if _searches(layer.request):
         return lambda known: search()(known)
-    if layer.request.source.kind is MeasureKind.PREDICT:
+    if layer.predicted:
         return partial(_shortlist, layer)
     return lambda known: everything(layer.at)
 
 
 def _shortlist(layer: _Layer, known: Known) -> Strategy:
-    """What is worth compiling for a prediction."""
+    """What is worth compiling for a prediction: nothing where what is trusted can run."""
+    trusted = layer.trusted(known)
+    if layer.request.effort is Effort.EXHAUSTIVE or not trusted:
+        return FixedStrategy(_listed(layer, known, layer.points))
+    return WhereNeeded(layer.points, trusted, partial(_listed, layer, known))
+
+
+def _listed(layer: _Layer, known: Known, points: Collection[Point]) -> list[Candidate]:
     partners = layer.partners(known)
     legal: dict[Point, Sequence[Config]] = {}
-    for point, space in layer.at.items():
+    for point in points:
         partner = partners.get(point.batch_size)
-        block = partner["BLOCK_SIZE_M"] if partner else None
-        legal[point] = [c for c in space.configs() if block in (None, c["BLOCK_SIZE_M"])]
+        legal[point] = [c for c in layer.at[point].configs() if _shares_block(c, partner)]
+    effort = layer.request.effort
     chosen = layer.predictor.shortlist_all(
-        legal, PREDICT_KERNELS[layer.request.effort], one_config=layer.one_config
+        legal, PREDICT_KERNELS[effort], one_config=layer.one_config
     )
-    return FixedStrategy(
-        [
-            Candidate(point, config)
-            for point, some in chosen.items()
-            for config in _best_of_each_block(some)
-        ]
-    )
+    return [
+        Candidate(point, config)
+        for point, some in chosen.items()
+        for config in _best_of_each_block(some, PREDICT_PER_BLOCK[effort])
+    ]
 
 
-def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
+def _shares_block(config: Config, partner: Config | None) -> bool:
+    return partner is None or config["BLOCK_SIZE_M"] == partner["BLOCK_SIZE_M"]
+
+
+def _best_of_each_block(ranked: Sequence[Config], most: int) -> list[Config]:
     """The first few of each BLOCK_SIZE_M, because a pair of gemms must share that value."""
     kept: dict[int, list[Config]] = {}
     for config in ranked:
         kept.setdefault(config["BLOCK_SIZE_M"], []).append(config)
-    return [config for some in kept.values() for config in some[:PREDICT_PER_BLOCK]]
+    return [config for some in kept.values() for config in some[:most]]
 
 
 def _search(layer: _Layer) -> Callable[[Known], Strategy]:
@@ -235,7 +266,7 @@ def _search(layer: _Layer) -> Callable[[Known], Strategy]:
         device,
         spaces,
         layer.corpus,
-        known={point: list(layer.baselines[point].values()) for point in at},
+        known={point: list(layer.baselines.configs[point].values()) for point in at},
         foreseen=_foreseen(layer),
     )
     model = _model(layer)
@@ -271,14 +302,12 @@ def _foreseen(layer: _Layer) -> dict[Point, list[Config]]:
     return {point: predictor.shortlist(point, grid, FORESEEN) for point, grid in grids_at.items()}
 
 
-def _notes(layer: _Layer, triton: str) -> list[str]:
-    engine, problem, device = layer.engine, layer.problem, layer.device
-    if engine.find_file(None, problem, device, Gemm.UP, triton):
+def _notes(layer: _Layer) -> list[str]:
+    path = layer.baselines.unread
+    if path is None:
         return []
-    paths = [file.path for file in older_files(problem, device.name, layer.corpus)]
+    use = "kept where they can run" if layer.predicted else "tried"
     return [
-        f"{layer.request.engine.name} ships a file that was tuned on this card, under an older "
-        f"name that its servers no longer ask for: {path.parent.name}/{path.name}. To keep its "
-        "configurations instead, copy it to the name above."
-        for path in paths[-1:]
+        f"{layer.request.engine.name} ships a file that was tuned on this card, and that servers "
+        f"do not ask for: {path.parent.name}/{path.name}; its entries are {use}"
     ]

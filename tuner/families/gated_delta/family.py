@@ -23,4 +23,5 @@ FAMILY = Family(
     least_us=least_us,
     held_bytes=held_bytes,
     package="tuner.families.gated_delta",
+    predicts=False,
 )

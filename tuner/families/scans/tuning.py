@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from tuner.errors import BadInput
 from tuner.families.scans.choose import OwnChoice, ScanChooser
 from tuner.families.scans.engine import ScanKernels, scan_engine
 from tuner.families.scans.files import file_name
@@ -19,7 +18,7 @@ from tuner.families.scans.selection import PromptSelection
 from tuner.families.scans.space import first_configs, scan_space
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.registry import family_of
-from tuner.problems.results import Compiled, Entry, MeasureKind, Measurement
+from tuner.problems.results import Entry, MeasureKind, Measurement
 from tuner.tuning.pointwise import GAIN, Policy
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
@@ -37,9 +36,6 @@ from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
 
 # Configurations that a point tries beyond what is tried first.
 FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
-UNPREDICTED = (
-    "the times of such kernels are not predicted: measure them on a GPU, or replay a recording"
-)
 
 
 def entry_cells(problem: ScanProblem, entry: Entry) -> tuple[object, ...]:
@@ -66,21 +62,11 @@ class ListThenSearch:
         self._search.tell(candidate, measurement)
 
 
-class Unpredicted:
-    """A `Measurer` that has no times."""
-
-    def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
-        """Raises BadInput."""
-        raise BadInput(UNPREDICTED)
-
-
 def prepare(request: Request) -> Prepared:
     """The run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
     problem, device, kind = scan_problem(request), request.device, request.source.kind
     assert isinstance(request.selected, PromptSelection)
     refuse_moe_options(request, family_of(problem).title)
-    if kind is MeasureKind.PREDICT:
-        raise BadInput(UNPREDICTED)
     kernels = scan_engine(request.engine, problem.family).lift(device.target.backend)
     own = own_choices(kernels, request)
     begins = {choice.first for choice in own.values() if choice.constants is None}
@@ -105,7 +91,7 @@ def prepare(request: Request) -> Prepared:
         kernels=kernels,
         plan=partial(_plan, own, requested, kind),
         strategy=lambda known: _strategy(first, spaces, points, requested, further, request.seed),
-        predictor=Unpredicted(),
+        predictor=None,
         tries=tries,
         file_names=dict.fromkeys(problem.parts, file_name(problem, device.name)),
         table=EntryTable(_COLUMNS, partial(entry_cells, problem)),
@@ -146,7 +132,7 @@ def _plan(
     kind: MeasureKind,
     known: Known,
 ) -> RunPlan:
-    policy = Policy(GAIN.get(kind, 0.0), tie=NOISE.get(kind, 0.0))
+    policy = Policy(GAIN[kind], tie=NOISE[kind])
     chooser = ScanChooser(own, policy, requested, known.previous)
     constants = {
         point: {"default": always}

@@ -18,7 +18,7 @@ from tuner.families.attention.buckets import Bucket
 from tuner.families.attention.problem import Stage
 from tuner.families.attention.splits import KV_SPLITS, MAX_KV_SPLITS, constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Entry, Incumbent, Status, Trial, as_incumbent, without_time
+from tuner.problems.results import Entry, Incumbent, Trial, as_incumbent, without_time
 from tuner.tuning.tune import STAYS
 
 STAGES = (Stage.DECODE, Stage.REDUCE)
@@ -183,7 +183,6 @@ class JointChooser:
     sizes: Sequence[JointBuckets]
     own: Mapping[Point, Config]  # the engine's constants and rule
     noise: float  # relative; a smaller gain does not count
-    slack: float | None = None  # relative: the largest slowdown at any length; None: `noise`
     previous: Mapping[Point, Config] | None = None  # what the store had when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
@@ -216,7 +215,7 @@ class JointChooser:
         self, sizes: JointBuckets, times: Times, trials: Mapping[Candidate, Trial]
     ) -> Iterator[Entry]:
         own = times.engines
-        plans = times.plans(self._slack)
+        plans = times.plans(self.noise)
         if not plans and own is None:
             raise NothingFits(f"no configuration compiles and fits for {sizes.representative}")
         keep = own is not None and (not plans or plans[0].cost >= 1 - self.noise)
@@ -241,16 +240,12 @@ class JointChooser:
                     reason=why + (f"; {STAYS}" if stored else ""),
                 )
 
-    @property
-    def _slack(self) -> float:
-        return self.noise if self.slack is None else self.slack
-
     def _stored(self, times: Times, plans: Sequence[JointPlan]) -> JointPlan | None:
         """The plan that the store has, unless another one is faster by more than the noise or the
         engine's own is faster at all.
         """
         stored, own = times.plan_of(self.previous or {}), times.engines
-        if stored is None or stored == own or not times.no_slower(stored, self._slack):
+        if stored is None or stored == own or not times.no_slower(stored, self.noise):
             return None
         if own is not None and stored.cost > own.cost:
             return None
@@ -270,16 +265,13 @@ def _reason(
     trial: Trial,
     defaults: Iterable[Incumbent],
 ) -> str:
-    predicted = trial.measurement.status is Status.PREDICTED
-    if plan is own and predicted:
-        why = "nothing is predicted to be clearly faster than the engine's own splits"
-    elif plan is own:
+    if plan is own:
         why = "the engine's own splits and constants are as fast, within the noise"
     elif own is None:
         why = without_time("the engine's own constants", defaults)
     else:
         gain = f"{own.us[length] / plan.us[length]:.3f}x"
-        why = f"{'predicted ' if predicted else ''}{gain} as fast as the engine, both kernels"
+        why = f"{gain} as fast as the engine, both kernels"
     return why + _reduction_share(plan, length, trial)
 
 

@@ -1,0 +1,137 @@
+"""A prediction passes over what the engine ships for a card, and keeps what its makers measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cases import INT8, L40S, tuned
+
+from tuner.compile.farm import Farm
+from tuner.devices.table import Device, find_device
+from tuner.engines.engine import find_engine
+from tuner.export.export import choose, export_device
+from tuner.export.plan import FoundFile, plan_model
+from tuner.families.dense_gemm.family import GemmSelection
+from tuner.families.fused_moe.family import MoeSelection
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.points import Point, Problem
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import MeasureKind, Measurement, Status
+from tuner.store.results import ResultStore
+from tuner.tuning.baselines import KEPT
+from tuner.tuning.request import Effort, Known, Request, Source, prepare
+
+ENGINE = find_engine("sglang==0.5.16")
+H100, H200 = find_device("H100"), find_device("H200")
+PREDICT = Source(MeasureKind.PREDICT)
+# sglang 0.5.16 ships all sizes of MiniMax-M2 on an H100, for Triton 3.5.1, which its servers with
+# Triton 3.6.0 read; and sizes up to 1,024 of DeepSeek-R1 on an H200.
+MINIMAX = parse_problem("fused_moe:E=256,N=384,K=3072,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
+R1 = parse_problem("fused_moe:E=257,N=256,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128")
+GEMM = parse_problem("block_gemm:N=7168,K=256,dtype=fp8_w8a8,block=128x128")
+
+
+def asked(problem: Problem, device: Device, source: Source = PREDICT, **more: object) -> Request:
+    return Request(problem, device, ENGINE, source, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def no_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(farm: Farm, jobs: Iterable[object]) -> None:
+        assert not [*jobs], "a kernel is compiled"
+
+    monkeypatch.setattr(Farm, "submit", refuse)
+
+
+@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.parametrize(("problem", "device"), [(MINIMAX, H100), (GEMM, H200)])
+def test_where_the_engine_ships_a_file_nothing_is_tried(
+    problem: Problem, device: Device, store: ResultStore
+) -> None:
+    request = asked(problem, device)
+    report = tuned(request, store)
+    assert report.totals.configs_compiled == report.totals.measurements == 0
+    assert "ships a file for NVIDIA_H" in report.as_text()
+    assert "only --measure gpu can replace them" in " ".join(report.as_text().split())
+    assert {entry.point for entry in report.entries} == set(prepare(request).points)
+    for entry in report.entries:
+        assert entry.config == entry.incumbents["shipped"].config
+        assert (entry.status, entry.reason) == (Status.INCUMBENT, KEPT)
+        assert entry.median_us is None
+    # The store is whole: nothing is exported, and what a server finds is still the engine's file.
+    winners = store.winners(device=device.name, engine="sglang", engine_version="0.5.16")
+    assert {winner.entry.point for winner in winners} == set(prepare(request).points)
+    assert choose(store, device, ENGINE, allow_predicted=False).winners == []
+    (planned,) = plan_model([problem], ENGINE, device, {}, winners, lambda _: None).problems
+    assert (planned.file, planned.gain) == (FoundFile.SHIPPED, None)
+
+
+def test_it_is_predicted_where_that_is_asked_for_and_never_passed_over_on_a_gpu() -> None:
+    assert len(prepare(asked(MINIMAX, H100)).kept) == 36
+    for other in (
+        asked(MINIMAX, H100, effort=Effort.EXHAUSTIVE),
+        asked(MINIMAX, H100, Source(MeasureKind.GPU)),
+        asked(MINIMAX, H200),  # no file
+        # What the store has for the other gemm may have another BLOCK_SIZE_M.
+        asked(MINIMAX, H100, selection=MoeSelection((1,), (Gemm.UP,))),
+        asked(GEMM, H200, effort=Effort.EXHAUSTIVE),
+        asked(GEMM, L40S, selection=GemmSelection((16,))),
+    ):
+        prepared = prepare(other)
+        assert not prepared.kept
+        assert set(prepared.plan(Known()).requested) == set(prepared.points)
+
+
+@pytest.mark.usefixtures("few_kernels")
+def test_only_sizes_that_are_not_shipped_are_predicted(store: ResultStore, tmp_path: Path) -> None:
+    request = asked(R1, H200, selection=MoeSelection((64, 4096)), effort=Effort.QUICK)
+    report = tuned(request, store)
+    statuses = {e.point.batch_size: (e.status, e.reason == KEPT) for e in report.entries}
+    assert statuses == {64: (Status.INCUMBENT, True), 4096: (Status.PREDICTED, False)}
+    assert f"2 of 4: {KEPT}" in report.as_text()
+    done = export_device(store, H200, ENGINE, tmp_path / "out", allow_predicted=True)
+    sizes = prepare(asked(R1, H200)).points
+    for file in done.files:  # each file is whole
+        assert {*file.statuses} >= {point.batch_size for point in sizes}
+        assert file.statuses[64] is Status.INCUMBENT
+
+
+def test_what_the_makers_measured_under_an_older_name_is_kept_where_it_can_run() -> None:
+    prepared = prepare(asked(INT8, L40S))
+    assert not prepared.kept  # servers do not read that file
+    plan, strategy = prepared.plan(Known()), prepared.strategy(Known())
+    assert set(plan.trusted) == set(prepared.points)
+    first = plan.incumbent_candidates()
+    assert sum(prepared.tries.values()) <= len(first) <= 2 * len(prepared.points)
+    lacking = Point(64, Gemm.DOWN)
+    assert strategy.ask() == []
+    for candidate in first:
+        fails = candidate.point == lacking and candidate.config == plan.trusted[lacking]
+        status = Status.OUT_OF_RESOURCES if fails else Status.PREDICTED
+        strategy.tell(candidate, Measurement(status, None if fails else 1.0))
+    found = strategy.ask()
+    assert {one.point for one in found} == {Point(64, gemm) for gemm in Gemm}
+    assert strategy.ask() == []
+
+
+@pytest.mark.parametrize("source", [PREDICT, Source(MeasureKind.GPU)])
+def test_such_a_file_is_named_and_tried_whatever_the_source(source: Source) -> None:
+    prepared = prepare(asked(INT8, L40S, source))
+    (note,) = prepared.notes
+    assert "triton_3_1_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json" in note
+    assert note.endswith("kept where they can run" if source is PREDICT else "tried")
+    plan = prepared.plan(Known())
+    tried = {(one.point, one.config) for one in plan.incumbent_candidates()}
+    assert tried >= set(plan.trusted.items()) and plan.trusted
+
+
+def test_a_name_of_other_scales_is_no_older_name() -> None:
+    """Before the flag, fp8 without blocks had one scale for all."""
+    fp8 = parse_problem("fused_moe:E=8,N=3584,K=4096,top_k=2,dtype=fp8_w8a8")
+    assert prepare(asked(fp8, H200)).kept
+    channels = replace(fp8, per_channel_quant=True)  # type: ignore[type-var]
+    prepared = prepare(asked(channels, H200))
+    assert not (prepared.kept or prepared.notes or prepared.plan(Known()).trusted)

@@ -1,1 +1,0 @@
-"""Predict attention's times with a model of the device."""
