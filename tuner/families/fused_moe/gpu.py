@@ -78,7 +78,7 @@ class MoeOnGpu:
             return _answer(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
         extra_us = padding_us(inputs, config, self._copy_rate)
         best_us = request["best_us"] and request["best_us"] - extra_us
-        timed = time_graph(graph, best_us)
+        timed = time_graph(graph, best_us, inputs.cold.push_out)
         if not self._thorough and timed.min_us is not None and is_slower(timed.min_us, best_us):
             return _answer(replace(timed, detail=UNCHECKED), extra_us)
         wrong = self._compare(point, config, kernel, launches)
@@ -98,7 +98,7 @@ class MoeOnGpu:
             launches = inputs.launches(kernel, config)
             wrong.append(self._compare(point, config, kernel, launches))
             graphs.append(capture(kernel, launches, least=len(launches)))
-        samples = race(graphs, request["rounds"])
+        samples = race(graphs, request["rounds"], inputs.cold.push_out)
         return {
             "measurements": [
                 _answer(

@@ -33,7 +33,7 @@ from tuner.families.fused_moe.inputs import (
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, sorted_slots
 from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
-from tuner.measure.timing import LAUNCHES, BoundKernel, Reference, elapsed_us
+from tuner.measure.timing import LAUNCHES, BoundKernel, ColdCache, Reference, elapsed_us
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
@@ -83,6 +83,7 @@ class PointInputs:
     routings: Routings
     output: Tensor  # C (M * top_k, n)
     read_bytes: int  # of weights, by the launch with the first routing
+    cold: ColdCache  # weights come from memory: a server's other layers push them out of L2
     _sorted: dict[int, list[Activations]] = field(default_factory=dict)
 
     @cached_property
@@ -176,6 +177,7 @@ class Layer:
             routings,
             torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
             _touched([routings.drawn[0]]) * weights.b[0].nbytes,
+            ColdCache(self._l2_bytes, self._graph_bytes(weights, routings.drawn, copies)),
         )
 
     def _routings_at(self, batch_size: int) -> Routings:
@@ -198,6 +200,12 @@ class Layer:
             replace(r, ids=self._captured[(rows + i * batch_size) % len(self._captured)])
             for i, r in enumerate(routings)
         ]
+
+    @staticmethod
+    def _graph_bytes(weights: Weights, routings: Sequence[Routing], copies: int) -> int:
+        """Bytes of weights that the launches of a graph read together."""
+        apart = [[routing] for routing in routings] if copies > 1 else [routings]
+        return sum(map(_touched, apart)) * int(weights.b[0].nbytes)
 
     def _copies(self, weights: Weights, routings: Sequence[Routing]) -> int:
         """1 if the experts of a graph's launches exceed L2, else one copy per launch."""
