@@ -63,6 +63,7 @@ CASES = {
     "int4": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", False, 89),
     "int4 zero": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", True, 89),
     "fp8 block tma": (FP8, TILE.replace(USE_TMA=1), "bf16", False, 90),
+    "fp8 block up tma": (FP8, TILE.replace(USE_TMA=1), "bf16", False, 90),
     "fp16 of 4 ranks": (f"{SHAPE}float16,ep=4", TILE, "fp16", False, 89),
     "fp8 block of 4 ranks tma": (f"{FP8},ep=4", TILE.replace(USE_TMA=1), "bf16", False, 90),
     "int4 of 2 ranks": (f"{BLOCKS}int4_w4a16,block_shape=0x32,ep=2", TILE, "fp16", False, 89),
@@ -89,7 +90,8 @@ def prepare(kernels, name, gemm):
     tma = bool(config.get("USE_TMA"))
     asked = {}
     # What the down gemm's TMA asks of the up gemm, where an engine has that.
-    if gemm is Gemm.UP and tma and "sorted_output" in inspect.signature(kernels.bind).parameters:
+    of_down = gemm is Gemm.UP and tma and "up tma" not in name
+    if of_down and "sorted_output" in inspect.signature(kernels.bind).parameters:
         config = config.replace(USE_TMA=0)
         asked["sorted_output"] = True
     binding = kernels.bind(

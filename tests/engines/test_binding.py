@@ -26,7 +26,7 @@ ENGINES = (
     *(f"vllm=={version}" for version in real_vllm.VERSIONS),
 )
 TOLERANCE = {"bf16": 2**-7, "fp16": 2**-9}  # one unit in the last place, as the interpreter cuts
-TMA = ("fp8 block tma", "fp8 block of 4 ranks tma")
+TMA = ("fp8 block tma", "fp8 block of 4 ranks tma", "fp8 block up tma")
 INT4 = ("int4", "int4 zero", "int4 of 2 ranks")
 ABSENT = {  # cases that a version's kernels have nothing for
     "sglang==0.4.4": (*("fp8 channel", "int8 groups", "int8 groups zero", *INT4, *TMA),),

@@ -153,8 +153,7 @@ def _plan_of_file(
         raise BadProblem(f"{path.name}: {error}") from None
     entries = read_config_file(path, fields_on(engine.fields, backend)).entries
     gemms = [key.gemm]
-    if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
-        entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}
+    if key.gemm is Gemm.UP:
         down_file = path.with_name(f"{path.stem}_down.json")
         if not (engine.has_down_files() and down_file.exists()):
             gemms.append(Gemm.DOWN)

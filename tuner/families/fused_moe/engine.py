@@ -194,8 +194,8 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         found = (read_lenient(path, self.fields).entries for path in paths if path)
         return sorted({*BATCH_SIZES, *(size for entries in found for size in entries)})
 
-    def takes_tma(self, problem: FusedMoe) -> bool:
-        """Whether the down kernel is correct when it loads through TMA."""
+    def takes_tma(self, problem: FusedMoe, gemm: Gemm) -> bool:
+        """Whether a gemm's kernel may load through TMA, and is correct then."""
         return False
 
     def entry(

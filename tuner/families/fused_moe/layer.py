@@ -95,9 +95,8 @@ class PointInputs:
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
         routings, slots = self.routings.drawn, self.routings.slots(kernel.binding)
-        tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
         rows = [self.activations] * len(routings)
-        if tma:
+        if isinstance(kernel.binding.arguments.get("a_desc"), Descriptor):
             rows = self._sorted_of(config["BLOCK_SIZE_M"], slots)
         return [
             launch_values(
@@ -239,7 +238,7 @@ def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> floa
     the padding slots and quantises them. That reads and writes 9 bytes a column: 2N + N elements
     of 16 bits, then N of 16 bits and N of 8.
     """
-    if not config.get("USE_TMA"):
+    if not config.get("USE_TMA") or inputs.point.part is not Gemm.DOWN:
         return 0.0
     problem = inputs.weights[0].problem
     valid = inputs.point.batch_size * problem.top_k

@@ -220,8 +220,8 @@ class SGLangFusedMoe(MoeEngine):
         found["shipped"] = {Gemm.UP: up, Gemm.DOWN: down}
         return found
 
-    def takes_tma(self, problem: FusedMoe) -> bool:
-        return takes_tma(problem) and self.lift().has_tma()
+    def takes_tma(self, problem: FusedMoe, gemm: Gemm) -> bool:
+        return takes_tma(problem, gemm) and self.lift().has_tma(gemm)
 
     def lift(self, backend: str = CUDA) -> FusedMoeKernels:
         return lift_fused_moe(self.engine, backend)
