@@ -337,6 +337,8 @@ def _check_files(
     try:  # a model's name needs the card itself
         card = device_or_here(device) if model else card_to_check_or_here(device)
     except UnknownDevice as refused:
+        if not device:  # neither the command line nor the files name a GPU
+            raise
         return [check_names(paths, device, engine, named, refused)]
     say_other_device(paths, card)
     asked = TargetOptions(model, card, engine.name, engine.version, tp, dtype) if model else None
