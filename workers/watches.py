@@ -166,7 +166,7 @@ class UnreadableWatch:
     error: TunerError = field(compare=False)
 
     def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
-        """As of a `Watch`: nothing but the error."""
+        """Yield the error, in place of a watch's requests."""
         yield Unresolved(f"watch {self.id}", "", self.error)
 
 
@@ -200,7 +200,7 @@ def read_watch_list(path: Path) -> WatchList:
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
-    """The watches of the file, and the ones that were added over the API.
+    """Read the watches of the file, and the ones that were added over the API.
 
     Raises MalformedWatchList for the file, which its owner can mend.
     """

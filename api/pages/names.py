@@ -100,7 +100,7 @@ _REQUEST = ("problem", "device", "engine", "measure", "effort", "seed")  # what 
 
 
 def readable(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The job; if this release cannot read its request, with a text for each value of that."""
+    """Return the job; if its request cannot be read, with a text for each value of that."""
     if not job.get("unreadable"):
         return dict(job)
     stored = UnreadableRequest(job["request"], job["unreadable"])

@@ -103,7 +103,7 @@ class JobRequest:
 
     @property
     def spec(self) -> str:
-        """The text of the problem."""
+        """Return the text of the problem."""
         return self.problem.spec()
 
     @property
@@ -169,7 +169,7 @@ class UnreadableRequest:
     why: str
 
     def text(self, name: str) -> str:
-        """A value as stored; "" without one."""
+        """Return a value as it is stored; "" without one."""
         value = self.stored.get(name, "")
         return value if isinstance(value, str) else json.dumps(value)
 
@@ -198,7 +198,7 @@ class UnreadableRequest:
 
 
 def read_if_possible(values: Mapping[str, Any]) -> JobRequest | UnreadableRequest:
-    """A request as `read_request` reads it. One that it cannot read must not stop the others."""
+    """Read a request as `read_request` does; one that it cannot read must not stop the others."""
     try:
         return read_request(values)
     except Exception as error:  # another release's values may have any form

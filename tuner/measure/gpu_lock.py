@@ -19,7 +19,7 @@ FOLDER = Path("/tmp")  # noqa: S108
 def lock_gpu(uuid: str) -> int:
     """Take the GPU until this process ends, and return the open file that is locked.
 
-    Raises GpuInUse where another process has it, and OSError where no lock can be had.
+    Raises GpuInUse if another process has it, and OSError if no lock can be had.
     """
     file = _open(FOLDER / f"engine-tuner-{uuid}.lock")
     try:
@@ -45,7 +45,7 @@ def _open(path: Path) -> int:
 
 
 def _holder(file: int) -> str:
-    """The process that has the file's lock, as the kernel shows it; "" where it does not."""
+    """Return the process that has the file's lock; "" if the kernel does not show it."""
     found = os.fstat(file)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:

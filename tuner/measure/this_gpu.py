@@ -30,7 +30,7 @@ def local_name() -> str:
 
 
 def lock_this_gpu() -> int:
-    """Take the GPU until this process ends. Raises GpuInUse and OSError, as `lock_gpu` does."""
+    """Take the GPU until this process ends. Raise GpuInUse and OSError, as `lock_gpu` does."""
     return lock_gpu(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
 

@@ -146,7 +146,7 @@ def update_job(connection: Connection, job_id: str, **values: object) -> None:
 def lock_queue(connection: Connection, client: str) -> None:
     """Let nobody else add to the client's queued jobs, which are then counted.
 
-    This comes before any lock of a job: who waits here holds none.
+    It is taken before any lock that another submission or retry may wait for.
     """
     transaction_lock(connection, f"queue of {client}")
 
@@ -169,7 +169,7 @@ REFUSALS = 10  # of workers that could not begin to tune a job; further ones cou
 
 
 def is_leased(lease: Lease) -> ColumnElement[bool]:
-    """Whether a job's last lease is this one; IS_HELD says whether a worker has it yet."""
+    """Return whether a job's last lease is this one; IS_HELD says whether a worker has the job."""
     mine = jobs.c.fence == lease.fence, jobs.c.owner == lease.owner
     return and_(jobs.c.id == lease.job_id, *mine)
 

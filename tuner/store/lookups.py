@@ -34,7 +34,7 @@ Seen = Mapping[int, datetime | None]  # when each environment's newest winner wa
 
 
 def _seen_now(connection: Connection) -> Seen:
-    """An index has all of this. In an environment, what is published later has a later time."""
+    """Read it from an index. In an environment, what is published later has a later time."""
     mine = winners.c.environment_id == environments.c.id
     newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
     rows = connection.execute(select(environments.c.id, newest))

@@ -298,7 +298,7 @@ class ResultStore(Queries):
         self._set_run(connection, run.id, state=RunState.DONE.value, totals=asdict(totals))
 
     def _next_time(self, connection: Connection, environment_id: int) -> datetime:
-        """The time, or just after the newest winner of the environment if a clock went back.
+        """Return the time, or just after the newest winner of the environment if a clock went back.
 
         The environment is locked until the transaction ends. So what is published later has a later
         time, and is seen later, whatever clocks say.

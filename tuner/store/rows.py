@@ -151,7 +151,7 @@ def read_winner(row: RowMapping) -> Winner:
 
 
 def is_readable(spec: str) -> bool:
-    """Whether this release knows a stored problem: a newer one may have others."""
+    """Return whether this release knows a stored problem: a newer one may have others."""
     try:
         parse_problem(spec)
     except BadInput:

@@ -125,7 +125,7 @@ _EQUAL_BY_THEIR_CLOCK = _select_equal(
 
 
 def _answers_best(row: Mapping[Any, Any]) -> tuple[bool, datetime]:
-    """Sorts the best answer last: an unfinished job, else the one that was done last."""
+    """Sort the best answer last: an unfinished job, else the one that was done last."""
     unfinished = row["finished_at"] is None
     return unfinished, row["created_at"] if unfinished else row["finished_at"]
 
@@ -226,7 +226,7 @@ def _join(connection: Connection, job: Job, client: str, priority: Priority, now
 
 
 def earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Sequence[Job]:
-    """The jobs that the key was answered with before. Raises IdempotencyConflict."""
+    """Return the jobs that the key was answered with before. Raises IdempotencyConflict."""
     mine = idempotency_keys.c.client == client, idempotency_keys.c.key == key
     row = connection.execute(select(idempotency_keys).where(*mine)).mappings().one_or_none()
     if row is None:

@@ -254,7 +254,7 @@ class Figures(Queries):
         return {state: found.get(state, 0) for state in FINISHED}
 
     def job_times(self, lease: Lease) -> JobTimes | None:
-        """The times of the lease's job; None once it has another lease."""
+        """Return the times of the lease's job; None once it has another lease."""
         columns = jobs.c.state, jobs.c.created_at, jobs.c.started_at, jobs.c.finished_at
         query = select(*columns).where(is_leased(lease))
         with self._read() as connection:
