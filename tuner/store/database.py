@@ -195,12 +195,14 @@ def only_server(engine: Engine, address: str) -> Iterator[None]:
     """
     with try_file_lock(engine, "server") as mine:
         if not mine:
+            who = _names_file(engine).read_text() or "another process"
             raise BadInput(
-                f"the store {engine.url.database} is served by {_names_file(engine).read_text()}: "
-                f"use that one, or stop it, or name another store in {URL_VARIABLE}"
+                f"the store {engine.url.database} is served by {who}: use that one, or stop it, or "
+                f"name another store in {URL_VARIABLE}"
             )
         if file_of(engine.url):
-            _names_file(engine).write_text(f"process {os.getpid()} on {address}")
+            with contextlib.suppress(OSError):  # on a full disk, what is stored can still be read
+                _names_file(engine).write_text(f"process {os.getpid()} on {address}")
         yield
 
 
