@@ -62,8 +62,7 @@ def open_bench(
             gpu="0",
             routing=None,
             points=points,
-            limits=limits,
-            workbench=workbench or opened.enter_context(Workbench()),
+            workbench=workbench or opened.enter_context(Workbench(limits=limits)),
             thorough=thorough,
         )
 

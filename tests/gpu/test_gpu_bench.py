@@ -13,9 +13,9 @@ from tuner.errors import BadInput, GpuInUse, NotEnoughMemory
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu_worker import ChildLimits
-from tuner.problems.points import Candidate, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Status
+from tuner.problems.results import Compiled, Status, Trial
 
 pytestmark = pytest.mark.gpu
 SMALL = "E=16,N=256,K=512,top_k=4"
@@ -68,7 +68,7 @@ def test_each_bad_kernel_ends_with_its_own_status_and_the_next_goes_on(planted_e
         Candidate(POINT, config(m, group=group)) for m in (16, 32) for group in [*groups, 7]
     ]
     too_large = Candidate(POINT, config(256, block_n=256, stages=9))
-    limits = ChildLimits(request_s=3.0)
+    limits = ChildLimits(request_s=3.0, inputs_s=27.0)
     with open_bench(
         BFLOAT16, tmp_path, engine=planted_engine, limits=limits, thorough=True
     ) as bench:
@@ -85,7 +85,7 @@ def test_each_bad_kernel_ends_with_its_own_status_and_the_next_goes_on(planted_e
     found = {c.config: trials[c].measurement.status for c in candidates}
     assert found == {c.config: expected[c.config["GROUP_SIZE_M"]] for c in candidates}
     assert trials[too_large].measurement.status is Status.OUT_OF_RESOURCES
-    assert replaced == 4
+    assert replaced == 8  # each is tried in two processes
 
 
 def test_race_times_all_that_may_still_win(tmp_path):
@@ -116,9 +116,23 @@ def test_what_is_slower_is_compared_before_it_may_be_chosen(planted_engine, tmp_
 def test_race_goes_on_without_the_kernel_that_crashes(planted_engine, tmp_path):
     good, bad = config(16, group=GOOD), config(16, group=ILLEGAL_ADDRESS)
     with open_bench(BFLOAT16, tmp_path, engine=planted_engine) as bench:
-        assert set(bench.race([Candidate(POINT, c) for c in (good, bad)], rounds=3)) == {
-            Candidate(POINT, good)
-        }
+        raced = bench.race([Candidate(POINT, c) for c in (good, bad)], rounds=3)
+    assert raced[Candidate(POINT, good)].status is Status.OK
+    assert raced[Candidate(POINT, bad)].status is Status.CRASHED
+
+
+def test_a_python_error_costs_its_candidate_alone(tmp_path):
+    good = config(16)
+    bad = Config({name: value for name, value in good.items() if name != "BLOCK_SIZE_M"})
+    found: list[Trial] = []
+    with open_bench(BFLOAT16, tmp_path) as bench:
+        for one in (good, bad, good):
+            bench._measure(Candidate(POINT, one), Compiled(Status.OK))
+        while some := bench.poll(wait=True):
+            found += some
+    assert [t.measurement.status for t in found] == [Status.OK, Status.CRASHED, Status.OK]
+    assert "KeyError" in found[1].measurement.detail
+    assert bench.totals.extra["children_replaced"] == 0
 
 
 def test_too_large_a_problem_names_the_bytes_it_needs(tmp_path):

@@ -310,9 +310,12 @@ def test_race_that_loses_its_child_once_is_run_again(once):
     assert lane.replaced == 1
 
 
-def test_a_race_has_time_for_inputs_and_for_what_a_backend_compiles():
-    limits = ChildLimits(request_s=1, library_s=20, inputs_s=300, race_s=4000)
-    assert (limits.of_race([]), limits.of_race(["fa3"])) == (4300, 4320)
+def test_a_race_that_has_no_answer_in_time_twice_ends_all_races():
+    lane = open_lane(ChildLimits(race_s=0.05))
+    with pytest.raises(MeasurerFailed, match="timed out twice: no answer in 0.05 s"):
+        GpuBench(Compiling(), lane).race(candidates(config(5, fake.HANG)), rounds=9)
+    assert lane.replaced == 2
+    lane.close()
 
 
 def test_another_backend_is_not_compiled_here_and_is_raced_beside_triton(bench, lane):

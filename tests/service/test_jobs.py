@@ -40,7 +40,7 @@ from tuner.jobs.job import (
     Priority,
     Submitted,
 )
-from tuner.problems.results import RunState, Totals
+from tuner.problems.results import Measurement, RunState, Status, Totals
 from tuner.store.connect import connect
 from tuner.store.database import Database
 from tuner.store.jobs import JobStore
@@ -330,6 +330,20 @@ class TestLeases:
         leased.add_trials(run, [trial(1), trial(2)])
         data = [event.data for event in jobs.events(job_id) if event.kind == "trials"]
         assert [(one["tried"], one["new"]) for one in data] == [(2, 2), (2, 1)]
+
+    def test_mishaps_are_told_and_are_progress_and_no_trials(self, jobs, leases, job_id):
+        """A job whose candidates are all lost works on them, so it does not hang."""
+        lease = claim(leases)
+        leased = leases.store(lease)
+        run = leased.begin_run(KEY)
+        lost = replace(trial(0), measurement=Measurement(Status.TIMED_OUT))
+        leased.add_trials(run, [lost])
+        leased.add_trials(run, [lost, trial(1)])
+        data = [event.data for event in jobs.events(job_id) if event.kind == "trials"]
+        assert [(one["tried"], one["new"]) for one in data] == [(1, 0), (2, 1)]
+        assert data[0]["statuses"] == {"timed_out": 1}
+        assert leased.trials(run) == [trial(1)]
+        assert leases.look(lease).trial_count == 3
 
     def test_the_best_is_that_of_the_run_so_far(self, jobs, leases, job_id):
         leased = leases.store(claim(leases))

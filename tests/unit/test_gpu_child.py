@@ -66,6 +66,47 @@ def test_a_race_has_no_best_time():
     assert _work(session, {"op": "race", **point_fields(POINT)}, {}) == {"measurements": []}
 
 
+class Raising(Session):
+    """Fails at the first request."""
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        reply = super().measure(request)
+        if len(self.told) == 1:
+            raise IndexError("list index out of range")
+        return reply
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_python_error_is_an_answer_and_a_cuda_error_the_end(monkeypatch, spoiled):
+    setup = {"op": "setup", "problem": "block_gemm:N=64,K=64,dtype=fp8_w8a8,block=32x32"}
+    request = {"op": "measure", **point_fields(POINT), "config": {"US": 20}}
+    requests, answers = iter([setup, request, request]), list[dict[str, Any]]()
+    pipes = SimpleNamespace(receive=lambda: next(requests), send=answers.append)
+    monkeypatch.setattr(gpu_child, "ParentPipes", lambda: pipes)
+    monkeypatch.setattr(gpu_child, "_open_session", lambda request: Raising())
+    monkeypatch.setattr(gpu_child, "_gpu_facts", dict)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: spoiled)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def failing() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def ended(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    monkeypatch.setattr(gpu_child.os, "_exit", ended)
+    with pytest.raises(SystemExit if spoiled else StopIteration):
+        gpu_child.main()
+    imported, ready, failed, *after = answers
+    said = "IndexError: list index out of range"
+    if spoiled:
+        assert (failed, after) == ({"status": "crashed", "detail": said}, [])
+    else:
+        assert (failed["error"], "status" in failed) == (said, False)
+        assert [answer["median_us"] for answer in after] == [20]
+
+
 def test_a_second_problem_does_not_know_the_first_one_s_best_time(monkeypatch):
     session = Session()
     setup = {"op": "setup", "problem": "block_gemm:N=64,K=64,dtype=fp8_w8a8,block=32x32"}

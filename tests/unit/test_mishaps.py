@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import gemm_cases
 import pytest
-from cases import trial
+from cases import H200, trial
 
+from tuner.diagnose import launches
 from tuner.errors import MeasurerFailed, NothingFits
+from tuner.families.check import CheckedEntry
 from tuner.families.chunk_scan.problem import SsdKernel
+from tuner.families.dense_gemm.check import GemmCheck
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.scans.choose import OwnChoice, ScanChooser
 from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import family_of
 from tuner.problems.results import UNCHECKED, Compiled, Entry, Measurement, Status, Totals, Trial
 from tuner.tuning.gains import gains
 from tuner.tuning.pointwise import PointwiseChooser, Policy
@@ -32,6 +37,7 @@ def config(block_m: int, n: int) -> Config:
 
 DEFAULT, SHIPPED, FAST, WIDE = config(16, 1), config(16, 2), config(16, 3), config(64, 4)
 SLOW = config(32, 5)
+FITS = Compiled(Status.OK, shared_bytes=1024)
 TRIED = {DEFAULT: 100.0, SHIPPED: 80.0, FAST: 50.0, WIDE: 60.0, SLOW: 150.0}
 
 
@@ -266,3 +272,34 @@ def test_a_wrong_result_in_a_race_is_a_verdict():
         run(tried(), lambda point, one: None)
     found = run(tried(), lambda p, one: {DEFAULT: WORDS, FAST: None}.get(one, TRIED[one]))
     assert by_size(found.entries) == {8: {DEFAULT}, 16: {DEFAULT}}
+
+
+# What only compiles
+
+
+def test_an_entry_whose_compiler_was_lost_is_not_called_one_that_cannot_run():
+    point = gemm_cases.point(8)
+    about = "file.json", gemm_cases.BLOCKS, point.part, 8, gemm_cases.tile()
+    refused, gone = (
+        Compiled(Status.COMPILE_ERROR, detail="no"),
+        lost(Candidate(point, about[-1]), compiling=True),
+    )
+    entries = [CheckedEntry(*about, one) for one in (FITS, refused, gone.compiled)]
+    check = GemmCheck(H200, entries)
+    assert check.closing().endswith(": 1 cannot run, 1 not checked")
+    assert [one["fits"] for one in check.as_json()["entries"]] == [True, False, None]
+    assert GemmCheck(H200, [entries[0], entries[2]]).closing().endswith(": 1 not checked")
+    assert not GemmCheck(H200, [entries[2]]).fits  # nobody said that it does
+
+
+def test_a_launch_whose_compiler_was_lost_is_not_said_to_need_other_bytes(monkeypatch):
+    candidate = Candidate(gemm_cases.point(8), gemm_cases.tile())
+    launched = [
+        ("default", candidate, FITS),
+        ("default", candidate, lost(candidate, compiling=True).compiled),
+    ]
+    monkeypatch.setattr(launches, "own_launches", lambda prepared, workbench: launched)
+    monkeypatch.setattr(launches, "prepare", lambda request: None)
+    failed: dict[str, str] = {}
+    found = launches._compiled(7, [gemm_cases.BLOCKS], MagicMock(), H200, failed)
+    assert (found.compiled, failed) == (1, {family_of(gemm_cases.BLOCKS).title: WORDS})

@@ -52,10 +52,12 @@ class AttemptLimits:
     """Seconds until a held job is taken back."""
 
     lease_s: float = LEASE.total_seconds()  # without a renewal
-    # Longer than all that a measuring process may take for its imports and its first tensors.
-    start_s: float = 600.0
-    first_trial_s: float = 600.0
-    next_trial_s: float = 600.0  # the races at the end of a run store no trials
+    # Longer than all that two measuring processes may take for their imports and first tensors.
+    start_s: float = 900.0
+    # Longer than a backend's kernel may take in two processes, each with the inputs of its point.
+    # The races at the end of a run store no trials.
+    first_trial_s: float = 1200.0
+    next_trial_s: float = 1200.0
     attempt_s: float = 21_600.0
 
     def of(self, phase: AttemptPhase) -> float:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Sequence
 
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
-from tuner.errors import BadInput, MeasurerUnavailable
+from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable
 from tuner.measure.gpu_worker import GpuWorker, PendingMeasurement
 from tuner.measure.messages import RoutingFile, point_fields, read_measurement
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import TRITON, Candidate, Point, Problem
-from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial, untimed
+from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial, twice, untimed
 
 POLL_S = 0.01  # wait for one worker's results while compiles are also awaited
 INPUT_SEED = 20  # of weights, activations and routings: the same for every run
@@ -60,35 +59,40 @@ class GpuBench:
         """Time candidates of one point in turn, so that drift affects all of them equally.
 
         A race that fails is run once more. If it fails again, each candidate is timed alone; those
-        that fail then are CRASHED. The worker must be idle.
+        that fail then are CRASHED. The worker must be idle. Raises MeasurerFailed if there was no
+        answer in time, twice.
         """
-        for _ in range(2):
-            with contextlib.suppress(_RaceFailed):
+        for last in (False, True):
+            try:
                 return self._race(candidates, rounds)
+            except _RaceFailed:
+                pass
+            except TimeoutError as late:
+                if last:
+                    raise MeasurerFailed(twice(Status.TIMED_OUT, str(late))) from None
         found: dict[Candidate, Measurement] = {}
         for one in candidates:
             try:
                 found |= self._race([one], rounds)
-            except _RaceFailed as failure:
+            except (_RaceFailed, TimeoutError) as failure:
                 found[one] = Measurement(Status.CRASHED, detail=f"in the race: {failure}")
         return found
 
     def _race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
-        """Run a race once. Raises _RaceFailed."""
+        """Run a race once. Raises _RaceFailed or TimeoutError."""
         started = time.perf_counter()
         point = candidates[0].point
         tuned = [c for c in candidates if c.backend == TRITON]
         others = [c for c in candidates if c.backend != TRITON]
-        backends = [candidate.backend for candidate in others]
         answer = self._worker.ask(
             {
                 "op": "race",
                 **point_fields(point),
                 "configs": [dict(candidate.config) for candidate in tuned],
-                "backends": backends,
+                "backends": [candidate.backend for candidate in others],
                 "rounds": rounds,
             },
-            self._worker.limits.of_race(backends),
+            self._worker.limits.race_s,
         )
         self._race_s += time.perf_counter() - started
         if "error" in answer:

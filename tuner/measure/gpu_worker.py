@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +28,12 @@ class ChildLimits:
     request_s: float = 20.0  # for one candidate
     library_s: float = 400.0  # for another backend's kernel, which it may have to compile first
     inputs_s: float = 120.0  # more, where the inputs and the reference of its point have to be made
-    race_s: float = 120.0  # for a race of Triton's kernels
+    race_s: float = 180.0  # for a race, with the inputs of its point
     in_a_row: int = 100  # children lost without a result between them, before the run fails
 
     def of(self, candidate: Candidate) -> float:
         """The limit of a request for a candidate, whose inputs are there."""
         return self.request_s if candidate.backend == TRITON else self.library_s
-
-    def of_race(self, backends: Collection[str]) -> float:
-        """The limit of a race. Its backends may have to compile their kernels again."""
-        return self.inputs_s + self.race_s + (self.library_s if backends else 0.0)
 
 
 @dataclass(frozen=True)
@@ -131,13 +127,16 @@ class GpuWorker:
         """Send one request outside the queue. An answer with "error" says in words why there is no
         other: the child was lost, had too little memory, or failed.
 
-        The worker must be idle. Raises BadInput.
+        The worker must be idle. Raises BadInput, or TimeoutError.
         """
         assert self.idle
         try:
             answer = self._child.ask(request, timeout_s)
-        except (ChildDied, TimeoutError) as error:
-            answer = {"status": Status.CRASHED.value, "detail": str(error)}
+        except ChildDied as death:
+            answer = {"status": Status.CRASHED.value, "detail": str(death)}
+        except TimeoutError as late:
+            self._replace(str(late))
+            raise
         if answer.get("status") == "bad_input":
             raise BadInput(answer["detail"])
         if "status" in answer:  # the child has ended, or must
