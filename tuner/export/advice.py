@@ -280,7 +280,7 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
         why = "nothing was found that is faster than what runs without us, Triton's own"
-        shipped = all(entry.reason == KEPT for entry in entries)
+        shipped = all(winner.entry.reason == KEPT for winner in winners)
         return Advice(problem, Verdict.LEAVE, KEPT if shipped else why)
     found = gains(entries)
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
