@@ -12,7 +12,7 @@ from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from fastapi import APIRouter, FastAPI
@@ -45,10 +45,6 @@ from tuner.store.workers import Figures
 from workers.metrics import Metrics
 from workers.queue import Announces
 from workers.settings import Settings
-
-if TYPE_CHECKING:
-    pass
-
 
 _FOLDER = str(files("fastapi_swagger.resources"))  # of the package fastapi-swagger
 _FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")

@@ -25,6 +25,8 @@ from api.settings import (
     BRING_VALUES,
     FORM_FIELDS,
     LARGE_BYTES,
+    PIECE_BYTES,
+    PIECES,
     QUERY_BYTES,
     QUERY_FIELDS,
     SMALL_BYTES,
@@ -35,10 +37,6 @@ from api.settings import (
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/json"
 _KINDS = {_FORM: "a form", _JSON: "JSON"}
-# The answer to a body that is too large, or one too many, waits for so long, and the rest of the
-# body is not read before. A client that does not stop would cost the others much time.
-UNWELCOME_S = 1.0
-
 
 T = TypeVar("T")
 
@@ -121,6 +119,7 @@ class _Body:
         self._scope, self._settings = scope, settings
         self._counted = False
         self._kind = _kind_of(scope["path"])
+        self._sent = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
 
     def add(self, chunk: bytes) -> None:
         self._size += len(chunk)
@@ -133,8 +132,9 @@ class _Body:
             raise Refused(413, f"a body has at most {self._settings.max_body_bytes} bytes")
         if self._values > VALUES:
             raise Refused(413, f"a body has at most {VALUES} commas, colons and brackets")
-        kind = Headers(scope=self._scope).get("content-type", "").partition(";")[0]
-        if self._size and kind.strip().lower() != self._kind:
+        if self._size < PIECE_BYTES * (len(self.chunks) - PIECES):
+            raise Refused(400, f"send at least {PIECE_BYTES} bytes of a body at a time")
+        if self._size and self._sent != self._kind:
             raise Refused(415, f"send {_KINDS[self._kind]}, as Content-Type: {self._kind}")
         if max(self._size, self._declared) > LARGE_BYTES and not self._counted:
             self._counted = True
@@ -197,10 +197,6 @@ async def _refuse(
         status, text, headers = refusal.status_code, refusal.detail, refusal.headers
     else:
         status, text, headers = refusal.status, str(refusal), None
-    if status in (413, 429):
-        await anyio.sleep(UNWELCOME_S)
-    elif status == 408:
-        headers = {"Connection": "close"}
     response = problem_response(scope["state"]["request_id"], status, text, headers=headers)
     await response(scope, receive, send)
 

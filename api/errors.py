@@ -27,6 +27,7 @@ from tuner.errors import (
     JobUnfinished,
     LastAdmin,
     NotRetriable,
+    QueueFull,
     StoreFull,
     StoreReadOnly,
     StoreReplaced,
@@ -160,6 +161,7 @@ log = logging.getLogger("tuner.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 5
+FULL_RETRY_S = 60  # of a client whose queue is full
 MOST_NAMED = 5  # mistakes in one line; `errors` has them all
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
@@ -173,6 +175,7 @@ _STATUSES: dict[type[BaseException], int] = {
     UnusableStore: 503,
     UnwritableOutput: 500,  # requests name no folders: it is one of the server's own
     BadInput: 422,
+    QueueFull: 429,
     WorkFailed: 409,
     TunerError: 500,
 }
@@ -182,7 +185,8 @@ _STORE_WORDS: dict[type[BaseException], str] = {
     StoreUnreachable: "the store does not answer: try again",
     StoreFull: "the store's disk is full: nothing was stored. Its operator must make room",
     StoreReadOnly: "the store cannot be written: its operator must look at its disk and its rights",
-    StoreReplaced: "the store's file was deleted or replaced: its operator must restart the server",
+    StoreReplaced: "a file of the store was deleted or replaced: its operator must stop the server "
+    "and its workers, and start them again",
     UnusableStore: "the store cannot be used: the server's log says why",
 }
 DISK_FULL = "the server's disk is full: its operator must make room"
@@ -275,6 +279,8 @@ async def _on_tuner_error(request: Request, error: Exception) -> Response:
     headers = {"Retry-After": str(RETRY_S)} if problem.status >= 500 else {}
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
+    elif isinstance(error, QueueFull):
+        headers["Retry-After"] = str(FULL_RETRY_S)
     return _response(problem, headers)
 
 

@@ -33,6 +33,7 @@ from tuner.export.export import (
     way_to,
 )
 from tuner.problems.points import Problem
+from tuner.shell import export_line, unset_line
 from tuner.store.results import ResultStore
 
 KEPT_BYTES = 64 << 20  # some 35 archives of sglang's 1.8 MB: more than a fleet asks for
@@ -186,20 +187,21 @@ def make_archive(
     problems = [wanted.problem] if wanted.problem is not None else []
     name = f"{wanted.device.name}-{engine.name}-{engine.version}"
     try:
-        chosen = choose(
-            store,
-            wanted.device,
-            engine,
-            allow_predicted=wanted.allow_predicted,
-            wanted=problems,
-            named=problems,
-            flags=server_settings(wanted.server_args),
-        )
-        if not chosen.winners:
-            reasons = "; ".join(map(str, chosen.advice))
-            return ExportRefused(f"nothing is advised for these servers: {reasons}")
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
             root = Path(folder) / name
+            chosen = choose(
+                store,
+                wanted.device,
+                engine,
+                root,
+                allow_predicted=wanted.allow_predicted,
+                wanted=problems,
+                named=problems,
+                flags=server_settings(wanted.server_args),
+            )
+            if not chosen.winners:
+                reasons = "; ".join(map(str, chosen.advice))
+                return ExportRefused(f"nothing is advised for these servers: {reasons}")
             files_of = export(chosen.winners, engine, wanted.device, root, chosen.not_written)
             way = way_to(root, files_of, deliveries_for(chosen.winners, engine), engine)
             # The engine's packaged files are added without copying them into the folder.
@@ -220,12 +222,12 @@ def make_archive(
 def _use(way: WayTo, name: str) -> Iterator[str]:
     """Say how servers are pointed at the unpacked folder."""
     for variable in way.variables:
-        yield f"export {variable}=/path/to/{name}"
+        yield export_line(variable, f"/path/to/{name}")
     yield from way.notes
     for flags in way.server_flags:
         yield f"server flags for {flags}"
     if way.variables:
-        yield f"to go back: unset {' '.join(way.variables)}, and restart the servers"
+        yield f"to go back: restart the servers after `{unset_line(way.variables)}`"
 
 
 def _files_state(folders: Iterable[Path]) -> str:

@@ -1,4 +1,4 @@
-"""How much each caller may ask for: rates, jobs in the queue, and requests that run at once.
+"""How much each caller may ask for: rates, and requests that run at once.
 
 Rates are counted in Redis for all API processes, or in this process.
 """
@@ -6,7 +6,6 @@ Rates are counted in Redis for all API processes, or in this process.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -22,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import RETRY_S, problem_response
 from api.pages.browser import HEALTH_PATHS, needs_no_key
-from tuner.store.jobs import JobStore
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.api.rates")
@@ -30,8 +28,6 @@ log = logging.getLogger("tuner.api.rates")
 ANSWER_S = 0.5  # a Redis that takes longer counts as unreachable
 AWAY_S = 10.0  # an unreachable Redis is left alone for so long, as each try delays a request
 _PREFIX = "tuner-rates"
-COUNT_FOR_S = 1.0  # a submission need not count the queued jobs each time
-FULL_RETRY_S = 60  # of a client whose queue is full
 
 
 class Limiter:
@@ -87,32 +83,6 @@ def _redis(settings: Settings) -> RedisStorage:
     if settings.broker_ca and settings.broker_url.startswith("rediss:"):
         options["ssl_ca_certs"] = str(settings.broker_ca)
     return RedisStorage(settings.broker_url, key_prefix=_PREFIX, wrap_exceptions=True, **options)
-
-
-class Quotas:
-    """Counts each client's queued jobs, at most once a second. Threads may share it."""
-
-    def __init__(self, jobs: JobStore, most: int) -> None:
-        self._jobs = jobs
-        self._most = most
-        self._lock = threading.Lock()
-        self._counts: dict[str, tuple[float, int]] = {}  # until when it holds, and the count
-
-    def check(self, client: str, more: int) -> None:
-        """Raises HTTPException 429 where `more` jobs would be too many, and UnusableStore."""
-        now = time.monotonic()
-        with self._lock:
-            until, count = self._counts.get(client, (0.0, 0))
-        if now >= until:
-            until, count = now + COUNT_FOR_S, self._jobs.queued_of(client, self._most)
-        if count + more > self._most:
-            raise HTTPException(
-                429,
-                f"{client} has {count} queued jobs, and may have {self._most}: wait or cancel some",
-                {"Retry-After": str(FULL_RETRY_S)},
-            )
-        with self._lock:
-            self._counts[client] = until, count + more
 
 
 WAIT_S = 5.0

@@ -25,9 +25,9 @@ from tuner.jobs.workers import WorkerStatus
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
-from tuner.store.lookups import Lookups, SeenSoFar, StoredSummary
+from tuner.store.lookups import Lookups, Seen, StoredSummary
 from workers.coverage import WatchState, stored_rows
-from workers.watches import Watch
+from workers.watches import UnreadableWatch, Watch
 
 log = logging.getLogger("tuner.api")
 
@@ -120,9 +120,9 @@ class RowFilter:
 class _Known:
     """What was read of the store."""
 
-    seen: SeenSoFar | None = None
+    seen: Seen | None = None
     summaries: Mapping[tuple[int, int], StoredSummary] = field(default_factory=dict)
-    watches: Sequence[Watch] = ()
+    watches: Sequence[Watch | UnreadableWatch] = ()
     watched: Sequence[JobRequest] = ()
     rows: Sequence[CoverageRow] = ()
 
@@ -133,7 +133,7 @@ class Matrix:
     def __init__(
         self,
         lookups: Lookups,
-        watches: Callable[[], Sequence[Watch]],
+        watches: Callable[[], Sequence[Watch | UnreadableWatch]],
         workers: Callable[[], Sequence[WorkerStatus]],
     ) -> None:
         """`watches` reads the watch list, `workers` the known workers."""
@@ -197,7 +197,9 @@ class Matrix:
         return any(stored.get(place, 0) < count for place, count in counted.items())
 
 
-def _requests(watches: Iterable[Watch], workers: Sequence[WorkerStatus]) -> Iterator[JobRequest]:
+def _requests(
+    watches: Iterable[Watch | UnreadableWatch], workers: Sequence[WorkerStatus]
+) -> Iterator[JobRequest]:
     every = chain.from_iterable(watch.requests(workers) for watch in watches)
     return (one for one in every if isinstance(one, JobRequest))
 

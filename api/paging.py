@@ -17,6 +17,7 @@ from pydantic import Field
 from api.examples import EXAMPLE_PROBLEM
 from api.fields import Cursor, DeviceName, EngineName, EngineSpec, Name, Strict
 from api.matrix import CellState, MatrixOrder, RowFilter
+from api.settings import SERVER_ARGS
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, JobState
@@ -105,7 +106,7 @@ class ExportIn(Strict):
     problem: Name | None = Field(None, description="Export the winners for this problem only.")
     server_args: str = Field(
         "",
-        max_length=4096,
+        max_length=SERVER_ARGS,
         description="Flags and variables that servers are started with. They decide what runs "
         "without the files, and so which files are faster and are exported.",
     )

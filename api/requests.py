@@ -40,17 +40,20 @@ from api.fields import (
     body_field,
     refusing,
 )
-from api.settings import CLUSTER_CHARS
+from api.settings import CLUSTER_CHARS, SERVER_ARGS
 from tuner.devices.table import find_device
+from tuner.engines.dispatch import server_settings
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, IndivisibleShape
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import (
     TuningTarget,
+    as_flags_say,
     engine_version_here,
     only_problem,
     refuse_undoable,
     resolve_target,
+    server_for,
 )
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Note, Serving
@@ -58,6 +61,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.options import Option
 from tuner.problems.registry import families, problem_texts
 from tuner.problems.results import MeasureKind
+from tuner.problems.server import ServerSettings
 from tuner.store.api_key import check_name, parse_expiry, parse_scopes
 from tuner.store.database import utc_now
 from tuner.tuning.request import Effort
@@ -102,6 +106,15 @@ class _SubmitJob(Strict):
         "",
         description="The class of a problem's model, as its config.json names it; it may say which "
         "kernel servers run. Of a model by its name or config.json it is known.",
+    )
+    checkpoint: Annotated[str, Field(max_length=200, pattern=PLAIN)] = Field(
+        "",
+        description="Likewise how it stores experts, as the request of a job has it.",
+    )
+    server_args: Annotated[str, Field(max_length=SERVER_ARGS)] = Field(
+        "",
+        description="Flags and variables that servers are started with. What decides which kernel "
+        "they run is kept.",
     )
 
     def fields(self, options: Iterable[Option]) -> dict[str, Any]:
@@ -311,9 +324,12 @@ def job_request(
         find_device(body.device).name, body.measure == MeasureKind.GPU.value, body.engine
     )
     engine = asked.pinned(workers, engine_version_here(body.engine)).engine
+    with _in_field("server_args"):
+        flags = server_settings(body.server_args)
     with _in_field("model"):
-        target, label = _target(body, engine)
+        target, label = _target(body, engine, flags)
         problem = only_problem(target)
+    shaping = body.fields(target.family.shaping)
     request = JobRequest(
         problem=problem,
         device=body.device,
@@ -324,7 +340,7 @@ def job_request(
         wide=body.fields(target.family.searching).get("wide"),
         seed=body.seed,
         model=body.name or label,
-        architecture=target.architecture or body.architecture,
+        server=server_for(_model_of(body, target), asked.engine, flags, shaping.get("ep", 1)),
     )
     with _in_field("model"):
         refuse_undoable(request)
@@ -357,7 +373,12 @@ def check_measure(measure: str, settings: Settings) -> None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 
 
-def _target(body: SubmitJob, engine: str) -> tuple[TuningTarget, str]:
+def _model_of(body: SubmitJob, target: TuningTarget) -> ServerSettings:
+    """The class and the checkpoint of the model; of a problem, as the body says them."""
+    return target.server or ServerSettings(body.architecture, body.checkpoint)
+
+
+def _target(body: SubmitJob, engine: str, flags: Mapping[str, str]) -> tuple[TuningTarget, str]:
     """The resolved problem, and the model's name where it has one."""
     shaping = tuple(option for family in families() for option in family.shaping)
     name, version = parse_spec(engine)
@@ -369,6 +390,7 @@ def _target(body: SubmitJob, engine: str) -> tuple[TuningTarget, str]:
         dtype=body.dtype,
         options=body.fields(shaping),
     )
+    serving = as_flags_say(serving, flags)
     given = body.given()
     if isinstance(body.model, dict):
         name = body.name or "config.json"

@@ -53,7 +53,10 @@ class JobOut(BaseModel):
     id: str
     state: JobState
     priority: str
-    request: RequestOut
+    request: RequestOut | dict[str, Any]
+    unreadable: str = Field(
+        "", description="Why this release cannot read the request, which is shown as it is stored."
+    )
     client: str = Field(description="Who posted it first: a key's name, nightly or local.")
     clients: list[str] = Field(description="Who waits for it, without those that cancelled.")
     attempts: int
@@ -167,6 +170,11 @@ class WinnerOut(ResultOut):
     without_us: str | None = Field(
         description="The incumbent that servers run without this program. It has no time where it "
         "is not among the incumbents. Null: not known."
+    )
+    architecture: str = Field("", description="The class of these servers' model, if it is known.")
+    checkpoint: str = Field("", description="How its checkpoint stores experts, likewise.")
+    server_args: str = Field(
+        "", description="The flags and variables that these servers are started with."
     )
     least_us: float = Field(
         description="The roofline: the least time that the device's memory and tensor cores need."

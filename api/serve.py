@@ -1,8 +1,9 @@
 """Runs the API in this process, and workers too where there is no broker.
 
 It bounds the number and the slowness of clients' connections. h11 bounds what a request's head may
-hold, and reads the next request of a connection only when the one before is answered. Beyond
-loopback a proxy stands before all of this (docs/operations.md).
+hold, reads a body only as its handler asks for it, and reads the next request of a connection only
+when the one before is answered. Beyond loopback a proxy stands before all of this
+(docs/operations.md).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import errno
 import gc
 import logging
 import resource
-import shlex
 import signal
 import socket
 from collections import Counter
@@ -22,9 +22,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+import anyio
 import h11
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.app import create_app
@@ -33,7 +34,9 @@ from api.keys import KeyPolicy, check_keys, is_loopback
 from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import HEAD_BYTES, ApiSettings
 from tuner.errors import BadInput
+from tuner.shell import command_line, export_line
 from tuner.store.connect import place_of
+from tuner.store.database import Database, only_server
 from workers.machine import LocalGpu, detect_gpus
 from workers.service import EmbeddedWorker
 from workers.telemetry import log_json
@@ -45,7 +48,8 @@ HEALTH, HEALTH_OF_ONE, HEALTH_S = 20, 2, 2.0
 # The system keeps at most about twice so much of the answers that a client has not read yet. By
 # default it keeps up to 4 MiB: a client that reads nothing would have all of that made for it.
 UNREAD_BYTES = 1 << 17
-LINGER_S = 1.0  # a client that reads nothing keeps a closed connection for so long
+LINGER_S = 1.0  # a client that does not stop keeps a connection that ends for so long
+_CLOSE = (b"connection", b"close")
 _OTHER_FILES = 200  # of this process: the store, Redis, modules, workers
 
 
@@ -65,7 +69,6 @@ def uvicorn_options(settings: ApiSettings) -> dict[str, Any]:
             Places(connections, settings.connections_per_address),
             Places(HEALTH, HEALTH_OF_ONE),
         ),
-        "h11_max_incomplete_event_size": HEAD_BYTES,
         "loop": "uvloop",
         "ws": "none",
     }
@@ -98,8 +101,48 @@ class Places:
             del self._taken[address]
 
 
+class Parser(h11.Connection):
+    """h11's parser, which gives a piece of a body only when a handler has asked for it.
+
+    uvicorn parses whatever has arrived. h11 makes an event of each chunk: 60,000 chunks of a byte
+    would stop all requests for a quarter of a second, although the head alone is refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, HEAD_BYTES)
+        self.asked = False
+
+    @property
+    def in_body(self) -> bool:
+        """Return whether the current request has a body whose end was not given yet."""
+        return self.their_state is h11.SEND_BODY
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """As h11's, but PAUSED before a piece of a body that nobody has asked for."""
+        if self.in_body and not self.asked:
+            return h11.PAUSED
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.asked = not _has_body(event)
+        elif isinstance(event, h11.Data):
+            self.asked = False
+        return event
+
+
+def _has_body(request: h11.Request) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and int(value) > 0)
+        for name, value in request.headers
+    )
+
+
 class ClientConnection(H11Protocol):
-    """uvicorn's connection, which has a place, and ends if its client sends no request."""
+    """uvicorn's connection, which has a place, and ends if its client sends no request.
+
+    It also ends with the answer to a request whose body was not read to its end.
+    """
+
+    conn: Parser
 
     def __init__(
         self,
@@ -109,6 +152,9 @@ class ClientConnection(H11Protocol):
         **named: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*arguments, **named)
+        self.conn = Parser()
+        self.app = partial(self._answer, self.app)
+        self._drops = False  # what arrives, because the connection ends
         self._clients, self._health = clients, health
         self._place: Places | None = None
         self._patience_s = HEAD_S
@@ -135,6 +181,42 @@ class ClientConnection(H11Protocol):
         if self._place is not None:
             self._place.give_back(self._address)
         super().connection_lost(exc)
+        # It refers to this connection, whose bytes would stay until the next full collection.
+        del self.app
+
+    def data_received(self, data: bytes) -> None:
+        if not self._drops:
+            super().data_received(data)
+
+    async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application, which gets a body piece by piece."""
+        ends = False
+
+        async def receive_piece() -> Message:
+            if self.conn.in_body and not self.transport.is_closing():
+                await asyncio.sleep(0)  # other requests go on between any two chunks
+                self.conn.asked = True
+                self.handle_events()
+            return await receive()
+
+        async def send_all_but_end(message: Message) -> None:
+            nonlocal ends
+            if message["type"] == "http.response.start":
+                if ends := self.conn.in_body:
+                    close = (b"connection", b"close")
+                    message = {**message, "headers": [*message["headers"], close]}
+            elif ends:
+                message = {**message, "more_body": True}
+            await send(message)
+
+        await app(scope, receive_piece, send_all_but_end)
+        if ends:
+            # A client that still sends when its connection closes may lose the answer.
+            self._drops = True
+            with anyio.move_on_after(LINGER_S):
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            await send({"type": "http.response.body"})
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are no request, unless another answer has begun."""
@@ -203,12 +285,15 @@ def serve(
     """Answer requests until the process is asked to stop.
 
     On loopback, `say` gets lines for the person who started it; elsewhere they are logged. Raises
-    BadInput as `listen` and `check_keys` do.
+    BadInput as `listen`, `only_server` and `check_keys` do.
     """
-    with contextlib.ExitStack() as listening:
+    with contextlib.ExitStack() as held:
         # Before the rest: a server that cannot listen must not make keys or take jobs.
-        sockets = [listening.enter_context(one) for one in listen(host, port)]
-        _serve(settings, host, sockets, workers=workers, say=say)
+        sockets = [held.enter_context(one) for one in listen(host, port)]
+        url = f"http://{_in_url(host)}:{sockets[0].getsockname()[1]}"
+        store = held.enter_context(Database.open(settings.service.database_url))
+        held.enter_context(only_server(store.engine, url))
+        _serve(settings, host, url, sockets, workers=workers, say=say)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -250,6 +335,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 def _serve(
     settings: ApiSettings,
     host: str,
+    url: str,
     sockets: Sequence[socket.socket],
     *,
     workers: bool,
@@ -267,15 +353,14 @@ def _serve(
         _work_words(gpus) if workers else "Jobs wait for processes of `tuner worker`.",
     ]
 
-    def link(url: str) -> str | None:
+    def link() -> str | None:
         name = policy.key_name
         return name and f"{url}/login?once={app.state.api.links.add(name)}"
 
-    def started(bound: int) -> None:
-        url = f"http://{_in_url(host)}:{bound}"
+    def started() -> None:
         log.info("Uvicorn running on %s", url)  # which says so only if it opened the sockets
         if is_loopback(host):
-            for line in _greeting(url, facts, policy, settings.no_auth, link(url)):
+            for line in _greeting(url, facts, policy, settings.no_auth, link()):
                 say(line)
         else:
             log.info(" ".join([*facts, _NO_TLS]))
@@ -299,15 +384,15 @@ def _serve(
 
 
 class _Server(uvicorn.Server):
-    """Says on which port it listens, once it does."""
+    """Calls `started` once it listens."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._started = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._started(self.servers[0].sockets[0].getsockname()[1])
+        self._started()
 
 
 def _leave(number: int, frame: object) -> NoReturn:
@@ -330,7 +415,7 @@ def _work_words(gpus: Sequence[LocalGpu]) -> str:
         return f"No GPU is usable here, so nothing is measured. {others}"
     names = ", ".join(sorted({gpu.device for gpu in gpus}))
     if find_spec("torch") is None:
-        install = "pip install 'engine-tuner[measure]'"
+        install = "`pip install 'engine-tuner[measure]'` adds it"
         return f"Nothing is measured on {names}, because torch is missing: {install}. {others}"
     return f"Jobs are measured on {names}. {others}"
 
@@ -348,10 +433,11 @@ def _greeting(
     else:
         yield f"Its pages are on {url}/ in a browser, and ask for a key."
     if no_auth or policy.key_file:
-        key = policy.key_file and f'--oauth2-bearer "$(cat {shlex.quote(str(policy.key_file))})" '
+        read = policy.key_file and command_line("cat", str(policy.key_file))
+        key = f'--oauth2-bearer "$({read})" ' if read else ""
         yield "Try it in another terminal:"
-        yield f"    curl {key or ''}{url}/v1/jobs"
-        yield f"    export TUNER_SERVER={url}; tuner jobs"
+        yield f"    curl {key}{command_line(f'{url}/v1/jobs')}"
+        yield f"    {export_line('TUNER_SERVER', url)}; tuner jobs"
     first = "make a key with `tuner keys add NAME --scope admin`, then " if no_auth else ""
     serve = "run `tuner serve --host 0.0.0.0` behind a proxy with TLS"
     yield f"To let other machines in: {first}stop it and {serve}."

@@ -32,9 +32,11 @@ DIGITS = 400  # of one number: Python takes quadratic time to read more, then re
 
 # Requests.
 HEAD_BYTES = 1 << 15  # a request's line and headers, or what only looks like the rest of a body
-QUERY_BYTES = 1 << 14  # after the "?": the flags of a server have up to 4,096 characters
+QUERY_BYTES = 1 << 14  # after the "?"
 QUERY_FIELDS = 200
+SERVER_ARGS = 4096  # characters of a server's flags
 FORM_FIELDS = 200
+PIECES, PIECE_BYTES = 100, 256  # of a body: above so many, each has so many bytes on average
 SMALL_BYTES = 1 << 12  # a body that is parsed in the event loop: a thread would take longer
 # Requests with a larger body are worked on one at a time, and have a rate of their own: each keeps
 # Python's lock for long. Without a key, none is read.

@@ -16,7 +16,6 @@ from fastapi import Depends, Request
 
 from api.exports import Bundles, Exports
 from api.keys import KnownKeys
-from api.limits import Quotas
 from api.matrix import Matrix
 from api.pages.browser import Links
 from api.settings import ApiSettings
@@ -32,7 +31,7 @@ from tuner.store.results import ResultStore
 from tuner.store.workers import Estimates, WorkerStore
 from workers.metrics import Metrics
 from workers.queue import Announces
-from workers.watches import Watch, watch_list_of
+from workers.watches import UnreadableWatch, Watch, watch_list_of
 
 log = logging.getLogger("tuner.api")
 
@@ -145,7 +144,6 @@ class Api:
         self.workers = WorkerStore(self.store)
         self.fleet = Fleet(self.workers)
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
-        self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.results)
         self.bundles = Bundles(self.results)
         self.streams = Streams(
@@ -159,7 +157,7 @@ class Api:
     def _valid_secrets(self) -> frozenset[str]:
         return self.keys.hashes() | self.sessions.hashes()
 
-    def _watches(self) -> Sequence[Watch]:
+    def _watches(self) -> Sequence[Watch | UnreadableWatch]:
         return watch_list_of(self.settings.service, self.nights).watches
 
     @contextmanager

@@ -45,6 +45,7 @@ BOMBS = (
     b"[" + b"1," * 30_000 + b"1]",
     b'{"cluster": "' + "é".encode() * 1_000_000 + b'"}',
 )
+CHUNKS = b"1\r\n \r\n" * 60_000 + b"0\r\n\r\n"
 
 
 class Attacker:
@@ -69,6 +70,7 @@ class Attacker:
             "idle": (1_100, self._idle),
             "slow heads": (400, self._slow_head),
             "slow bodies": (150, self._slow_body),
+            "small chunks": (20, self._small_chunks),
             "bombs": (8, self._bomb),
             "streams": (85, self._stream),
         }
@@ -115,6 +117,12 @@ class Attacker:
     async def _slow_body(self, reader: StreamReader, writer: StreamWriter) -> None:
         more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
         await _slowly(self._head("POST", "/v1/bundles", more), reader, writer)
+
+    async def _small_chunks(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Send a body of 60,000 chunks of a byte each, whatever the answer is."""
+        more = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+        writer.write(self._head("POST", "/v1/bundles", more) + CHUNKS)
+        await self._answer(reader)
 
     async def _bomb(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Bodies that take longer to read than to send."""

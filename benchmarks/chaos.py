@@ -1,13 +1,15 @@
 """Harm everything at random while clients post jobs, and count what was lost or done twice.
 
 Run from the repository's root, with the dev dependency group installed:
-    .venv/bin/python benchmarks/chaos.py [--jobs 1000 --clients 8 --workers 5 --limit 600]
+    .venv/bin/python benchmarks/chaos.py [--store sqlite] [--jobs 1000 --clients 8 --limit 600]
 Starts its own PostgreSQL and Redis, the API, workers, beat, and a worker that lies. Every few
 seconds something is killed, stopped or drained. PostgreSQL crashes every minute. Once each, Redis
 loses all it has, the clients' keys are replaced, the queue's clock goes an hour ahead and back, and
-the database's disk is full for a minute. Harm waits until the service has worked since the last
-harm, so a slow machine makes it slow. Prints the table of docs/operations.md; exit 1 if a promise
-was broken, 2 where a small disk cannot be mounted (--full-disk 0 does without).
+the database's disk is full for a minute. With --store sqlite, a server with a worker of its own and
+a second worker share a file with commands that come and go without a pause, and all of them are
+ended by SIGKILL and SIGTERM. Harm waits until the service has worked since the last harm, so a slow
+machine makes it slow. Prints the table of docs/operations.md; exit 1 if a promise was broken, 2
+where a small disk cannot be mounted (--full-disk 0 does without).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import signal
 import sys
@@ -37,7 +40,16 @@ from chaos_clients import (  # noqa: E402
     client_name,
     start_clients,
 )
-from chaos_harm import CLOCK_STEP, Attacker, Harm, Later, Servers  # noqa: E402
+from chaos_harm import (  # noqa: E402
+    CLOCK_STEP,
+    Attacker,
+    Harm,
+    Later,
+    Servers,
+    at_random,
+    so_many_each,
+)
+from chaos_neighbours import Neighbours  # noqa: E402
 from chaos_parts import (  # noqa: E402
     BATCH_SIZES,
     DEVICE,
@@ -46,11 +58,11 @@ from chaos_parts import (  # noqa: E402
     Part,
     make_parts,
     prepare,
-    servers,
     small_recording,
+    started_postgres,
 )
 from chaos_verdict import Verdict, judge  # noqa: E402
-from servers import free_port  # noqa: E402
+from servers import Postgres, free_port, started_redis  # noqa: E402
 
 from tuner.errors import UnusableStore  # noqa: E402
 from tuner.jobs.job import JobState  # noqa: E402
@@ -63,6 +75,10 @@ POSTING = 0.8  # of the expected time: what is done hits clients' submissions as
 JOBS_A_SECOND = 1.0  # expected, to spread the submissions
 TICK_S = 0.5
 PLACES = ("json", "docs", "logs")  # options that say where figures and logs are written
+POSTGRES, SQLITE = "postgresql", "sqlite"
+FILE = "tuner.db"
+# All who would watch a dead worker are killed as often: a job may wait until the harm is over.
+OF_SQLITE = {"jobs": 300, "workers": 1, "every": 2.0, "reclaim_limit": 900.0}
 
 
 class Pace:
@@ -95,13 +111,14 @@ class Done(NamedTuple):
 def chaos(options: argparse.Namespace, home: Path) -> Verdict:
     """The whole trial, on servers that it starts below `home`. Raises NoDisk."""
     (home / SMALL).write_bytes(small_recording(BATCH_SIZES))
-    with (
-        servers(home, options.full_disk > 0) as (postgres, redis),
-        contextlib.ExitStack() as stack,
-    ):
-        settings = Settings(
-            postgres.url.render_as_string(hide_password=False), redis.url, recordings=home
-        )
+    with contextlib.ExitStack() as stack:
+        postgres: Postgres | None = None
+        url = f"sqlite:///{home / FILE}"
+        if options.store == POSTGRES:
+            postgres = stack.enter_context(started_postgres(home, options.full_disk > 0))
+            url = postgres.url.render_as_string(hide_password=False)
+        redis = stack.enter_context(started_redis())
+        settings = Settings(url, redis.url, recordings=home)
         jobs = stack.enter_context(JobStore.open(settings.database_url))
         prepare(jobs)
         tokens, port = Tokens(options.clients), free_port()
@@ -113,8 +130,16 @@ def chaos(options: argparse.Namespace, home: Path) -> Verdict:
             stack.callback(part.end)
         promises, harm, later = Promises(), Harm(), Later()
         dice = random.Random(options.seed)
-        attacker = Attacker(parts, WorkerStore(jobs.database), dice, later, harm)
+        blows = so_many_each(options.blows, dice) if postgres is None else at_random(dice)
+        attacker = Attacker(parts, WorkerStore(jobs.database), blows, dice, later, harm)
         attacked = Servers(postgres, redis, home / "pg" / "data", jobs, later, harm)
+        neighbours = None
+        if postgres is None:
+            let_go(jobs)
+            environ = {**os.environ, "TUNER_DATABASE_URL": url}
+            neighbours = Neighbours(home / FILE, environ, options.lanes, options.blows, dice)
+            stack.callback(neighbours.stop)
+            neighbours.start()
         started = time.monotonic()
         clients = start_clients(
             tokens,
@@ -126,11 +151,19 @@ def chaos(options: argparse.Namespace, home: Path) -> Verdict:
         )
         later.add(0, attacker.resume_set_aside)
         events = plan(options, attacked, tokens, port)
-        run(options, jobs, parts, attacker, attacked, clients, promises, later, events)
+        run(options, jobs, parts, attacker, attacked, clients, promises, later, events, neighbours)
         for part in parts:
             part.end()
         wall_s = time.monotonic() - started
-        return judge(jobs, options.jobs, options.reclaim_limit, promises, harm, lies, wall_s)
+        said = neighbours.judge(jobs) if neighbours else None
+        limit_s = options.reclaim_limit
+        return judge(jobs, options.jobs, limit_s, promises, harm, lies, wall_s, said)
+
+
+def let_go(jobs: JobStore) -> None:
+    """Close the trial's own connections: with them, no command would be the last one of a file."""
+    if jobs.database.engine.dialect.name == "sqlite":
+        jobs.database.engine.dispose()
 
 
 def plan(
@@ -142,10 +175,15 @@ def plan(
         path, headers = "/v1/jobs?limit=1", {"Authorization": f"Bearer {token}"}
         return ask(port, "GET", path, headers)[0] != 200
 
-    full = [(0.5, lambda: servers.fill_disk(options.full_disk))] if options.full_disk else []
-    return [
+    both = [
         (0.2, servers.crash_redis),
         (0.3, lambda: servers.rotate_keys(tokens, refused)),
+    ]
+    if options.store != POSTGRES:
+        return both
+    full = [(0.5, lambda: servers.fill_disk(options.full_disk))] if options.full_disk else []
+    return [
+        *both,
         (0.4, lambda: servers.step_clock(CLOCK_STEP)),
         *full,
         (0.7, lambda: servers.step_clock(timedelta(0))),
@@ -162,6 +200,7 @@ def run(
     promises: Promises,
     later: Later,
     events: list[tuple[float, Callable[[], None]]],
+    neighbours: Neighbours | None,
 ) -> None:
     """Harm the service until all jobs have ended, or until it has done nothing for too long."""
     blows, crashes = Pace(options.every), Pace(options.restart_every)
@@ -175,7 +214,7 @@ def run(
         if ended is None:
             servers.revive_postgres()
             ended = done.ended
-        elif ended == options.jobs and not posting:
+        elif ended == options.jobs and not (posting or (neighbours and neighbours.running)):
             return
         elif events and ended >= events[0][0] * options.jobs:
             events.pop(0)[1]()
@@ -185,9 +224,12 @@ def run(
             done, worked_at = now, time.monotonic()
         if crashes.is_due(done):
             servers.crash_postgres()
-        if blows.is_due(done, anyway=servers.disk_is_full):
+        if blows.is_due(done, anyway=servers.disk_is_full or ended == options.jobs):
             attacker.strike()
         later.run()
+        if neighbours is not None:
+            let_go(jobs)
+            neighbours.look(over=attacker.is_done and not posting)
 
 
 def count_finished(jobs: JobStore) -> int | None:
@@ -215,6 +257,7 @@ def read_options() -> argparse.Namespace:
     def add(name: str, default: float, what: str = "") -> None:
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
 
+    parser.add_argument("--store", choices=(POSTGRES, SQLITE), default=POSTGRES)
     add("jobs", 1000)
     add("clients", 8)
     add("workers", 5)
@@ -227,10 +270,14 @@ def read_options() -> argparse.Namespace:
     again = "seconds until a job that nobody works on is queued again, at p99"
     add("reclaim-limit", 60.0, again)
     add("limit", 600.0, "seconds until it gives up, if no job is accepted and no job ends")
+    add("blows", 20, "on SQLite: how often each kind of process is ended")
+    add("lanes", 2, "on SQLite: how many commands run at a time")
     add("seed", 0)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--docs", type=Path, help="put the table between the marks in this page")
     parser.add_argument("--logs", type=Path, help="keep the processes' logs in this folder")
+    if parser.parse_args().store == SQLITE:
+        parser.set_defaults(**OF_SQLITE)
     return parser.parse_args()
 
 
@@ -255,7 +302,8 @@ def main() -> int:
         figures = {**said, **verdict.rows()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     if options.docs:
-        write_table(options.docs, "figures", verdict.table())
+        name = "figures" if options.store == POSTGRES else f"figures on {options.store}"
+        write_table(options.docs, name, verdict.table())
     for broken in verdict.broken():
         print(f"BROKEN: {broken}", file=sys.stderr)
     return 1 if verdict.broken() else 0

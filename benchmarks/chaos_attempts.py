@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from chaos_harm import KILL_TUNING, Blow, Harm
-from sqlalchemy import Connection, text
+from chaos_harm import KILL_TUNING, TERM_TUNING, Blow, Harm
+from sqlalchemy import JSON, Connection, text
+
+from tuner.store.tables import UtcDateTime
 
 LIE = "lying worker"
 # So long after it at the most, a blow ends the attempt that it hit.
-NOTICED = {KILL_TUNING: timedelta(seconds=30)}
-NOTICED_BY_OTHERS = timedelta(seconds=150)
+NOTICED = dict.fromkeys((KILL_TUNING, TERM_TUNING), timedelta(seconds=30))
+NOTICED_BY_OTHERS = timedelta(seconds=150)  # or the limit until a job is queued again
 
 _STEPS = """
 SELECT job_id, seq, e.kind, e.data, s.at, e.at AS queue_at, j.attempts
@@ -83,10 +85,11 @@ class Attempts:
         return [one.held_s for one in self.explained if _overlaps(one, full)]
 
 
-def read_attempts(connection: Connection, harm: Harm) -> Attempts:
-    """What became of each attempt, from the jobs' events."""
+def read_attempts(connection: Connection, harm: Harm, limit: timedelta) -> Attempts:
+    """What became of each attempt, from the jobs' events; `limit` until a job is queued again."""
     claims, ends, off = [], [], timedelta(0)
-    rows = list(connection.execute(text(_STEPS)))
+    types = {"data": JSON(), "at": UtcDateTime(), "queue_at": UtcDateTime()}
+    rows = list(connection.execute(text(_STEPS).columns(**types)))
     for number, row in enumerate(rows):
         off = max(off, abs(row.queue_at - row.at))
         if row.kind == "leased":
@@ -99,15 +102,19 @@ def read_attempts(connection: Connection, harm: Harm) -> Attempts:
         counts = left >= leased.data["attempt"]
         owner, reason = leased.data["owner"], row.data["reason"]
         ends.append(End(owner, reason, leased.at, row.at, counts))
-    explained, rest = explain(sorted(ends, key=lambda end: end.at), harm.blows)
+    ordered = sorted(ends, key=lambda end: end.at)
+    explained, rest = explain(ordered, harm.blows, max(limit, NOTICED_BY_OTHERS))
     unexplained = [end for end in rest if end.counts]
     return Attempts(ends, explained, unexplained, claims, off.total_seconds())
 
 
 def explain(
-    ends: Sequence[End], blows: Sequence[Blow]
+    ends: Sequence[End], blows: Sequence[Blow], by_others: timedelta
 ) -> tuple[Sequence[Explained], Sequence[End]]:
-    """Give each end the last blow to its worker before it; each blow explains one end."""
+    """Give each end the last blow to its worker before it; each blow explains one end.
+
+    Other workers notice a blow to a worker after `by_others` at the most.
+    """
     unused = list(blows)
     explained, rest = [], []
     for end in ends:
@@ -115,7 +122,7 @@ def explain(
             held_s = (end.at - end.leased_at).total_seconds()
             explained.append(Explained(end, LIE, held_s, end.leased_at))
             continue
-        mine = [blow for blow in unused if _may_explain(blow, end)]
+        mine = [blow for blow in unused if _may_explain(blow, end, by_others)]
         if not mine:
             rest.append(end)
             continue
@@ -126,11 +133,11 @@ def explain(
     return explained, rest
 
 
-def _may_explain(blow: Blow, end: End) -> bool:
+def _may_explain(blow: Blow, end: End, by_others: timedelta) -> bool:
     # Nothing that the store does may cost an attempt, whatever else happened to the worker.
     if re.search("cannot use the store", end.reason):
         return False
-    longest = NOTICED.get(blow.what, NOTICED_BY_OTHERS)
+    longest = NOTICED.get(blow.what, by_others)
     return blow.pid == end.pid and timedelta(0) <= end.at - blow.at <= longest
 
 

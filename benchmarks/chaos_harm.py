@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -43,6 +43,9 @@ STOP_WORKER = "stop worker for 60 s"
 KILL_API = "kill API"
 KILL_BEAT = "kill beat"
 DRAIN = "drain worker for 20 s"
+TERM_API = "SIGTERM to API"
+TERM_TUNING = "SIGTERM to tuning process"
+TERM_WORKER = "SIGTERM to worker"
 # How often each is done, out of 24. Whoever takes a dead worker's job back must have watched it for
 # 45 s itself: with five workers, at least one almost always lives for so long.
 WEIGHTS = {
@@ -56,6 +59,26 @@ WEIGHTS = {
     DRAIN: 3,
 }
 STOPPED_S = {STOP_TUNING: 30.0, STOP_WORKER: 60.0}
+OF_TUNING = {
+    KILL_TUNING: signal.SIGKILL,
+    TERM_TUNING: signal.SIGTERM,
+    STOP_TUNING: signal.SIGSTOP,
+    STOP_TUNING_FOR_EVER: signal.SIGSTOP,
+}
+
+
+def at_random(dice: random.Random) -> Iterator[str]:
+    """Blows by WEIGHTS, without an end."""
+    while True:
+        yield dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+
+
+def so_many_each(count: int, dice: random.Random) -> Iterator[str]:
+    """For each kind of process, `count` blows that end it, half of them SIGTERM, mixed."""
+    kills, terms = (KILL_API, KILL_WORKER, KILL_TUNING), (TERM_API, TERM_WORKER, TERM_TUNING)
+    blows = [*kills * (count - count // 2), *terms * (count // 2)]
+    dice.shuffle(blows)
+    return iter(blows)
 
 
 @dataclass(frozen=True)
@@ -112,43 +135,59 @@ class Later:
 
 
 class Attacker:
-    """Harms one process after another."""
+    """Harms one process after another, as `blows` says."""
 
     def __init__(
-        self, parts: list[Part], workers: WorkerStore, dice: random.Random, later: Later, done: Harm
+        self,
+        parts: list[Part],
+        workers: WorkerStore,
+        blows: Iterator[str],
+        dice: random.Random,
+        later: Later,
+        done: Harm,
     ) -> None:
         self._parts, self._workers, self._dice = parts, workers, dice
         self._later, self._done = later, done
+        self._blows, self._next = blows, next(blows, None)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all blows are struck."""
+        return self._next is None
 
     def strike(self) -> None:
-        """Do one of WEIGHTS, if there is a process to do it to."""
-        what = self._dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        kind = {KILL_API: "API", KILL_BEAT: "beat"}.get(what, "worker")
-        alive = [part for part in self._parts if part.kind == kind and part.alive]
+        """Do the next of the blows, if there is a process to do it to."""
+        if self._next is not None and self._strike(self._next):
+            self._done.counts[self._next] += 1
+            self._next = next(self._blows, None)
+
+    def _strike(self, what: str) -> bool:
+        alive = [part for part in self._parts if part.alive]
+        if what in OF_TUNING:
+            tuning = [one for part in alive for one in tuning_below(part)]
+            if tuning:
+                worker, pid = self._dice.choice(tuning)
+                self._signal(what, worker, pid, OF_TUNING[what])
+            return bool(tuning)
+        kind = {KILL_API: "API", TERM_API: "API", KILL_BEAT: "beat"}.get(what, "worker")
+        alive = [part for part in alive if part.kind == kind]
         if not alive:
-            return
+            return False
         part = self._dice.choice(alive)
         if what == DRAIN:
             self._later.add(0, lambda: self._drain(part.name))
-        elif what in (KILL_TUNING, STOP_TUNING, STOP_TUNING_FOR_EVER):
-            tuning = [one for part in alive for one in tuning_below(part)]
-            if not tuning:
-                return
-            worker, pid = self._dice.choice(tuning)
-            self._signal(what, worker, pid)
         elif what == STOP_WORKER:
-            self._signal(what, part.pid, part.pid)
+            self._signal(what, part.pid, part.pid, signal.SIGSTOP)
         else:
-            if kind == "worker":
-                self._done.blows.append(Blow(what, part.pid, utc_now()))
-            part.end()
-        self._done.counts[what] += 1
+            self._done.blows.append(Blow(what, part.pid, utc_now()))
+            end = part.ask_to_end if what in (TERM_API, TERM_WORKER) else part.end
+            end()
+        return True
 
-    def _signal(self, what: str, worker: int, pid: int) -> None:
+    def _signal(self, what: str, worker: int, pid: int, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             process = os.pidfd_open(pid)  # its number may soon be another process's
             self._done.blows.append(Blow(what, worker, utc_now()))
-            number = signal.SIGKILL if what == KILL_TUNING else signal.SIGSTOP
             signal.pidfd_send_signal(process, number)
             if what in STOPPED_S:
                 self._later.add(STOPPED_S[what], lambda: go_on(process))
@@ -194,10 +233,19 @@ def tuning_below(worker: Part) -> list[tuple[int, int]]:
 
 
 class Servers:
-    """Crashes the servers, fills the disk, sets the queue's clock and changes the clients' keys."""
+    """Crashes the servers, fills the disk, sets the queue's clock and changes the clients' keys.
+
+    Without a PostgreSQL, that does not crash and its disk is not filled.
+    """
 
     def __init__(
-        self, postgres: Postgres, redis: Redis, disk: Path, jobs: JobStore, later: Later, done: Harm
+        self,
+        postgres: Postgres | None,
+        redis: Redis,
+        disk: Path,
+        jobs: JobStore,
+        later: Later,
+        done: Harm,
     ) -> None:
         self._postgres, self._redis, self._disk = postgres, redis, disk
         self._jobs, self._keys = jobs, KeyStore(jobs.database)
@@ -213,7 +261,7 @@ class Servers:
         self._done.restarts["Redis flushed and restarted"] += 1
 
     def crash_postgres(self) -> None:
-        if self._full_since:
+        if self._postgres is None or self._full_since:
             return
         with contextlib.suppress(subprocess.CalledProcessError):
             self._postgres.stop()
@@ -223,8 +271,9 @@ class Servers:
 
     def revive_postgres(self) -> None:
         """Start PostgreSQL unless it runs, as whatever watches over it does."""
-        with contextlib.suppress(subprocess.CalledProcessError):
-            self._postgres.start()
+        if self._postgres is not None:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self._postgres.start()
 
     def fill_disk(self, seconds: float) -> None:
         self._full_since, self._full_until = utc_now(), time.monotonic() + seconds

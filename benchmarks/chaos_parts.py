@@ -1,8 +1,9 @@
 """The processes of chaos.py: the service's own, its servers, and one worker that lies.
 
-The queue asks the database for the time: `SELECT clock_timestamp()`. Here the database has a
-function of that name of its own, in a schema that comes before pg_catalog in its search_path. It
-adds what a table says to the time of day. So the queue's clock jumps, and nothing else's.
+On PostgreSQL, the queue asks the database for the time: `SELECT clock_timestamp()`. Here the
+database has a function of that name of its own, in a schema that comes before pg_catalog in its
+search_path. It adds what a table says to the time of day. So the queue's clock jumps, and nothing
+else's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from servers import Postgres, Redis
+from servers import Postgres
 from sqlalchemy import text
 from worker_processes import RECORDING
 
@@ -69,11 +70,18 @@ class Part:
             self.process.kill()
             self.process.wait()
 
+    def ask_to_end(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+
 
 def make_parts(
     settings: Settings, workers: int, limit_s: int, port: int, home: Path
 ) -> tuple[list[Part], Path]:
-    """One API, one beat, workers without a GPU, and a liar; and the file that the liar writes."""
+    """One API and workers without a GPU, and the file that a liar writes.
+
+    On PostgreSQL, there are a beat and a liar, too. On SQLite, the API has a worker of its own.
+    """
     plain = {
         **os.environ,
         "TUNER_DATABASE_URL": settings.database_url,
@@ -89,11 +97,15 @@ def make_parts(
     api = [str(Path(sys.executable).with_name("tuner")), "serve", "--port", str(port)]
     said = home / "liar.jsonl"
     liar = [sys.executable, str(ROOT / "benchmarks" / "chaos_liar.py")]
-    parts = [
-        Part("API", "api", [*api, "--no-worker"], plain, home / "api.log"),
-        Part("beat", "beat", beat, plain, home / "beat.log"),
-        Part("liar", "liar", [*liar, settings.database_url, str(said)], plain, home / "liar.log"),
-    ]
+    if settings.database_url.startswith("sqlite"):
+        parts = [Part("API", "api", [*api, "--worker"], plain, home / "api.log")]
+    else:
+        liar += [settings.database_url, str(said)]
+        parts = [
+            Part("API", "api", [*api, "--no-worker"], plain, home / "api.log"),
+            Part("beat", "beat", beat, plain, home / "beat.log"),
+            Part("liar", "liar", liar, plain, home / "liar.log"),
+        ]
     for i in range(workers):
         environ = {**plain, **worker_environ(None, [DEVICE], f"cpu-{i}")}
         command = celery_command(i, None, [DEVICE])
@@ -102,18 +114,16 @@ def make_parts(
 
 
 @contextlib.contextmanager
-def servers(home: Path, full_disk: bool) -> Iterator[tuple[Postgres, Redis]]:
-    """A PostgreSQL and a Redis. With `full_disk`, PostgreSQL's data is on a small file system."""
+def started_postgres(home: Path, full_disk: bool) -> Iterator[Postgres]:
+    """A PostgreSQL. With `full_disk`, its data is on a small file system."""
     (home / "pg").mkdir()
     disk = small_disk(home / "pg" / "data") if full_disk else contextlib.nullcontext()
     with disk:
-        postgres, redis = Postgres(home / "pg"), Redis()
+        postgres = Postgres(home / "pg")
         postgres.start()
-        redis.start()
         try:
-            yield postgres, redis
+            yield postgres
         finally:
-            redis.stop()
             with contextlib.suppress(subprocess.CalledProcessError):  # it is down already
                 postgres.stop()
 
@@ -133,12 +143,10 @@ DISK_MIB = 512
 BALLAST = "ballast"
 _CHUNKS = [1 << bits for bits in range(26, 11, -1)]  # 64 MiB to 4 KiB
 
-# PostgreSQL itself notes every publishing of a run and each step of a job, whatever our own code
+# The database itself notes every publishing of a run and each step of a job, whatever our own code
 # says of it, at the time of day.
-_WATCH = """
-CREATE TABLE chaos_published (
-    run_id integer, at timestamptz DEFAULT pg_catalog.clock_timestamp()
-);
+_WATCH_POSTGRES = """
+CREATE TABLE chaos_published (run_id integer);
 CREATE FUNCTION chaos_note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.state = 'done' THEN INSERT INTO chaos_published (run_id) VALUES (NEW.id); END IF;
@@ -163,13 +171,26 @@ INSERT INTO chaos_clock VALUES ('0');
 CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
     'SELECT pg_catalog.clock_timestamp() + ahead FROM public.chaos_clock';
 """
+_WATCH_SQLITE = (
+    "CREATE TABLE chaos_published (run_id INTEGER)",
+    "CREATE TRIGGER chaos_watch AFTER UPDATE ON runs WHEN NEW.state = 'done' "
+    "BEGIN INSERT INTO chaos_published VALUES (NEW.id); END",
+    "CREATE TABLE chaos_steps (job_id TEXT, seq INTEGER, at TEXT, PRIMARY KEY (job_id, seq))",
+    "CREATE TRIGGER chaos_steps AFTER INSERT ON job_events WHEN NEW.kind <> 'trials' "
+    "BEGIN INSERT INTO chaos_steps VALUES "
+    "(NEW.job_id, NEW.seq, strftime('%Y-%m-%d %H:%M:%f000', 'now')); END",
+)
 
 
 def prepare(jobs: JobStore) -> None:
-    """Have the database count what is published, and follow a clock that can be set."""
+    """Have the database count what is published; PostgreSQL follows a clock that can be set."""
     with jobs.database.write() as connection:
+        if connection.dialect.name == "sqlite":
+            for statement in _WATCH_SQLITE:
+                connection.exec_driver_sql(statement)
+            return
         name = connection.execute(text("SELECT current_database()")).scalar_one()
-        connection.execute(text(_WATCH))
+        connection.execute(text(_WATCH_POSTGRES))
         path = f"ALTER DATABASE {name} SET search_path = public, pg_catalog"
         connection.execute(text(path))
     jobs.database.engine.dispose()  # new connections have the new search_path

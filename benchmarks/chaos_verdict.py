@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos_attempts import Attempts, quantile, read_attempts
-from sqlalchemy import text
+from sqlalchemy import JSON, Text, text
+from sqlalchemy.types import TypeEngine
 
 from tuner.jobs.job import UNFINISHED, JobState
 from tuner.store.jobs import JobStore
@@ -19,6 +20,7 @@ from tuner.store.jobs import JobStore
 if TYPE_CHECKING:
     from chaos_clients import Promises
     from chaos_harm import Harm
+    from chaos_neighbours import Said
 
 CLAIMING = timedelta(seconds=2)  # a claim may have begun before a drain
 
@@ -53,11 +55,13 @@ class Verdict:
     attempts: Attempts
     claimed_while_drained: int
     lies: Lies
+    beside: Said | None  # the commands on a SQLite file
 
     def broken(self) -> list[str]:
         """The promises that were not kept."""
         lost = [f"{end.owner}: {end.reason}" for end in self.attempts.unexplained]
         found = {
+            **(self._broken_beside(self.beside) if self.beside else {}),
             "jobs were never accepted": self.asked - len(self.promises.accepted),
             f"answers that must not be, as {self.promises.wrong[:1]}": len(self.promises.wrong),
             "accepted jobs were lost": self.lost,
@@ -86,6 +90,16 @@ class Verdict:
         }
         return [f"{count} {what}" for what, count in found.items() if count]
 
+    @staticmethod
+    def _broken_beside(said: Said) -> dict[str, int]:
+        return {
+            "trials ended before all harm was done": int(not said.complete),
+            f"faults are in the file: {said.integrity}": int(said.integrity != "ok"),
+            f"processes went on in a deleted file: {said.held_deleted[:3]}": len(said.held_deleted),
+            "API keys that were printed are lost": said.keys_lost,
+            f"commands failed though nobody harmed them, as {said.failed[:1]}": len(said.failed),
+        }
+
     @property
     def stuck(self) -> int:
         return sum(self.states.get(state.value, 0) for state in UNFINISHED)
@@ -111,7 +125,7 @@ class Verdict:
 
     def rows(self) -> dict[str, str]:
         """What was found, by what it is."""
-        again, lies, harm = self.promises.tried_again, self.lies, self.harm
+        again, harm = self.promises.tried_again, self.harm
         return {
             "jobs accepted over HTTP": f"{len(self.promises.accepted)} "
             f"({self.promises.batches} submissions were batches)",
@@ -127,10 +141,7 @@ class Verdict:
             "attempts that ended without an answer": f"{len(self.attempts.ends)}, of which "
             f"{self.attempts.counted()} count (a batch has {self.largest_batch} trials at most)",
             "attempts lost by a worker that nobody harmed": f"**{len(self.attempts.unexplained)}**",
-            "lying worker": f"{lies.jobs} jobs, all taken back; {lies.refused} late writes "
-            f"refused, **{len(lies.accepted)}** accepted",
-            "jobs claimed by a drained worker": f"**{self.claimed_while_drained}** "
-            f"in {len(harm.drains)} drains",
+            **(self._beside(self.beside) if self.beside else self._liar_and_drains()),
             **{f"until a job is queued again: {what}": text for what, text in self._held_rows()},
             "wall time": f"{self.wall_s:.0f} s",
         }
@@ -139,6 +150,27 @@ class Verdict:
         """As Markdown."""
         rows = (f"| {what} | {figure} |" for what, figure in self.rows().items())
         return "\n".join(["| what | figure |", "|---|---|", *rows])
+
+    def _liar_and_drains(self) -> dict[str, str]:
+        lies = self.lies
+        return {
+            "lying worker": f"{lies.jobs} jobs, all taken back; {lies.refused} late writes "
+            f"refused, **{len(lies.accepted)}** accepted",
+            "jobs claimed by a drained worker": f"**{self.claimed_while_drained}** "
+            f"in {len(self.harm.drains)} drains",
+        }
+
+    @staticmethod
+    def _beside(said: Said) -> dict[str, str]:
+        return {
+            "commands beside the service": f"{said.runs.total()} ({shown(said.runs)}), "
+            f"**{len(said.failed)}** failed",
+            "commands that were ended by SIGKILL or SIGTERM": f"{said.harmed.total()} "
+            f"({shown(said.harmed)})",
+            "processes that went on in a deleted file": f"**{len(said.held_deleted)}**",
+            "API keys that were printed and are lost": f"**{said.keys_lost}** of {len(said.keys)}",
+            "`PRAGMA integrity_check`": f"**{said.integrity}**",
+        }
 
     def _servers(self) -> str:
         harm = self.harm
@@ -166,24 +198,25 @@ def judge(
     harm: Harm,
     lies: Path,
     wall_s: float,
+    beside: Said | None,
 ) -> Verdict:
     """Read the database, and what the clients were answered; no worker is asked."""
     accepted = set(promises.accepted.values())
     with jobs.database.read() as connection:
 
-        def rows(query: str) -> list[Any]:
-            return list(connection.execute(text(query)))
+        def rows(query: str, **types: TypeEngine[Any]) -> list[Any]:
+            return list(connection.execute(text(query).columns(**types) if types else text(query)))
 
         states = {row.id: row.state for row in rows("SELECT id, state FROM jobs")}
         done = Counter(
             row.job_id for row in rows("SELECT job_id FROM job_events WHERE kind = 'done'")
         )
         published = Counter(row.run_id for row in rows("SELECT run_id FROM chaos_published"))
-        batches = rows("SELECT data FROM job_events WHERE kind = 'trials'")
+        batches = rows("SELECT data FROM job_events WHERE kind = 'trials'", data=JSON())
         (twice,) = rows("SELECT count(*) - count(DISTINCT request_key) AS jobs FROM jobs")
-        keyed = rows("SELECT job_id, job_ids FROM idempotency_keys")
+        keyed = rows("SELECT job_id, job_ids FROM idempotency_keys", job_id=Text(), job_ids=JSON())
         (stored,) = rows("SELECT count(*) AS trials FROM trials")
-        attempts = read_attempts(connection, harm)
+        attempts = read_attempts(connection, harm, timedelta(seconds=reclaim_limit_s))
     with_key = {one for row in keyed for one in row.job_ids or [row.job_id]}
     return Verdict(
         asked=asked,
@@ -201,6 +234,7 @@ def judge(
         attempts=attempts,
         claimed_while_drained=claimed_while_drained(attempts, harm),
         lies=read_lies(lies),
+        beside=beside,
     )
 
 

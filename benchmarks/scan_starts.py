@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import json
 import os
 import statistics
@@ -42,14 +41,8 @@ POINTS = ((1, 8192), (1, 1024), (1, 4096), (1, 32768), (8, 2048), (4, 8192))
 MODULES = {
     ("sglang", "chunk_scan"): ("kernels/ops/mamba/triton_ops", "ssd_combined"),
     ("sglang", "gated_delta"): ("kernels/ops/attention/fla", "chunk"),
-    ("sglang", "kda"): ("kernels/ops/attention/fla", "kda"),
-    ("sglang", "minimax_sparse"): (
-        "kernels/ops/attention/minimax_sparse/prefill",
-        "topk_sparse",
-    ),
     ("vllm", "chunk_scan"): ("model_executor/layers/mamba/ops", "ssd_combined"),
     ("vllm", "gated_delta"): ("third_party/flash_linear_attention/ops", "chunk"),
-    ("vllm", "kda"): ("models/kimi_k3/nvidia/ops/third_party/kda", "chunk"),
 }
 
 
@@ -92,10 +85,6 @@ def stand_in(engine: str, version: str, family: str) -> str:
 
 def stand_in_sglang(name: str, root: Path, family: str) -> None:
     """What sglang's kernels import of the rest of it. `name`: their package."""
-    if family == "minimax_sparse":
-        package("sglang.srt", root)
-        package("sglang.srt.utils", root, is_gfx95_supported=lambda: False)
-        return
     if family != "chunk_scan":
         for part in ("sglang.srt", "sglang.srt.utils"):
             package(part, root)
@@ -158,72 +147,15 @@ def delta_call(
     return lambda: combined.chunk_gated_delta_rule(**batched, **more)[0][0]
 
 
-def kda_call(
-    engine: str, combined: Any, given: dict[str, Tensor], about: dict[str, Tensor]
-) -> Callable[[], Tensor]:
-    """The call of a layer of Kimi delta attention, likewise. The output is written over v."""
-    weights = {"A_log": given.pop("A_log")}
-    bias, raw_g, beta = (given.pop(name) for name in ("bias", "raw_g", "raw_beta"))
-    more = {"cu_seqlens": about["sequence_ends"], "use_qk_l2norm_in_kernel": True, **weights}
-    rows = {n: t[None] for n, t in given.items()}
-    if engine == "vllm":
-        more |= {"initial_state": about["initial"], "output_final_state": True, "g_bias": bias}
-        more |= {"raw_g": raw_g[None], "raw_beta": beta[None]}
-        call = combined.chunk_kda_with_fused_gate
-        return lambda: call(**rows, **more)[0][0]
-    pool = torch.zeros_like(about["initial"])
-    more |= {"initial_state": pool, "initial_state_indices": about["slots"], "dt_bias": bias}
-    raw = "beta_is_raw" in inspect.signature(combined.chunk_kda).parameters
-    more |= {"beta_is_raw": True} if raw else {}
-    more |= {"g": raw_g[None], "beta": (beta if raw else beta.float().sigmoid())[None]}
-    return lambda: combined.chunk_kda(**rows, **more)[0]
-
-
-def sparse_call(
-    combined: Any, problem: Any, given: dict[str, Tensor], about: dict[str, Tensor]
-) -> Callable[[], Tensor]:
-    """The calls of a layer of MiniMax-M3's. What they choose is in `about`."""
-    index = importlib.import_module(f"{combined.__package__}.flash_with_topk_idx")
-    ends, tokens = about["sequence_ends"], len(given["q"])
-    longest = tokens // (len(ends) - 1)
-    more: dict[str, Any] = {"cu_seqlens": ends, "cu_seqblocks_q": ends, "sink": None}
-    more |= {"req_to_token": about["pages"], "slot_ids": about["rows"], "max_seqlen_q": longest}
-    more |= {"seq_lens": about["lengths"], "prefix_lens": about["prefixes"], "block_size_q": 1}
-    more |= {"block_size_k": problem.block, "max_seqblock_q": longest}
-    chosen = {"topk": problem.topk, "init_blocks": 0, "local_blocks": 1, "max_seqlen_k": longest}
-    chosen |= {"disable_index_value": True, "all_seqblock_q": tokens, "v_cache": None}
-    chosen |= {"q": given["index_q"], "k_cache": given["index_k"]}
-    main = {"q": given["q"], "k_cache": given["k"], "v_cache": given["v"]}
-
-    def call() -> Tensor:
-        _, about["topk"] = index.flash_prefill_with_topk_index(**chosen, **more)
-        return combined.flash_prefill_with_gqa_share_sparse(topk_idx=about["topk"], **main, **more)
-
-    return call
-
-
-def choice_error(expected: dict[str, Tensor], topk: Tensor) -> float:
-    """Compare the scores of chosen blocks: of two equally high blocks, either may be chosen."""
-    found = []
-    for chosen in (expected["topk"], topk):
-        scores = expected["score"].gather(2, chosen.clamp(min=0).long())
-        found.append(scores.masked_fill(chosen < 0, 0.0).sort(2).values)
-    return Reference(found[0]).worst_error(found[1])
-
-
 def scan_call(
     engine: str, combined: Any, problem: Any, point: Point
-) -> tuple[Any, Callable[[], Tensor], dict[str, Tensor]]:
-    """A prompt, the call that a layer makes, which returns its output, and tensors beside it."""
+) -> tuple[Any, Callable[[], Tensor]]:
+    """A prompt, and the call that a layer makes, which returns its output."""
     inputs = scan_named(problem.family).inputs
     prompt = inputs.make_prompt(problem, point, device="cuda", seed=7)
     given, about = inputs.views(problem, prompt), inputs.layout(problem, point, "cuda")
     if problem.family == "gated_delta":
-        return prompt, delta_call(combined, problem, given, about), about
-    if problem.family == "kda":
-        return prompt, kda_call(engine, combined, given, about), about
-    if problem.family == "minimax_sparse":
-        return prompt, sparse_call(combined, problem, given, about), about
+        return prompt, delta_call(combined, problem, given, about)
     out = torch.full_like(given["x"], torch.nan, memory_format=torch.contiguous_format)
     tensors = {**given, "out": out}
     alike = {"chunk_size": problem.chunk_size, "cu_seqlens": about["sequence_ends"]}
@@ -233,13 +165,13 @@ def scan_call(
         batched["seq_idx"] = about["token_sequence"][None]
         wanted = {"return_varlen_states": True, "return_intermediate_states": True}
         call = combined.mamba_chunk_scan_combined
-        return prompt, lambda: (call(**batched, **alike, **wanted), out)[1], about
+        return prompt, lambda: (call(**batched, **alike, **wanted), out)[1]
     shape = (point.batch_size, problem.heads, problem.head_dim, problem.state_size)
     tensors |= {"final_states_out": torch.empty(shape, device="cuda")}
     tensors |= {"final_state_indices": about["final_slots"], "seq_idx": about["chunk_sequence"]}
     tensors |= {"cu_chunk_seqlens": about["chunk_ends"], "last_chunk_indices": about["last_chunks"]}
     call = combined.mamba_chunk_scan_combined_varlen
-    return prompt, lambda: (call(**tensors, **alike), out)[1], about
+    return prompt, lambda: (call(**tensors, **alike), out)[1]
 
 
 def record_launches() -> dict[str, dict[str, object]]:
@@ -280,29 +212,20 @@ def median_us(work: Callable[[], object], times: int) -> float:
 
 def measure(engine: str, combined: object, problem: ScanProblem, point: Point) -> dict[str, Any]:
     """The first call at a size, a call and a CUDA graph of it, and the worst error."""
-    _, call, _ = scan_call(engine, combined, problem, point)
+    _, call = scan_call(engine, combined, problem, point)
     first_s, eager_us = timed_s(call), median_us(call, 30)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
     graph_us = median_us(graph.replay, 100)
-    differs: dict[str, Any] = {}
-    if problem.family == "chunk_scan":
-        differs = {"passes_before": engine == "sglang"}
-    if problem.family == "kda":
-        states = inspect.signature(combined.chunk_gated_delta_rule_fwd_h)
-        differs = {"base_two": "use_exp2" in states.parameters}
+    scan = problem.family == "chunk_scan"
+    differs = {"passes_before": engine == "sglang"} if scan else {}
     inputs = scan_named(problem.family).inputs
     # As it was, from states of zeros.
-    prompt, call, about = scan_call(engine, combined, problem, point)
-    if problem.family == "minimax_sparse":
-        call()
-        differs = {"topk": about["topk"]}
+    prompt, call = scan_call(engine, combined, problem, point)
     expected = inputs.reference(problem, point, prompt, **differs)
     found = {"graph_us": graph_us, "eager_us": eager_us, "first_s": first_s}
     found["error"] = Reference(expected["out"]).worst_error(call())
-    if "topk" in differs:
-        found["choice_error"] = choice_error(expected, differs["topk"])
     return found
 
 
@@ -321,7 +244,7 @@ def main() -> None:
         hook(engine)
     combined = importlib.import_module(kernels)
     part = problem.parts[0]
-    _, warm, _ = scan_call(engine, combined, problem, Point(1, part, problem.chunk_size))
+    _, warm = scan_call(engine, combined, problem, Point(1, part, problem.chunk_size))
     found = {"engine": spec, "problem": problem.spec(), "mode": mode}
     found |= {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
     found |= {"triton": triton.__version__, "first_call_s": timed_s(warm), "points": {}}

@@ -6,7 +6,7 @@
                                         [--args "..."] [--dry-run]
 
 For each case it tunes the model, or what --tune names, exports the winners, and runs
-`tuner prove --server` with dummy weights. No flag chooses a backend, and what the servers' logs say
+benchmarks/served with dummy weights. No flag chooses a backend, and what the servers' logs say
 of that is printed. Where the advice is to leave everything, there is nothing to prove. Attention is
 tuned for the lengths of the loads: OUT/CASE/workload.toml has them. OUT/CASE has the files, logs
 and report.json, and OUT/served.json all reports.
@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.served.loads import Load, parse_loads
+from benchmarks.served.loads import Load, parse_loads
 
 MODELS = Path(__file__).parent / "served_models"
 WORKLOAD = "workload.toml"
@@ -99,7 +99,7 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     config, out = str(MODELS / f"{name}.json"), str(folder / "configs")
     device = ["--device", args.device]
     tuned = [shlex.split(words) for words in args.tune or ()] or [[config, "--all"]]
-    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(LAYERS[name])]
+    prove = ["prove", config, *device, "--dummy", "--layers", str(LAYERS[name])]
     prove += ["--out", out, f"--args={args.args}", "--loads", args.loads]
     prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
     lengths = ["--workload", str(folder / WORKLOAD)]
@@ -133,7 +133,10 @@ def workload(loads: Sequence[Load]) -> str:
 def tuner(words: Sequence[str], folder: Path, database: str | None) -> None:
     """Run one command with a store of the case's own. A proof that fails is a result too."""
     environ = {**os.environ, "TUNER_DATABASE_URL": database or f"sqlite:///{folder / 'tuner.db'}"}
-    command = [sys.executable, "-c", "from tuner.cli import main; main()", *words]
+    start = ["-c", "from tuner.cli import main; main()", *words]
+    if words[0] == "prove":
+        start = ["-m", "benchmarks.served", *words[1:]]
+    command = [sys.executable, *start]
     process, code = subprocess.Popen(command, env=environ), None
     while code is None:
         # An interrupt is for the command, which writes what it measured.

@@ -1,4 +1,4 @@
-"""Runs `tuner prove --server` with stand-ins for the engine and the driver."""
+"""Runs benchmarks/served with stand-ins for the engine and the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from benchmarks.served.__main__ import app
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 NAME = "E=8,N=64,device_name=NVIDIA_L40S.json"
@@ -44,7 +44,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from tuner.cli import main; main()", "prove", *words]
+    return [sys.executable, "-m", "benchmarks.served", *words]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def prove(folder: Path, *words: str, **environ: str) -> Run:
         patch.chdir(folder)
         given = {**environment(folder), **environ}
         patch.setattr(sys, "path", given["PYTHONPATH"].split(os.pathsep))
-        ended = CliRunner().invoke(app, ["prove", *QUICK, *words], env=given)
+        ended = CliRunner().invoke(app, [*QUICK, *words], env=given)
     if not isinstance(ended.exception, SystemExit | None):
         raise ended.exception
     return Run(ended.exit_code, ended.stdout, ended.stderr)

@@ -45,11 +45,13 @@ TunerError                      the root: catch this to catch them all
     ├── CompilerUnavailable
     ├── MeasurerUnavailable
     ├── MeasurerFailed
+    ├── GpuInUse
     ├── NotEnoughMemory
     ├── ExportRefused
     ├── BundleRefused
     ├── ServerUnavailable
     ├── IdempotencyKeyInUse
+    ├── QueueFull
     ├── RunAlreadyActive
     └── StaleLease
 
@@ -242,7 +244,7 @@ class StoreReadOnly(UnusableStore):
 
 
 class StoreReplaced(UnusableStore):
-    """The store's file was deleted or replaced while it was open."""
+    """A file of the store was deleted or replaced while it was open."""
 
 
 class WrongSchema(UnusableStore):
@@ -301,6 +303,10 @@ class MeasurerFailed(WorkFailed):
     """Measuring stopped and could not be resumed."""
 
 
+class GpuInUse(WorkFailed):
+    """Another process measures on the GPU."""
+
+
 class NotEnoughMemory(WorkFailed):
     """The GPU has too little free memory for the problem's tensors."""
 
@@ -319,6 +325,10 @@ class ServerUnavailable(WorkFailed):
 
 class IdempotencyKeyInUse(WorkFailed):
     """Another request with this idempotency key is being worked on: try again in a moment."""
+
+
+class QueueFull(WorkFailed):
+    """A client has as many queued jobs as it may have."""
 
 
 class RunAlreadyActive(WorkFailed):

@@ -18,6 +18,10 @@ _WORD = 40  # words up to this length are broken only where nothing else helps
 _JOINTS = re.compile(r"(?<=[,:/=+&])")
 
 _FILE = re.compile(r"\S*/.*\.json")  # alone in its line; names of configs have blanks
+# A command or a variable to paste, as a line of its own or behind a colon, to the line's end.
+_PASTED = re.compile(r"\s*(?:[^`]*: )?(?:export|unset|tuner|curl|patch) \S")
+_QUOTED = re.compile(r"`[^`]*`")  # a command within a sentence
+_GLUE = "\0"  # a blank at which no line may end
 
 
 def printable(line: str) -> str:
@@ -38,20 +42,21 @@ def list_width() -> int | None:
 def folded(text: str, width: int | None = None) -> str:
     """A text in lines that fit. A word that is too long, such as a path, stays whole.
 
-    A line that goes on keeps its indentation; a line that quotes another text ("| ...")
-    or sets a variable ("export ...") stays.
+    A line that goes on keeps its indentation. A line that quotes another text ("| ...") stays, and
+    so does a command to paste, in a line or between backticks.
     """
     return "\n".join(_folded(line, width or columns()) for line in text.split("\n"))
 
 
 def _folded(line: str, width: int) -> str:
     indent = line[: len(line) - len(line.lstrip())]
-    whole = line.startswith((f"{indent}| ", "export "))  # a command is pasted as it is
-    if len(line) <= width or _FILE.fullmatch(line) or whole:
+    whole = line.startswith(f"{indent}| ") or _PASTED.match(line) or _FILE.fullmatch(line)
+    if len(line) <= width or whole:
         return line
+    glued = _QUOTED.sub(lambda match: match[0].replace(" ", _GLUE), line)
     return textwrap.fill(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+        glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ).replace(_GLUE, " ")
 
 
 def gain_text(gain: float) -> str:

@@ -206,7 +206,7 @@ def plan(watch_list: WatchList, store: Database, day: date) -> NightPlan:
     for watch in watch_list.watches:
         for request in watch.requests(workers):
             if isinstance(request, Unresolved):
-                errors.append((f"{request.model} on {request.device}", str(request.error)))
+                errors.append((str(request), str(request.error)))
             else:
                 found[request.key] = request
     judged = watch_statuses(found.values(), Lookups(store))

@@ -17,6 +17,7 @@ from tuner.childprocess import ParentPipes, run_as_child
 from tuner.errors import (
     BadInput,
     CompilerUnavailable,
+    GpuInUse,
     MeasurerUnavailable,
     NothingFits,
     RunAlreadyActive,
@@ -85,6 +86,8 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:
         return AttemptResult(AttemptOutcome.WAIT, str(error))
+    except GpuInUse as error:
+        return AttemptResult(AttemptOutcome.BUSY, error.in_api_words())
     except _NOT_HERE as error:
         return AttemptResult(AttemptOutcome.REFUSED, str(error))
     except (StoreUnreachable, StoreFull) as error:

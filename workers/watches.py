@@ -39,13 +39,14 @@ from tuner.jobs.targets import (
     refuse_options,
     refuse_undoable,
     resolve_target,
+    server_for,
 )
 from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import find_family, parse_problem
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, StoredWatch
 from tuner.tuning.request import parse_effort, parse_source
 from workers.settings import Settings
 
@@ -139,7 +140,7 @@ class Watch:
             selection=target.family.read_selection(problem, sizes),
             effort=parse_effort(self.effort),
             model=model,
-            architecture=target.architecture,
+            server=server_for(target.server, engine, {}, ep),
         )
         refuse_undoable(request)
         return request
@@ -149,16 +150,31 @@ class Watch:
 class Unresolved:
     """A combination of a watch that no job can be made of."""
 
-    model: str  # with the parallel sizes and the dtype
-    device: str  # as the watch spells it
+    model: str  # with the parallel sizes and the dtype; or which watch cannot be read
+    device: str  # as the watch spells it; "" for a watch that cannot be read
     error: TunerError
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.device}" if self.device else self.model
+
+
+@dataclass(frozen=True)
+class UnreadableWatch:
+    """A stored watch that this release cannot read: it must not stop the others."""
+
+    id: int
+    error: TunerError = field(compare=False)
+
+    def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
+        """As of a `Watch`: nothing but the error."""
+        yield Unresolved(f"watch {self.id}", "", self.error)
 
 
 @dataclass(frozen=True)
 class WatchList:
     """What the nightly round keeps tuned."""
 
-    watches: tuple[Watch, ...]
+    watches: tuple[Watch | UnreadableWatch, ...]
     revalidate: int = REVALIDATE  # oldest results to measure again, for each device and night
 
 
@@ -184,12 +200,20 @@ def read_watch_list(path: Path) -> WatchList:
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
-    """The watches of the file, and the ones that were added over the API."""
+    """The watches of the file, and the ones that were added over the API.
+
+    Raises MalformedWatchList for the file, which its owner can mend.
+    """
     listed = read_watch_list(settings.nightly) if settings.nightly else WatchList(())
-    added = [
-        replace(read_watch(row.watch, f"watch {row.id}"), id=row.id) for row in nights.watches()
-    ]
+    added = [_read_stored(row) for row in nights.watches()]
     return replace(listed, watches=(*listed.watches, *added))
+
+
+def _read_stored(row: StoredWatch) -> Watch | UnreadableWatch:
+    try:
+        return replace(read_watch(row.watch, f"watch {row.id}"), id=row.id)
+    except MalformedWatchList as error:
+        return UnreadableWatch(row.id, error)
 
 
 def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:

@@ -136,7 +136,7 @@ def _count(lease: Lease, result: AttemptResult, times: JobTimes | None) -> None:
 
 def _times(figures: Figures, lease: Lease) -> JobTimes | None:
     with suppress(UnusableStore):  # the figures of one job are not worth an attempt
-        return figures.job_times(lease.job_id, lease.fence)
+        return figures.job_times(lease)
     return None
 
 
@@ -209,7 +209,7 @@ class Worker:
             self._runner.kill()
 
     def _back_off(self, result: AttemptResult) -> None:
-        if result.outcome in (AttemptOutcome.RETRY, AttemptOutcome.REFUSED):
+        if result.outcome in (AttemptOutcome.RETRY, AttemptOutcome.REFUSED, AttemptOutcome.BUSY):
             self._stopping.wait(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         elif result.outcome in (AttemptOutcome.DONE, AttemptOutcome.FAILED):
@@ -284,6 +284,8 @@ class Worker:
             self._until_stored(lambda: self._registration.failed_to_start(result.reason))
         elif result.outcome is AttemptOutcome.STORE_FAILED:
             self._until_stored(lambda: self._leases.release(lease, result.reason, STORE_PAUSE))
+        elif result.outcome is AttemptOutcome.BUSY:
+            self._until_stored(lambda: self._leases.release(lease, result.reason))
         elif result.outcome is AttemptOutcome.WAIT:
             self._until_stored(lambda: self._leases.release(lease, result.reason, WAIT_AGAIN))
         return result

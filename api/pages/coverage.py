@@ -16,7 +16,14 @@ from api.errors import mistakes_of
 from api.matrix import CellState, MatrixOrder
 from api.pages.browser import asked, checked_return
 from api.pages.forms import Posted
-from api.pages.names import device_short, gain_words, plain, problem_words, status_words
+from api.pages.names import (
+    device_short,
+    gain_words,
+    plain,
+    problem_words,
+    readable,
+    status_words,
+)
 from api.pages.render import go, page
 from api.paging import JobPage, MatrixPage
 from api.requests import MOST_JOBS, SubmitJobs, WatchIn
@@ -75,7 +82,7 @@ def show_coverage(
         model=_preset(wanted.q or ""),
         ticked=ticked,
         most=MOST_JOBS,
-        running=running["jobs"],
+        running=[readable(job) for job in running["jobs"]],
         more_running=running["next"] is not None,
         families=[(one.name, one.title.removeprefix("a ")) for one in families()],
         states=list(CellState),

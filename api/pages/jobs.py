@@ -16,7 +16,7 @@ from api.auth import Admin, Caller, Reader, Submitter
 from api.fields import JobId
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, full_name, mistakes_in, refused_in
-from api.pages.names import steps_of
+from api.pages.names import readable, steps_of
 from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import as_time, go, page
 from api.paging import JobPage, Page
@@ -51,8 +51,10 @@ def show_jobs(
     """The jobs, the newest first."""
     found = list_jobs(wanted, caller, api)
     devices = [one["name"] for one in list_devices(caller)["devices"]]
-    for job in found["jobs"]:
-        job |= {"mine": _owns(caller, job), "took_s": _took_s(job)}
+    found["jobs"] = [
+        {**readable(job), "mine": _owns(caller, job), "took_s": _took_s(job)}
+        for job in found["jobs"]
+    ]
     return page(
         request,
         "jobs",
@@ -107,7 +109,7 @@ def post_job(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> 
 @router.get("/{job_id}")
 def show_job(job_id: JobId, request: Request, caller: Reader, api: ApiDep) -> Response:
     """A job and its steps."""
-    job = get_job(job_id, caller, api)
+    job = readable(get_job(job_id, caller, api))
     events = [event.as_json() for event in api.jobs.events(job_id, 0, MOST_EVENTS)]
     progress = get_progress(job_id, caller, api)
     winners = list_winners(job_id, caller, api) if job["state"] == "done" else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from tuner.jobs.job import UnreadableRequest
 from tuner.jobs.targets import models_of
 from tuner.models.table import presets
 from tuner.problems.registry import parse_problem
@@ -93,6 +94,17 @@ def model_words(model: str, problem: str) -> str:
         return model
     found = models_of(parse_problem(problem))
     return next((name for name in found if name.startswith(f"{model} TP ")), model)
+
+
+_REQUEST = ("problem", "device", "engine", "measure", "effort", "seed")  # what pages show of one
+
+
+def readable(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The job; if this release cannot read its request, with a text for each value of that."""
+    if not job.get("unreadable"):
+        return dict(job)
+    stored = UnreadableRequest(job["request"], job["unreadable"])
+    return {**job, "request": {"model": "", **{name: stored.text(name) for name in _REQUEST}}}
 
 
 def _field_words(field: str) -> str:

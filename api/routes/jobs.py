@@ -71,7 +71,7 @@ def submit_job(
     """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
     if body.urgent:
         may_hurry(caller)
-    _admit(request, api, caller, 1)
+    _admit(request, api, caller)
     wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
     (answer,) = _submit([(wanted, _priority(body))], body, caller, api, idempotency_key)
     request.scope["state"]["job_id"] = answer.job.id
@@ -107,7 +107,7 @@ def submit_jobs(
     jobs = body.read()
     if any(job.urgent for job in jobs if isinstance(job, SubmitJob)):
         may_hurry(caller)
-    _admit(request, api, caller, len(jobs))
+    _admit(request, api, caller)
     workers, settings = api.fleet.workers(), api.settings.service
     wanted: list[tuple[JobRequest, Priority]] = []
     items: list[dict[str, Any]] = []
@@ -137,11 +137,10 @@ def submit_jobs(
     return {"jobs": items}
 
 
-def _admit(request: Request, api: Api, caller: Caller, count: int) -> None:
-    """Raises HTTPException above the caller's rate, or with too many jobs in the queue."""
+def _admit(request: Request, api: Api, caller: Caller) -> None:
+    """Raise HTTPException above the caller's rate."""
     state = request.scope["state"]
     state["limiter"].check(api.settings.submit_rate, "submit", caller.name)
-    api.quotas.check(caller.name, count)
 
 
 def _submit(
@@ -157,6 +156,7 @@ def _submit(
         client=caller.name,
         idempotency_key=idempotency_key,
         body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+        most=api.settings.queued,
     )
 
 
@@ -245,7 +245,7 @@ def cancel_job(
 def delete_job(job_id: JobId, caller: Admin, api: ApiDep) -> None:
     """Delete a job that has ended, and its steps. What it tried and what is published stay."""
     job = api.jobs.delete(job_id)
-    problem, device = job.request.problem.spec(), job.request.device
+    problem, device = job.request.spec, job.request.device
     extra = {"client": caller.name, "job_id": job_id, "problem": problem, "device": device}
     audit.info("deleted a job that was %s", job.state.value, extra=extra)
 
@@ -259,13 +259,12 @@ def delete_job(job_id: JobId, caller: Admin, api: ApiDep) -> None:
 )
 def retry_job(job_id: JobId, request: Request, caller: Submitter, api: ApiDep) -> dict[str, Any]:
     """Queue a dead, failed or cancelled job again, with all its attempts. Its trials count."""
-    state = request.scope["state"]
-    state["limiter"].check(api.settings.submit_rate, "submit", caller.name)
+    _admit(request, api, caller)
     job = api.jobs.get(job_id)
     if caller.scope < Scope.ADMIN and caller.name not in (job.client, *job.clients):
         text = f"job {job_id} was posted by {job.client}: they or a key of scope admin may retry it"
         raise HTTPException(403, text)
-    job = api.jobs.retry(job_id, caller.name)
+    job = api.jobs.retry(job_id, caller.name, api.settings.queued)
     api.announcer.announce(job)
     return job.as_json()
 

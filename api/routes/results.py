@@ -57,7 +57,7 @@ def list_winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     job = api.jobs.get(job_id)
     found = api.results.winners_of(job.run_id) if job.run_id is not None else []
     return {
-        "problem": job.request.problem.spec(),
+        "problem": job.request.spec,
         "environment": asdict(found[0].environment) if found else None,
         "winners": [_winner(winner) for winner in found],
     }
@@ -166,7 +166,8 @@ _EXPORT_HEADERS = {
     },
     "X-Tuner-Left-Out": {
         "description": "How many stored problems the export lacks, because they are only "
-        "predicted, no server could load them, or what runs without them is not slower. "
+        "predicted, no server could load them, several ask for one file, or what runs without "
+        "them is not slower. "
         "`provenance/left_out,device_name=NAME.jsonl` in it lists them.",
         "schema": {"type": "integer"},
     },

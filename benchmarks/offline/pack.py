@@ -103,9 +103,7 @@ def copy_engine(name: str, engines: Path) -> None:
 
     def left_out(folder: str, names: Sequence[str]) -> set[str]:
         files = {n for n in names if Path(folder, n).is_file() and not _is_read(Path(folder, n))}
-        # vLLM's KDA lies in the folder of a model.
-        kept = {"models"} if name.startswith("vllm-") else set()
-        return files | ((LEFT_OUT_OF_ENGINES - kept) & {*names})
+        return files | (LEFT_OUT_OF_ENGINES & {*names})
 
     shutil.copytree(source, engines / name, ignore=left_out)
 

@@ -44,7 +44,7 @@ def test_a_card_that_is_not_known_is_named(smi):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("words", [TUNE, ("check", "x.json"), ("export",), ("prove",)])
+@pytest.mark.parametrize("words", [TUNE, ("check", "x.json"), ("export",)])
 def test_without_a_gpu_the_error_names_the_option(smi, words, broken, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.json").write_text("{}")

@@ -124,6 +124,20 @@ def test_flags_that_divide_a_model_are_those_options(env, engine, words, same):
     assert problems[0] == problems[1]
 
 
+def test_an_option_of_a_family_that_was_left_out_names_the_reason(env, subtests):
+    """The length of groups is missing. A dense model has no experts at all."""
+    int4 = ("qwen3.5-35b-a3b", "--dtype", "int4_w4a16", "--engine", "vllm==0.33.0")
+    for words, said in (
+        (int4, "--ep cannot count: left out a fused-MoE layer: int4_w4a16 weights have groups"),
+        (("qwen3-32b",), "--ep is for a fused-MoE layer and quantised dense GEMMs: leave it out"),
+    ):
+        with subtests.test(words):
+            served = ("--tp", "2", "--ep", "2", "--device", "RTX 3090")
+            done = run("plan", *words, *served, env=env)
+            assert done.returncode == 2 and said in done.stderr
+            assert ("--block-shape 0x128" in done.stderr) == (words == int4)
+
+
 def test_ep_is_no_flag_of_the_server(env):
     """An option that does not fit gets its own message, and not that flags contradict it."""
     served = ("--engine", "vllm", "--device", "H100", "--ep", "4")

@@ -216,7 +216,8 @@ def bundled(run: Run) -> None:
     run.store.write_bytes(gzip.decompress(STORE.read_bytes()))
     cluster = REPOSITORY / "examples" / "cluster-l40s-4x8.toml"
     options = ("--device", "L40S", "--cluster", cluster, "--engine", ENGINE, "--allow-predicted")
-    options += ("--allow-missing",)  # the attention in the store is no model's
+    options += ("--allow-missing",)  # the attention in the store is no model's, so it is named
+    options += tuple(f"--problem={spec}" for spec in (INT8_LAYER, LATENT_DECODE, EXTEND))
     run.tuner("bundle", *options, "--out", "b.tar.gz", "--json", keep=False)
     with tarfile.open(run.folder / "b.tar.gz") as archive:
         for member in archive:

@@ -22,6 +22,7 @@ from tuner.families.fused_moe.inputs import (
     Slots,
     Weights,
     launch,
+    local_slots,
     make_activations,
     make_weights,
     operands,
@@ -62,6 +63,11 @@ CASES = {
     "int4": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", False, 89),
     "int4 zero": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", True, 89),
     "fp8 block tma": (FP8, TILE.replace(USE_TMA=1), "bf16", False, 90),
+    "fp8 block up tma": (FP8, TILE.replace(USE_TMA=1), "bf16", False, 90),
+    "fp16 of 4 ranks": (f"{SHAPE}float16,ep=4", TILE, "fp16", False, 89),
+    "fp8 block of 4 ranks tma": (f"{FP8},ep=4", TILE.replace(USE_TMA=1), "bf16", False, 90),
+    "int4 of 2 ranks": (f"{BLOCKS}int4_w4a16,block_shape=0x32,ep=2", TILE, "fp16", False, 89),
+    "fp16 shared": (f"{SHAPE}float16,shared_experts=1", TILE, "fp16", False, 89),
 }
 BATCH_SIZE = 7
 
@@ -84,7 +90,8 @@ def prepare(kernels, name, gemm):
     tma = bool(config.get("USE_TMA"))
     asked = {}
     # What the down gemm's TMA asks of the up gemm, where an engine has that.
-    if gemm is Gemm.UP and tma and "sorted_output" in inspect.signature(kernels.bind).parameters:
+    of_down = gemm is Gemm.UP and tma and "up tma" not in name
+    if of_down and "sorted_output" in inspect.signature(kernels.bind).parameters:
         config = config.replace(USE_TMA=0)
         asked["sorted_output"] = True
     binding = kernels.bind(
@@ -101,7 +108,7 @@ def prepare(kernels, name, gemm):
     weights = make_weights(problem, gemm, compute=compute, zero_points=zero_points, **like)
     activations = make_activations(problem, gemm, BATCH_SIZE, compute=compute, **like)
     routing = random_routing(problem, BATCH_SIZE, skew=1.0, **like)
-    (slots,) = slots_for(binding, [routing], problem.E)
+    (slots,) = slots_for(binding, [routing], problem.E, foreign_blocks=kernels.foreign_blocks)
     rows = slots.sorted_ids.numel() if tma else routing.ids.numel()
     dtype = torch.float16 if compute == "fp16" else torch.bfloat16
     output = torch.full((rows, problem.gemm_shape(gemm)[0]), float("nan"), dtype=dtype)
@@ -122,8 +129,9 @@ def run(kernels, module, name, gemm):
         unsorted = torch.full((count, output.shape[1]), float("nan"), dtype=output.dtype)
         unsorted[case.slots.sorted_ids[valid].long()] = output[valid]
         output = unsorted
-    expected = reference(case.weights, case.activations, case.routing)
-    return Reference(expected).worst_error(output[:count])
+    rows = local_slots(case.routing)
+    expected = reference(case.weights, case.activations, case.routing, rows)
+    return Reference(expected).worst_error(output[rows])
 
 
 def main():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +28,6 @@ from tuner.problems.points import Config, Point
 # family -> name -> (problem, sequences, tokens of each)
 # The interpreter multiplies no bfloat16.
 _SSD = "heads=4,head_dim=16,groups=2,state_size=16,chunk_size=16,dtype=float16"
-_KDA = "heads=1,head_dim=32,dtype=float16"  # one of its kernels has a program for each token
 _DELTA = "key_heads=1,value_heads=2,key_dim=64,value_dim=32,dtype=float16"
 CASES = {
     "chunk_scan": {
@@ -51,12 +49,6 @@ CASES = {
         ),
     },
 }
-_SPARSE = "heads=2,kv_heads=1,head_dim=16,index_dim=16,block=16,topk=2,dtype=float16"
-CASES["minimax_sparse"] = {
-    "a last block that is not whole": (_SPARSE, 1, 40),
-    "two sequences": (_SPARSE.replace("kv_heads=1", "kv_heads=2"), 2, 16),
-}
-CASES["kda"] = {"a last chunk that is not whole": (_KDA, 1, 72), "two sequences": (_KDA, 2, 64)}
 TARGET = cuda_target(9, 0)
 
 
@@ -127,9 +119,7 @@ def main() -> None:
     object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
     engine, family, folder = sys.argv[1:]
     kernels = scan_engine(find_engine(engine), family).lift()
-    # The interpreter multiplies no bfloat16, to which sglang's SOLVE of KDA rounds.
-    lifted = replace(kernels.lifted, text=kernels.lifted.text.replace("tl.bfloat16", "tl.float32"))
-    module = load_lifted(lifted.write(Path(folder)))
+    module = load_lifted(kernels.lifted.write(Path(folder)))
     # The interpreter does not know Triton's functions by other names.
     vars(module).update(exp=exp, exp2=exp2, log=log, range=counted)
     vars(module)["libdevice"] = SimpleNamespace(exp=exp)

@@ -6,6 +6,7 @@ TRITON_INTERPRET=1 python interpret_vllm_layer.py 0.33.0
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
@@ -18,7 +19,6 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.engine import MoeEngine, moe_engine
 from tuner.families.fused_moe.inputs import random_routing
-from tuner.families.fused_moe.layer import EngineLayer
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.registry import parse_problem
 
@@ -41,6 +41,7 @@ CARD = find_device("H100")
 
 def errors(served, engine: MoeEngine, problem: FusedMoe, size: int) -> dict[str, float]:
     """The layer's error with an exported file, and without files."""
+    EngineLayer = importlib.import_module("vllm_layer").EngineLayer
     layer = EngineLayer(served, problem, device="cpu")
     generator = torch.Generator().manual_seed(size)
     routing = random_routing(problem, size, device="cpu", seed=size)

@@ -26,17 +26,17 @@ ENGINES = (
     *(f"vllm=={version}" for version in real_vllm.VERSIONS),
 )
 TOLERANCE = {"bf16": 2**-7, "fp16": 2**-9}  # one unit in the last place, as the interpreter cuts
+TMA = ("fp8 block tma", "fp8 block of 4 ranks tma", "fp8 block up tma")
+INT4 = ("int4", "int4 zero", "int4 of 2 ranks")
 ABSENT = {  # cases that a version's kernels have nothing for
-    "sglang==0.4.4": (
-        *("fp8 channel", "int8 groups", "int8 groups zero", "int4", "int4 zero", "fp8 block tma"),
-    ),
-    "sglang==0.5.2": ("fp8 block tma",),
+    "sglang==0.4.4": (*("fp8 channel", "int8 groups", "int8 groups zero", *INT4, *TMA),),
+    "sglang==0.5.2": TMA,
     # A compiled kernel runs int4 here.
-    "vllm==0.10.2": ("fp8 block tma", "int4", "int4 zero"),
+    "vllm==0.10.2": (*TMA, *INT4, "fp16 of 4 ranks"),
     # The launcher of groups sets no SPLIT_K, and its kernel needs one.
     **dict.fromkeys(
         [f"vllm=={version}" for version in real_vllm.VERSIONS[1:]],
-        ("fp8 block tma", "int4", "int4 zero", "int8 groups", "int8 groups zero"),
+        (*TMA, *INT4, "int8 groups", "int8 groups zero"),
     ),
 }
 

@@ -26,6 +26,7 @@ from tuner.errors import ExportRefused, MalformedCluster
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
 from tuner.store.results import ResultStore
 
@@ -188,11 +189,12 @@ def refused(text: str, **changes: Any) -> str:
 def test_what_cannot_be_launched_is_refused_with_its_field() -> None:
     variable = '[environment]\nSGLANG_MOE_CONFIG_DIR = "/x"\n[ports]'
     assert "environment holds SGLANG_MOE_CONFIG_DIR" in refused(TEXT.replace("[ports]", variable))
-    assert "dp=2: sglang runs no replicas" in refused(TEXT.replace("tp = 16", "tp = 8\ndp = 2"))
+    replicas, mine = TEXT.replace("tp = 16", "tp = 8\ndp = 2"), parse_problem(CASES[H20][1])
+    assert "dp=2: sglang runs no replicas" in refused(replicas, wanted=[mine])
     assert "cannot mount a path with a colon" in refused(TEXT.replace("/ssd1/models", "/mnt/a:b"))
 
 
-def test_files_that_servers_do_not_ask_for_are_told_before_predictions() -> None:
+def test_winners_of_other_servers_are_told_before_predictions() -> None:
     one = TEXT.replace("gpus = 8", "gpus = 4").replace("tp = 16", "tp = 8")
     predicted = [
         replace(one, entry=replace(one.entry, status=Status.PREDICTED)) for one in stored(H20)

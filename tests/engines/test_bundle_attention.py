@@ -65,9 +65,12 @@ def winners(
 
 
 def bundle(case: str, cluster: Cluster | None = None, of: Sequence[Winner] | None = None) -> Bundle:
-    """A bundle of sglang's files; these tests are about what is there, so others may be missing."""
+    """A bundle of sglang's files; these tests are about what is there, so others may be missing,
+    and all that is stored is asked for.
+    """
     found = winners(case) if of is None else of
-    return build(case, cluster, found, "sglang==0.5.16", allow_missing=True)
+    wanted = [winner.problem for winner in found]
+    return build(case, cluster, found, "sglang==0.5.16", allow_missing=True, wanted=wanted)
 
 
 @cache
@@ -211,11 +214,11 @@ def test_what_was_predicted_is_left_out_with_a_note() -> None:
 
 def test_a_bundle_without_the_layers_of_its_model_is_refused() -> None:
     with pytest.raises(
-        ExportRefused, match="predicted, not measured: fused_moe:E=256,.* --allow-p"
+        ExportRefused, match=r"left out \(only predicted: .*\): fused_moe:E=256,.* --allow-missing$"
     ):
         build(L40S, of=winners(L40S), allow_predicted=False)
-    own = unknown_model(example(L40S))
-    found = build(L40S, own, winners(L40S), allow_predicted=False)
+    own, wanted = unknown_model(example(L40S)), [one.problem for one in winners(L40S)]
+    found = build(L40S, own, winners(L40S), allow_predicted=False, wanted=wanted)
     assert found.manifest["statuses"] == {"ok": 2}
     assert any(note.startswith("left out (only predicted") for note in found.notes)
 

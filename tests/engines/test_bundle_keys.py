@@ -18,8 +18,9 @@ from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadProblem, ExportRefused, IndivisibleShape, MalformedCheckpoint
-from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.registry import parse_problem
+from tuner.problems.results import Status
 from tuner.store.results import ResultStore
 
 L40S, H20, RAY = CASES
@@ -74,12 +75,36 @@ def test_winners_without_the_shared_expert_do_not_fit_a_server_that_fuses_it() -
     said = str(refused.value)
     name = "E={},N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
     assert f"none of them are bundled: {name.format(257)}.json" in said
-    assert f"they do not ask for {name.format(256)}.json" in said
     assert "add --disable-shared-experts-fusion to engine.flags" in said
-    assert "run `tuner tune 'fused_moe:E=257,N=64,K=7168,top_k=9" in said
-    noted = build(L40S, fusing, allow_missing=True)
+    assert "run `tuner tune fused_moe:E=257,N=64,K=7168,top_k=9" in said
+    with pytest.raises(ExportRefused, match="none of them are bundled"):
+        build(L40S, fusing, allow_missing=True)  # nothing of it would be in the bundle
+    named = [parse_problem(CASES[L40S][1])]
+    noted = build(L40S, fusing, allow_missing=True, wanted=named)
+    assert any(f"they do not ask for {name.format(256)}.json" in note for note in noted.notes)
     assert any("none of them are bundled" in note for note in noted.notes)
     assert "|  missing" in render_keys(noted.keys, find_device("L40S"))
+
+
+@pytest.mark.parametrize("case", [L40S, RAY])
+@pytest.mark.parametrize("status", [Status.OK, Status.PREDICTED])
+def test_other_models_winners_are_bundled_only_if_they_are_named(case: str, status: Status) -> None:
+    with ResultStore.open("sqlite://") as store:
+        own = fill(store, case, dict.fromkeys(BATCH_SIZES, status))
+    mine = own[0].problem
+    assert isinstance(mine, FusedMoe)
+    other, twin = replace(mine, N=3 * mine.N), replace(mine, K=6144)  # the twin's file is its own
+    mixed = [replace(one, problem=each) for each in (other, twin, mine) for one in own]
+    assert build(case, of=mixed).archive == build(case, of=own).archive
+
+    both = build(case, of=mixed, wanted=[mine, other])
+    assert set(build(case, of=own).keys.bundled) < set(both.keys.bundled)
+    assert all(f"N={3 * mine.N}," in name for name in both.keys.unasked)
+    for named in ((), (twin,)):
+        with pytest.raises(ExportRefused, match=r"left out \(2 problems ask for E=256,N="):
+            build(case, of=mixed, wanted=[mine, twin], named=named)
+    with pytest.raises(ExportRefused, match="none of them are bundled: E=256,N="):
+        build(case, of=[one for one in mixed if one.problem != mine])
 
 
 def test_winners_with_the_shared_expert_do_not_fit_vllm() -> None:
@@ -89,7 +114,7 @@ def test_winners_with_the_shared_expert_do_not_fit_vllm() -> None:
         build(RAY, example(RAY), of=tuned)
     said = str(refused.value)
     assert "vllm here does not fuse the shared experts (--no-fuse-shared)" in said
-    assert "run `tuner tune 'fused_moe:E=256,N=128,K=7168,top_k=8" in said
+    assert "run `tuner tune fused_moe:E=256,N=128,K=7168,top_k=8" in said
     assert said.count("--engine vllm==0.33.0`") == 1
 
 
@@ -171,7 +196,12 @@ def test_a_model_that_is_no_preset_is_known_by_its_config(tmp_path: Path) -> Non
     found = asked(H20, read_cluster(tmp_path / "cluster.toml"))
     assert found[0] == "E=128,N=48,device_name=NVIDIA_H20.json"
     unknown = replace(example(H20), model=replace(example(H20).model, name="x", path="/models/x"))
-    noted = build(H20, unknown)
+    with pytest.raises(ExportRefused, match=r"set model\.config to .* --problem or --model$") as no:
+        build(H20, unknown)
+    assert no.value.in_api_words().endswith(
+        "give model.name a preset's name, or run `tuner bundle`"
+    )
+    noted = build(H20, unknown, wanted=[parse_problem(CASES[H20][1])])
     assert any("set model.config" in note for note in noted.notes)
 
 

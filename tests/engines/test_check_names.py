@@ -121,6 +121,8 @@ ASKED_TILE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GRO
 ASKED_FILE = json.dumps({"1": {**ASKED_TILE, "num_warps": 4, "num_stages": 3}})
 OF_SGLANG, OF_VLLM, OLD = "sglang==0.5.16", "vllm==0.33.0", "sglang==0.5.2"
 MOE = "E={},N={},device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128]{}.json"
+CALLED = ("NVIDIA_H100", "NVIDIA_H100_80GB_HBM3")  # by people, and by its driver
+RADEON = ("Radeon_8060S_Graphics", "AMD_Radeon_8060S")  # by its driver, and by vLLM
 GEMM = "N={},K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"
 
 
@@ -214,6 +216,56 @@ def test_a_name_without_a_gpu_is_never_read(tmp_path, compile_cache):
     code, (one,), _ = checked_json(tmp_path / name, "--device", "H200", "--engine", OF_SGLANG)
     assert code == 1
     assert f"{name} is never read: its name has none of a GPU" in one["why"]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("E=16,N=1024,device_name=NVIDIA_H200.json", OF_VLLM), (GEMM.format(2112), OF_SGLANG)],
+)
+def test_a_short_name_of_a_gpu_is_never_read(tmp_path, compile_cache, name, engine):
+    short, whole = (name.replace("NVIDIA_H200", card) for card in CALLED)
+    code, (one,), _ = checked_json(tmp_path / short, "--engine", engine)
+    assert (code, one["asked"]) == (1, [whole])
+    assert f"asks for {whole}; this file is {short}, so it is never read" in one["why"]
+    assert checked_json(tmp_path / whole, "--engine", engine)[:2] == (0, [])
+
+
+def test_a_name_is_judged_before_its_card_is_refused(tmp_path, subtests):
+    """vLLM names this card by its number on the bus, in releases that know it."""
+    driver, own = (f"E=256,N=512,device_name={card}.json" for card in RADEON)
+    model = ("--model", "qwen3.6-35b-a3b", "--dtype", "int4_w4a16")
+    for words in ((), ("--device", "Radeon 8060S"), model):
+        with subtests.test(words):
+            code, (one,), _ = checked_json(tmp_path / driver, "--engine", OF_VLLM, *words)
+            assert (code, one["asked"]) == (1, [own])
+    for name, engine in ((own, OF_VLLM), (driver, "vllm==0.10.2"), (driver, OF_SGLANG)):
+        with subtests.test((name, engine)):
+            code, _, said = checked_json(tmp_path / name, "--engine", engine)
+            assert code == 2 and "which was never compiled for here" in said
+    odd = "E=8,N=64,device_name=Radeon_8060S_Graphics,block_shape=[128,128].json"
+    code, _, said = checked_json(tmp_path / odd, "--engine", OF_VLLM)
+    assert code == 2 and "no server looks for" in said
+
+
+def test_a_file_for_a_kernel_of_another_kind_has_its_reader_named(tmp_path):
+    name = "E=384,N=256,device_name=AMD_Instinct_MI350X,dtype=int4_w4a16,backend=flydsl.json"
+    code, _, said = checked_json(tmp_path / name, "--engine", OF_VLLM)
+    assert code == 2
+    assert (
+        "vllm 0.33.0 reads files of such names in model_executor/layers/fused_moe/fused_fly" in said
+    )
+    code, _, said = checked_json(tmp_path / name.replace("flydsl", "mine"), "--engine", OF_VLLM)
+    assert code == 2 and "is not the name of a file that vllm reads" in said
+
+
+def test_what_runs_is_told_of_the_model_s_server(tmp_path, compile_cache):
+    """Triton runs 16-bit weights as in the name of the file, and Marlin the model's int4."""
+    path = tmp_path / "E=48,N=768,device_name=NVIDIA_GeForce_RTX_3090.json"
+    model = ("--model", "qwen3.5-35b-a3b", "--dtype", "int4_w4a16", "--block-shape", "0x32")
+    code, _, said = checked_json(path, "--engine", OF_VLLM, *model, "--tp", "2", "--ep", "2")
+    assert code == 1
+    assert "RTX_3090 runs Marlin here" in said and "runs Triton here" not in said
+    assert "runs Triton here" in checked_json(path, "--engine", OF_VLLM)[2]
 
 
 def test_a_release_without_down_files_never_reads_them(tmp_path, compile_cache):

@@ -178,19 +178,58 @@ def test_what_the_compiler_refuses_is_a_compile_error_with_its_words(farm, kerne
         job(kernels, FP8, Gemm.UP, SMALL, 80)
 
 
-def test_a_dead_process_is_one_compile_error_and_the_rest_go_on(tmp_path):
+def test_what_kills_two_processes_is_lost_and_the_rest_go_on(tmp_path):
     dead = program("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     gone = program(
         "import os, sys\nsys.stderr.write('out of memory\\n')\nsys.stderr.flush()\nos._exit(3)"
     )
     with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
         found = compiled(farm, dead, gone, tiny())
-        assert [result.status for result in found] == [Status.COMPILE_ERROR] * 2 + [Status.OK]
-        assert "SIGSEGV" in found[0].detail
+        assert [result.status for result in found] == [Status.CRASHED] * 2 + [Status.OK]
+        assert found[0].detail == "crashed twice: the process ended (SIGSEGV)"
         assert "exit code 3" in found[1].detail
         assert "out of memory" in found[1].detail
         [again] = compiled(farm, dead)
         assert not again.cached  # a circumstance, not the kernel's nature
+
+
+@pytest.mark.parametrize(("name", "timeout_s"), [("SIGKILL", 240), ("SIGSTOP", 4)])
+def test_a_kernel_whose_process_was_lost_once_is_compiled_in_a_new_one(tmp_path, name, timeout_s):
+    seen = tmp_path / "seen"
+    lost = refused(
+        "import os, signal\nfrom pathlib import Path\n"
+        f"if not Path({str(seen)!r}).exists():\n"
+        f"    Path({str(seen)!r}).touch()\n"
+        f"    os.kill(os.getpid(), signal.{name})"
+    )
+    with Farm(1, timeout_s, tmp_path) as farm:
+        [found] = compiled(farm, lost)
+        assert (found.status, found.cached) == (Status.COMPILE_ERROR, False)
+        assert "refused" in found.detail  # by the compiler
+        [again] = compiled(farm, lost)
+        assert again.cached
+        assert farm.compiled == 1
+
+
+def test_processes_that_are_killed_while_they_idle_cost_no_kernel(tmp_path):
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        assert compiled(farm, tiny(1))[0].ok
+        [idle] = farm._idle
+        os.kill(idle._process.pid, signal.SIGKILL)
+        assert compiled(farm, tiny(2))[0].ok
+
+
+def test_a_process_that_dies_while_it_starts_is_started_again(tmp_path, monkeypatch):
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/sitecustomize.py").write_text(
+        "import os, sys\nfrom pathlib import Path\n"
+        f"first = Path({str(tmp_path / 'first')!r})\n"
+        "if not first.exists():\n    first.touch()\n    os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        assert compiled(farm, tiny())[0].ok
+    assert (tmp_path / "first").exists()
 
 
 def test_a_compile_past_its_limit_is_ended_and_not_remembered(tmp_path):
@@ -199,6 +238,7 @@ def test_a_compile_past_its_limit_is_ended_and_not_remembered(tmp_path):
         for _ in range(2):
             [found] = compiled(farm, stuck)
             assert (found.status, found.cached) == (Status.COMPILE_TIMEOUT, False)
+            assert found.detail == "compile timeout twice: more than 0.2 s"
         assert farm.compiled == 2
         assert farm.compile_s >= 0.4
 
@@ -441,6 +481,34 @@ def test_a_kernel_is_compiled_by_whoever_holds_its_claim(tmp_path):
         assert (mine, theirs, another) == (True, False, True)
     with two.claim(key) as mine:
         assert mine
+
+
+def test_a_kernel_that_a_stopped_process_has_is_left_to_it_for_a_while(tmp_path):
+    has, free = tiny(2), tiny(3)
+    stopped = ResultCache(tmp_path / "compiled")
+    with Farm(1, 240, tmp_path) as farm, stopped.claim(farm.key(has)):
+        farm._held_limit_s = float("inf")
+        farm.submit([has, free])
+        [(done, _)] = farm.poll(wait=True)
+        assert done == free
+        assert farm.waits
+        farm._held_limit_s = 0
+        [(done, found)] = farm.poll(wait=True)
+        assert (done, found.status, found.cached) == (has, Status.OK, False)
+        assert not farm.waits
+
+
+def test_a_kernel_that_somebody_else_did_not_wait_for_is_there_for_all(tmp_path):
+    has, free = tiny(2), tiny(3)
+    cache = ResultCache(tmp_path / "compiled")
+    with Farm(1, 240, tmp_path) as farm, cache.claim(farm.key(has)):
+        farm._held_limit_s = float("inf")
+        farm.submit([has, free])
+        [(done, found)] = farm.poll(wait=True)
+        assert done == free
+        cache.put(farm.key(has), found)
+        [(done, again)] = farm.poll(wait=True)
+        assert (done, again) == (has, replace(found, cached=True))
 
 
 def test_without_locks_a_kernel_may_be_compiled_twice(tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ from real_vllm import package as vllm_package
 from served_cases import STAND_INS, exported
 from tiers import only
 
-from tuner.engines.dummy_weights import fill_weight
+from benchmarks.served.dummy_weights import fill_weight
+from benchmarks.served.server import Server, ServerLaunch, server_of
 from tuner.engines.engine import find_packages
 from tuner.engines.launch import all_config_variables, config_variables, unknown_flags
-from tuner.engines.server import Server, ServerLaunch, server_of
 from tuner.engines.sglang.package import SGLang
 
 SGLANG = ["0.5.2", "0.5.12", "0.5.16", "0.5.23"]
@@ -65,7 +65,7 @@ def posts(server: Server) -> dict[str, set[str]]:
 def test_sglang(version: str) -> None:
     root, server = sglang_package(version), server_of("sglang")
     module, *words = server.command(launch(version))
-    assert module.endswith("dummy_server") and (root / "launch_server.py").is_file()
+    assert module.endswith("_dummy") and (root / "launch_server.py").is_file()
     assert unknown_flags(SGLang(version, root), words) == []
     asked = posts(server)
     structures = root / "srt/managers/io_struct.py"
@@ -84,7 +84,7 @@ def test_sglang(version: str) -> None:
 def test_vllm(version: str) -> None:
     root, server = vllm_package(version), server_of("vllm")
     module, *words = server.command(launch(version))
-    assert module.endswith("dummy_server")
+    assert module.endswith("_dummy")
     source = root / "entrypoints"
     assert (source / "openai/api_server.py").is_file()
     asked = posts(server)
@@ -163,13 +163,13 @@ def test_a_spawned_process_fills_weights_too(engine: str, tmp_path: Path) -> Non
     Path(tmp_path, *server.split(".")).with_suffix(".py").write_text(text)
     paths = [str(tmp_path), str(STAND_INS / "light_torch"), *filter(None, sys.path)]
     run = subprocess.run(
-        [sys.executable, "-m", f"tuner.engines.{engine}.dummy_server"],
+        [sys.executable, "-m", f"benchmarks.served.{engine}_dummy"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=240,
     )
-    assert run.stdout == "filled by tuner.engines.dummy_weights\n", run.stderr
+    assert run.stdout == "filled by benchmarks.served.dummy_weights\n", run.stderr
 
 
 @pytest.mark.parametrize("engine", LOADERS)

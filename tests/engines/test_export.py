@@ -1,6 +1,7 @@
 """Export: what is written is what a real engine's loader then picks, and nothing better is lost."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,6 +30,7 @@ from tuner.store.results import ResultStore
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
 TRITON = "3.6.0"
+REST = BATCH_SIZES[2:]
 UP_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json"
 
 
@@ -181,7 +183,8 @@ OTHER = parse_problem("fused_moe:E=256,N=128,K=7168,top_k=8,dtype=int8_w8a8,per_
 LIST = "provenance/left_out,device_name=NVIDIA_L40S.jsonl"
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
 _PARTLY = (
-    "only predicted at M=1 M=64; the rest is exported: measure them, or allow predicted entries"
+    "only predicted at M=1 M=64, where the engine's own entries stay: measure them, or allow "
+    "predicted entries"
 )
 
 
@@ -192,8 +195,8 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
     engine, tmp_path, sizes, why
 ):
     measured = [one for one in winners() if one.entry.point.batch_size not in sizes]
-    guessed = winners(Status.PREDICTED, sizes=sizes[:1]) + [
-        # At its last size, one gemm was not to be tuned. Its entry leaves with the other one's.
+    guessed = winners(Status.PREDICTED, sizes=sizes[:-1]) + [
+        # At its last size, one gemm was not to be tuned.
         winner(sizes[-1], Gemm.UP, Status.PREDICTED, 4),
         winner(sizes[-1], Gemm.DOWN, Status.INCUMBENT, 4),
     ]
@@ -202,8 +205,11 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
     files = {file.path.name: file for file in report.files if file.problem == OTHER}
     assert len(files) == (2 if measured else 0)
     for file in files.values():
-        held = {int(size) for size in json.loads(file.path.read_text()) if size.isdigit()}
-        assert held == set(BATCH_SIZES) - set(sizes)
+        held = {int(size): row for size, row in json.loads(file.path.read_text()).items()}
+        assert list(held) == list(BATCH_SIZES)
+        own = {size for size, status in file.statuses.items() if status is Status.INCUMBENT}
+        assert own == set(sizes)
+        assert held[1]["num_stages"] == 7 != held[2]["num_stages"]  # as the entry's incumbent
     said = [{"problem": OTHER.spec(), "why": why}]
     listed = (tmp_path / "out" / LIST).read_text().splitlines()
     assert [json.loads(line) for line in listed] == said == report.as_json()["left_out_problems"]
@@ -240,15 +246,15 @@ def test_a_named_problem_that_is_only_predicted_is_refused_by_its_name(engine):
     options = {"allow_predicted": False, "wanted": [PROBLEM, OTHER]}
     says = rf"^36 of the 36 winners for {OTHER.spec()} were predicted"
     with pytest.raises(ExportRefused, match=says):
-        choose(mixed, L40S, engine, named=[OTHER], **options)
+        choose(mixed, L40S, engine, None, named=[OTHER], **options)
     # A model's problems are wanted without being named.
-    chosen = choose(mixed, L40S, engine, **options)
+    chosen = choose(mixed, L40S, engine, None, **options)
     assert {one.problem for one in chosen.winners} == {PROBLEM}
     assert [one.problem for one in chosen.left_out] == [OTHER]
 
 
 def test_predicted_never_overwrites_measured(engine, tmp_path):
-    export(winners(sizes=(1, 2)), engine, L40S, tmp_path)
+    export(winners(sizes=(1, 2)) + winners(Status.INCUMBENT, sizes=REST), engine, L40S, tmp_path)
     predicted = of(PROBLEM, winners(Status.PREDICTED, warps=8), driver="999")
     files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
@@ -296,16 +302,29 @@ SPEC = "fused_moe:E=256,N=128,K={},top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 TWINS = [parse_problem(SPEC.format(hidden)) for hidden in (7168, 6144)]
 
 
-def test_two_problems_of_one_file_are_refused_before_a_byte_is_written(engine, tmp_path):
-    both = [one for problem in TWINS for one in of(problem, winners())]
-    with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
-        export(both, engine, L40S, tmp_path / "out")
-    assert all(problem.spec() in str(refused.value) for problem in TWINS)
-    assert not (tmp_path / "out").exists()
-    chosen = select(both, TWINS[1:])
-    assert {one.problem for one in chosen} == {TWINS[1]}
-    files = export(chosen, engine, L40S, tmp_path / "out")
-    assert {file.problem for file in files} == {TWINS[1]}
+@pytest.mark.parametrize(
+    "second", [Status.OK, Status.PREDICTED], ids=["measured", "one of them predicted"]
+)
+def test_two_problems_of_one_file_are_left_out_and_stop_no_other(engine, tmp_path, second):
+    both = of(TWINS[0], winners()) + of(TWINS[1], winners(second))
+    options = {"allow_predicted": True}
+    out, others = tmp_path / "out", Stored(winners() + both)
+    report = export_device(others, L40S, engine, out, **options)
+    assert {file.problem for file in report.files} == {PROBLEM}
+    assert {one.problem for one in report.advice} == {PROBLEM}
+    name = "E=256,N=128,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    why = f"2 problems ask for {name}: name one of them to export it"
+    listed = [json.loads(line) for line in (out / LIST).read_text().splitlines()]
+    assert listed == [{"problem": problem.spec(), "why": why} for problem in reversed(TWINS)]
+    assert not [path for path in out.rglob("*E=256,N=128*L40S*") if "provenance" in path.parts]
+
+    for store, named in (Stored(both), ()), (others, TWINS[:1]):
+        with pytest.raises(ExportRefused, match="name one of them to export it") as refused:
+            export_device(store, L40S, engine, tmp_path / "none", named=named, **options)
+        assert all(problem.spec() in str(refused.value) for problem in TWINS)
+        assert not (tmp_path / "none").exists()
+    one = export_device(others, L40S, engine, tmp_path / "one", wanted=TWINS[1:], **options)
+    assert {file.problem for file in one.files} == {TWINS[1]}
 
 
 def test_a_problem_without_winners_names_the_nearest():
@@ -333,9 +352,11 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
     command = ["export", "--device", "H200", "--engine", "sglang==0.5.16"]
     command += ["--server-args", "--attention-backend triton"]
     run = CliRunner().invoke
-    refused = run(app, [*command, "--out", str(tmp_path / "out")])
-    assert (refused.exit_code, "--problem SPEC" in refused.stderr) == (1, True)
-    assert not (tmp_path / "out").exists()
+    every = run(app, [*command, "--out", str(tmp_path / "out"), "--json"])
+    assert every.exit_code == 0, every.stderr
+    assert "left out (2 problems ask for E=257,N=" in every.stderr
+    left_out = [one["problem"] for one in json.loads(every.stdout)["left_out_problems"]]
+    assert left_out == [other.spec(), mine.spec()]
     said = {}
     for name, options in {
         "problem": ["--problem", other.spec()],
@@ -368,11 +389,11 @@ def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
     engine, tmp_path, problem, change
 ):
     export(of(TWINS[0], winners()), engine, L40S, tmp_path)
-    predicted = of(problem, winners(Status.PREDICTED, warps=8, sizes=(1, 2)), **change)
+    predicted = of(problem, winners(Status.PREDICTED, warps=8), **change)
     files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
     for file in files:
-        assert {size: entry["num_warps"] for size, entry in file.entries.items()} == {1: 8, 2: 8}
+        assert {entry["num_warps"] for entry in file.entries.values()} == {8}
         assert set(file.statuses.values()) == {Status.PREDICTED}
 
 
@@ -382,12 +403,18 @@ def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
 @pytest.mark.parametrize("version", only(["0.5.23"], ["0.5.12", "0.5.16", "0.5.23"]))
 def test_up_and_down_with_different_blocks_are_refused(version, tmp_path):
     pair = [winner(1, Gemm.UP, block_m=64), winner(1, Gemm.DOWN, block_m=16)]
-    says = r"M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together \(--gemm up,d"
-    with pytest.raises(ExportRefused, match=says) as refused:
-        export(pair, find_engine(f"sglang=={version}"), L40S, tmp_path / "out")
-    assert str(refused.value).endswith("or choose other problems with --problem SPEC")
-    assert refused.value.in_api_words().endswith("or choose another problem with problem=SPEC")
+    says = "M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together"
+    found = find_engine(f"sglang=={version}")
+    with pytest.raises(ExportRefused, match=f"{says}$"):
+        export(pair, found, L40S, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    some = of(PROBLEM, pair, engine_version=version)
+    beside = Stored(of(OTHER, winners(), engine_version=version) + some)
+    report = export_device(beside, L40S, found, tmp_path / "out", allow_predicted=False)
+    assert {file.problem for file in report.files} == {OTHER}
+    (left_out,) = report.left_out
+    assert left_out.problem == PROBLEM
+    assert re.search(says, left_out.why)
 
 
 def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):
@@ -400,19 +427,20 @@ def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):
 def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
     default = moe_engine(engine).default_config(PROBLEM, L40S, 1)["BLOCK_SIZE_M"]
     assert default != 64
+    wide = [winner(size, gemm, block_m=64) for size in BATCH_SIZES for gemm in Gemm]
     with pytest.raises(ExportRefused, match=f"up has BLOCK_SIZE_M={default} and down has 64"):
         export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path)
-    (up,) = export([winner(1, Gemm.UP, block_m=64)], engine, L40S, tmp_path)
-    (down,) = export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path)
+    (up,) = export([w for w in wide if w.entry.point.part is Gemm.UP], engine, L40S, tmp_path)
+    (down,) = export([w for w in wide if w.entry.point.part is Gemm.DOWN], engine, L40S, tmp_path)
     assert (up.gemm, down.gemm) == (Gemm.UP, Gemm.DOWN)
     with pytest.raises(ExportRefused, match="up has BLOCK_SIZE_M=16 and down has 64"):
         export([winner(1, Gemm.UP, block_m=16)], engine, L40S, tmp_path)
 
 
 def test_an_engine_without_a_variable_is_told_how_to_be_given_the_files(tmp_path):
-    some = of(PROBLEM, winners(sizes=(1, 2)), engine_version="0.4.4", triton="3.1.0")
+    some = of(PROBLEM, winners(), engine_version="0.4.4", triton="3.1.0")
     old = find_engine("sglang==0.4.4")
     said = export_device(Stored(some), L40S, old, tmp_path, allow_predicted=False).as_text()
     said = " ".join(said.split())  # where lines are folded depends on the folder's name
-    assert f"sglang 0.4.4 reads no folder but its own: copy {tmp_path}/configs into" in said
+    assert f"sglang 0.4.4 reads no folder but its own: copy {tmp_path}/configs and" in said
     assert "sglang/srt/layers/moe/fused_moe_triton where it serves, or export there with" in said

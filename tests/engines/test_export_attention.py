@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -49,7 +50,9 @@ def moe_entries(status: Status = Status.OK) -> list[Entry]:
     config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
     compiled = Compiled(Status.OK, 20480, 80, 0)
     own = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 15.0)}
-    return [Entry(Point(8, gemm), config, status, 12.5, compiled, own, "faster") for gemm in Gemm]
+    sizes = moe_engine(find_engine("sglang==0.5.16")).sizes(MOE, H200, "3.6.0")
+    points = [Point(size, gemm) for size in sizes for gemm in Gemm]
+    return [Entry(point, config, status, 12.5, compiled, own, "faster") for point in points]
 
 
 def write(winners: Sequence[Winner], root: Path):
@@ -124,11 +127,17 @@ def test_points_that_a_server_cannot_tell_apart_must_agree(store, engine, tmp_pa
     one = entry(point(Stage.EXTEND, 4, 512, 0))
     other = entry(point(Stage.EXTEND, 4, 512, 8000), num_warps=4)
     fill(store, EXTEND, [one, other])
-    fill(store, MOE, moe_entries())
     out = tmp_path / "out"
-    with pytest.raises(ExportRefused, match=r"4x512\+0 extend has .*=8 and 4x512\+8000 "):
+    says = r"4x512\+0 extend has .*=8 and 4x512\+8000 "
+    with pytest.raises(ExportRefused, match=says):
         device_report(store, engine, out)
     assert not out.exists()
+    fill(store, MOE, moe_entries())
+    report = device_report(store, engine, out)
+    assert {file.problem for file in report.files} == {MOE}
+    (left_out,) = report.left_out
+    assert left_out.problem == EXTEND
+    assert re.search(says, left_out.why)
 
 
 def test_the_engine_is_left_alone_where_it_tells_points_apart_itself(store, engine, tmp_path):
@@ -283,6 +292,7 @@ def test_the_engine_s_package_gets_no_attention(store, tmp_path):
         copy.parent.mkdir(parents=True)
         copy.write_bytes(source.read_bytes())
     engine = replace(real, root=root)
+    moe_engine(engine).configs.mkdir()
     fill(store, EXTEND)
     with pytest.raises(ExportRefused, match=f"attention alone: .* --out DIR, .*{VARIABLE}=DIR"):
         device_report(store, engine, None)

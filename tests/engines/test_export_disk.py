@@ -108,6 +108,7 @@ def test_the_engine_s_package_stays_as_it_was(engine, disk, room):
     copy.parent.mkdir(parents=True)
     copy.write_bytes(source.read_bytes())
     here = replace(engine, root=root)
+    moe_engine(here).configs.mkdir()
     first = export_device(Stored(winners(warps=4)), L40S, here, None, allow_predicted=False)
     assert all(file.path.is_relative_to(root) for file in first.files)
     with disk.full(room):

@@ -11,12 +11,14 @@ from cases import H200, deliver
 from gemm_cases import tile
 from real_gemm import RealGemm
 
+from tuner.engines.config_files import launch_config
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.dense_gemm import open_delivery
 from tuner.engines.sglang.dense_gemm.delivery import GemmDelivery
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, read_gemm_file
 from tuner.errors import ExportRefused
+from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
@@ -126,6 +128,12 @@ def test_channels_are_left_to_cutlass_where_nothing_better_was_chosen(installed,
     assert read == {1: dict(CHANNEL_TILE), 64: None}
     [file] = deliver(installed, winners, tmp_path / "out", H200)
     assert read_gemm_file(file.path).engine_entries() == read
+    gemm = gemm_engine(find_engine(f"sglang=={NEWEST}"))
+    default = launch_config(gemm.default_config(CHANNEL, H200, 64))
+    untuned = winner(CHANNEL, 64, default, Status.INCUMBENT)
+    untuned = replace(untuned, entry=replace(untuned.entry, incumbents={}))
+    [file] = deliver(installed, [winners[0], untuned], tmp_path / "untuned", H200)
+    assert read_gemm_file(file.path).engine_entries() == read
     # Blocks run in Triton in any case: an entry does no harm there, and a neighbour's might.
     block = winner(FP8, 64, TILE, status)
     own = {"default": Incumbent(TILE, Status.OK, 20.0)}
@@ -144,7 +152,7 @@ def test_the_entry_is_the_one_that_was_timed(tmp_path):
 
 def test_what_the_engine_reads_no_file_for_is_refused(delivery, tmp_path):
     int8 = parse_dense_gemm("channel_gemm:N=64,K=64,dtype=int8_w8a8")
-    with pytest.raises(ExportRefused, match=r"reads no file for .*--problem SPEC"):
+    with pytest.raises(ExportRefused, match=r"reads no file for channel_gemm"):
         delivery.plan([winner(int8, 1, CHANNEL_TILE)], H200, tmp_path)
     older = open_delivery(find_engine("sglang==0.5.16"))
     with pytest.raises(ExportRefused, match="sglang 0.5.16 reads no file for channel_gemm"):

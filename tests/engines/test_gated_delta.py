@@ -14,7 +14,13 @@ from tiers import only
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, UnsupportedKernel
+from tuner.errors import (
+    BadProblem,
+    IndivisibleShape,
+    LacksLayers,
+    MalformedCheckpoint,
+    UnsupportedKernel,
+)
 from tuner.families.gated_delta import inputs
 from tuner.families.gated_delta.models import resolve
 from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
@@ -112,12 +118,13 @@ def test_vllm_chooses_each_kernel_from_its_list(engine):
 
 
 @pytest.mark.parametrize(
-    ("engine", "problem", "chain"),
-    [("vllm==0.33.0", NEXT, "split"), ("sglang==0.5.23", SPLIT, "fused")],
+    ("engine", "problem", "at", "chain"),
+    [("vllm==0.33.0", NEXT, 0, "chain=split"), ("sglang==0.5.23", SPLIT, 1, "chain=fused")],
 )
-def test_a_problem_of_another_engines_chain_is_refused(engine, problem, chain):
+def test_a_problem_of_another_engines_chain_is_refused(engine, problem, at, chain):
     kernels = scan_engine(find_engine(engine), "gated_delta").lift()
-    with pytest.raises(UnsupportedKernel, match=f"its problems have chain={chain}"):
+    of_other = f"does not run {problem.parts[at].value}: .* another engine's .* give it {chain}"
+    with pytest.raises(UnsupportedKernel, match=of_other):
         for part in problem.parts:
             kernels.listed(problem, part, H100.target)
     with pytest.raises(BadProblem, match="chain must be fused or split, not 'torn'"):
@@ -153,17 +160,18 @@ def test_a_models_config_gives_the_heads_of_a_rank(tmp_path):
         assert problem.spec().endswith(f"state_dtype={kept},chain=split")
     with pytest.raises(IndivisibleShape, match="nearest that works is tp=2"):
         resolve(folder, Serving(tp=3))
-    with pytest.raises(MalformedCheckpoint, match="has no gated delta nets"):
+    with pytest.raises(LacksLayers, match="no gated delta nets are known of deepseek-r1: name"):
         resolve(str(MODELS / "deepseek-r1"), Serving())
     assert resolve("qwen3.5-35b-a3b-fp8", Serving(tp=2)) == found
-    with pytest.raises(BadProblem, match="give the folder of its config.json"):
+    with pytest.raises(MalformedCheckpoint, match="give the folder of its config.json") as unknown:
         resolve("qwen3.8-2.4t-a95b", Serving())
+    assert not isinstance(unknown.value, LacksLayers)  # its class has such layers
     with pytest.raises(BadProblem, match="do not divide"):
         parse_gated_delta("gated_delta:key_heads=3,value_heads=32,key_dim=128,value_dim=128")
 
 
 def test_presets_have_the_layers_that_their_attention_leaves():
-    found = [model for model in presets() if model.delta and not model.delta.by_column]
+    found = [model for model in presets() if model.delta]
     shapes = {model.name: (model.delta, model.attention) for model in found}
     assert len(shapes) == 17
     for name, (delta, attention) in shapes.items():

@@ -12,7 +12,7 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm, padded_slots
-from tuner.kernels.binding import Binding, Constant, Integer
+from tuner.kernels.binding import ABSENT, Binding, Constant, Descriptor, Integer
 from tuner.kernels.lift import Parameter, lift, load_lifted
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -163,7 +163,7 @@ def test_every_parameter_of_every_version_is_bound(version, gemm):
 
 def with_parameter(found: FusedMoeKernels, parameter: Parameter) -> FusedMoeKernels:
     functions = {name: (*ps, parameter) for name, ps in found.lifted.functions.items()}
-    return FusedMoeKernels(replace(found.lifted, functions=functions))
+    return replace(found, lifted=replace(found.lifted, functions=functions))
 
 
 def test_an_unknown_required_parameter_is_refused_by_engine_kernel_and_name():
@@ -212,7 +212,6 @@ PARTIAL = Config({k: v for k, v in CONFIG.items() if k != "BLOCK_SIZE_K"})
     ("version", "problem", "gemm", "config", "message"),
     [
         ("0.5.16", INT8, Gemm.DOWN, CONFIG.replace(USE_TMA=1), "USE_TMA does not go with"),
-        ("0.5.16", FP8, Gemm.UP, CONFIG.replace(USE_TMA=1), "USE_TMA is for the down gemm"),
         ("0.5.2", FP8, Gemm.DOWN, CONFIG.replace(USE_TMA=1), r"sglang 0\.5\.2.*'USE_TMA'"),
         ("0.5.16", FP8, Gemm.DOWN, CONFIG.replace(num_warp=4), "'num_warp'; did you mean 'num_w"),
         ("0.5.16", FP8, Gemm.UP, PARTIAL, "needs BLOCK_SIZE_K"),
@@ -225,6 +224,15 @@ def test_what_the_kernel_does_not_take_is_refused(version, problem, gemm, config
         kernels(version).bind(problem, gemm, 16, config, SM90)
     with pytest.raises(BadProblem, match="batch size"):
         kernels("0.5.16").bind(FP8, Gemm.UP, 0, CONFIG, SM90)
+
+
+@pytest.mark.parametrize(("version", "reads"), [("0.5.16", False), ("0.5.23", True)])
+def test_a_release_that_reads_use_tma_of_up_loads_weights_through_it(version, reads):
+    found = kernels(version)
+    with_tma = found.bind(FP8, Gemm.UP, 16, CONFIG.replace(USE_TMA=1), SM90)
+    assert with_tma.arguments["a_desc"] == ABSENT
+    assert isinstance(with_tma.arguments["b_desc"], Descriptor) is reads
+    assert (with_tma == found.bind(FP8, Gemm.UP, 16, CONFIG, SM90)) is not reads
 
 
 @pytest.mark.parametrize("problem", [FP8, INT4])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-from bundle_cases import CASES, built
+from bundle_cases import CASES, build, built, winners
 from bundle_cases import place as unpacked
 from draws import times
 from hypothesis import given
@@ -28,6 +29,7 @@ from tuner.errors import BadInput, BundleRefused, UnreadableLog
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
+from tuner.problems.registry import parse_problem
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/data/cluster/logs"
@@ -262,11 +264,11 @@ def tuned_lines(folder: str = MOUNTED) -> list[str]:
     return [LOADED.format(0, folder, name) for name in (NAME, f"{NAME}_down")]
 
 
-def proved(tmp_path: Path, lines: list[str], case: str = H20) -> LoadProof:
+def proved(tmp_path: Path, lines: list[str], archive: bytes = b"") -> LoadProof:
     (tmp_path / "server.log").write_text("\n".join(lines) + "\n")
-    archive = tmp_path / "bundle.tar.gz"
-    archive.write_bytes(built(case).archive)
-    return prove_loads([tmp_path / "server.log"], read_deployed(archive))
+    path = tmp_path / "bundle.tar.gz"
+    path.write_bytes(archive or built(H20).archive)
+    return prove_loads([tmp_path / "server.log"], read_deployed(path))
 
 
 def test_the_whole_launch_as_the_user_looked_at_it(tmp_path: Path) -> None:
@@ -332,6 +334,106 @@ def test_an_unpacked_bundle_and_an_exported_folder_serve_too(tmp_path: Path) -> 
     log.write_text("\n".join(tuned_lines(f"{tmp_path}/configs_out/configs/triton_3_6_0")))
     assert prove_loads([log], read_deployed(tmp_path / "configs_out")).ok
     assert prove_loads([log]).ok  # the sidecars are on this machine
+
+
+# What else lies in the bundle or the folder
+
+OTHER_MODEL = "E=128,N=96,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]"
+OTHER_GPU = NAME.replace("H20", "H100_80GB_HBM3")
+STARTS = (
+    "[2026-11-01 09:59:00] server_args=ServerArgs(model_path='/models/DeepSeek-R1', tp_size=16, "
+    "ep_size=1, dp_size=1, page_size=1, disable_shared_experts_fusion=False)"
+)
+
+
+def full_folder(root: Path) -> Path:
+    """An exported folder with the files of H20's DeepSeek-R1, of another model and of H100s."""
+    shutil.copytree(unpacked(built(H20), root) / "engine-configs", root / "configs_out")
+    spec = CASES[H20][1]
+    for name, problem in (
+        (OTHER_MODEL, spec.replace("E=257,N=128", "E=128,N=96").replace("128x128", "32x32")),
+        (OTHER_GPU, spec),
+    ):
+        for folder, text in (
+            ("configs", '{"1": {}}'),
+            ("provenance", json.dumps({"problem": problem, "entries": {"1": {"status": "ok"}}})),
+        ):
+            path = root / "configs_out" / folder / "triton_3_6_0" / f"{name}.json"
+            path.write_text(text)
+    return root / "configs_out"
+
+
+def of_folder(root: Path, lines: list[str]) -> LoadProof:
+    (root / "server.log").write_text("\n".join(lines) + "\n")
+    return prove_loads([root / "server.log"], read_deployed(root / "configs_out"))
+
+
+def test_files_of_other_gpus_and_models_are_no_problem(tmp_path: Path) -> None:
+    here = tuned_lines(str(full_folder(tmp_path) / "configs/triton_3_6_0"))
+    proof = of_folder(tmp_path, [STARTS, *here])
+    assert proof.ok, proof.problems()
+    assert render_proof(proof).endswith("\nas tuned\n")
+    missing = f"{NAME}_down: in the bundle, but no line says that it was loaded"
+    assert of_folder(tmp_path, [STARTS, here[0]]).problems() == [missing]
+
+
+def test_a_log_without_the_model_does_not_tell_what_else_is_asked_for(tmp_path: Path) -> None:
+    here = tuned_lines(str(full_folder(tmp_path) / "configs/triton_3_6_0"))
+    unknown = (
+        f"{OTHER_MODEL}: whether this server asks for it is not known: the log names no model: "
+        "give the lines of its start, or its launch command, too"
+    )
+    proof = of_folder(tmp_path, here)
+    assert proof.problems() == [unknown]
+    assert render_proof(proof).endswith("\nnot proven: 1 problem\n")
+    # The line of one file of a problem proves that the server asks for the other one.
+    missing = f"{NAME}_down: in the bundle, but no line says that it was loaded"
+    assert of_folder(tmp_path, here[:1]).problems() == [missing, unknown]
+    (tmp_path / "command.txt").write_text(
+        "python3 -m sglang.launch_server --model-path x/DeepSeek-R1 --tp 16\n"
+    )
+    files = [tmp_path / "command.txt", tmp_path / "server.log"]
+    (tmp_path / "server.log").write_text("\n".join(here))
+    assert prove_loads(files, read_deployed(tmp_path / "configs_out")).ok
+
+
+def test_a_model_of_ones_own_is_known_by_its_config(tmp_path: Path) -> None:
+    here = tuned_lines(str(full_folder(tmp_path) / "configs/triton_3_6_0"))
+    own = STARTS.replace("/models/DeepSeek-R1", f"{tmp_path}/own")
+    (said,) = of_folder(tmp_path, [own, *here]).problems()
+    assert said.endswith(f"{tmp_path}/own is no preset: run this where its config.json is")
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 2048, "hidden_size": 7168, "torch_dtype": "bfloat16"},
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/config.json").write_text(json.dumps(config))
+    assert of_folder(tmp_path, [own, *here]).problems() == []
+    assert len(of_folder(tmp_path, [own, here[1]]).problems()) == 1
+
+
+def test_a_server_for_which_nothing_was_tuned_is_not_as_tuned(tmp_path: Path) -> None:
+    full_folder(tmp_path)
+    name = NAME.replace("H20", "L40S")
+    shipped = LOADED.format(0, f"{PACKAGE}/triton_3_6_0", name)
+    (said,) = of_folder(tmp_path, [STARTS, shipped]).problems()
+    assert said == "the bundle has no tuned file that this server asks for"
+    other = STARTS.replace("DeepSeek-R1", "Qwen3-235B-A22B")
+    line = shipped.replace("L40S", "H20").replace("E=257", "E=99")
+    assert of_folder(tmp_path, [other, line]).problems() == [said]
+
+
+def test_a_bundle_is_proven_by_what_its_cluster_s_servers_ask_for(tmp_path: Path) -> None:
+    own = parse_problem(CASES[H20][1])
+    other = replace(own, N=3 * own.N)
+    both = [replace(one, problem=each) for each in (own, other) for one in winners(H20)]
+    archive = build(H20, of=both, wanted=[own, other]).archive
+    rdma = USING.format("IB")
+    assert proved(tmp_path, [rdma, *tuned_lines(), READY], archive=archive).ok
+    said = proved(tmp_path, [rdma, tuned_lines()[0], READY], archive=archive).problems()
+    assert said == [f"{NAME}_down: in the bundle, but no line says that it was loaded"]
 
 
 def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:

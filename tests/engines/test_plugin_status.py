@@ -18,7 +18,6 @@ from tuner.engines.sglang.attention.status import attention_status
 from tuner.engines.sglang.plugin.files import AttentionEntry
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.engines.sglang.status import server_status
-from tuner.errors import CompilerUnavailable
 from tuner.export.presence import triton_of
 from tuner.families.attention.problem import Stage
 from tuner.families.dense_gemm.engine import gemm_engine
@@ -145,7 +144,7 @@ def test_gemm_files_that_are_refused(root):
     }
     # The newest release reads files for channels.
     same = gemm_engine(find_engine("sglang==0.5.23")).lift().hash
-    put_gemm(root, CHANNEL, kernel_hash=same)
+    put_gemm(root, CHANNEL, triton="3.8.0", kernel_hash=same)
     used = [file["used"] for file in asked(root, engine="sglang==0.5.23")[1]["files"]]
     assert used.count(True) == 1
 
@@ -168,12 +167,30 @@ def test_the_environments_folder_needs_no_variable(root, variable, monkeypatch):
         assert " pending " in row and " used " not in row
 
 
-def test_without_an_installed_triton_the_engine_s_own_is_meant(monkeypatch):
-    def none() -> str:
-        raise CompilerUnavailable("triton is not installed")
+def test_files_are_compared_with_the_triton_that_the_release_runs(root, monkeypatch):
+    """It is not the one installed beside this program."""
+    engine = find_engine("sglang==0.5.23")
+    hashed = gemm_engine(engine).lift().hash
+    put_gemm(root, triton="3.8.0", engine_version="0.5.23", kernel_hash=hashed)
+    code, report = asked(root, engine="sglang==0.5.23")
+    assert (code, report["triton"], report["files"][0]["used"]) == (0, "3.8.0", True)
+    put_gemm(root, triton=TRITON, engine_version="0.5.23", kernel_hash=hashed)
+    _, report = asked(root, engine="sglang==0.5.23")
+    assert [f["reason"] for f in report["files"]] == ["made for triton 3.6.0, this is 3.8.0", None]
+    monkeypatch.setattr("tuner.export.presence.engine_triton", lambda engine: None)
+    assert triton_of(engine) == TRITON
 
-    monkeypatch.setattr("tuner.export.presence.installed_triton", none)
-    assert triton_of(find_engine("sglang==0.5.16")) == "3.6.0"
+
+def test_files_that_servers_load_without_the_plugin_are_not_called_none(root):
+    folder = root / "configs" / "triton_3_6_0"
+    for path in (folder, root / "provenance" / "configs" / "triton_3_6_0"):
+        path.mkdir(parents=True)
+        (path / "E=256,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8.json").write_text("{}")
+    put_gemm(root)
+    done = run("--dir", root, "--device", "H200", "--engine", "sglang==0.5.16")
+    assert done.exit_code == 0
+    assert f"1 other config files under {root}: servers load them without the" in done.stderr
+    assert f"`tuner check {root}`" in " ".join(done.stderr.split())
 
 
 def test_a_sglang_without_plugins_is_told_though_there_are_no_files():
@@ -183,8 +200,8 @@ def test_a_sglang_without_plugins_is_told_though_there_are_no_files():
 
 
 def test_versions_without_plugins_are_refused_honestly(root):
-    put(root, EXTEND, engine_version="0.5.2")
-    put_gemm(root, engine_version="0.5.2")
+    put(root, EXTEND, engine_version="0.5.2", triton="3.4.0")
+    put_gemm(root, engine_version="0.5.2", triton="3.4.0")
     code, report = asked(root, engine="sglang==0.5.2")
     assert code == 1
     assert report["trouble"].startswith("sglang 0.5.2 has no plugins")
@@ -216,8 +233,10 @@ def test_one_usable_file_among_others_is_enough(root):
 
 
 def test_another_version_counts_where_its_kernels_are_the_same(root):
-    put(root, EXTEND, kernel_hash=lift_attention(find_engine("sglang==0.5.23")).hash)
+    hashed = lift_attention(find_engine("sglang==0.5.23")).hash
+    put(root, EXTEND, triton="3.8.0", kernel_hash=hashed)
     assert asked(root, engine="sglang==0.5.23")[0] == 0
+    put(root, EXTEND, triton=triton_of(find_engine("sglang==0.5.12")), kernel_hash=hashed)
     code, report = asked(root, engine="sglang==0.5.12")
     assert code == 1
     assert "whose kernels are not those of 0.5.12" in report["files"][0]["reason"]

@@ -31,9 +31,10 @@ from tuner.families.fused_moe.predict import (
     expected_load,
     needs,
 )
-from tuner.families.fused_moe.problem import Gemm, swaps_ab
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, swaps_ab
 from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.space import space_for
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
@@ -74,21 +75,38 @@ def spaces():
     return {Point(m, gemm): by_gemm[gemm] for m in SOME_SIZES for gemm in Gemm}
 
 
+def layer(E: int, top_k: int, **ranks: int) -> FusedMoe:
+    return FusedMoe(E, 64, 256, top_k, Dtype.BFLOAT16, **ranks)
+
+
 class TestRouting:
     @pytest.mark.parametrize("block_m", [1, 2, 4])
     def test_is_exact_where_every_routing_can_be_counted(self, block_m):
         routings = list(itertools.product(itertools.combinations(range(4), 2), repeat=3))
         counts = [[sum(e in token for token in r) for e in range(4)] for r in routings]
-        load = expected_load(3, 4, 2, block_m)
+        load = expected_load(3, layer(4, 2), block_m)
         blocks = statistics.mean(sum(math.ceil(n / block_m) for n in each) for each in counts)
         experts = statistics.mean(sum(n > 0 for n in each) for each in counts)
         assert load.blocks == pytest.approx(blocks)
         assert load.weights == pytest.approx(experts)
         assert load.rows == pytest.approx(6 / blocks)
 
+    @pytest.mark.parametrize("block_m", [1, 2, 4])
+    def test_a_rank_counts_its_own_experts_and_each_shared_expert_gets_all_tokens(self, block_m):
+        chosen = [(*two, 2) for two in itertools.combinations((0, 1, -1, -2), 2)]
+        routings = list(itertools.product(chosen, repeat=3))
+        counts = [[sum(e in token for token in r) for e in range(3)] for r in routings]
+        load = expected_load(3, layer(3, 3, ep=2, shared_experts=1), block_m)
+        blocks = statistics.mean(sum(math.ceil(n / block_m) for n in each) for each in counts)
+        assert load.blocks == pytest.approx(blocks)
+        assert load.weights == pytest.approx(
+            statistics.mean(sum(n > 0 for n in each) for each in counts)
+        )
+        assert load.rows == pytest.approx(statistics.mean(map(sum, counts)) / blocks)
+
     def test_the_launch_covers_blocks_that_routing_leaves_empty(self):
         # moe_align_block_size: 32,768 rows and 257 * 63 of padding are 765 blocks of 64.
-        load = expected_load(4096, 256, 8, 64)
+        load = expected_load(4096, layer(256, 8), 64)
         assert load.blocks + load.empty_blocks == pytest.approx(765)
 
 

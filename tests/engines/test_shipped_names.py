@@ -34,10 +34,6 @@ SCHEMES = (None, Dtype.FP8_W8A8, Dtype.INT8_W8A8, Dtype.INT8_W8A16, Dtype.BFLOAT
 # (E, N) of files that no preset asks for, and why.
 EXPLAINED = {
     **dict.fromkeys(
-        [(1, n) for n in (1792, 3072, 3584, 7168, 14336)],
-        "one expert a rank: Jamba and Mixtral with 8 and 16 expert-parallel ranks",
-    ),
-    **dict.fromkeys(
         [(264, 128), (264, 256), (272, 64), (272, 128)],
         "DeepSeek V3 before 0.4.7: a copy of the shared expert for each of 8, 16 or 32 ranks",
     ),

@@ -21,10 +21,8 @@ from tuner.families.attention.problem import AttentionPhase, parse_attention
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
-from tuner.families.state_update.engine import state_engine
-from tuner.families.state_update.problem import parse_state_update
 from tuner.measure.gpu import child_env
-from tuner.problems.points import Config, Point
+from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
 
@@ -34,9 +32,6 @@ TARGET = cuda_target(9, 0)
 SMALL_MOE = parse_problem("fused_moe:E=8,N=256,K=512,top_k=2,dtype=bfloat16")
 SHAPE = "q_heads=32,kv_heads=4,Lq=64,Lv=64,dtype=bfloat16"
 ATTENTION = [parse_attention(f"{phase}_attention:{SHAPE}") for phase in ("extend", "decode")]
-STATES = parse_state_update(
-    "state_update:heads=16,head_dim=64,state_size=128,groups=1,cache_dtype=float32"
-)
 
 
 def release(version):
@@ -55,8 +50,8 @@ def job():
     return CompileJob(kernels.lifted, variant, TARGET)
 
 
-def one_of_each_family(moe, sglang, vllm):
-    """Jobs of kernels in the order of FAMILIES, from three releases of engines."""
+def one_of_each_family(moe, sglang):
+    """Jobs of kernels in the order of FAMILIES, from two releases of engines."""
     experts = moe_engine(find_engine(moe)).lift()
     small = config(16, 32, 64, 4, 2)
     bound = [(experts.lifted, experts.bind(SMALL_MOE, Gemm.UP, 64, small, TARGET))]
@@ -69,61 +64,58 @@ def one_of_each_family(moe, sglang, vllm):
     dense = gemm_engine(find_engine(sglang)).lift()
     (launch,) = dense.launches(BLOCKS, 16, tile(16, 32, 128, 1, 4, 2), TARGET)
     bound.append((dense.lifted, launch.binding))
-    states = state_engine(find_engine(vllm)).lift()
-    rows = Config({"BLOCK_SIZE_M": 8, "num_warps": 2})
-    bound.append((states.lifted, states.launch(STATES, 5, rows, TARGET).binding))
     return [CompileJob(lifted, binding.variant(), TARGET) for lifted, binding in bound]
 
 
-OLD, STATE = "sglang==0.4.4", "vllm==0.24.0"
-FAMILIES = ("moe", "extend", "decode", "dense", "states")
-# A Triton; the engines of experts, of attention and dense GEMMs, and of states, which pin about
-# this Triton if one on disk does; shared bytes and registers of each family's kernel.
+OLD = "sglang==0.4.4"
+FAMILIES = ("moe", "extend", "decode", "dense")
+# A Triton; the engines of experts, and of attention and dense GEMMs, which pin about this Triton if
+# an engine on disk does; shared bytes and registers of each family's kernel.
 RELEASES = [
     (
         "3.1.0",
-        (OLD, OLD, STATE),
-        ((6_144, 55), (24_578, 236), (13_312, 92), (12_288, 94), (256, 54)),
+        (OLD, OLD),
+        ((6_144, 55), (24_578, 236), (13_312, 92), (12_288, 94)),
     ),
     (
         "3.2.0",
-        (OLD, OLD, STATE),
-        ((6_144, 54), (24_576, 252), (11_264, 70), (12_288, 56), (256, 48)),
+        (OLD, OLD),
+        ((6_144, 54), (24_576, 252), (11_264, 70), (12_288, 56)),
     ),
     (
         "3.3.1",
-        (OLD, OLD, STATE),
-        ((6_144, 40), (24_576, 255), (11_264, 72), (6_144, 56), (256, 56)),
+        (OLD, OLD),
+        ((6_144, 40), (24_576, 255), (11_264, 72), (6_144, 56)),
     ),
     (
         "3.4.0",
-        ("vllm==0.10.2", "sglang==0.5.2", STATE),
-        ((6_144, 40), (24_576, 230), (11_264, 64), (6_144, 56), (256, 56)),
+        ("vllm==0.10.2", "sglang==0.5.2"),
+        ((6_144, 40), (24_576, 230), (11_264, 64), (6_144, 56)),
     ),
     (
         "3.5.1",
-        ("vllm==0.15.1", "sglang==0.5.12", STATE),
-        ((6_144, 38), (24_576, 255), (11_264, 64), (6_144, 56), (256, 56)),
+        ("vllm==0.15.1", "sglang==0.5.12"),
+        ((6_144, 38), (24_576, 255), (11_264, 64), (6_144, 56)),
     ),
     (
         "3.6.0",
-        ("sglang==0.5.16", "sglang==0.5.16", STATE),
-        ((6_144, 48), (24_576, 255), (11_264, 64), (6_144, 56), (256, 56)),
+        ("sglang==0.5.16", "sglang==0.5.16"),
+        ((6_144, 48), (24_576, 255), (11_264, 64), (6_144, 56)),
     ),
     (
         "3.7.0",
-        ("sglang==0.5.16", "sglang==0.5.16", STATE),
-        ((6_144, 48), (24_576, 255), (11_264, 64), (6_144, 56), (256, 55)),
+        ("sglang==0.5.16", "sglang==0.5.16"),
+        ((6_144, 48), (24_576, 255), (11_264, 64), (6_144, 56)),
     ),
     (
         "3.8.0",
-        ("sglang==0.5.23", "sglang==0.5.23", "vllm==0.33.0"),
-        ((6_144, 48), (24_576, 253), (11_264, 59), (6_144, 56), (512, 48)),
+        ("sglang==0.5.23", "sglang==0.5.23"),
+        ((6_144, 48), (24_576, 253), (11_264, 59), (6_144, 56)),
     ),
     (
         "3.9.0",
-        ("sglang==0.5.23", "sglang==0.5.23", "vllm==0.33.0"),
-        ((6_144, 48), (24_576, 254), (11_264, 59), (6_144, 56), (512, 48)),
+        ("sglang==0.5.23", "sglang==0.5.23"),
+        ((6_144, 48), (24_576, 254), (11_264, 59), (6_144, 56)),
     ),
 ]
 # This project has other code for each of these, and 3.8.0 is the newest that an engine pins.
@@ -131,7 +123,7 @@ OTHER_CODE = ("3.1.0", "3.2.0", "3.3.1", INSTALLED, "3.8.0")
 
 
 NEWEST = next(one for one in RELEASES if one[0] == "3.8.0")
-FEW = "moe", "states"
+FEW = "moe", "dense"
 ON_EACH_COMMIT = [(*one, FEW) for one in RELEASES if one[0] in OTHER_CODE and one != NEWEST]
 
 

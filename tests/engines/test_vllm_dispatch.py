@@ -114,21 +114,3 @@ def test_gated_deltas_run_in_triton_where_nothing_else_does(card, flags, kernels
     found = what_runs("vllm", "0.33.0", DELTA, find_device(card), flags)
     assert found
     assert [one.name for one in found.kernels] == kernels
-
-
-STATES = parse_problem("state_update:heads=16,head_dim=64,state_size=128,groups=1")
-
-
-@pytest.mark.parametrize(
-    ("flags", "kernel", "advice"),
-    [
-        ({}, "Triton", "it reads tuned files"),
-        ({"--mamba-backend": "flashinfer"}, "FlashInfer", "only with --mamba-backend triton"),
-        ({"--use-replayssm": "1"}, "ReplaySSM", "only with --use-replayssm left out"),
-    ],
-)
-def test_state_updates_run_in_triton_unless_a_flag_says_otherwise(flags, kernel, advice):
-    found = what_runs("vllm", "0.33.0", STATES, find_device("H100"), flags)
-    assert found
-    assert [one.name for one in found.kernels] == [kernel]
-    assert advice in found.line()

@@ -106,8 +106,9 @@ def test_shipped_files_are_found_as_the_loader_finds_them(real, engine, corpus):
             continue
         card = replace(L40S, name=file.key.device)
         found = engine.find_file(engine.package_root, wanted, card, Gemm.UP, "3.6.0")
-        if found is None:  # the H200's family has one name
-            assert "H200" in file.key.device
+        if found is None:  # the H200's family has one name, and vLLM renames some cards
+            renamed = engine.engine.card_name(file.key.device) != file.key.device
+            assert renamed or "H200" in file.key.device
             continue
         for size in (1, 23, 100_000) if file.entries else ():
             theirs = real.optimal(wanted, card.name, size)

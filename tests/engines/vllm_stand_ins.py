@@ -56,9 +56,9 @@ def import_fused_moe(root: Path, device_name: str, capability: int) -> Any:  # n
 
 
 def served_layer(root: Path, device_name: str, capability: int) -> Any:  # noqa: ANN401
-    """`tuner.engines.vllm.fused_moe.engine_layer.VLLMLayer` of the release, on these stand-ins."""
+    """`vllm_layer.VLLMLayer` of the release, on these stand-ins."""
     import_fused_moe(root, device_name, capability)
-    return importlib.import_module("tuner.engines.vllm.fused_moe.engine_layer").VLLMLayer()
+    return importlib.import_module("vllm_layer").VLLMLayer()
 
 
 def align_block_size(

@@ -18,8 +18,6 @@ from tuner.families.attention.problem import Attention
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.families.fused_moe.problem import Gemm
-from tuner.families.state_update.engine import state_engine
-from tuner.families.state_update.problem import StateUpdate
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.gpu_worker import ChildLimits
 from tuner.measure.workbench import Workbench
@@ -50,8 +48,6 @@ def open_bench(
     device, engine = device or this_device(), engine or find_engine("sglang")
     if isinstance(problem, Attention):
         bind = lift_attention(engine).binder(problem, device.target)
-    elif isinstance(problem, StateUpdate):
-        bind = state_engine(engine).lift().binder(problem, device.target)
     elif isinstance(problem, DenseGemm):
         bind = gemm_engine(engine).lift().binder(problem, device.target)
     else:

@@ -28,11 +28,11 @@ PROBLEMS = {
     f"block_gemm:{GEMM},dtype=fp8_w8a8,block=128x128": {"deep_gemm"},
     f"channel_gemm:{GEMM},dtype=fp8_w8a8": {"cutlass", "cublas"},
     f"channel_gemm:{GEMM},dtype=int8_w8a8": {"cutlass", "cublas"},
-    f"extend_attention:{GQA}": {"fa3", "flashinfer", "fa2"},
+    f"extend_attention:{GQA}": {"fa3", "flashinfer"},
     f"extend_attention:{MLA}": {"fa3", "flashinfer"},
     "extend_attention:q_heads=4,kv_heads=4,Lq=192,Lv=128,dtype=bfloat16": {"fa3"},
     f"extend_attention:{GQA},window=31": {"fa3", "flashinfer"},
-    f"decode_attention:{GQA}": {"fa3", "flashinfer", "fa2"},
+    f"decode_attention:{GQA}": {"fa3", "flashinfer"},
     "decode_attention:q_heads=4,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16": {"fa3", "flashinfer"},
     f"decode_attention:{MLA}": {"fa3", "flashinfer"},
 }

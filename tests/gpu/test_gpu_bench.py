@@ -9,7 +9,7 @@ from gpu_benches import config, open_bench, this_device, trials_of
 from tuner.devices.table import find_device
 from tuner.engines.config_files import launch_config
 from tuner.engines.engine import find_engine
-from tuner.errors import BadInput, NotEnoughMemory
+from tuner.errors import BadInput, GpuInUse, NotEnoughMemory
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu_worker import ChildLimits
@@ -136,3 +136,15 @@ def test_another_card_is_refused_by_name(tmp_path):
         open_bench(BFLOAT16, tmp_path, device=other),
     ):
         pass
+
+
+def test_two_processes_do_not_measure_on_one_gpu(tmp_path):
+    candidate = Candidate(POINT, config(16))
+    with (
+        open_bench(BFLOAT16, tmp_path),
+        pytest.raises(GpuInUse, match=r"another process \(pid \d+\) measures on GPU-"),
+        open_bench(BFLOAT16, tmp_path),
+    ):
+        raise AssertionError("both may measure")
+    with open_bench(BFLOAT16, tmp_path) as bench:  # the lock ended with the first one's child
+        assert trials_of(bench, [candidate])[candidate].measurement.status is Status.OK

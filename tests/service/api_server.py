@@ -14,6 +14,7 @@ from sqlalchemy import text
 from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
+from api.requests import EXAMPLE_CLUSTER
 from api.serve import uvicorn_options
 from api.settings import ApiSettings
 from tuner.jobs.job import Job, JobFilter
@@ -33,6 +34,18 @@ ENTRY = Entry(
     {"default": Incumbent(_CONFIG.replace(num_stages=2), Status.OK, 12.5, 49_152)},
     "faster than default",
 )
+# Its servers have the problem of ENTRY.
+CLUSTER = EXAMPLE_CLUSTER
+for old, new in (
+    ("mixtral-8x7b", "deepseek-r1"),
+    ("tp = 8", "tp = 32"),
+    ("gpus = 8", "gpus = 32"),
+    (
+        "\n[model]",
+        'flags = ["--quantization", "w8a8_int8", "--disable-shared-experts-fusion"]\n\n[model]',
+    ),
+):
+    CLUSTER = CLUSTER.replace(old, new)
 JOB = {"model": "deepseek-r1", "device": "L40S", "tp": 32, "dtype": "int8_w8a8"}
 MIXTRAL = {
     "architectures": ["MixtralForCausalLM"],

@@ -271,19 +271,26 @@ class TestResults:
         keys = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
         config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
         own = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 12.0)}
+        entries = [
+            Entry(Point(8, gemm), config, Status.OK, 9.0, Compiled(Status.OK), own, "")
+            for gemm in Gemm
+        ]
+        path = "/v1/exports/H200.tar?engine=sglang==0.5.16"
         with ResultStore.open(store_url) as store:
             for problem in twins:
-                fill(
-                    store,
-                    problem,
-                    [
-                        Entry(Point(8, gemm), config, Status.OK, 9.0, Compiled(Status.OK), own, "")
-                        for gemm in Gemm
-                    ],
-                )
-        path = "/v1/exports/H200.tar?engine=sglang==0.5.16"
-        refused = server.call("GET", path).problem(409)
-        assert refused.endswith("choose one of them with problem=SPEC")
+                fill(store, problem, entries)
+            refused = server.call("GET", path).problem(409)
+            assert "left out (2 problems ask for E=256,N=128,device_name=NVIDIA_H200" in refused
+            fill(store, parse_problem(spec.replace("N=128", "N=256").format(7168)), entries)
+        whole = server.call("GET", path)
+        assert (whole.status, whole.headers["x-tuner-left-out"]) == (200, "2")
+        with tarfile.open(fileobj=io.BytesIO(whole.body)) as tar:
+            names = [one.name for one in tar.getmembers() if "/provenance/" in one.name]
+        assert sorted(name.rpartition("/")[2].partition(",d")[0] for name in names) == [
+            "E=256,N=256",
+            "E=256,N=256",
+            "left_out",
+        ]
         found = server.call("GET", f"{path}&problem={twins[1].spec()}")
         assert found.status == 200
         with tarfile.open(fileobj=io.BytesIO(found.body)) as tar:

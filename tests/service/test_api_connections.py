@@ -1,18 +1,23 @@
 """What a client's connection may cost: too many, too slow, or with bytes that bring nothing."""
 
+import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import h11
 import pytest
 from api_server import JOB, Server, eventually, serving
 
 import api.serve
-from api.serve import Places, uvicorn_options
-from api.settings import ApiSettings
+from api.serve import ClientConnection, Places, uvicorn_options
+from api.settings import PIECE_BYTES, PIECES, ApiSettings
+from tuner.store.keys import Scope
 from workers.settings import Settings
 
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -247,3 +252,125 @@ class TestUseless:
             with connect(server) as client:
                 client.sendall(HEAD + headers + b"\r\n0\r\n\r\n")
                 assert rest(client).startswith(b"HTTP/1.1 %d " % status), headers
+
+
+class TestBodies:
+    """They are read piece by piece, as their requests' handlers ask for them."""
+
+    CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    SMALL = b"1\r\n \r\n" * 60_000 + b"0\r\n\r\n"
+
+    @pytest.fixture
+    def parsed(self, monkeypatch):
+        """Note the pieces that are parsed, and what else runs in the event loop between them."""
+        found: list[str] = []
+        next_event = h11.Connection.next_event
+
+        def note(connection: h11.Connection) -> object:
+            event = next_event(connection)
+            if isinstance(event, h11.Data):
+                found.append("piece")
+                asyncio.get_running_loop().call_soon(found.append, "other")
+            return event
+
+        monkeypatch.setattr(h11.Connection, "next_event", note)
+        return found
+
+    @pytest.fixture
+    def keyed(self, settings) -> Iterator[Server]:
+        with serving(replace(settings, no_auth=False, body_s=20)) as server:
+            server.key = server.app.state.api.keys.add("mine", Scope.SUBMIT)
+            yield server
+
+    def test_a_request_that_its_head_refuses_costs_no_more_than_that(self, keyed, parsed, subtests):
+        large = replace(keyed.app.state.api.settings).max_body_bytes + 1
+        key = b"Authorization: Bearer %s\r\n" % str(keyed.key).encode()
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n" + self.SMALL
+        for status, sent in {
+            401: HEAD + chunked,
+            413: HEAD + key + b"Content-Length: %d\r\n\r\n[1," % large,
+            422: HEAD.replace(b"/v1/jobs", b"/v1/jobs?" + b"a&" * 300) + key + chunked,
+        }.items():
+            with subtests.test(status=status), connect(keyed) as client:
+                client.sendall(sent)
+                head, _, body = rest(client).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 %d " % status)
+                assert b"\r\nconnection: close" in head
+                assert json.loads(body)["status"] == status
+                assert parsed == []
+
+    def test_chunks_are_bounded_and_others_go_on_between_them(self, keyed, parsed):
+        with connect(keyed) as client:
+            key = b"Authorization: Bearer %s\r\n" % str(keyed.key).encode()
+            client.sendall(self.CHUNKED.replace(b"\r\n\r\n", b"\r\n" + key + b"\r\n") + self.SMALL)
+            head, _, body = rest(client).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["detail"] == "send at least 256 bytes of a body at a time"
+        assert parsed == ["piece", "other"] * (PIECES + 1)
+
+    def test_honest_chunks_are_taken(self, keyed, subtests):
+        text = json.dumps(JOB).encode()
+        for what, chunks in {
+            "a byte each": [text[at : at + 1] for at in range(len(text))],
+            "as small as they may be": [text, *[b" " * PIECE_BYTES] * 3000],
+            "large ones": [text, *[b" " * 50_000] * 20],
+        }.items():
+            with (
+                subtests.test(what),
+                contextlib.closing(
+                    http.client.HTTPConnection("127.0.0.1", keyed.port, timeout=30)
+                ) as client,
+            ):
+                head = {"Content-Type": "application/json", "Authorization": f"Bearer {keyed.key}"}
+                client.request("POST", "/v1/jobs", iter(chunks), head, encode_chunked=True)
+                assert client.getresponse().status == 202
+
+    def test_a_client_that_still_sends_gets_its_answer(self, keyed):
+        answer = keyed.call("POST", "/v1/jobs", b" " * (16 << 20), key="wrong")
+        assert "not known" in answer.problem(401)
+
+    def test_a_connection_stays_after_a_body_that_was_read(self, server, subtests):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as client:
+            client.connect()
+            first = client.sock
+            head = {"Content-Type": "application/json"}
+            for method, path, body, status in (
+                ("GET", "/v1/jobs", None, 200),
+                ("POST", "/v1/jobs", json.dumps(JOB), 202),
+                ("POST", "/v1/jobs", "", 422),
+                ("POST", "/v1/jobs", "no JSON", 400),
+                ("POST", "/v1/nothing", "{}", 404),
+                ("DELETE", "/v1/jobs", "{}", 405),
+                ("GET", "/healthz", None, 200),
+            ):
+                client.request(method, path, body, head)
+                answer = client.getresponse()
+                answer.read()
+                assert (answer.status, client.sock) == (status, first), (method, path)
+
+    def test_a_client_that_waits_is_told_to_go_on_only_if_its_body_is_read(self, keyed, subtests):
+        body = json.dumps(JOB).encode()
+        waits = HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n" % len(body)
+        with connect(keyed) as client:
+            client.sendall(waits + b"\r\n")
+            assert rest(client).startswith(b"HTTP/1.1 401 ")
+        with connect(keyed) as client:
+            client.sendall(waits + b"Authorization: Bearer %s\r\n\r\n" % str(keyed.key).encode())
+            assert client.recv(4096).startswith(b"HTTP/1.1 100 ")
+            client.sendall(body)
+            assert client.recv(65536).startswith(b"HTTP/1.1 202 ")
+
+    def test_what_a_connection_holds_is_freed_with_it(self, keyed):
+        """The garbage collector would come too late to it."""
+        gc.collect()
+        gc.disable()
+        try:
+            with connect(keyed) as client:
+                client.sendall(self.CHUNKED + self.SMALL)
+                rest(client)
+            assert keyed.call("GET", "/healthz").status == 200
+            eventually(
+                lambda: not any(isinstance(one, ClientConnection) for one in gc.get_objects())
+            )
+        finally:
+            gc.enable()

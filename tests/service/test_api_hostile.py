@@ -139,7 +139,6 @@ def on_the_loop(monkeypatch):
     watched(files, "_check_structure")
     watched(api.bodies, "check_json")
     watched(api.bodies, "parse_qsl")
-    monkeypatch.setattr("api.bodies.UNWELCOME_S", 0.0)
     return found
 
 

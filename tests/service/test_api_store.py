@@ -261,16 +261,18 @@ class TestFullDisk:
 
 
 class TestGone:
-    def test_a_deleted_file_takes_no_job(self, tmp_path):
+    @pytest.mark.parametrize("which", ["tuner.db*", "tuner.db-wal"])
+    def test_a_deleted_file_takes_no_job(self, which, tmp_path):
         path = tmp_path / "tuner.db"
         with serving(ApiSettings(Settings(f"sqlite:///{path}"), no_auth=True)) as server:
             server.submit()
-            for file in tmp_path.glob("tuner.db*"):
+            for file in tmp_path.glob(which):
                 file.unlink()
-            said = "the store's file was deleted or replaced: its operator must restart the server"
+            said = "a file of the store was deleted or replaced: its operator must stop the server "
+            said += "and its workers, and start them again"
             for method, target in [("GET", "/readyz"), ("GET", "/v1/jobs"), ("POST", "/v1/jobs")]:
                 answer = server.call(method, target, JOB if method == "POST" else None)
                 assert answer.problem(503) == said
                 assert str(path) not in answer.body.decode()
-            assert not path.exists()
+            assert not list(tmp_path.glob(which))  # nor is it made again
             assert server.call("GET", "/healthz").status == 200

@@ -1,5 +1,7 @@
 """The short form of `make chaos`: everything is killed at random, nothing is lost or done twice."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,17 +20,44 @@ OPTIONS = (
 )
 
 
+# Most of its minute passes until the job of a killed worker is queued again.
+ON_SQLITE = (
+    "--store sqlite --jobs 24 --clients 4 --every 1 --blows 2 --lanes 1 "
+    "--reclaim-limit 600 --limit 300"
+)
+
+
+def chaos(options: str, **environ: str) -> str:
+    """The figures of a trial that kept all promises."""
+    script = ROOT / "benchmarks" / "chaos.py"
+    run = subprocess.run(
+        [sys.executable, script, *options.split()],
+        env={**os.environ, **environ},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
 @pytest.mark.slow  # each kind of harm has tests of its own
 @pytest.mark.timeout(1800)
 def test_nothing_is_lost_or_done_twice():
-    script = ROOT / "benchmarks" / "chaos.py"
-    run = subprocess.run(
-        [sys.executable, script, *OPTIONS.split()], cwd=ROOT, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "| jobs accepted over HTTP | 40 (" in run.stdout
+    said = chaos(OPTIONS)
+    assert "| jobs accepted over HTTP | 40 (" in said
     for done in ("PostgreSQL crashed", "Redis flushed", "clock set 2 times", "4 API keys replaced"):
-        assert done in run.stdout
+        assert done in said
+
+
+@pytest.mark.timeout(900)
+def test_a_sqlite_file_survives_its_neighbours(compile_cache):
+    said = chaos(ON_SQLITE, TUNER_CACHE_DIR=str(compile_cache))
+    assert "| jobs accepted over HTTP | 24 (" in said
+    for what in ("API", "worker", "tuning process"):
+        assert f"1 kill {what}" in said and f"1 SIGTERM to {what}" in said
+    for command in ("keys add", "keys list", "jobs", "coverage", "nightly", "export", "tune"):
+        assert re.search(rf"beside the service \| .*[0-9] {command}\b", said)
 
 
 def test_attacks_are_judged(monkeypatch):

@@ -1,15 +1,25 @@
-"""A job has the class of its model, so that its worker knows what runs without this program."""
+"""A job has what is known of its servers, so that its worker knows what they run without us."""
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
+import pytest
 from api_server import MIXTRAL
+from tiers import only
 from typer.testing import CliRunner
 
+from api.requests import SubmitJob, job_request
 from tuner.cli import app
+from tuner.cli.family_options import FamilyChoice
+from tuner.cli.targets import TargetOptions, settings_of, targets_and_settings
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import of_class, what_runs
-from tuner.jobs.job import JobRequest
-from tuner.models.table import find_preset
+from tuner.engines.dispatch import of_model, what_runs
+from tuner.engines.settings import settings_kept, settings_to_keep
+from tuner.errors import BadInput
+from tuner.jobs.job import JobRequest, read_request
+from tuner.models.table import find_preset, presets
+from tuner.problems.points import Problem
 from tuner.tuning.run import runs_without_us
 from workers import run_job
 from workers.settings import Settings
@@ -28,7 +38,7 @@ def without_us(request: JobRequest) -> tuple[str, ...]:
 
 def of_cli(request: JobRequest) -> tuple[str, ...]:
     """The kernels that the command line names for the model."""
-    flags = of_class({}, NANO.architecture)
+    flags = of_model({}, NANO.name)
     card = find_device(request.device)
     runs = what_runs("sglang", "0.5.16", request.problem, card, flags)
     return tuple(kernel.name for kernel in runs.kernels)
@@ -38,7 +48,7 @@ def test_a_watch_s_job_knows_what_runs_without_us():
     watch = Watch((NANO.name,), ("H100",), engine=ENGINE, measure="predict")
     (request,) = watch.requests([])
     assert isinstance(request, JobRequest)
-    assert request.architecture == NANO.architecture
+    assert request.server.architecture == NANO.architecture
     assert without_us(request) == of_cli(request)
     bare = JobRequest(request.problem, "H100", ENGINE, "predict")
     assert without_us(bare) != of_cli(request)  # so the class says something
@@ -69,3 +79,89 @@ def test_a_submitted_job_has_the_class_here_and_on_a_server(server, store_url, m
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["request"]["architecture"] == NANO.architecture
     assert json.loads(there.stdout)["created"] is False  # the same job
+
+
+CT_INT8 = {
+    **MIXTRAL,
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {
+            "group_0": {
+                "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                "input_activations": {"num_bits": 8, "type": "int", "dynamic": True},
+            }
+        },
+    },
+}
+
+
+def test_a_posted_job_has_the_checkpoint_and_the_flags_that_choose_kernels(server, subtests):
+    problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=int8_w8a8,per_channel_quant"
+    stored = "int8_w8a8 compressed-tensors int8"
+    flags = "SGL_USE_AITER=1 --api-key s3cret --tp 8 --moe-runner-backend=triton --port 1"
+    kept = "SGLANG_USE_AITER=1 --moe-runner-backend triton"
+    for what, body in {
+        "a model": {"model": CT_INT8, "tp": 8},
+        "a problem": {"model": problem, "checkpoint": stored},
+    }.items():
+        with subtests.test(what):
+            posted = {"device": "L40S", "engine": ENGINE, "measure": "predict", **body}
+            answer = server.call("POST", "/v1/jobs", {**posted, "server_args": flags})
+            assert answer.status == 202, answer.body
+            request = answer.json["request"]
+            assert (request["checkpoint"], request["server_args"]) == (stored, kept)
+            refused = server.call("POST", "/v1/jobs", {**posted, "server_args": "--a 'b"})
+            assert "cannot read the server's flags" in refused.problem(422)
+
+
+def test_flags_that_contradict_a_posted_job_are_refused(server):
+    posted = {"model": "deepseek-r1", "tp": 8, "device": "H100", "server_args": "--tp-size 4"}
+    said = server.call("POST", "/v1/jobs", posted).problem(422)
+    assert "tp is 8, and the server's flags say 4: leave one of them out" in said
+
+
+def commanded(model: str, device: str, engine: str) -> Iterator[tuple[Problem, Mapping[str, str]]]:
+    """The problems of a model at TP 8, with the settings that `tuner tune` asks the rules with."""
+    name, version = engine.split("==")
+    flags = settings_of("", model)
+    asked = TargetOptions(model, find_device(device), name, version, 8, flags=flags)
+    targets, found = targets_and_settings(asked, FamilyChoice(None, {}), every=True)
+    return ((problem, found) for target in targets for problem in target.problems)
+
+
+def jobs_of(model: str, device: str, engine: str) -> Iterator[JobRequest]:
+    """The jobs of a model at TP 8: a posted one, and one of a watch."""
+    body = {"model": model, "tp": 8, "device": device, "engine": engine}
+    yield job_request(SubmitJob.model_validate(body), Settings("sqlite://"), ())[0]
+    watch = Watch((model,), (device,), tp=(8,), engine=engine)
+    yield from (one for one in watch.requests() if isinstance(one, JobRequest))
+
+
+ENGINES = ("sglang==0.5.16", "sglang==0.5.23", "vllm==0.33.0")
+
+
+@pytest.mark.parametrize("device", only(["H200"], ["H200", "H100", "L40S", "B200"]))
+def test_a_job_and_a_command_expect_the_same_of_servers(device):
+    """Of each preset, which has kernels that its class and its checkpoint choose."""
+    card, compared, differ = find_device(device), 0, []
+    for engine in ENGINES:
+        name, version = engine.split("==")
+        for model in presets():
+            try:
+                by_command = dict(commanded(model.name, device, engine))
+            except BadInput:
+                continue
+            jobs = [
+                JobRequest(p, device, engine, server=settings_to_keep(name, flags))
+                for p, flags in by_command.items()
+            ]  # as `tuner submit --all` makes them
+            with suppress(BadInput):  # without experts, or with several kinds, or too many
+                jobs += jobs_of(model.name, device, engine)
+            for job in jobs:
+                kept = settings_kept(read_request(job.as_json()).server)
+                told = what_runs(name, version, job.problem, card, kept)
+                wanted = what_runs(name, version, job.problem, card, by_command[job.problem])
+                compared += 1
+                differ += [(engine, model.name, job.problem.spec())] if told != wanted else []
+    assert compared > 500
+    assert differ == []

@@ -156,7 +156,10 @@ def test_several_runs_together_say_what_came_from_the_cache():
     assert work_line([one, other]) == (
         "10 kernels compiled and 9 from the cache, 60 times taken, 3.0 s in all"
     )
-    assert work_line([Totals()]) == "0 kernels compiled, 0 times taken, 0.0 s in all"
-    single = Totals(configs_compiled=1, measurements=1)
+    none = Totals(extra={"kernels_cached": 0})
+    assert work_line([none]) == "0 kernels compiled, 0 times taken, 0.0 s in all"
+    single = Totals(configs_compiled=1, measurements=1, extra={"kernels_cached": 0})
     told = "1 kernel compiled, 1 time predicted, 0.0 s in all"
     assert work_line([single], predicted=True) == told
+    replayed = Totals(measurements=268, wall_s=0.5)  # no compiler counted its cache
+    assert work_line([replayed]) == "268 times read from a recording, 0.5 s in all"

@@ -140,14 +140,14 @@ def test_the_last_nights(leases, figures):
 def test_the_times_of_a_job_are_for_the_holder_of_its_lease(leases, figures):
     job = submit(JobStore(leases.database), ON_GPU).job
     first = leases.claim(ALL, "first")
-    times = figures.job_times(job.id, first.fence)
+    times = figures.job_times(first)
     assert times is not None and times.started_at is not None
     assert times == JobTimes(JobState.LEASED, job.created_at, times.started_at, None)
     leases.release(first)
     second = leases.claim(ALL, "second")
     leases.fail(second, "no")
-    assert figures.job_times(job.id, first.fence) is None  # it is not its to count
-    ended = figures.job_times(job.id, second.fence)
+    assert figures.job_times(first) is None  # it is not its to count
+    ended = figures.job_times(second)
     assert ended is not None and ended.finished_at is not None
     assert (ended.state, ended.started_at) == (JobState.FAILED, times.started_at)
 

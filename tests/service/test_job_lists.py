@@ -10,7 +10,9 @@ from cases import submit
 from databases import both_databases
 from sqlalchemy import text, update
 from store_writer import PROBLEM
+from typer.testing import CliRunner
 
+from tuner.cli import app
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobRequest, JobState
 from tuner.jobs.queue import ALL_JOBS, JobQuery
@@ -153,6 +155,38 @@ class TestOverHttp:
             here, there = store.list(query), remote.list(query)
             assert here
             assert [job.id for job in there] == [job.id for job in here]
+
+
+@pytest.mark.parametrize(
+    "change", [{"effort": {"name": "deep"}}, {"problem": "from_tomorrow:E=1"}, {"measure": None}]
+)
+def test_a_job_of_another_release_is_listed_as_it_is_stored(
+    server, leases, visitor, monkeypatch, change
+):
+    foreign, other = (server.submit(seed=seed)["id"] for seed in range(2))
+    stored = {**server.call("GET", f"/v1/jobs/{foreign}").json["request"], **change}
+    with leases.database.write() as connection:
+        connection.execute(update(table).where(table.c.id == foreign).values(request=stored))
+    listed = {job["id"]: job for job in server.call("GET", "/v1/jobs").json["jobs"]}
+    assert listed[foreign]["request"] == stored
+    assert "this release cannot read its request" in listed[foreign]["waiting"]
+    assert listed[foreign]["unreadable"] in listed[foreign]["waiting"]
+    assert "unreadable" not in listed[other]
+    assert [job.id for job in RemoteQueue(server.url, None).list()] == [other, foreign]
+    monkeypatch.setenv("TUNER_SERVER", server.url)
+    for arguments in (["jobs"], ["job", foreign]):
+        shown = CliRunner().invoke(app, arguments)
+        assert (shown.exit_code, foreign in shown.stdout) == (0, True), shown.stderr
+    assert foreign in visitor.open("/jobs")
+    assert "this release cannot read its request" in visitor.open(f"/jobs/{foreign}")
+    set_running = update(table).where(table.c.id == foreign).values(state="running")
+    with leases.database.write() as connection:
+        connection.execute(set_running)
+    assert foreign in visitor.open("/")
+    with leases.database.write() as connection:
+        connection.execute(set_running.values(state="queued"))
+    assert server.call("POST", f"/v1/jobs/{foreign}/cancel").json["state"] == "cancelled"
+    assert server.call("DELETE", f"/v1/jobs/{foreign}").status == 204
 
 
 class TestTheLastPage:

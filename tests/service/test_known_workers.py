@@ -185,3 +185,24 @@ class TestOverHttp:
             refused = server.call("POST", "/v1/jobs", {**JOB, "seed": 9})
             assert "has 3 queued jobs, and may have 3" in refused.problem(429)
             assert refused.headers["retry-after"] == "60"
+            # A batch is added as a whole, or not at all; what is there already does not count.
+            batch = {"jobs": [*jobs, {**JOB, "seed": 9}]}
+            assert "may have 3" in server.call("POST", "/v1/jobs:batch", batch).problem(429)
+            assert server.call("POST", "/v1/jobs:batch", {"jobs": jobs[::-1]}).status == 200
+
+    def test_a_full_queue_refuses_no_repetition(self, store_url):
+        settings = ApiSettings(Settings(store_url), queued=1, no_auth=True)
+        with serving(settings) as server:
+            mine = {"Idempotency-Key": "k"}
+            first = server.call("POST", "/v1/jobs", JOB, headers=mine).json["id"]
+            again = server.call("POST", "/v1/jobs", JOB, headers=mine)
+            assert (again.status, again.headers["idempotent-replayed"]) == (202, "true")
+            equal = server.call("POST", "/v1/jobs", JOB)
+            assert (equal.status, equal.json["id"], equal.json["created"]) == (202, first, False)
+            # What was cancelled has room again, and its retry counts as any other job.
+            server.call("POST", f"/v1/jobs/{first}/cancel")
+            assert server.call("POST", "/v1/jobs", {**JOB, "seed": 9}).status == 202
+            refused = server.call("POST", f"/v1/jobs/{first}/retry")
+            assert "has 1 queued jobs, and may have 1" in refused.problem(429)
+            assert refused.headers["retry-after"] == "60"
+            assert server.call("GET", f"/v1/jobs/{first}").json["state"] == "cancelled"

@@ -1,14 +1,17 @@
 """Problems by device: what is kept in memory follows the store, on each database."""
 
 import asyncio
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from api_server import ENTRY
-from databases import both_databases
+from databases import both_databases, superuser
+from sqlalchemy import make_url
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
+from worker_processes import wait_for
 
 from api import matrix
 from api.matrix import CellState, CoverageRow, Matrix, MatrixOrder, RowFilter, counts_of, devices_of
@@ -100,14 +103,46 @@ def test_only_what_has_changed_is_read_again(store):
 
 @pytest.mark.parametrize("replaces", [False, True])
 @both_databases
-def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(store, monkeypatch, replaces):
+def test_what_is_published_later_is_seen_and_counts_whatever_the_clock_says(store, replaces, clock):
     found = Matrix(Lookups(store), list, list)
-    publish(store, OLD, entry(0, 10.0, 20.0))
+    clock.now = utc_now() + timedelta(hours=1)
+    ahead = ResultStore(store, clock)
+    run = ahead.begin_run(replace(KEY, environment=OLD))
+    ahead.finish_run(run, [entry(0, 10.0, 20.0), entry(1, 10.0, 20.0)], Totals())
     assert cell(found.rows())["speedup"] == pytest.approx(2.0)
-    behind = utc_now() - timedelta(minutes=1)
-    monkeypatch.setattr("tuner.store.results.utc_now", lambda: behind)
-    publish(store, OLD, entry(0 if replaces else 1, 5.0, 20.0))
-    assert cell(found.rows())["speedup"] == pytest.approx(4.0 if replaces else 40 / 15)
+    clock.now -= timedelta(hours=2)
+    behind = ahead.begin_run(replace(KEY, environment=OLD, seed=1))
+    ahead.finish_run(behind, [entry(0 if replaces else 1, 5.0, 20.0)], Totals())
+    assert cell(found.rows())["speedup"] == pytest.approx(40 / 15)
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_the_database_s_clock_says_when_a_winner_was_published(store, monkeypatch):
+    ahead = utc_now() + timedelta(hours=1)
+    for module in ("database", "results"):
+        monkeypatch.setattr(f"tuner.store.{module}.utc_now", lambda: ahead, raising=False)
+    publish(store, OLD, entry(0, 10.0, 20.0))
+    (winner,) = ResultStore(store).winners_at(PROBLEM, OLD.device, OLD.engine)
+    assert winner.published_at < ahead - timedelta(minutes=30)
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_publishers_of_an_environment_wait_for_each_other(store_url, store):
+    """So nobody sees the later one of two winners first, and then takes both for seen."""
+    first, second = (ResultStore(store).begin_run(replace(KEY, seed=seed)) for seed in range(2))
+    later = threading.Thread(
+        target=ResultStore(store).finish_run, args=(second, [entry(1, 10.0, 20.0)], Totals())
+    )
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+    with superuser(store_url) as watching, store.write() as connection:
+        ResultStore(store)._finish(connection, first, [entry(0, 10.0, 20.0)], Totals())
+        later.start()
+        name = make_url(store_url).database
+        wait_for(lambda: watching.execute(waits, [name]).fetchone() == (1,))
+    later.join()
+    found = ResultStore(store).winners_in(PROBLEM, ENVIRONMENT)
+    times = {one.entry.point: one.published_at for one in found}
+    assert times[POINTS[0]] < times[POINTS[1]]
 
 
 def test_what_has_no_time_has_no_gain(store):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from databases import both_databases
 from real_sglang import kernel_source
+from sqlalchemy import update
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
@@ -37,6 +38,7 @@ from tuner.store.leases import Leases
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP, NightStore
 from tuner.store.results import ResultStore
+from tuner.store.tables import problems as table
 from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
 from workers.nightly import (
     SCHEDULE,
@@ -304,6 +306,29 @@ class TestPlan:
         assert nights.remove_watch(added.id)
         assert not nights.remove_watch(added.id)
         assert nights.watches() == []
+
+    def test_a_watch_of_another_release_is_an_error_and_stops_no_other(self, settings, store):
+        nights = NightStore(store)
+        foreign = {**WATCH.as_json(), "devices": ["from tomorrow"]}
+        added = nights.add_watch(foreign, "key", "team")
+        assert standings(settings, store) == [WatchState.MISSING] * 2
+        done = run_nightly(settings, today=DAY)
+        assert len(done["submitted"]) == 2
+        ((what, why),) = (error.values() for error in errors_of(done))
+        assert what == f"watch {added.id}"
+        assert "from tomorrow" in why
+        watch_list = watch_list_of(settings, nights)
+        *_, row = watched_rows(watch_list, None, 0, 9, Lookups(store))
+        assert (row["watch_id"], row["standing"]) == (added.id, "error")
+        assert len(watched_rows(watch_list, "NVIDIA_L40S", 0, 9, Lookups(store))) == 2
+
+    def test_a_result_of_another_release_stops_no_night(self, settings, store):
+        tuned(store, PROBLEMS[0])
+        tuned(store, PROBLEMS[1], replace(ENVIRONMENT, engine_version="9.9.10"))
+        with store.write() as connection:
+            mine = update(table).where(table.c.spec == PROBLEMS[1].spec())
+            connection.execute(mine.values(spec="from_tomorrow:E=1"))
+        assert standings(settings, store) == [WatchState.TUNED, WatchState.MISSING]
 
 
 class TestRound:

@@ -9,7 +9,7 @@ from html import unescape
 from urllib.parse import quote, urljoin, urlsplit
 
 import pytest
-from api_server import ENTRY, Server
+from api_server import CLUSTER, ENTRY, Server
 from browsers import chromium
 from playwright.sync_api import Browser, Page, expect
 from store_writer import ENVIRONMENT, KEY, PROBLEM
@@ -19,13 +19,11 @@ from test_pages_forms import server_of_forms
 from tiers import only
 from visitor import Visitor
 
-from api.requests import EXAMPLE_CLUSTER
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.results import Totals
 from tuner.store.database import Database
 from tuner.store.results import ResultStore
 
-CLUSTER = EXAMPLE_CLUSTER.replace("mixtral-8x7b", "deepseek-r1")
 IDLE = WorkerInfo("w-2", "idle", "host", "", "", None, (), {})
 GAPS = "/?device=H20&state=nothing"
 COMPARISON = f"/compare?problem={quote(PROBLEM.spec())}"

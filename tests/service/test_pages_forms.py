@@ -11,18 +11,16 @@ from html import unescape
 from urllib.parse import quote
 
 import pytest
-from api_server import ENTRY, Server
+from api_server import CLUSTER, ENTRY, Server
 from store_writer import ENVIRONMENT, KEY, PROBLEM
 from test_pages import STEERING, filled_server
 from visitor import Visitor
 
 from api.pages.names import problem_words
-from api.requests import EXAMPLE_CLUSTER
 from tuner.problems.results import Totals
 from tuner.store.database import Database
 from tuner.store.results import ResultStore
 
-CLUSTER = EXAMPLE_CLUSTER.replace("mixtral-8x7b", "deepseek-r1")
 SECRET = re.compile(r'id="secret" readonly value="(tuner_[^"]+)"')
 
 
@@ -162,7 +160,7 @@ class TestBundles:
         good = {"cluster": CLUSTER, "device": "L40S"}
         for wrong, status, said in (
             ({"cluster": "name = ["}, 422, "cluster.toml"),
-            ({"cluster": CLUSTER.replace("tp = 8", "tp = 7")}, 422, "tp"),
+            ({"cluster": CLUSTER.replace("tp = 32", "tp = 7")}, 422, "tp"),
             ({"cluster": CLUSTER.replace("one-node", STEERING.replace('"', ""))}, 422, ""),
             ({"device": "L4OS"}, 422, "did you mean"),
             ({}, 200, "No bundle"),  # servers ask for files that it would lack

@@ -1,4 +1,4 @@
-"""`tuner prove --server`, with real processes, beside stand-ins for the engine and the driver."""
+"""benchmarks/served, with real processes, beside stand-ins for the engine and the driver."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from served_cases import QUICK, STAND_INS, command, environment, exported, prove
 from tiers import only
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from benchmarks.served.__main__ import app
 from tuner.store.results import ResultStore
 
 
@@ -33,7 +33,7 @@ def report_of(place: Path) -> dict[str, object]:
 
 
 def test_both_servers_are_compared_and_the_report_is_kept(place):
-    run = prove(place, "model", "--server", "--json")
+    run = prove(place, "model", "--json")
     shown = json.loads(run.stdout)
     assert run.returncode == (0 if shown["proven"] else 1), run.stderr
     assert shown == report_of(place)
@@ -53,7 +53,7 @@ def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(plac
     faster = entries(DECODE, others={"flashinfer": 40.0}, without_us="flashinfer")
     with ResultStore.open(f"sqlite:///{place / 'tuner.db'}") as store:
         fill(store, DECODE, faster, device="NVIDIA_L40S")
-    run = prove(place, "model", "--server", "--args=--x 1", "--json")
+    run = prove(place, "model", "--args=--x 1", "--json")
     shown = json.loads(run.stdout)
     assert shown["before_args"] == "--x 1"
     assert shown["after_args"] == "--x 1 --decode-attention-backend triton"
@@ -65,12 +65,12 @@ def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(plac
     assert "attention-backend" not in started["before"]
     assert started["after"].endswith(shown["after_args"])
     # Whoever says the flags of that server gets no others.
-    said = prove(place, "model", "--server", "--after-args=--y", "--json")
+    said = prove(place, "model", "--after-args=--y", "--json")
     assert json.loads(said.stdout)["after_args"] == "--y"
 
 
 def test_servers_in_turn_have_a_log_for_each_start(place):
-    run = prove(place, "model", "--server", "--in-turn", "--json")
+    run = prove(place, "model", "--in-turn", "--json")
     shown = json.loads(run.stdout)
     assert shown["sides"] == "in turn"
     assert {path.name for path in (place / "served_proof").glob("*.log")} == {
@@ -82,14 +82,14 @@ def test_servers_in_turn_have_a_log_for_each_start(place):
 def test_vllm(place):
     exported(place / "for_vllm", folder=".")
     words = ("--engine", "vllm", "--out", "for_vllm", "--json")
-    run = prove(place, "model", "--server", *words)
+    run = prove(place, "model", *words)
     shown = json.loads(run.stdout)
     assert (shown["engine"], shown["engine_version"]) == ("vllm", "0.24.0")
     assert shown["outputs"]["ok"] and shown["loading"] == []
 
 
 def test_files_that_are_not_loaded_are_not_proven(place):
-    run = prove(place, "model", "--server", "--args=--ignore-files")
+    run = prove(place, "model", "--args=--ignore-files")
     assert run.returncode == 1
     assert "no line names a config file" in run.stdout
     assert "NOT PROVEN" in run.stdout.splitlines()[-1]
@@ -97,7 +97,7 @@ def test_files_that_are_not_loaded_are_not_proven(place):
 
 def test_the_before_server_does_not_get_the_variables_of_the_shell(place):
     folder = str(place / "configs_out")
-    run = prove(place, "model", "--server", SGLANG_MOE_CONFIG_DIR=folder)
+    run = prove(place, "model", SGLANG_MOE_CONFIG_DIR=folder)
     assert "files: every tuned file was used" in run.stdout, run.stderr
     assert "MoE kernel config" not in (place / "served_proof/before-1.log").read_text()
 
@@ -106,7 +106,7 @@ def test_the_before_server_does_not_get_the_variables_of_the_shell(place):
 def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_path):
     exported(tmp_path / "configs_out", folder="attention/triton_3_6_0")
     (tmp_path / "model").mkdir()
-    run = prove(tmp_path, "model", "--server", "--json")
+    run = prove(tmp_path, "model", "--json")
     shown = json.loads(run.stdout)
     assert shown["before_args"] == shown["after_args"] == ""  # no stored time advises a flag
     assert any("no line names a config file" in line for line in shown["loading"])
@@ -115,25 +115,24 @@ def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_p
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("model",), 2, "add --server"),
-        (("--server",), 2, "--server needs a model"),
-        (("nowhere", "--server"), 2, "neither a model's folder nor a name on the hub"),
-        (("model", "--server", "--loads", "1x8"), 2, "'1x8' is no load"),
-        (("model", "--server", "--rounds", "0"), 2, "--rounds 0"),
-        (("model", "--server", "--layers", "2"), 2, "add --dummy"),
-        (("model", "--server", "--dummy"), 2, "config.json"),
-        (("model", "--server", "--out", "empty"), 2, "run `tuner export --device NVIDIA_L40S`"),
-        (("model", "--server", "--tp", "2"), 1, "--tp 2 needs 2 GPUs"),
-        (("model", "--server", "--device", "H200"), 2, "nothing exported for NVIDIA_H200"),
-        (("model", "--server", "--engine", "sglang==0.5.23"), 2, "sglang 0.5.16 is installed"),
-        (("model", "--server", "--args", "'"), 2, "close each quote"),
+        ((), 2, "a model is needed"),
+        (("nowhere",), 2, "neither a model's folder nor a name on the hub"),
+        (("model", "--loads", "1x8"), 2, "'1x8' is no load"),
+        (("model", "--rounds", "0"), 2, "--rounds 0"),
+        (("model", "--layers", "2"), 2, "add --dummy"),
+        (("model", "--dummy"), 2, "config.json"),
+        (("model", "--out", "empty"), 2, "run `tuner export --device NVIDIA_L40S`"),
+        (("model", "--tp", "2"), 1, "--tp 2 needs 2 GPUs"),
+        (("model", "--device", "H200"), 2, "nothing exported for NVIDIA_H200"),
+        (("model", "--engine", "sglang==0.5.23"), 2, "sglang 0.5.16 is installed"),
+        (("model", "--args", "'"), 2, "close each quote"),
     ],
 )
 def test_what_is_refused_before_a_server_starts(place, monkeypatch, words, code, said):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(STAND_INS)
     monkeypatch.setenv("PATH", str(STAND_INS / "bin"), prepend=os.pathsep)
-    run = CliRunner().invoke(app, ["prove", *QUICK, *words])
+    run = CliRunner().invoke(app, [*QUICK, *words])
     assert run.exit_code == code, run.output
     assert said in run.stderr
     assert not (place / "served_proof").exists()
@@ -152,7 +151,7 @@ def test_what_is_refused_before_a_server_starts(place, monkeypatch, words, code,
     ],
 )
 def test_a_server_that_fails_is_said_with_its_last_lines(place, words, said):
-    run = prove(place, "model", "--server", *words)
+    run = prove(place, "model", *words)
     assert run.returncode == 1, run.stderr
     assert said in run.stderr
     assert not (place / "served_proof/report.json").exists()
@@ -161,23 +160,23 @@ def test_a_server_that_fails_is_said_with_its_last_lines(place, words, said):
 def test_memory_for_one_server_alone_lets_them_run_in_turn(place):
     # The second server finds no memory, whichever flags say how much it may take.
     words = ("--after-args", "--die 'torch.OutOfMemoryError: CUDA out of memory'")
-    run = prove(place, "model", "--server", *words)
+    run = prove(place, "model", *words)
     assert run.returncode == 1
     assert "they run in turn" in run.stderr
     assert "too little GPU memory" in run.stderr
 
 
 def test_no_engine_and_no_gpu(place):
-    run = prove(place, "model", "--server", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    run = prove(place, "model", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     assert run.returncode == 2 and "sglang is not installed in this Python" in run.stderr
-    run = prove(place, "model", "--server", PATH="")
+    run = prove(place, "model", PATH="")
     assert run.returncode == 1 and "no GPU here" in run.stderr
 
 
 def test_a_port_that_is_taken(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run = prove(place, "model", "--server", "--port", str(port))
+        run = prove(place, "model", "--port", str(port))
     assert run.returncode == 2
     assert f"port {port} cannot be used" in run.stderr
 
@@ -186,7 +185,7 @@ def hanging(place: Path) -> tuple[subprocess.Popen[str], list[int]]:
     """A prover, and its processes: a server, its child, and one in a session of its own."""
     pipe = place / "pids"
     os.mkfifo(pipe)
-    words = ("model", "--server", "--in-turn", "--args=--hang")
+    words = ("model", "--in-turn", "--args=--hang")
     prover = subprocess.Popen(
         # A shell's background jobs ignore SIGINT, and so would what this process starts.
         ["env", "--default-signal=INT", *command(*QUICK, *words)],

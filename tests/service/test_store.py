@@ -11,7 +11,7 @@ import pytest
 from databases import both_databases
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
@@ -20,6 +20,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import (
+    MISHAPS,
     Compiled,
     Entry,
     Environment,
@@ -35,6 +36,8 @@ from tuner.problems.results import (
 from tuner.store.connect import connect
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore, trial_cursor
+from tuner.store.rows import trial_row
+from tuner.store.tables import trials as trials_table
 
 UP, DOWN = POINTS
 ATTENTION = Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
@@ -123,7 +126,7 @@ class TestRuns:
 class TestTrials:
     def test_a_candidate_is_stored_once(self, store):
         run = store.begin_run(KEY)
-        measured_again = replace(trial(1), measurement=Measurement(Status.CRASHED))
+        measured_again = replace(trial(1), measurement=Measurement(Status.WRONG_RESULT))
         store.add_trials(run, [trial(0), trial(1)])
         store.add_trials(run, [measured_again, trial(2), trial(2)])
         assert store.trials(run) == [trial(0), trial(1), trial(2)]
@@ -142,11 +145,40 @@ class TestTrials:
                 done.result()
         assert sorted(map(number_of, store.trials(run))) == list(range(8 * BATCH))
 
-    def test_a_crash_s_unprintable_output_is_kept_readable(self, store):
+    def test_a_library_s_unprintable_output_is_kept_readable(self, store):
         run = store.begin_run(KEY)
-        crashed = Measurement(Status.CRASHED, detail="CUDA\0error\udcff")
-        store.add_trials(run, [replace(trial(0), measurement=crashed)])
+        refused = Measurement(Status.UNSUPPORTED, detail="CUDA\0error\udcff")
+        store.add_trials(run, [replace(trial(0), measurement=refused)])
         assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
+
+    @pytest.mark.parametrize("status", sorted(MISHAPS))
+    def test_a_mishap_is_no_verdict_and_is_not_kept(self, store, status):
+        run = store.begin_run(KEY)
+        lost = Trial(trial(1).candidate, Compiled(status), Measurement(status, detail="SIGKILL"))
+        store.add_trials(run, [lost])
+        assert store.trials(run) == []
+        store.add_trials(run, [trial(0), lost])
+        store.add_trials(run, [trial(1)])
+        assert store.trials(run) == [trial(0), trial(1)]
+
+    def test_mishaps_that_an_older_release_kept_are_forgotten_when_a_run_begins(self, store):
+        run = store.begin_run(KEY)
+        verdict = Status.COMPILE_ERROR, "CompilationError: at 3:4"
+        died = Status.COMPILE_ERROR, "the process ended (SIGKILL)"
+        late = Status.COMPILE_TIMEOUT, "more than 60 s"
+        kept = [
+            Trial(trial(n).candidate, Compiled(status, detail=detail), Measurement(status))
+            for n, (status, detail) in enumerate((verdict, died, late))
+        ]
+        kept.append(replace(trial(3), measurement=Measurement(Status.CRASHED, detail="CUDA error")))
+        with store.database.write() as connection:
+            connection.execute(insert(trials_table), [trial_row(run.id, one) for one in kept])
+        assert store.trials(run) == kept
+        other = store.begin_run(replace(KEY, seed=KEY.seed + 1))
+        assert store.trials(run) == kept
+        run = store.begin_run(KEY)
+        assert store.trials(run) == kept[:1]
+        assert store.trials(other) == []
 
     def test_each_backend_of_a_point_has_its_trial(self, store):
         run = store.begin_run(KEY)
@@ -246,6 +278,31 @@ class TestWinners:
         publish(store, replace(KEY, seed=1), entry(UP, 3.0))
         assert medians(store) == [3.0, 1.0]
         assert counted(store) == medians(store)
+
+    @pytest.mark.parametrize("change", [{"triton": "3.7.0"}, {"kernel_hash": "other"}])
+    def test_what_counts_is_for_one_version_of_the_kernels(self, store, change):
+        """A file is for one, and must hold all sizes that were measured or left alone for it."""
+        wide = Point(64, Gemm.UP), Point(64, Gemm.DOWN)
+        publish(store, KEY, *(entry(point, 1.0) for point in (*POINTS, *wide)))
+        new = replace(KEY, environment=replace(ENVIRONMENT, **change))
+        publish(store, new, *(entry(point, 2.0, Status.PREDICTED) for point in (*POINTS, *wide)))
+        assert medians(store) == [1.0] * 4  # nothing was measured with the newer kernels
+        measured = [entry(point, 3.0) for point in POINTS]
+        publish(store, new, *measured, *(entry(point, None, Status.INCUMBENT) for point in wide))
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert {one.environment for one in found} == {new.environment}
+        assert [one.entry.median_us for one in found] == [3.0, 3.0, 2.0, 2.0]
+
+    def test_a_predicted_winner_names_what_counts_without_predictions(self, store):
+        predict = replace(KEY, environment=replace(ENVIRONMENT, driver=""))
+        publish(store, predict, *(entry(point, 1.0, Status.PREDICTED) for point in POINTS))
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert [one.unpredicted for one in found] == [None, None]
+        publish(store, KEY, *(entry(point, None, Status.INCUMBENT) for point in POINTS))
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert [one.status for one in found] == [Status.PREDICTED] * 2
+        assert [one.unpredicted.status for one in found] == [Status.INCUMBENT] * 2
+        assert {one.unpredicted.environment for one in found} == {ENVIRONMENT}
 
     def test_each_device_has_results_that_count(self, store):
         publish(store, KEY, entry(UP, 1.0), entry(DOWN, 2.0))
@@ -382,9 +439,10 @@ def test_everything_comes_back_as_it_was_given(store):
         run = store.begin_run(key)
         assert run.key == key
         store.add_trials(run, [given_trial])
-        (stored,) = store.trials(run)
-        assert stored == given_trial
-        assert list(stored.candidate.config) == list(given_trial.candidate.config)
+        for stored in store.trials(run):
+            assert stored == given_trial
+            assert list(stored.candidate.config) == list(given_trial.candidate.config)
+        assert len(store.trials(run)) == (not given_trial.lost)
         store.finish_run(run, [given_entry], Totals())
         (winner,) = store.winners(device=environment.device, engine=environment.engine)
         assert winner.entry == given_entry

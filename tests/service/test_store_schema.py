@@ -4,17 +4,21 @@ import os
 import shutil
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from api_server import ENTRY
 from databases import both_databases
 from sqlalchemy import inspect, make_url, text
 from store_writer import KEY
 
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
+from tuner.problems.results import Totals
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.store.connect import connect, writer
 from tuner.store.database import HEAD, Database, alembic_config
 from tuner.store.results import ResultStore
@@ -73,6 +77,26 @@ def test_opening_again_changes_nothing(empty_store_url):
     before = snapshot(empty_store_url)
     Database.open(empty_store_url).close()
     assert snapshot(empty_store_url) == before
+
+
+@both_databases
+def test_results_of_an_older_schema_are_kept_and_their_servers_are_not_known(empty_store_url):
+    server = ServerSettings("MixtralForCausalLM", "int8_w8a8 compressed-tensors int8")
+    with Database.open(empty_store_url) as store:
+        results = ResultStore(store)
+        run = results.begin_run(KEY)
+        results.finish_run(run, [replace(ENTRY, server=server)], Totals())
+        place = {"device": KEY.environment.device, "engine": KEY.environment.engine}
+        (kept,) = results.winners(**place)
+        assert kept.entry.server == server
+    execute(
+        empty_store_url,
+        "ALTER TABLE winners DROP COLUMN server",
+        f"UPDATE {VERSION_TABLE} SET version_num = '0017'",  # noqa: S608
+    )
+    with Database.open(empty_store_url) as store:
+        (found,) = ResultStore(store).winners(**place)
+    assert found == replace(kept, entry=replace(kept.entry, server=UNKNOWN_SERVER))
 
 
 @pytest.mark.parametrize(

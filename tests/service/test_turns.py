@@ -68,18 +68,18 @@ class TestTurns:
         assert lease.request.engine == "sglang==0.5.16"
         assert leases.claim(newer, "worker") is None
 
-    def test_a_version_is_chosen_at_the_latest_when_a_worker_takes_the_job(self, jobs, leases):
+    def test_a_version_is_chosen_at_the_latest_when_the_run_begins(self, jobs, leases):
         job_id = submit(jobs, REQUEST).job.id
-        lease = leases.claim(ANY, "worker", {"sglang": "sglang==0.5.16"})
-        assert lease.request.engine == "sglang==0.5.16"
-        assert jobs.get(job_id).request == lease.request
-
-    def test_the_queued_jobs_of_a_client_are_counted_up_to_a_number(self, jobs):
-        post(jobs, "aaab")
-        submit(jobs, replace(REQUEST, measure="gpu"), client="a")
-        assert jobs.queued_of("a", 100) == 4
-        assert jobs.queued_of("a", 2) == 2
-        assert jobs.queued_of("c", 2) == 0
+        refused = leases.claim(ANY, "old", {"sglang": "sglang==0.5.12"})
+        assert refused.request.engine == "sglang==0.5.12"
+        leases.release(refused)
+        assert jobs.get(job_id).request == REQUEST
+        newer = [JobFilter(False, None, ("sglang==0.5.16", "sglang"))]
+        lease = leases.claim(newer, "worker", {"sglang": "sglang==0.5.16"})
+        leases.store(lease).begin_run(KEY)
+        leases.release(lease)  # another attempt goes on with the run of that version
+        assert jobs.get(job_id).request == replace(REQUEST, engine="sglang==0.5.16")
+        assert leases.claim([JobFilter(False, None, ("sglang==0.5.12", "sglang"))], "old") is None
 
     def test_a_clock_that_went_back_holds_no_job(self, jobs, leases, clock):
         post(jobs, "a")
@@ -166,7 +166,7 @@ class TestBatches:
         def fail(*_: object) -> None:
             raise RuntimeError("the disk is on fire")
 
-        monkeypatch.setattr("tuner.store.job_rows.new_job", fail)
+        monkeypatch.setattr("tuner.store.submissions.new_job", fail)
         with pytest.raises(RuntimeError):
             jobs.submit_all(self.wanted(0, 1))
         assert jobs.list() == []

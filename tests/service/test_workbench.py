@@ -40,12 +40,12 @@ def pid(measurement: Measurement) -> str:
 
 @pytest.fixture
 def bench():
-    with Workbench("fake_gpu_child") as opened:
+    with Workbench("fake_gpu_child", limits=LIMITS) as opened:
         yield opened
 
 
 def worker_of(bench: Workbench, **answer: object) -> GpuWorker:
-    return bench.worker("0", {"answer": answer}, ENV, LIMITS)
+    return bench.worker("0", {"answer": answer}, ENV)
 
 
 def test_a_second_problem_has_the_same_child_and_counts_of_its_own(bench):
@@ -73,7 +73,7 @@ def test_a_child_that_replaced_a_crashed_one_is_set_up_for_the_problem_at_hand(b
     assert crashed.status is Status.CRASHED
     assert after.median_us == 30
     assert worker.ready["device"] == "NVIDIA_SECOND"
-    assert worker.replaced == 1
+    assert worker.replaced == 2
     assert worker_of(bench).replaced == 0
 
 
@@ -100,7 +100,7 @@ def test_a_problem_that_cannot_be_set_up_does_not_harm_the_next(bench, answer, e
 
 
 def test_closing_ends_the_children():
-    with Workbench("fake_gpu_child") as bench:
+    with Workbench("fake_gpu_child", limits=LIMITS) as bench:
         worker = worker_of(bench)
         (one,) = measured(worker, pending(20))
     assert not Path(f"/proc/{pid(one)}").exists()

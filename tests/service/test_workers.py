@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from subprocess import Popen
+from uuid import uuid4
 
 import pytest
 from cases import RECORDINGS, submit
@@ -32,17 +33,19 @@ from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.measure.gpu_lock import FOLDER, lock_gpu
 from tuner.store.database import Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.tables import idempotency_keys
 from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore
-from workers.machine import Registration, describe
+from workers.machine import LocalGpu, Registration, describe
 from workers.queue import Announcer
 from workers.settings import Settings, read_settings
 from workers.worker import BACKOFF_S, Runner, Worker
 
+OTHER_HOST = Path(__file__).parent / "other_host"
 PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
 
 
@@ -337,6 +340,33 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
         broken.stop()
         assert workers.list()[0].doing == "idle"
     assert rests == [BACKOFF_S, 2 * BACKOFF_S]
+
+
+def test_a_gpu_on_which_another_process_measures_costs_no_attempt(sqlite_url, monkeypatch):
+    host = {"HOST_GPU": uuid4().hex, "PYTHONPATH": str(OTHER_HOST)}
+    gpu = LocalGpu(f"GPU-{host['HOST_GPU']}", "NVIDIA_L40S")
+    rests: list[float] = []
+    with Leases.open(sqlite_url) as leases, ExitStack() as stack:
+        jobs = JobStore(leases.database)
+        job_id = submit(jobs, replace(replay(), device="L40S", measure="gpu")).job.id
+        registration = Registration(WorkerStore(leases.database), describe(gpu, None, "test"))
+        registration.beat()
+        environ = {**os.environ, **host, "TUNER_DATABASE_URL": sqlite_url}
+        worker = Worker(leases, registration, environ)
+        stack.callback(worker.stop)
+
+        def rest(seconds: float) -> None:
+            rests.append(seconds)
+            worker.ask_to_stop()
+
+        monkeypatch.setattr(worker._stopping, "wait", rest)
+        stack.callback((FOLDER / f"engine-tuner-{gpu.uuid}.lock").unlink)
+        stack.callback(os.close, lock_gpu(gpu.uuid))
+        assert worker.drain() == 1
+        job = jobs.get(job_id)
+        assert (job.state, job.attempts) == (JobState.QUEUED, 0)
+        assert job.error.endswith(f"measures on {gpu.uuid}")
+        assert (registration._failed_starts, rests) == (0, [BACKOFF_S])
 
 
 def test_a_worker_takes_no_job_whose_engine_it_lacks(sqlite_url):

@@ -56,13 +56,6 @@ EXAMPLES = {
         ],
         "dtype",
     ),
-    "state_update": (
-        [
-            "state_update:heads=16,head_dim=64,state_size=128,groups=1,dtype=bfloat16,"
-            "cache_dtype=float32"
-        ],
-        "head_dim",
-    ),
     "chunk_scan": (
         [
             "chunk_scan:heads=16,head_dim=64,groups=2,state_size=128,chunk_size=128,"
@@ -79,14 +72,6 @@ EXAMPLES = {
         ],
         "key_dim",
     ),
-    "kda": (["kda:heads=32,head_dim=128,dtype=bfloat16,state_dtype=float32"], "head_dim"),
-    "minimax_sparse": (
-        [
-            "minimax_sparse:heads=16,kv_heads=1,head_dim=128,index_dim=128,block=128,topk=16,"
-            "dtype=bfloat16"
-        ],
-        "index_dim",
-    ),
     "toy": (["toy_scale:columns=1024"], "columns"),
 }
 QUANTISED = "deepseek-r1"  # a preset that has problems of most families
@@ -94,20 +79,14 @@ QUANTISED = "deepseek-r1"  # a preset that has problems of most families
 _NANO = str(HERE.parent / "data" / "mamba" / "nemotron-3-nano")
 _QWEN = str(HERE.parent / "data" / "models" / "qwen3.5-35b-a3b")
 MODELS = {
-    "state_update": (_NANO, "vllm"),
     "chunk_scan": (_NANO, "sglang"),
     "gated_delta": (_QWEN, "sglang"),
-    "kda": ("kimi-linear", "sglang"),
-    "minimax_sparse": ("minimax-m3", "sglang"),
 }
 # Releases older than an engine's kernels of a family.
 TOO_OLD = {
     ("sglang==0.4.4", "chunk_scan"),
     ("sglang==0.4.4", "gated_delta"),
     ("vllm==0.10.2", "gated_delta"),
-    ("sglang==0.4.4", "kda"),
-    ("vllm==0.10.2", "kda"),
-    ("sglang==0.4.4", "minimax_sparse"),
 }
 ENGINES = ["sglang==0.5.16", "sglang==0.4.4", "vllm==0.33.0", "vllm==0.10.2", "toyengine==1.2.3"]
 PLACED = ["problem", "point"]  # the parameters of what is asked of a point

@@ -22,13 +22,22 @@ from advice_cases import (
 
 from tuner.backends.registry import Backend
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import server_settings
+from tuner.engines.dispatch import NOT_KNOWN, of_model, server_settings
 from tuner.engines.engine import Engine
 from tuner.errors import BadInput
-from tuner.export.advice import Advice, Verdict, advise, advise_all, for_servers
+from tuner.export.advice import (
+    Advice,
+    Verdict,
+    advise,
+    advise_all,
+    flags_to_start,
+    for_servers,
+)
 from tuner.export.plan import plan_model
 from tuner.problems.points import Problem
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Entry, Incumbent, Status
+from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import CLEAR_GAIN, NOISE
 
 H200, H100 = map(find_device, ("H200", "H100"))
@@ -110,6 +119,28 @@ def test_what_the_engine_cannot_run_is_replaced():
     advice = asked(MOE, entries(MOE, own=None))
     assert (advice.verdict, advice.gain) == (Verdict.FILES, None)
     assert "cannot run" in advice.reason
+
+
+@pytest.mark.parametrize("status", [Status.NOT_RECORDED, Status.CRASHED, Status.TIMED_OUT])
+def test_what_was_not_compared_with_the_engines_own_does_not_replace_it(status):
+    """No time of the engine's configuration is no proof that it cannot run."""
+    known = Incumbent(OWN, status)
+    unheld = [replace(one, incumbents={"default": known}) for one in entries(MOE, sizes=(8,))]
+    advice = asked(MOE, [*entries(MOE, sizes=(1,)), *unheld])
+    assert [(w.entry.config, w.status) for w in advice.winners] == [
+        *[(TUNED, Status.OK)] * 2,
+        *[(OWN, Status.INCUMBENT)] * 2,
+    ]
+    assert "not compared with what runs without us" in advice.winners[-1].entry.reason
+    # One gemm that cannot run stops the layer, whatever is known of the other one.
+    down = replace(unheld[1], incumbents={"default": Incumbent(OWN, Status.OUT_OF_RESOURCES)})
+    advice = asked(MOE, [unheld[0], down])
+    assert {winner.entry.config for winner in advice.winners} == {TUNED}
+    # An entry of attention is for several sizes, so all of them stay.
+    some = entries(DECODE)
+    some[0] = replace(some[0], incumbents={"default": known})
+    said = "no time is known of what runs without us at 1x1+1024"
+    assert left(asked(DECODE, some, ON_TRITON)) == said
 
 
 # Servers that run another backend
@@ -244,6 +275,51 @@ def test_what_was_installed_when_it_was_tuned_settles_what_runs():
     # With other flags, what was seen without flags is no answer.
     flags = {"--fp8-gemm-backend": "cutlass"}
     assert asked(GEMM, entries(GEMM, without_us="default"), flags).verdict is Verdict.LEAVE
+
+
+# Winners know the servers that they were found for
+
+INT8 = parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=int8_w8a8,per_channel_quant")
+STORED = "int8_w8a8 compressed-tensors int8"
+INT8_FLAG = {"--quantization": "w8a8_int8"}
+
+
+def of_server(some: list[Entry], *server: str) -> list[Entry]:
+    return [replace(one, server=ServerSettings(*server)) for one in some]
+
+
+def test_flags_without_which_servers_do_not_start_are_told_with_the_files():
+    own = of_server(entries(INT8), "", STORED)
+    advice = asked(INT8, own)
+    assert (advice.verdict, advice.flags, advice.presumed) == (Verdict.FLAGS, INT8_FLAG, True)
+    assert "over what runs without us with --quantization w8a8_int8: Triton's" in advice.reason
+    assert asked(INT8, own, INT8_FLAG).verdict is Verdict.FILES  # the servers have it
+    # Whatever else the flag changes, servers of this checkpoint have it.
+    both = [*winners(INT8, own), *winners(GEMM, entries(GEMM))]
+    assert flags_to_start(advise_all(both, H200, Served(), wanted=[GEMM, OTHER_GEMM])) == INT8_FLAG
+
+
+def test_a_checkpoint_that_is_not_known_is_said_to_be_so():
+    old = asked(INT8, entries(INT8))
+    assert old.verdict is Verdict.FILES
+    assert old.reason.endswith(f"Triton's default configurations; {NOT_KNOWN}")
+    for known in (of_server(entries(INT8), "", STORED), of_server(entries(INT8), "MixtralFor")):
+        assert NOT_KNOWN not in asked(INT8, known).reason
+
+
+def test_a_model_that_is_named_counts_before_the_winners_own():
+    own = of_server(entries(INT8), "", STORED, "--moe-runner-backend flashinfer_cutlass")
+    other = of_model({}, "deepseek-r1-channel-int8")
+    advice = asked(INT8, own, other)
+    assert (advice.verdict, advice.flags) == (Verdict.FILES, {})
+
+
+def test_flags_of_the_servers_that_were_tuned_for_are_told_with_the_files():
+    own = of_server(entries(DECODE), "Qwen3ForCausalLM", "", "--attention-backend triton")
+    advice = asked(DECODE, own)
+    assert (advice.verdict, advice.flags) == (Verdict.FLAGS, ON_TRITON)
+    # A server of that model without the flag runs FlashAttention 3.
+    assert "was not measured" in left(asked(DECODE, own, of_model({}, "qwen3-32b")))
 
 
 def test_a_flag_must_be_good_for_all_that_it_changes():

@@ -1,5 +1,7 @@
 """Choosing: pairs share BLOCK_SIZE_M, incumbents stand unless beaten, no batch size is left out."""
 
+from dataclasses import replace
+
 import cases
 import pytest
 from hypothesis import given
@@ -9,8 +11,8 @@ from tuner.errors import NothingFits
 from tuner.families.fused_moe.choose import MAKERS, SLOWER, MoePolicy, choose
 from tuner.families.fused_moe.pairs import finalists
 from tuner.families.fused_moe.problem import Gemm
-from tuner.problems.points import Config, Point
-from tuner.problems.results import Status, Trial
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.results import Compiled, Measurement, Status, Trial, untimed
 from tuner.tuning.baselines import KEPT
 
 EXACT = MoePolicy(noise=0.0)
@@ -146,8 +148,35 @@ def test_batch_sizes_nobody_asked_for_keep_the_incumbent_or_the_nearest_that_fit
     entries = choose(trials, incumbents, EXACT, {8})
     assert set(chosen(entries, 4).values()) == {default}
     assert set(chosen(entries, 16).values()) == {winner}
-    untuned = [e for e in entries if e.point.batch_size != 8]
-    assert all(e.status is Status.INCUMBENT and e.median_us is None for e in untuned)
+    untuned = {e.point.batch_size: (e.status, e.median_us) for e in entries}
+    assert untuned[4] == (Status.INCUMBENT, None)
+    assert untuned[16] == (Status.COPIED, None)
+    predicted = Measurement(Status.PREDICTED, 10.0)
+    guessed = [replace(one, measurement=predicted) for one in timed(8, {winner: 10.0})]
+    entries = choose([*guessed, *timed(16, {default: None})], incumbents, EXACT, {8})
+    assert {e.status for e in entries if e.point.batch_size == 16} == {Status.PREDICTED}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "stays"),
+    [
+        (None, True),  # nobody tried it
+        (Status.NOT_RECORDED, True),
+        (Status.COMPILE_TIMEOUT, True),
+        (Status.COMPILE_ERROR, False),
+        (Status.OUT_OF_RESOURCES, False),
+    ],
+)
+def test_the_engines_own_entry_stays_at_a_size_that_was_not_tuned_unless_it_cannot_run(
+    compiled, stays
+):
+    default, winner = config(128), config(16)
+    trials = timed(8, {winner: 10.0, default: 20.0})
+    if compiled:
+        candidates = [Candidate(Point(16, gemm), default) for gemm in Gemm]
+        trials += [untimed(one, Compiled(compiled)) for one in candidates]
+    entries = choose(trials, both(8, default) | both(16, default), EXACT, {8})
+    assert set(chosen(entries, 16).values()) == {default if stays else winner}
 
 
 @given(st.data())

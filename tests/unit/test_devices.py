@@ -178,9 +178,10 @@ class TestAnAmdCard:
         assert not cuda_target(10, 0).is_sm(90) and not cuda_target(8, 9).is_sm_or_later(90)
 
     def test_loads_nothing_through_tma_and_swaps_nothing(self, mi300x):
-        down = space_for(FP8, mi300x, Gemm.DOWN, wide=True, tma=takes_tma(FP8))
+        down = space_for(FP8, mi300x, Gemm.DOWN, wide=True, tma=takes_tma(FP8, Gemm.DOWN))
         assert "USE_TMA" not in down.axes
-        h200 = space_for(FP8, find_device("H200"), Gemm.DOWN, wide=True, tma=takes_tma(FP8))
+        tma = takes_tma(FP8, Gemm.DOWN)
+        h200 = space_for(FP8, find_device("H200"), Gemm.DOWN, wide=True, tma=tma)
         assert "USE_TMA" in h200.axes
         tile = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64}
         assert not swaps_ab(Config(tile), FP8.dtype, mi300x.target)

@@ -21,9 +21,11 @@ from tuner.engines.dispatch import (
 from tuner.engines.dispatch_table import DispatchRule, UnknownFact
 from tuner.engines.engine import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
-from tuner.families.fused_moe.models import resolve_config
+from tuner.families.fused_moe.models import resolve, resolve_config
 from tuner.files import shipped_toml
 from tuner.models.serving import Serving
+from tuner.models.table import stored_as
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem, problem_names
 
@@ -107,11 +109,11 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
     awq, gptq = ({"quant_method": name, "bits": 4, "group_size": 128} for name in ("awq", "gptq"))
     rounded = gptq | {"quant_method": "auto-round"}
     qwen, nemotron = "Qwen3MoeForCausalLM", "NemotronHForCausalLM"
-    int8_flag, wna16 = {"--quantization": "w8a8_int8"}, {"--quantization": "moe_wna16"}
+    wna16 = {"--quantization": "moe_wna16"}
     runner = {"--moe-runner-backend": "triton"}
     for release, device, architecture, stored, columns, kernels, to_triton in (
-        ("sglang 0.5.2", "L40S", qwen, weights(8, "int"), 384, ["no kernel"], int8_flag),
-        ("sglang 0.5.16", "L40S", qwen, weights(8, "int"), 384, ["no kernel"], int8_flag),
+        ("sglang 0.5.2", "L40S", qwen, weights(8, "int"), 384, ["Triton"], {}),
+        ("sglang 0.5.16", "L40S", qwen, weights(8, "int"), 384, ["Triton"], {}),
         ("sglang 0.5.23", "H100", qwen, {"quant_method": "w8a8_int8"}, 384, ["Triton"], {}),
         ("sglang 0.5.16", "H100", qwen, int4, 384, ["Marlin"], runner),
         ("sglang 0.5.2", "H100", qwen, int4, 384, ["Marlin"], {}),
@@ -153,11 +155,32 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
             assert found
             assert [one.name.partition(" (")[0] for one in found.kernels] == kernels
             assert to_triton is None or found.to_triton == to_triton
+            stops = engine == "sglang" and stored == weights(8, "int")
+            assert found.needs == ({"--quantization": "w8a8_int8"} if stops else {})
             assert "checkpoint" not in found.options
             with_it = what_runs(
                 engine, version, problem, find_device(device), flags | found.to_triton
             )
             assert not found.to_triton or (with_it and with_it.always_triton)
+
+
+def test_16_bit_experts_that_a_server_quantises_as_it_loads_have_no_stored_scales(subtests):
+    """Of the others nobody knows which checkpoint is served."""
+    for flags, kernels in (
+        ({"--quantization": "fp8"}, ["Triton"]),
+        ({}, ["FlashInfer", "Triton"]),
+    ):
+        with subtests.test(flags):
+            settings = of_model(flags, "gemma-4-26b-a4b")
+            serving = Serving(engine="vllm", dtype=Dtype.FP8_W8A8)
+            (problem,) = resolve("gemma-4-26b-a4b", serving).problems
+            device = find_device("RTX PRO 6000 Blackwell Server Edition")
+            found = what_runs("vllm", "0.33.0", problem, device, settings)
+            assert found and [one.name for one in found.kernels] == kernels
+    assert stored_as("gemma-4-26b-a4b") == "bfloat16 none"
+    config = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "hidden_size": 64}
+    config |= {"intermediate_size": 512, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}
+    assert stored_as(json.dumps(config).encode()) == "bfloat16 none"
 
 
 def test_triton_s_attention_is_not_offered_where_a_release_refuses_it(subtests):

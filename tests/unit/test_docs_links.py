@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))
 TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + PAGES
 _LINK = re.compile(r"(?<!`)\]\(([^)\s]+)\)")
+_NAMED = re.compile(r"\[`?([\w-]+\.md)`?\]\(([^)\s]+)\)")
 
 
 def test_every_page_is_in_the_navigation():
@@ -26,6 +27,11 @@ def test_links_lead_to_files_and_headings(subtests):
         with subtests.test(text.name):
             links = _LINK.findall(text.read_text(encoding="utf-8"))
             assert [link for link in links if not _leads_somewhere(text, link)] == []
+
+
+def test_a_link_that_is_called_as_a_page_leads_there():
+    named = [link for text in TEXTS for link in _NAMED.findall(text.read_text(encoding="utf-8"))]
+    assert [link for link in named if link[1].partition("#")[0].rpartition("/")[2] != link[0]] == []
 
 
 def _leads_somewhere(text: Path, link: str) -> bool:

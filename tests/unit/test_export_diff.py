@@ -97,6 +97,7 @@ def test_files_in_which_nothing_was_tuned_are_never_called_tuned():
 
 
 def test_an_export_says_how_to_go_back():
-    assert ExportReport(Path("out"), (), 0, ("A", "B")).back == "unset A B, and restart the servers"
-    into = ExportReport(Path("out"), (), 0, (), into_engine=True)
-    assert into.back.startswith("delete the files above, and install")
+    report = ExportReport(Path("out"), (), 0, ("A", "B"))
+    assert report.back == "restart the servers after `unset A B`"
+    into = ExportReport(Path("out"), (), 0, (), restores=("rm -f a",))
+    assert into.back.startswith("run these lines")

@@ -1,18 +1,31 @@
 """What a GPU's child tells its session, without a GPU."""
 
+import os
+import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tuner.families.fused_moe.problem import Gemm
-from tuner.measure import gpu_child
+from tuner.measure import gpu_child, gpu_lock
 from tuner.measure.gpu_child import _work
+from tuner.measure.gpu_lock import lock_gpu
 from tuner.measure.messages import measurement_fields, point_fields
 from tuner.problems.points import Point
 from tuner.problems.results import Measurement, Status
 
 POINT, OTHER = Point(4, Gemm.UP), Point(4, Gemm.DOWN)
+CARD = "ffc79498-8ff3-c2dc-3b0d-fafd804516ae"
+
+
+@pytest.fixture(autouse=True)
+def card(tmp_path, monkeypatch):
+    """A GPU that torch shows, and a folder of locks for this test."""
+    monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=CARD))
 
 
 class Session:
@@ -65,3 +78,20 @@ def test_a_second_problem_does_not_know_the_first_one_s_best_time(monkeypatch):
     with pytest.raises(StopIteration):  # the child never ends by itself
         gpu_child.main()
     assert session.told == [None, 20, None]
+
+
+def test_a_gpu_on_which_another_process_measures_is_left_alone(monkeypatch):
+    answers: list[dict[str, Any]] = []
+    pipes = SimpleNamespace(receive=lambda: {"op": "setup"}, send=answers.append)
+    monkeypatch.setattr(gpu_child, "ParentPipes", lambda: pipes)
+    monkeypatch.setattr(gpu_child, "_open_session", pytest.fail)
+    monkeypatch.setattr(gpu_child.os, "_exit", sys.exit)
+    locked = lock_gpu(f"GPU-{CARD}")
+    with pytest.raises(SystemExit):
+        gpu_child.main()
+    os.close(locked)
+    said = answers.pop()
+    assert said["status"] == "in_use"
+    assert re.fullmatch(
+        rf"another process( \(pid {os.getpid()}\))? measures on .*{CARD}", said["detail"]
+    )

@@ -15,6 +15,7 @@ from tuner.jobs.job import JobRequest, read_request
 from tuner.jobs.targets import refuse_undoable
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
+from tuner.problems.server import ServerSettings
 from tuner.tuning.request import Effort
 
 LAYER = JobRequest(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")
@@ -28,7 +29,8 @@ OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
     "request_",
     [
         LAYER,
-        replace(LAYER, architecture="NemotronHForCausalLM"),
+        replace(LAYER, server=ServerSettings("NemotronHForCausalLM")),
+        replace(LAYER, server=ServerSettings("", "fp8_w8a8 fp8", "--moe-runner-backend triton")),
         replace(LAYER, selection=MoeSelection((1, 2), (Gemm.DOWN,))),
         replace(LAYER, measure="gpu", effort=Effort.QUICK, wide=True, seed=2**62),
         DECODE,
@@ -128,5 +130,5 @@ def test_a_recording_says_its_points_itself(request_):
 def test_the_class_of_a_model_is_a_part_of_the_key_only_where_it_is_known():
     """Jobs of programs before have no class, and are found by their keys."""
     assert "architecture" not in LAYER.as_json()
-    of_class = replace(LAYER, architecture="NemotronHForCausalLM")
+    of_class = replace(LAYER, server=ServerSettings("NemotronHForCausalLM"))
     assert of_class.key != LAYER.key == read_request(LAYER.as_json()).key

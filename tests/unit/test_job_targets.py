@@ -8,6 +8,7 @@ from tuner.errors import (
     BadInput,
     BadProblem,
     IndivisibleShape,
+    LacksLayers,
     MalformedCheckpoint,
     OptionsRefused,
     UnknownModel,
@@ -17,9 +18,11 @@ from tuner.models.serving import Serving
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families, find_family
+from tuner.problems.server import UNKNOWN_SERVER
 
 LAYER = "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+MODELS = Path(__file__).parent.parent / "data" / "models"
 MOE, ATTENTION, GEMM = families()[:3]
 
 
@@ -79,7 +82,7 @@ DENSE = Path(__file__).parents[1] / "data" / "dense_models" / "qwen3-32b-fp8"
 
 class TestOtherFamilies:
     def test_a_model_without_a_family_s_layers_says_what_it_has(self):
-        with pytest.raises(BadProblem) as refused:
+        with pytest.raises(LacksLayers) as refused:
             resolve_target("qwen3-32b", Serving(tp=2))
         assert "not a mixture-of-experts model; the model has" in str(refused.value)
         assert "attention (--attention)" in str(refused.value)
@@ -139,9 +142,32 @@ class TestAllFamilies:
         assert [target.family for target in found[:2]] == [MOE, ATTENTION]
 
     def test_a_family_that_is_left_out_is_said(self):
-        found = resolve_all("qwen3-32b", Serving(tp=2))
+        found = resolve_all("gpt-oss-120b", Serving(tp=2))
         assert MOE not in [target.family for target in found]
-        assert found[0].notes[0].startswith("left out a fused-MoE layer: qwen3-32b")
+        assert found[0].notes[0].startswith("left out a fused-MoE layer: gpt-oss-120b is stored as")
+
+    def test_nothing_is_said_of_layers_that_a_model_cannot_have(self, subtests):
+        """The class of the first four has none of them; that of the last has gated delta nets."""
+        config = MODELS / "deepseek-r1" / "config.json"
+        targets = ["deepseek-r1", str(config.parent), str(config), config.read_bytes()]
+        for target in [*targets, "qwen3.8-2.4t-a95b"]:
+            with subtests.test(str(target)[:60]):
+                notes = [one for one in resolve_all(target, Serving())[0].notes if "left" in one]
+                unknown = "qwen3.8" in str(target)
+                assert (
+                    any("no gated delta nets are known of qwen3.8" in n for n in notes) == unknown
+                )
+                assert not [n for n in notes if "Mamba" in n or "sparse" in n or "Kimi" in n]
+        assert not [n for n in resolve_all("qwen3-32b", Serving())[0].notes if "experts" in n]
+
+    def test_a_model_of_which_nothing_can_be_tuned_has_the_reasons_that_count(self):
+        with pytest.raises(BadInput) as refused:
+            resolve_all("deepseek-v4-flash", Serving())
+        assert "- a fused-MoE layer: deepseek-v4-flash is stored as mxfp4" in str(refused.value)
+        assert "delta" not in str(refused.value)
+        config = b'{"architectures": ["Mamba2ForCausalLM"], "layer_types": ["mamba"]}'
+        with pytest.raises(MalformedCheckpoint, match="Mamba-2 layers have no num_heads"):
+            resolve_all(config, Serving(engine="vllm"), families()[3:])
 
     def test_a_size_that_does_not_divide_is_refused(self):
         with pytest.raises(IndivisibleShape):
@@ -155,13 +181,14 @@ class TestAllFamilies:
 def test_a_target_has_the_class_of_its_model(tmp_path):
     preset = find_preset("nemotron-3-nano-30b-a3b")
     serving = Serving(engine="sglang", engine_version="0.5.16")
-    assert resolve_target(preset.name, serving).architecture == preset.architecture != ""
-    assert {one.architecture for one in resolve_all(preset.name, serving)} == {preset.architecture}
+    found = resolve_target(preset.name, serving).server
+    assert found.architecture == preset.architecture != ""
+    assert {one.server for one in resolve_all(preset.name, serving)} == {found}
     config = b"""{"architectures": ["MixtralForCausalLM"], "num_local_experts": 8,
         "hidden_size": 64,
         "intermediate_size": 512, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}"""
-    assert resolve_target(config, Serving()).architecture == "MixtralForCausalLM"
-    assert resolve_target(LAYER, Serving()).architecture == ""
+    assert resolve_target(config, Serving()).server.architecture == "MixtralForCausalLM"
+    assert resolve_target(LAYER, Serving()).server == UNKNOWN_SERVER
 
 
 def test_a_type_of_the_experts_is_never_dropped():

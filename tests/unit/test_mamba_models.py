@@ -1,38 +1,34 @@
-"""Mamba-2 state updates: problems and their texts, and what config.json says of them."""
+"""Mamba-2 layers: what config.json says of them, and the scans that they run."""
 
 from pathlib import Path
 
 import pytest
 
-from tuner.devices.table import find_device
 from tuner.errors import (
     BadProblem,
     IndivisibleShape,
     LacksLayers,
     MalformedCheckpoint,
     UnknownModel,
-    UnsupportedFamily,
 )
-from tuner.families.chunk_scan.models import resolve as resolve_scan
-from tuner.families.chunk_scan.problem import ChunkScan
-from tuner.families.state_update.models import reads, resolve, resolve_config
-from tuner.families.state_update.predict import state_space
-from tuner.families.state_update.problem import StateUpdate, parse_state_update, same_states
+from tuner.families.chunk_scan.models import resolve, resolve_config
+from tuner.families.chunk_scan.problem import ChunkScan, parse_chunk_scan
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
 
 MODELS = Path(__file__).parents[1] / "data" / "mamba"
-SPEC = "state_update:heads=16,head_dim=64,state_size=128,groups=2,dtype=bfloat16,"
+SPEC = (
+    "heads=16,head_dim=64,state_size=128,groups=2,chunk_size=64,dtype=bfloat16,state_dtype=float32"
+)
 
 
 def served(tp: int = 1, dtype: Dtype | None = None, **options: str) -> Serving:
     return Serving(engine="vllm", engine_version="0.33.0", tp=tp, dtype=dtype, options=options)
 
 
-def problem_of(name: str, serving: Serving) -> StateUpdate:
+def problem_of(name: str, serving: Serving) -> ChunkScan:
     (found,) = resolve(str(MODELS / name), serving).problems
-    assert isinstance(found, StateUpdate)
+    assert isinstance(found, ChunkScan)
     return found
 
 
@@ -49,7 +45,7 @@ def problem_of(name: str, serving: Serving) -> StateUpdate:
 def test_each_class_names_its_sizes(name, sizes, cache):
     found = problem_of(name, served())
     assert (found.heads, found.head_dim, found.state_size, found.groups) == sizes
-    assert found.cache_dtype == cache
+    assert found.state_dtype == cache
     assert resolve_config((MODELS / name / "config.json").read_bytes(), name, served()).problems
 
 
@@ -62,15 +58,12 @@ def test_each_class_names_its_sizes(name, sizes, cache):
     ],
 )
 def test_presets_have_their_layers(preset, sizes):
-    (update,) = resolve(preset, served()).problems
-    (scan,) = resolve_scan(preset, served()).problems
-    assert isinstance(update, StateUpdate)
+    (scan,) = resolve(preset, served()).problems
     assert isinstance(scan, ChunkScan)
     found = scan.heads, scan.head_dim, scan.groups, scan.state_size, scan.chunk_size
     assert found == sizes
-    assert (update.heads, update.head_dim, update.groups, update.state_size) == sizes[:4]
     with pytest.raises(LacksLayers, match="no Mamba-2 layers are known of qwen3-8b"):
-        resolve_scan("qwen3-8b", served())
+        resolve("qwen3-8b", served())
 
 
 def test_ranks_share_heads_and_groups():
@@ -85,9 +78,9 @@ def test_ranks_share_heads_and_groups():
 
 
 def test_the_type_of_states_can_be_said():
-    serving = served(mamba_ssm_cache_dtype="float16")
-    assert problem_of("nemotron-3-nano", serving).cache_dtype == "float16"
-    assert problem_of("granite-4-hybrid", served(dtype=Dtype.FLOAT16)).cache_dtype == "float16"
+    serving = served(mamba_state_dtype="float16")
+    assert problem_of("nemotron-3-nano", serving).state_dtype == "float16"
+    assert problem_of("granite-4-hybrid", served(dtype=Dtype.FLOAT16)).state_dtype == "float16"
     with pytest.raises(BadProblem, match="dtype must be bfloat16 or float16, not fp8_w8a8"):
         problem_of("granite-4-hybrid", served(dtype=Dtype.FP8_W8A8))
 
@@ -99,7 +92,7 @@ def test_models_without_such_layers_are_refused(name):
         MalformedCheckpoint, match="no Mamba-2 layers that are known here"
     ) as caught:
         problem_of(name, served())
-    assert ("state_update:" in str(caught.value)) is (name != "qwen3-next")
+    assert ("chunk_scan:" in str(caught.value)) is (name != "qwen3-next")
 
 
 def test_what_cannot_be_resolved_says_what_to_do():
@@ -109,18 +102,6 @@ def test_what_cannot_be_resolved_says_what_to_do():
         with pytest.raises(UnknownModel) as caught:
             resolve(text, served())
         assert f"hf download {said} config" in caught.value.cli
-    with pytest.raises(UnsupportedFamily, match="not tuned for sglang, only for vllm"):
-        resolve(str(MODELS / "mamba2"), Serving())
-
-
-def test_a_warning_line_lacks_the_heads():
-    line = (
-        "Using default Mamba SSU config. Performance might be sub-optimal! Config file not found "
-        "at /x/headdim=64,dstate=128,device_name=NVIDIA_L40S,cache_dtype=float32.json"
-    )
-    assert reads(line)
-    with pytest.raises(BadProblem, match="does not say how many heads a rank has"):
-        resolve(line, served())
 
 
 def test_missing_and_bad_fields_are_named(tmp_path):
@@ -146,31 +127,13 @@ def test_missing_and_bad_fields_are_named(tmp_path):
         ("heads=15", "groups=2 do not divide heads=15"),
         ("heads=0", "heads must be from 1"),
         ("head_dim=4096", "head_dim must be from 1 to 1024"),
-        ("cache_dtype=float8", "not kept in 'float8'"),
+        ("state_dtype=float8", "not kept in 'float8'"),
         ("dtype=int8_w8a8", "dtype must be"),
     ],
 )
 def test_impossible_problems_are_refused(change, said):
     name = change.partition("=")[0]
-    fields = dict(part.split("=") for part in SPEC.partition(":")[2].strip(",").split(","))
+    fields = dict(part.split("=") for part in SPEC.split(","))
     fields[name] = change.partition("=")[2]
     with pytest.raises(BadProblem, match=said):
-        parse_state_update("state_update:" + ",".join(f"{k}={v}" for k, v in fields.items()))
-
-
-def test_states_of_one_width_are_alike():
-    wide, half, other = (
-        parse_state_update(f"{SPEC}cache_dtype={cache}")
-        for cache in ("float32", "float16", "bfloat16")
-    )
-    assert same_states(half, other)
-    assert not same_states(wide, half)
-
-
-def test_the_space_has_what_engines_ship_and_stays_small():
-    problem = parse_state_update(f"{SPEC}cache_dtype=float32")
-    space = state_space(problem, find_device("H100"))
-    assert len(space) <= 24
-    for rows, warps in [(4, 1), (8, 1), (16, 2), (32, 4), (64, 8), (64, 1)]:
-        assert space.legal(Config({"BLOCK_SIZE_M": rows, "num_warps": warps})), (rows, warps)
-    assert not space.legal(Config({"BLOCK_SIZE_M": 128, "num_warps": 8}))  # a head has 64 rows
+        parse_chunk_scan("chunk_scan:" + ",".join(f"{k}={v}" for k, v in fields.items()))

@@ -16,6 +16,7 @@ from tuner.errors import (
     BadInput,
     BadProblem,
     IndivisibleShape,
+    LacksLayers,
     MalformedCheckpoint,
     TunerError,
     UnknownModel,
@@ -26,7 +27,7 @@ from tuner.families.fused_moe.models import resolve as resolve_moe
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.jobs.targets import TuningTarget, only_problem
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
-from tuner.models.serving import Serving
+from tuner.models.serving import Note, Serving
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import find_family
@@ -118,7 +119,7 @@ class TestPresets:
         for model in presets():
             if model.dtype and not model.E:
                 said = f"{model.name} .* has no experts"
-                with subtests.test(model.name), pytest.raises(BadProblem, match=said):
+                with subtests.test(model.name), pytest.raises(LacksLayers, match=said):
                     moe_problem(model)
 
 
@@ -593,6 +594,17 @@ def test_another_dtype_than_the_checkpoints_says_what_is_assumed(model, dtype, s
     assert [problem.block_shape for problem in found.problems] == [None]
     assert "--block-shape 128x128" in note and not (never and never in note)
     assert "block_shape=[128, 128]" in note.api
+
+
+def test_weight_only_types_have_groups_and_a_scale_for_each_channel():
+    def taken(**options) -> Note:
+        serving = Serving(tp=2, dtype=Dtype.INT8_W8A16, options=options)
+        (note,) = [one for one in resolve_moe("llama-4-scout", serving).notes if "taken" in one]
+        return note
+
+    assert "taken with a scale for each channel and no groups; for a checkpoint with" in taken()
+    assert "--block-shape 0x128" in taken() and "block_shape=[0, 128]" in taken().api
+    assert taken(block_shape=(0, 64)).endswith("int8_w8a16 is taken with groups of 64, as asked")
 
 
 def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_words():

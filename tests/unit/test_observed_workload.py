@@ -1,14 +1,12 @@
-"""Logs, profiles and benchmarks name the batches that a server really runs."""
+"""Logs and benchmarks name the batches that a server really runs."""
 
 import pytest
-from profile_traces import DECODE, MOE, TraceWriter
 
-from tuner.profile import Phase, read
-from tuner.profile.workload import (
+from tuner.engines.logs.workload import (
+    Phase,
     WeightedBatch,
     batches_of_load,
     batches_of_log,
-    batches_of_profile,
     points,
     sizes,
 )
@@ -48,19 +46,6 @@ def test_a_log_of_sglang_weighs_batches_by_their_time():
 def test_a_log_of_vllm_tells_lengths_by_the_cache_in_use():
     assert batches_of_log(VLLM) == [WeightedBatch(Phase.DECODE, 4, 1, 4100, 1.0)]
     assert batches_of_log(VLLM[1:]) == [WeightedBatch(Phase.DECODE, 4, 1, None, 1.0)]
-
-
-def test_a_profile_tells_sizes_by_its_steps(tmp_path):
-    trace = TraceWriter()
-    trace.step((MOE, 30.0), mark="step[EXTEND bs=2 toks=1000]")
-    for _ in range(3):
-        trace.step((DECODE, 10.0), mark="step[DECODE bs=8]", graph=True)
-    found = batches_of_profile(read([trace.write(tmp_path / "a.trace.json")]))
-    assert set(found) == {
-        WeightedBatch(Phase.PREFILL, 2, 500, None, 1.0),
-        WeightedBatch(Phase.DECODE, 8, 1, None, 1.0),
-    }
-    assert points(found) == []
 
 
 def test_a_benchmark_tells_batches_by_its_load():

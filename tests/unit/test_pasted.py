@@ -244,9 +244,10 @@ def test_commands_carry_what_the_text_says():
 REPORTS = [
     ("moe-vllm-gb10-block64", Hints(), ["--engine vllm"], ["nemotron", "K=2048"]),
     ("moe-vllm-h20-int4", Hints(), ["not tuned by this program"], ["qwen3.5-122b", "glm-5-fp8"]),
-    ("mamba-vllm-gb10", Hints(), ["--mamba"], ["no Mamba kernels"]),
     ("oor-sgl-fp8dynamic-4090", Hints("sglang==0.4.6.post1", "4090", "qwen3-30b-a3b-fp8", 2),
      ["tuner tune qwen3-30b-a3b-fp8 --tp 2"], ["FILE"]),
+    ("oor-sgl-fp8-sm120", Hints(), ["0.5.14"], ["package triton_kernels", "--mem-fraction-static"]),
+    ("script-sgl-qwen38", Hints(), ["tuner tune config.json --tp 8"], ["nstall the Transformers"]),
     ("oor-sgl-mi308", Hints("sglang==0.4.6.post1", "MI300X", "deepseek-r1", 8), ["--attention"], []),
     ("oor-vllm-turing-gemma4", Hints(), ["Turing"], ["512triton"]),
     ("oor-vllm-lora-mi325", Hints(), ["no LoRA kernels"], ["tuner tune"]),

@@ -89,6 +89,7 @@ class TestRows:
             (Status.PREDICTED, OWN, {"default": 1.0, "shipped": 1.0}, Origin.SHIPPED),
             (Status.INCUMBENT, OWN, {"shipped": None}, Origin.SHIPPED),
             (Status.INCUMBENT, OURS, {}, Origin.OWN),
+            (Status.COPIED, OURS, {}, Origin.COPIED),
         ],
     )
     def test_each_entry_says_where_it_comes_from(self, status, config, engine, origin):

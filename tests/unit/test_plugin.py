@@ -57,7 +57,7 @@ def registry(monkeypatch):
 
 @pytest.mark.parametrize(
     ("family", "modules"),
-    [("chunk_scan", 8), ("gated_delta", 12), ("kda", 8), ("minimax_sparse", 2)],
+    [("chunk_scan", 8), ("gated_delta", 12)],
 )
 def test_files_of_scans_wait_for_the_modules_of_kernels(
     registry, monkeypatch, tmp_path, family, modules

@@ -6,7 +6,8 @@ import pytest
 from gemm_cases import baselines, point, tile, trial
 
 from tuner.errors import NothingFits
-from tuner.problems.results import Entry, Status, Trial
+from tuner.problems.points import Candidate
+from tuner.problems.results import Compiled, Entry, Status, Trial, untimed
 from tuner.tuning.pointwise import PointwiseChooser, Policy
 
 DEFAULT, SHIPPED = tile(), tile(n=64, group=1)
@@ -105,8 +106,12 @@ def test_sizes_that_were_not_tuned_keep_what_the_engine_runs_or_get_the_nearest(
     entries = one.choose(trials)
     assert [entry.point for entry in entries] == [point(1), point(8), point(64)]
     assert [entry.config for entry in entries] == [NARROW, SHIPPED, NARROW]
-    assert [entry.status for entry in entries] == [Status.OK, Status.INCUMBENT, Status.INCUMBENT]
+    assert [entry.status for entry in entries] == [Status.OK, Status.INCUMBENT, Status.COPIED]
     assert entries[2].reason.endswith("cannot run here; as at M=1")
+    asked = Candidate(point(64), DEFAULT)
+    for status in (Status.NOT_RECORDED, Status.COMPILE_TIMEOUT):
+        kept = one.choose([*trials[:3], untimed(asked, Compiled(status))])[2]
+        assert (kept.config, kept.status) == (DEFAULT, Status.INCUMBENT)
 
 
 def test_finalists_are_the_incumbents_the_choices_nearby_and_the_fastest():

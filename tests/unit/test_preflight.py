@@ -397,6 +397,36 @@ def test_variables_that_work(name, value):
     assert errors(check_nodes([node])) == ["ports-down", "nic-wrong-switch"]
 
 
+def test_a_variable_that_leaves_devices_out_is_judged_against_the_proposal(subtests):
+    """A DGX Spark shows each port as two devices, and each of them has half of its rate."""
+    spark = read_capture("spark1", DATA / "sparks" / "spark1")
+    (found,) = [f for f in check_nodes([spark]).findings if f.check == "rdma-left-out"]
+    assert found.severity is Severity.WARNING
+    assert "NCCL_IB_HCA=rocep1s0f1 uses 1 of 2 RDMA devices" in found.message
+    assert "the bandwidth of roceP2p1s0f1 is lost" in found.message
+    assert found.fix.startswith("set NCCL_IB_HCA=roceP2p1s0f1,rocep1s0f1,")
+    for name, value, used in (
+        ("NCCL_IB_HCA", "^roceP2p1s0f1", 1),
+        ("NCCL_IB_HCA", "=rocep1s0f1:1", 1),
+        ("NCCL_IB_HCA", "rocep", 1),
+        ("NCCL_IB_HCA", "roce", None),
+        ("NCCL_IB_HCA", "^=roce", None),
+        ("NCCL_IB_HCA", "", None),
+        ("NCCL_IB_HCA", "=rocep1s0f1,roceP2p1s0f1", None),
+        ("NCCL_IB_DISABLE", "1", 0),
+        ("NCCL_IB_DISABLE", "0", None),
+    ):
+        with subtests.test(f"{name}={value}"):
+            report = check_nodes([replace(spark, environment={name: value})])
+            said = [f.message for f in report.findings if f.check == "rdma-left-out"]
+            assert bool(said) is (used is not None)
+            assert used is None or f"{name}={value} uses {used} of 2 " in said[0]
+    for said in ({"environment": {"NCCL_IB_HCA": "rocep1s0f1"}}, {"rdma": ("rocep1s0f1",)}):
+        with subtests.test(said):  # the cluster file's own choice
+            report = check_nodes([spark], one_node("spark1", **said))
+            assert "rdma-left-out" not in checks(report)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [

@@ -187,17 +187,3 @@ class TestAttention:
         expected = max(operations / H200.fp16_tflops / 1e6, memory / H200.bandwidth_gbs / 1e3)
         found = least_us(problem, Point(1, Stage.EXTEND, new, cached))
         assert found == pytest.approx(expected)
-
-
-class TestStateUpdate:
-    def test_each_sequence_reads_and_writes_its_states(self):
-        problem = parse_problem(
-            "state_update:heads=64,head_dim=64,state_size=128,groups=8,dtype=bfloat16,"
-            "cache_dtype=float32"
-        )
-        (part,) = problem.parts
-        least_us = family_of(problem).least_us
-        states = 2 * 64 * 64 * 128 * 4  # bytes, read and written
-        for sequences in (1, 256):
-            found = least_us(problem, Point(sequences, part), H200)
-            assert found == pytest.approx(sequences * states / H200.bandwidth_gbs / 1e3, rel=0.02)

@@ -99,6 +99,19 @@ def test_constants_are_added_to_the_launches_of_a_kernel_without_an_autotuner(ch
     assert kernel.launched[0]["grid"] == (1, 2, 3)
 
 
+def test_an_entry_that_is_the_engine_s_own_leaves_the_choice_to_the_engine(choices, tmp_path):
+    """It has a configuration even where nobody knows what the engine chooses."""
+    first, last = FILE.entries
+    mixed = replace(FILE, entries=(replace(first, status=Status.INCUMBENT), last))
+    FILE.path_under(tmp_path).write_text(mixed.text())
+    kernel = Autotuned()
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
+    launch(kernel, 1024)
+    assert (kernel.chose, kernel.fn.launched) == (1, [])
+    launch(kernel, 8192)
+    assert (kernel.chose, constants(kernel.fn)) == (1, [LONG])
+
+
 def test_arguments_are_found_by_name_in_any_place():
     found = Arguments({"x": 0, "y": 1, "z": 2}, (1, None), {"warps": 4})
     assert dict(found) == {"x": 1, "y": None, "warps": 4}

@@ -10,11 +10,10 @@ from advice_cases import winners as measured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, interval, metric
-from tuner.deploy.served.dummy_model import write_dummy_model
-from tuner.deploy.served.loads import Arrival, Load, Speed, median_speed, parse_loads, speed_of
-from tuner.deploy.served.outputs import TOKENS, Answers, check_outputs
-from tuner.deploy.served.report import (
+from benchmarks.served.dummy_model import write_dummy_model
+from benchmarks.served.loads import Arrival, Load, Speed, median_speed, parse_loads, speed_of
+from benchmarks.served.outputs import TOKENS, Answers, check_outputs
+from benchmarks.served.report import (
     COLUMNS,
     LoadGain,
     ServedProof,
@@ -22,9 +21,10 @@ from tuner.deploy.served.report import (
     backend_advice,
     gains_of,
 )
-from tuner.deploy.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
+from benchmarks.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
+from benchmarks.served.server import Answer, ServerLaunch, flag_value, server_of
+from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, interval, metric
 from tuner.devices.table import find_device
-from tuner.engines.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
@@ -263,6 +263,9 @@ def test_advised_flags_replace_what_a_command_says_of_them():
     assert advised.added_to(words) == ["--x", "1", "--ab", "3", "--y", "--a", "triton"]
     assert advised.variables == {"NAME": "0"}
     assert Advised().added_to(words) == words
+    assert advised.needed_in(words) == words  # a server starts without them
+    needed = Advised(needs={"--q": "int8"})
+    assert needed.needed_in(words) == needed.added_to(words) == [*words, "--q", "int8"]
 
 
 def test_the_store_says_the_flags_of_the_server_with_the_files():
@@ -294,7 +297,7 @@ def test_the_store_says_the_flags_of_the_server_with_the_files():
 def test_flags_of_a_user_come_last(engine):
     launch = ServerLaunch("0.24.0", "/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42)
     words = server_of(engine).command(launch)
-    assert words[0] == f"tuner.engines.{engine}.dummy_server"
+    assert words[0] == f"benchmarks.served.{engine}_dummy"
     assert words[-2:] == ["--x", "1"]
     assert {"/m", "8000", "2", "dummy", "0.42"} <= {*words}
 

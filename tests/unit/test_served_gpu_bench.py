@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from benchmark_scripts import load_script
 
-from tuner.deploy.served.loads import parse_loads
+from benchmarks.served.loads import parse_loads
 from tuner.families.attention.workloads import read_workload
 
 

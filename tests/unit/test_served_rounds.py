@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tuner.deploy.served import prove
-from tuner.deploy.served.loads import SIDES, Load, Speed
-from tuner.deploy.served.prove import Rounds, SideResults
+from benchmarks.served import prove
+from benchmarks.served.loads import SIDES, Load, Speed
+from benchmarks.served.prove import Rounds, SideResults
 
 SHORT, MIDDLE, LONG = Load(1, 64, 8), Load(8, 64, 8), Load(8, 8192, 64)
 TAKES_S = {SHORT: 0.01, MIDDLE: 0.3, LONG: 5.0}

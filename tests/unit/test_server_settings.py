@@ -11,7 +11,9 @@ from tuner.cli.family_options import FamilyChoice
 from tuner.cli.targets import TargetOptions, seen_settings, settings_of, targets_of
 from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
-from tuner.engines.dispatch import server_settings, what_runs
+from tuner.engines.dispatch import of_class, server_settings, what_runs
+from tuner.engines.settings import settings_kept, settings_to_keep
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 
 MISSING = "Performance might be sub-optimal! Config file not found at "
 FOLDER = "/x/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/"
@@ -165,3 +167,23 @@ def test_plan_and_tune_of_a_log_know_it_too(tmp_path):
         assert runs and runs.always_triton
         assert seen_settings(gemm_name, problems, asked, {}) == {}
     assert settings_of("--attention-backend fa3", str(log))["--attention-backend"] == "fa3"
+
+
+def test_a_job_keeps_the_settings_that_choose_kernels_and_no_others():
+    given = server_settings(
+        "SGL_USE_AITER=1 SGLANG_ENABLE_JIT_DEEPGEMM=1 --api-key secret --port=1 "
+        "--quantization w8a8_int8 --moe-runner-backend=-odd"
+    )
+    kept = settings_to_keep("sglang", of_class(given, "MixtralForCausalLM"))
+    # What holds without flags is left out, as SGLANG_ENABLE_JIT_DEEPGEMM=1 does.
+    words = "SGLANG_USE_AITER=1 --moe-runner-backend=-odd --quantization w8a8_int8"
+    assert kept == ServerSettings("MixtralForCausalLM", "", words)
+    assert settings_kept(kept) == {
+        "architecture": "MixtralForCausalLM",
+        "SGLANG_USE_AITER": "1",
+        "--moe-runner-backend": "-odd",
+        "--quantization": "w8a8_int8",
+    }
+    assert read_server(kept.as_json()) == kept
+    assert read_server({"problem": "x"}) == UNKNOWN_SERVER
+    assert not UNKNOWN_SERVER

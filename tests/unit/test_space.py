@@ -34,7 +34,8 @@ def recording():
 def space(
     problem: FusedMoe = FP8, device: str = "H200", gemm: Gemm = Gemm.UP, wide: bool = False
 ) -> Space:
-    return space_for(problem, find_device(device), gemm, wide=wide, tma=takes_tma(problem))
+    tma = gemm is Gemm.DOWN and takes_tma(problem, gemm)  # as before 0.5.23
+    return space_for(problem, find_device(device), gemm, wide=wide, tma=tma)
 
 
 def test_the_default_space_is_the_engines_grid():

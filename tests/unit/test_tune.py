@@ -115,7 +115,8 @@ def waves() -> list[list[Candidate]]:
 
 
 def run(strategy, bench, journal, racer=None, plan=plan()):
-    return tune(plan, strategy, bench, journal.trials(), journal.add, race=racer and racer.race)
+    found = tune(plan, strategy, bench, journal.trials(), journal.add, race=racer and racer.race)
+    return found.entries
 
 
 def chosen(entries) -> set[Config]:
@@ -236,6 +237,16 @@ def test_what_the_race_could_not_time_is_not_chosen():
     assert config(16, 7) not in chosen(entries)
 
 
+def test_why_an_incumbent_has_no_time_is_known_after_the_race():
+    """The largest sizes of an L40S: the engine's default does not fit."""
+    known = [trial(point, DEFAULT, None) for point in POINTS]
+    racer = MemoryRacer(lambda point, one: 50.0)
+    entries = run(Waves(waves()), MemoryBench(), MemoryJournal(known), racer)
+    found = {entry.incumbents["default"] for entry in entries}
+    assert {(one.status, one.median_us) for one in found} == {(Status.OUT_OF_RESOURCES, None)}
+    assert {entry.reason for entry in entries} == {"the default configuration cannot run here"}
+
+
 def test_only_requested_points_are_raced_and_all_get_an_entry():
     requested = [point for point in POINTS if point.batch_size == 8]
     racer = MemoryRacer(lambda point, one: 100.0 - one["BLOCK_SIZE_N"])
@@ -317,7 +328,8 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
 
     racer = BackendRacer(lambda point, one: us_of(Candidate(point, one)))
     race = racer.race
-    entries = tune(asked, strategy, bench, journal.trials(), journal.add, race=race, tell=tell)
+    whole = tune(asked, strategy, bench, journal.trials(), journal.add, race=race, tell=tell)
+    entries = whole.entries
     assert chosen(entries) == {config(16, 7)}
     assert {one.backend for one in strategy.told} == {TRITON}
     assert sum(one.backend == FASTER for one in bench.submitted) == 1
@@ -328,5 +340,5 @@ def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
     assert (told[FASTER].median_us, told[REFUSING].status) == (45.0, Status.UNSUPPORTED)
     again = WithBackends()
     trials = journal.trials()
-    assert tune(asked, Waves(waves()), again, trials, journal.add, race=race) == entries
+    assert tune(asked, Waves(waves()), again, trials, journal.add, race=race).entries == entries
     assert again.submitted == []  # stored trials answer, those of backends too

@@ -73,8 +73,6 @@ BACKENDS = (
     Backend("cublas", _GEMMS, ("torch",)),
     Backend("fa3", _ATTENTION, ("sgl_kernel", "flash_attn_interface", "vllm")),
     Backend("flashinfer", _ATTENTION, ("flashinfer",)),
-    Backend("fa2", _ATTENTION, ("torch",)),
-    Backend("cudnn", _ATTENTION, ("torch",)),
 )
 
 

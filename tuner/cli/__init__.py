@@ -15,7 +15,6 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     jobs,
     keys,
     plan,
-    prove,
     service,
     submit,
     tuning,

@@ -32,11 +32,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "diff": "Say what changed between two exports or nights, and by how much",
         "report": "Draw the stored results: engine's time, tuned, roofline",
         "status": "Show which tuned files a server here would load, and why",
-        "prove": "Run the engine's own layer with the files on this GPU",
     },
     "Check": {
         "check": "Compile config files, or an engine's default constants",
-        "profile": "Say where a server's GPU time goes",
         "diagnose": "Say what a server's log means, and what helps",
         "models": "List the models that can be named",
         "devices": "List the GPUs that can be tuned for",
@@ -102,8 +100,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",
     ),
     "status": ("tuner status --dir configs_out --device H200",),
-    "prove": ("tuner prove --device H200 --out configs_out",),
-    "profile": ("tuner profile traces/ --model qwen3-30b-a3b",),
     "check": (
         "tuner check configs/*.json --device L40S",
         "tuner check --attention deepseek-r1 --tp 8 --engine sglang==0.4.4",

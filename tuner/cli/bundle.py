@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +10,12 @@ import typer
 from tuner.cli import complete
 from tuner.cli.app import command, open_store, say, show
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.options import Captures, Json, ModelName, ProblemSpecs
+from tuner.cli.options import Captures, Json
 from tuner.cli.targets import TargetOptions, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tuner.deploy.cluster import Cluster
     from tuner.engines.engine import Engine
     from tuner.engines.logs.served import CompletedHints
+    from tuner.problems.points import Problem
     from tuner.problems.results import Winner
     from tuner.store.results import ResultStore
 
@@ -63,8 +64,21 @@ def bundle(
     engine: Annotated[
         str, typer.Option(help="Engine of the winners; default: the cluster file's.")
     ] = "",
-    problem: ProblemSpecs = None,
-    model: ModelName = None,
+    problem: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROBLEM",
+            help="Bundle this problem, whatever the servers ask for; may be given again; default: "
+            "the problems of the cluster's model.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete.models,
+            help="Bundle this model's problems; default: those of the cluster's model.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Pack tuned configs, launch scripts and checks for a cluster.
@@ -87,8 +101,8 @@ def bundle(
     card = (runs.device() if runs else None) or find_device(device)
     found = find_engine(engine or _spec(wanted, runs))
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
-    tune = shlex.join(["tuner", "tune", "--cluster", str(cluster), "--device", card.name])
-    winners = _winners(wanted, card, found, problem or (), model, tune)
+    tune = command_line("tuner", "tune", "--cluster", str(cluster), "--device", card.name)
+    winners = _winners(card, found, tune)
     built = build_bundle(
         winners,
         wanted,
@@ -96,6 +110,7 @@ def bundle(
         card,
         allow_predicted=allow_predicted,
         allow_missing=allow_missing,
+        wanted=_wanted(wanted, card, found, problem or (), model),
         named=[parse_problem(spec) for spec in problem or ()],
         report=report,
     )
@@ -142,28 +157,25 @@ def _differences(
     return other_server(runs.facts, made_for)
 
 
-def _winners(
-    cluster: Cluster,
-    device: Device,
-    engine: Engine,
-    specs: Sequence[str],
-    model: str | None,
-    tune: str,
-) -> Sequence[Winner]:
-    """The stored winners to bundle: all, or only those of the named problems and model."""
-    from tuner.export.selection import select
-
+def _winners(device: Device, engine: Engine, tune: str) -> Sequence[Winner]:
+    """The stored winners. Raises ExportRefused if there are none; `tune` makes them."""
     name, version = engine.name, engine.version
     with open_store() as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
         if not found:
             _refuse_other_versions(store, device, engine, tune)
+    return found
+
+
+def _wanted(
+    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str | None
+) -> Sequence[Problem]:
+    """The problems of `--problem` and `--model`; none if neither is given."""
     parallel = cluster.parallel
     asked = (
         TargetOptions(model, device, engine.name, engine.version, parallel.tp) if model else None
     )
-    chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
-    return select(found, chosen) if chosen else found
+    return problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
 
 
 def _refuse_other_versions(store: ResultStore, device: Device, engine: Engine, tune: str) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.family_options import FamilyChoice
     from tuner.cli.targets import TargetOptions
+    from tuner.engines.dispatch import Runs
     from tuner.engines.engine import Engine
     from tuner.families.check import UnreadFile
 
@@ -43,12 +44,17 @@ def files_to_check(targets: Sequence[str]) -> list[Path]:
                 raise MalformedConfigFile(why)
             found.append(path)
             continue
-        below = [one for one in sorted(path.rglob("*.json")) if "provenance" not in one.parts]
+        below = without_sidecars(path)
         exported = [one for one in below if _sidecar(one)]
         if not below:
             raise BadInput(f"{path} has no .json file: give the folder that `tuner export` wrote")
         found += exported or below
     return found
+
+
+def without_sidecars(folder: Path) -> list[Path]:
+    """Return the JSON files below a folder but those that say where entries are from."""
+    return [path for path in sorted(folder.rglob("*.json")) if "provenance" not in path.parts]
 
 
 def device_of_files(paths: Sequence[Path]) -> str:
@@ -103,11 +109,48 @@ def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
 
     if why := misnamed(path.name):
         return why
+    if source := _other_reader(path.name, engine):
+        return (
+            f"{engine.name} {engine.version} reads files of such names in {source}, for a kernel "
+            f"that is not compiled here: {path.name} is not checked"
+        )
     examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
     return (
         f"{path.name!r} is not the name of a file that {engine.name} reads, like {examples}; "
         "`tuner status --dir FOLDER` checks the files of the plugin"
     )
+
+
+def _other_reader(name: str, engine: Engine) -> str:
+    """Return the engine's source that names files whose last field is this file's; "" if none."""
+    last = name.rpartition(",")[2]
+    if "device_name=" not in name or last.startswith("device_name="):
+        return ""
+    sources = sorted(engine.root.rglob("*.py"))
+    found = (one for one in sources if f'{last}"' in one.read_text("utf-8", errors="replace"))
+    return next((one.relative_to(engine.root).as_posix() for one in found), "")
+
+
+def _misspelled(paths: Sequence[Path], engine: Engine) -> Iterator[UnreadFile]:
+    """The files whose GPU has a name by which servers never ask: a short one, or the driver's if
+    the engine has its own.
+    """
+    from tuner.families.check import not_among
+
+    for path in paths:
+        if (given := _device(path)) and (names := _card_names(given, engine)):
+            asked = [path.name.replace(f"={given}", f"={name}") for name in names]
+            yield from not_among([path], asked, f"{engine.name} {engine.version}")
+
+
+def _card_names(given: str, engine: Engine) -> list[str]:
+    """The names by which servers ask for files of the GPU that a file names; empty: not known."""
+    if (own := engine.card_name(given)) != given:
+        return [own]
+    try:
+        return [engine.card_name(name) for name in find_device(given).driver_names]
+    except UnknownDevice:
+        return []
 
 
 def _device(path: Path) -> str:
@@ -117,7 +160,7 @@ def _device(path: Path) -> str:
 
 
 def _sidecar(path: Path) -> Mapping[str, Any]:
-    from tuner.export.files import sidecar_of
+    from tuner.engines.sidecars import sidecar_of
 
     found = sidecar_of(path.resolve())
     try:
@@ -146,20 +189,39 @@ class CheckReport(Protocol):
 
 @dataclass(frozen=True)
 class NotChecked:
-    """Files of one family that could not be checked beside those of others."""
+    """Files that could not be checked, such as those of one family beside those of others."""
 
-    device: Device
+    device: str
     reason: str
+    unread: Sequence[UnreadFile] = ()
 
     @property
     def fits(self) -> bool:
         return False
 
     def as_json(self) -> dict[str, Any]:
-        return {"device": self.device.name, "entries": [], "runs": [], "notes": [self.reason]}
+        unread = [one.as_json() for one in self.unread]
+        return {
+            **{"device": self.device, "entries": [], "runs": [], "notes": [self.reason]},
+            **({"unread": unread} if unread else {}),
+        }
 
     def as_text(self) -> str:
-        return self.reason
+        return "\n".join([self.reason, *(one.why for one in self.unread)])
+
+
+def check_names(
+    paths: Sequence[Path], device: str, engine: Engine, named: Sequence[Path], refused: Exception
+) -> CheckReport:
+    """Judge files by their names alone, for a GPU that is `refused`.
+
+    Raises MalformedConfigFile for a name of no family, and `refused` if a server may read a file.
+    """
+    read = _by_family(paths, engine, _checkable(engine), named)
+    unread = list(_misspelled([path for some in read.values() for path in some], engine))
+    if len(unread) < sum(map(len, read.values())):
+        raise refused
+    return NotChecked(device, f"not compiled: {refused}", unread)
 
 
 def check_files(
@@ -180,12 +242,9 @@ def check_files(
     Raises MalformedConfigFile for a name of no family, and OptionsRefused for an option that only
     applies to models.
     """
-    from tuner.engines.engine import supports
+    from tuner.families.check import not_among
 
-    ours = [family for family in families() if supports(engine.name, family.name)]
-    known = [family for family in ours if hasattr(family.optional("check"), "check_files")]
-    if not known:
-        raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
+    known = _checkable(engine)
     by_family = _by_family(paths, engine, known, named)
     reports: list[CheckReport] = []
     for family in known:
@@ -198,29 +257,49 @@ def check_files(
             asked = " or ".join(one.flag for one in families() if one.flag)
             reason = f"for a model (with --model or {asked}), and these are files"
             raise OptionsRefused({name: reason for name in flags if name in given}, flags)
-        unread = _unread_of_model(mine, family, device, engine, model, choice) if model else []
+        server = _served(family, device, engine, model, choice) if model else None
         try:
             report = module.check_files(mine, device, engine, choice.of(family.shaping))
-            reports.append(replace(report, unread=unread) if model else report)
+            unread = [*_misspelled(mine, engine), *report.unread]
+            if server:
+                unread += not_among(mine, server.asked, server.who)
+                report = replace(report, runs=server.runs)
+            once = {one.file: one for one in unread}  # what holds for the model goes last
+            reports.append(replace(report, unread=[*once.values()]))
         except UnsupportedKernel as error:
             if len(by_family) == 1:
                 raise
             reason = f"not checked: {len(mine)} files of {family.title}: {error}"
-            reports.append(NotChecked(device, reason))
+            reports.append(NotChecked(device.name, reason))
     return reports
 
 
-def _unread_of_model(
-    paths: Sequence[Path],
-    family: Family,
-    device: Device,
-    engine: Engine,
-    model: TargetOptions,
-    choice: FamilyChoice,
-) -> list[UnreadFile]:
-    """The files that a server of the model never reads. Raises as `resolve` does."""
-    from tuner.cli.targets import resolve
-    from tuner.families.check import not_among
+def _checkable(engine: Engine) -> list[Family]:
+    """The families whose files of this engine can be checked. Raises MalformedConfigFile."""
+    from tuner.engines.engine import supports
+
+    ours = [family for family in families() if supports(engine.name, family.name)]
+    known = [family for family in ours if hasattr(family.optional("check"), "check_files")]
+    if not known:
+        raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
+    return known
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A model's server: its own words, the files that it asks for, and what it runs."""
+
+    who: str
+    asked: Sequence[str]
+    runs: Sequence[Runs]
+
+
+def _served(
+    family: Family, device: Device, engine: Engine, model: TargetOptions, choice: FamilyChoice
+) -> _Server:
+    """What a server of the model asks for and runs. Raises as `resolve` does."""
+    from tuner.cli.targets import divided, resolve, settings_of
+    from tuner.engines.dispatch import engine_runs
 
     found = resolve(model, replace(choice, family=family))
     for note in found.notes:
@@ -231,7 +310,9 @@ def _unread_of_model(
     ep = f", ep={choice.values['ep']}" if choice.values.get("ep") else ""
     server = f"{model.target} at tp={model.tp}{ep} on {device.name}"
     who = f"For {server}, {engine.name} {engine.version}"
-    return list(not_among(paths, list(dict.fromkeys(asked)), who))
+    flags = divided(settings_of("", model.target), engine.name, choice)
+    runs = engine_runs(engine.name, engine.version, found.problems, device, flags)
+    return _Server(who, list(dict.fromkeys(asked)), runs)
 
 
 def _by_family(

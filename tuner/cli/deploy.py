@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from tuner.cli.options import Captures, EngineSpec, Json
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.render import folded
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
@@ -75,7 +78,7 @@ def load_proof(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded.
+    """Show which config files a server loaded. Exit 1 if a tuned file that it asks for was not.
 
     The bundle (its archive, its folder, or the folder of `tuner export`) tells tuned files from the
     engine's own. E.g. `tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log`.
@@ -88,7 +91,8 @@ def load_proof(
     elif logs:
         proof = prove_loads(logs, read_deployed(first))
     else:
-        raise BadInput(f"give a server's log after {first}: tuner load-proof {first} LOG...")
+        again = command_line("tuner", "load-proof", str(first), "LOG...")
+        raise BadInput(f"give a server's log after {first}: {again}")
     show(as_json, proof.as_dict, lambda: render_proof(proof))
     if not proof.ok:
         raise typer.Exit(1)
@@ -176,5 +180,22 @@ def status(
     found = find_engine(engine)
     report = engine_module(found.name, "status").server_status(found, card, folder, os.environ)
     show(as_json, report.as_json, report.as_text)
+    if folder:
+        _say_others(folder, {one["path"] for one in report.as_json()["files"]})
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _say_others(folder: Path, shown: Set[str]) -> None:
+    """Say how many files below a folder servers load without the plugin, so that none is missed."""
+    from tuner.cli.check_files import without_sidecars
+    from tuner.jobs.targets import reader_of
+
+    others = [
+        path for path in without_sidecars(folder) if str(path) not in shown and reader_of(path.name)
+    ]
+    if others:
+        say(
+            f"{len(others)} other config files under {folder}: servers load them without the "
+            f"plugin, and `tuner check {shlex.quote(str(folder))}` checks them"
+        )

@@ -13,6 +13,7 @@ from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, say, show
 from tuner.cli.options import Json
 from tuner.render import table
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.engines.inventory import Release
@@ -113,8 +114,8 @@ def list_engines(as_json: Json = False) -> None:
         typer.echo(_releases_text(found))
     for one in found:
         if one.triton and not one.triton_here:
-            name = f"{one.name}=={one.version}"
-            say(f"Triton {one.triton} is missing: `tuner engines add {name}` adds it")
+            add = command_line("tuner", "engines", "add", f"{one.name}=={one.version}")
+            say(f"Triton {one.triton} is missing: `{add}` adds it")
     if not any(one.name != "triton" for one in found):
         say("no engine is here: `tuner engines add sglang` adds one")
 
@@ -156,10 +157,8 @@ def remove_engine(spec: Spec, as_json: Json = False) -> None:
     pinned = {one.triton for one in left}
     for one in left:
         if one.name == "triton" and one.source == "added" and one.version not in pinned:
-            say(
-                f"no engine here pins Triton {one.version}: "
-                f"`tuner engines remove triton=={one.version}` removes it"
-            )
+            less = command_line("tuner", "engines", "remove", f"triton=={one.version}")
+            say(f"no engine here pins Triton {one.version}: `{less}` removes it")
 
 
 def _releases_text(found: Sequence[Release]) -> str:

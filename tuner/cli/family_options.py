@@ -17,9 +17,9 @@ from tuner.problems.options import Option
 from tuner.problems.registry import Family, families
 
 if TYPE_CHECKING:
+    from tuner.engines.logs.workload import WeightedBatch
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family
-    from tuner.profile.workload import WeightedBatch
 
 
 FIELD = "workload"  # of requests for attention
@@ -43,7 +43,7 @@ def observed_fields(path: Path, family: Family, problem: Problem) -> dict[str, A
 
     Raises MalformedWorkload where the source says too little.
     """
-    from tuner.profile.workload import points, sizes
+    from tuner.engines.logs.workload import points, sizes
 
     batches = _batches(path)
     names = {option.name for option in family.selecting}
@@ -71,20 +71,12 @@ def observed_fields(path: Path, family: Family, problem: Problem) -> dict[str, A
 
 @cache
 def _batches(path: Path) -> tuple[WeightedBatch, ...]:
-    """The batches of a trace, a server's log, or results of a benchmark."""
-    from tuner.profile import read
-    from tuner.profile.workload import batches_of_profile
-
-    if path.is_dir() or path.name.endswith((".trace.json", ".trace.json.gz")):
-        found = batches_of_profile(read([path]))
-        if not found:
-            raise MalformedWorkload(f"{path} has no marks of steps: give the server's log")
-        return tuple(found)
+    """The batches of a server's log, or of the results of a benchmark."""
     return tuple(_of_log(path) or _of_benchmark(path))
 
 
 def _of_log(path: Path) -> list[WeightedBatch]:
-    from tuner.profile.workload import batches_of_log
+    from tuner.engines.logs.workload import batches_of_log
 
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -95,14 +87,14 @@ def _of_log(path: Path) -> list[WeightedBatch]:
 
 def _of_benchmark(path: Path) -> list[WeightedBatch]:
     from tuner.deploy.bench_report import read_samples
-    from tuner.profile.workload import batches_of_load, merged
+    from tuner.engines.logs.workload import batches_of_load, merged
 
     try:
         keys = {sample.key: None for sample in read_samples(path)}
     except MalformedBenchmark:
         raise BadInput(
-            f"{path} names no batch: give a server's log with `Decode batch` lines, results of a "
-            "benchmark, or a trace"
+            f"{path} names no batch: give a server's log with `Decode batch` lines, or results "
+            "of a benchmark"
         ) from None
     loads = [batches_of_load(k.concurrency, k.input_len, k.output_len) for k in keys]
     return merged(batch for load in loads for batch in load if batch.sequences)

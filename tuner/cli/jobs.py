@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,9 +17,10 @@ from tuner.cli.options import Json, OneDevice, Server
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, ServerUnavailable, TunerError, UnknownJob, UnusableStore
 from tuner.render import folded, list_width, printable, table
+from tuner.shell import command_line
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
-    from tuner.jobs.job import Job, JobEvent, JobRequest
+    from tuner.jobs.job import Job, JobEvent, JobRequest, UnreadableRequest
     from tuner.jobs.queue import Queue
 
 FOLLOW_S = 0.5
@@ -192,10 +192,11 @@ def _next_step(found: Job, server: str | None) -> str:
     if server is not None:
         return f"its gain and its files: {server.rstrip('/')}/jobs/{found.id}"
     request = found.request
-    spec = quote(request.problem.spec())
-    words = f"--device {request.device} --engine {request.engine} --problem {spec}"
-    predicted = " --allow-predicted" if request.measure == "predict" else ""
-    return f"its gain: tuner report {words}\nits files: tuner export {words}{predicted}"
+    options = ["--device", request.device, "--engine", request.engine]
+    options += ["--problem", request.spec]
+    predicted = ["--allow-predicted"] if request.measure == "predict" else []
+    report = command_line("tuner", "report", *options)
+    return f"its gain: {report}\nits files: {command_line('tuner', 'export', *options, *predicted)}"
 
 
 class _Outage:
@@ -284,12 +285,13 @@ def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None 
     return table(headers, rows, drop=drop, width=list_width(), whole=whole)
 
 
-def _name(request: JobRequest) -> str:
+def _name(request: JobRequest | UnreadableRequest) -> str:
     """The model and its tensor-parallel size with the problem, or on a terminal with its kind."""
+    from tuner.jobs.job import JobRequest
     from tuner.jobs.targets import with_sizes
 
-    if not request.model:
-        return request.problem.spec()
+    if not (isinstance(request, JobRequest) and request.model):
+        return request.spec
     of = request.problem.family if list_width() is None else request.problem.spec()
     return f"{with_sizes(request.model, request.problem)} {of}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,14 +22,13 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
-    divided,
-    seen_settings,
     selection_of,
     settings_of,
-    targets_of,
+    targets_and_settings,
 )
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of, find_family
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,22 +83,19 @@ def plan(
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
         found, flags = find_engine(engine), settings_of(server_args, target)
         asked = TargetOptions(target, card, found.name, found.version, tp, dtype, flags)
-        targets = targets_of(asked, choice, every=_is_model(target, choice))
+        targets, flags = targets_and_settings(asked, choice, every=_is_model(target, choice))
         for note in [note for one in targets for note in one.notes]:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
-        flags = seen_settings(target, problems, asked, divided(flags, found.name, choice))
-        served = all(
-            not one.architecture or names_model(found.name, found.version, one.architecture)
-            for one in targets
-        )
+        classes = {one.server.architecture for one in targets if one.server.architecture}
+        served = all(names_model(found.name, found.version, one) for one in classes)
     made = planned(problems, found, card, flags, choice, wanted)
     show(as_json, made.as_json, made.as_text)
     if not served:
         say(f"next: plan with a release of {found.name} that has the model's class")
     elif any(one.to_tune for one in made.problems):
         words = [*_given(context), *["--all"] * (cluster is None and _is_model(target, choice))]
-        say(f"next, on a machine with this GPU: tuner tune {shlex.join(words)}")
+        say(f"next, on a machine with this GPU: {command_line('tuner', 'tune', *words)}")
 
 
 def asked_by_cluster(

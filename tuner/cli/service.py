@@ -16,6 +16,7 @@ from tuner.cli.jobs import open_jobs
 from tuner.cli.options import Json, Server
 from tuner.errors import BadInput
 from tuner.render import list_width, table
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.jobs.queue import Watching
@@ -235,7 +236,8 @@ def drain(
     for one in busy:
         say(f"{one.info.name} finishes job {one.job_id}")
     if not busy:
-        typer.echo(f"{name} is drained: restart it, or run `tuner workers resume {name}`")
+        again = command_line("tuner", "workers", "resume", name)
+        typer.echo(f"{name} is drained: restart it, or run `{again}`")
 
 
 @workers.command("resume")

@@ -173,7 +173,7 @@ class _Board:
             effort=request.effort,
             wide=request.wide,
             seed=request.seed,
-            architecture=request.architecture,
+            server=request.server,
         )
         return {**asked.as_json(), "carry_over": request.carry_over, "gpu": gpu.name}
 

@@ -21,10 +21,16 @@ from tuner.cli.options import (
     Measure,
     Seed,
     Server,
+    ServerArgs,
     Target,
     Tp,
 )
-from tuner.cli.targets import TargetOptions, selection_of, targets_of
+from tuner.cli.targets import (
+    TargetOptions,
+    selection_of,
+    settings_of,
+    targets_and_settings,
+)
 from tuner.devices.table import Device, find_device
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
@@ -46,6 +52,7 @@ def submit(
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     engine: EngineSpec = "sglang",
+    server_args: ServerArgs = "",
     seed: Seed = 0,
     urgent: Annotated[
         bool, typer.Option("--urgent", help="Run before waiting jobs; default: after them.")
@@ -55,6 +62,7 @@ def submit(
 ) -> None:
     """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
     from tuner.engines.engine import parse_spec
+    from tuner.engines.settings import settings_to_keep
     from tuner.jobs.job import JobRequest, Priority
     from tuner.jobs.targets import refuse_undoable
     from tuner.tuning.request import parse_effort
@@ -63,7 +71,9 @@ def submit(
         card = find_device(device)
         pinned = _pinned(queue, card, engine, measure)
         name, version = parse_spec(pinned)
-        targets = targets_of(TargetOptions(target, card, name, version, tp, dtype), choice, every)
+        flags = settings_of(server_args, target)
+        asked = TargetOptions(target, card, name, version, tp, dtype, flags)
+        targets, flags = targets_and_settings(asked, choice, every)
         requests = [
             JobRequest(
                 problem=problem,
@@ -75,7 +85,7 @@ def submit(
                 wide=choice.values.get("wide"),
                 seed=seed,
                 model=target if found.is_model and ":" not in target else "",
-                architecture=found.architecture,
+                server=settings_to_keep(name, flags),
             )
             for found in targets
             for problem in found.problems

@@ -13,6 +13,7 @@ from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice, UnknownModel
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import Family, Selection, families, find_family, parse_problem
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,8 +142,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     """
     from tuner.diagnose import Hints
     from tuner.diagnose.files import missing_files
-    from tuner.jobs.targets import TuningTarget, refuse_options
-    from tuner.models.table import class_of
+    from tuner.jobs.targets import TuningTarget, refuse_options, server_of_model
 
     spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
     tp = asked.tp if asked.tp != 1 else 0
@@ -150,12 +150,12 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     found = missing_files(findings, context, _serving(asked, choice))
     if not found:
         raise BadInput(
-            f"{asked.target} is a log that names no missing config file: `tuner diagnose "
-            f"{asked.target}` says what else it holds"
+            f"{asked.target} is a log that names no missing config file: "
+            f"`{command_line('tuner', 'diagnose', asked.target)}` says what else it holds"
         )
     known = {o.name for one in found if one.family for o in one.family.options}
     refuse_options(found[0].family or families()[0], choice.values.keys() - known)
-    targets, errors, architecture = [], [], class_of(context.target())
+    targets, errors, server = [], [], server_of_model(context.target())
     for missing in found:
         family = missing.family
         if family is None:
@@ -165,7 +165,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
         else:
             notes = (*missing.resolved.notes, *_other_gpu(missing.resolved, asked))
             problems = missing.resolved.problems
-            targets.append(TuningTarget(family, problems, notes, True, architecture))
+            targets.append(TuningTarget(family, problems, notes, True, server))
     if not targets:
         raise errors[0]
     left_out = tuple(f"left out: {error}" for error in errors)
@@ -202,6 +202,7 @@ def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarg
     titles = {name: _titles_with(name) for name in unused}
     served = {option.name: option.flag for one in families() for option in one.shaping}
     if refused := [name for name in unused if name in served]:
+        _refuse_if_left_out(refused, asked, _serving(asked, choice))
         raise OptionsRefused({name: f"for {titles[name]}" for name in refused}, served)
     flags = {option.name: option.flag for one in families() for option in one.options}
     bounds = [line for target in found for line in _not_bounding(target.family, choice)]
@@ -209,6 +210,20 @@ def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarg
     notes = [f"{flags[n]} is for {titles[n]}; {asked.target} has {have} alone" for n in unused]
     notes += dict.fromkeys(bounds)
     return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
+
+
+def _refuse_if_left_out(names: Sequence[str], asked: TargetOptions, serving: Serving) -> None:
+    """Raise BadInput, with the reason, if the first family with one of these options was left out
+    though the model may have its layers.
+    """
+    from tuner.jobs.targets import why_left_out
+
+    for name in names:
+        having = (one for one in families() if name in {option.name for option in one.shaping})
+        family = next(having)
+        if why := why_left_out(family, asked.target, serving):
+            flag = next(option.flag for option in family.shaping if option.name == name)
+            raise BadInput(f"{flag} cannot count: left out {family.title}: {why}")
 
 
 def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
@@ -237,33 +252,19 @@ def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
     """How the server runs, as the options and its flags say. Raises BadInput if they contradict
     each other, or if a flag changes problems in a way that is not read.
     """
-    from tuner.engines.launch import read_flags
+    from tuner.jobs.targets import as_flags_say
     from tuner.models.serving import Serving
 
-    said = read_flags(asked.engine, asked.flags)
-    if said.unread:
-        raise BadInput(said.unread)
-    tp = said.tp or asked.tp
-    options = said.on(tp)
-    shaping = {option.name: option for one in families() for option in one.shaping}
-    given = choice.of(tuple(shaping.values()))
-    flags = {"tp": "--tp", **{name: option.flag for name, option in shaping.items()}}
-    by_server = {"tp": tp, **options}
-    by_options = {"tp": asked.tp, **given} if asked.tp != 1 else given
-    for name in by_options.keys() & by_server.keys():
-        if by_options[name] != by_server[name]:
-            raise BadInput(
-                f"{flags[name]} is {by_options[name]}, and the server's flags say "
-                f"{by_server[name]}: leave one of them out"
-            )
-    return Serving(
+    shaping = tuple(option for one in families() for option in one.shaping)
+    serving = Serving(
         engine=asked.engine,
         engine_version=asked.engine_version,
         device=asked.device,
-        tp=tp,
-        dtype=parse_dtype(asked.dtype) if asked.dtype else said.dtype,
-        options={**options, **given},
+        tp=asked.tp,
+        dtype=parse_dtype(asked.dtype) if asked.dtype else None,
+        options=choice.of(shaping),
     )
+    return as_flags_say(serving, asked.flags)
 
 
 def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict[str, str]:
@@ -291,6 +292,21 @@ def settings_of(server_args: str, target: str | None) -> dict[str, str]:
         return of_class(settings, "")
     said = _findings_of(target).facts.settings if is_log(target) else {}
     return of_model({**said, **settings}, target)
+
+
+def targets_and_settings(
+    asked: TargetOptions, choice: FamilyChoice, every: bool
+) -> tuple[list[TuningTarget], dict[str, str]]:
+    """The problems to tune, as `targets_of`, and all that is known of the servers' settings."""
+    from tuner.engines.settings import settings_kept
+
+    targets = targets_of(asked, choice, every)
+    problems = [problem for found in targets for problem in found.problems]
+    # Of a log, its text names the model.
+    known = {**settings_kept(targets[0].server), **asked.flags}
+    return targets, seen_settings(
+        asked.target, problems, asked, divided(known, asked.engine, choice)
+    )
 
 
 def seen_settings(

@@ -11,6 +11,7 @@ from tuner.cli import complete
 from tuner.cli.app import command, say
 from tuner.cli.check_files import (
     check_files,
+    check_names,
     device_of_files,
     engine_of_files,
     files_to_check,
@@ -37,26 +38,26 @@ from tuner.cli.plan import asked_by_cluster, planned
 from tuner.cli.runs import print_reports, run_all, waiting
 from tuner.cli.targets import (
     TargetOptions,
-    divided,
     refuse_more_targets,
     refuse_one_file,
     refuse_several_gpus,
     resolve,
-    seen_settings,
     selection_of,
     server_of,
     settings_of,
-    targets_of,
+    targets_and_settings,
 )
-from tuner.errors import BadInput, CompilerUnavailable
+from tuner.errors import BadInput, CompilerUnavailable, UnknownDevice
 from tuner.problems.registry import family_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tuner.cli.check_files import CheckReport
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.points import Problem
+    from tuner.problems.registry import Family
     from tuner.tuning.request import Request, Source
 
 
@@ -112,9 +113,8 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.engines.dispatch import of_class
-    from tuner.engines.dispatch_table import ARCHITECTURE, CHECKPOINT
     from tuner.engines.engine import find_engine
+    from tuner.engines.settings import settings_to_keep
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import Request, parse_effort, parse_gpus, parse_source
 
@@ -143,11 +143,9 @@ def tune(
         flags = settings_of(server_args, target)
         name, version = found_engine.name, found_engine.version
         asked = TargetOptions(target, card, name, version, tp, dtype, flags)
-        targets = targets_of(asked, choice, every)
+        targets, flags = targets_and_settings(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
-        flags = of_class(flags, targets[0].architecture)  # of a log, the text names the model
-        flags = seen_settings(target, problems, asked, divided(flags, name, choice))
     one_file = {"--record": record, "--routing": routing}
     refuse_one_file(every, one_file)
     if every:
@@ -166,8 +164,7 @@ def tune(
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
-            architecture=flags.get(ARCHITECTURE, ""),
-            checkpoint=flags.get(CHECKPOINT, ""),
+            server=settings_to_keep(found_engine.name, flags),
         )
         for problem in problems
     ]
@@ -299,37 +296,19 @@ def check(
 
     Exit 1 if an entry cannot run on the device, or the engine never reads a file.
     """
-    from tuner.devices.here import card_to_check_or_here, device_or_here
     from tuner.engines.engine import find_engine
 
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")
+    if dtype and not model and choice.family is None:
+        raise BadInput("--dtype is for the model of files: name it with --model")
     paths = files_to_check(targets) if choice.family is None else []
-    if not device and paths:
-        device = device_of_files(paths)
-    by_limits = paths and not model  # a name needs the card itself
-    card = card_to_check_or_here(device) if by_limits else device_or_here(device)
     found = find_engine(engine or engine_of_files(paths))
     if choice.family is None:
-        say_other_device(paths, card)
-        served = TargetOptions(model, card, found.name, found.version, tp, dtype) if model else None
-        if dtype and not served:
-            raise BadInput("--dtype is for the model of files: name it with --model")
-        named = [*map(Path, targets)]
-        with waiting("compiling the files' entries"):
-            reports = check_files(paths, card, found, tp, choice, named, served)
+        served = model, tp, dtype
+        reports = _check_files(paths, [*map(Path, targets)], device, found, served, choice)
     else:
-        refuse_more_targets(choice.family, targets)
-        asked = TargetOptions(targets[0], card, found.name, found.version, tp)
-        resolved = resolve(asked, choice)
-        for note in resolved.notes:
-            say(note)
-        module: Any = resolved.family.optional("check")
-        if not hasattr(module, "check_problems"):
-            what = f"{resolved.family.title} cannot be checked by a model"
-            raise BadInput(f"{what}: give its config files, if {found.name} has some")
-        with waiting(f"compiling what {found.name} would launch"):
-            reports = [module.check_problems(resolved.problems, card, found)]
+        reports = _check_problems(targets, device, found, tp, choice, choice.family)
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
     _say_other_triton(found)
@@ -338,3 +317,54 @@ def check(
         write_remedy(getattr(reports[0], "remedy", None), write_patch)
     if not all(report.fits for report in reports):
         raise typer.Exit(1)
+
+
+def _check_files(
+    paths: Sequence[Path],
+    named: Sequence[Path],
+    device: str,
+    engine: Engine,
+    served: tuple[str, int, str | None],
+    choice: FamilyChoice,
+) -> list[CheckReport]:
+    """Check files, for the model, tp and dtype that are `served`. If the GPU is refused, their
+    names alone are judged.
+    """
+    from tuner.devices.here import card_to_check_or_here, device_or_here
+
+    model, tp, dtype = served
+    device = device or device_of_files(paths)
+    try:  # a model's name needs the card itself
+        card = device_or_here(device) if model else card_to_check_or_here(device)
+    except UnknownDevice as refused:
+        if not device:  # neither the command line nor the files name a GPU
+            raise
+        return [check_names(paths, device, engine, named, refused)]
+    say_other_device(paths, card)
+    asked = TargetOptions(model, card, engine.name, engine.version, tp, dtype) if model else None
+    with waiting("compiling the files' entries"):
+        return check_files(paths, card, engine, tp, choice, named, asked)
+
+
+def _check_problems(
+    targets: Sequence[str],
+    device: str,
+    engine: Engine,
+    tp: int,
+    choice: FamilyChoice,
+    family: Family,
+) -> list[Any]:
+    """Check what an engine launches for a model's kernels of a family."""
+    from tuner.devices.here import device_or_here
+
+    refuse_more_targets(family, targets)
+    card = device_or_here(device)
+    resolved = resolve(TargetOptions(targets[0], card, engine.name, engine.version, tp), choice)
+    for note in resolved.notes:
+        say(note)
+    module: Any = resolved.family.optional("check")
+    if not hasattr(module, "check_problems"):
+        what = f"{resolved.family.title} cannot be checked by a model"
+        raise BadInput(f"{what}: give its config files, if {engine.name} has some")
+    with waiting(f"compiling what {engine.name} would launch"):
+        return [module.check_problems(resolved.problems, card, engine)]

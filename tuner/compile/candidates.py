@@ -131,6 +131,11 @@ class KernelCompiler:
         return self._farm.compile_s - (self._before or self._counts).compile_s
 
     @property
+    def waits(self) -> bool:
+        """As `Farm.waits` says."""
+        return self._farm.waits
+
+    @property
     def _counts(self) -> _Counts:
         farm = self._farm
         return _Counts(farm.compiled, farm.cached, farm.compile_s)

@@ -25,7 +25,7 @@ from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import PTXAS_SETTINGS, version_folder
-from tuner.problems.results import Compiled, Status
+from tuner.problems.results import Compiled, Status, twice
 
 
 @lru_cache(maxsize=16)
@@ -98,6 +98,8 @@ class Farm:
     """Compile processes; use it in a `with`, or call `close`.
 
     `timeout_s` limits the wall time of a compile; a process that exceeds it is killed and replaced.
+    A kernel whose process was lost is compiled once more, in a new one. So long a kernel is also
+    left to another `tuner` that compiles it: that one may have been stopped.
     `processes` defaults to the cores that this process may use, less `spare_cores`; of several
     farms that work side by side, each has twice its share of the cores at most, since they seldom
     compile all at once. `triton` is the one to compile with (default: the installed one).
@@ -124,6 +126,7 @@ class Farm:
         cores = len(os.sched_getaffinity(0))
         self.processes = processes or max(1, min(cores, 2 * cores // beside) - spare_cores)
         self._timeout_s = timeout_s
+        self._held_limit_s = timeout_s  # for another `tuner` that compiles a kernel
         # A launch finds compiled kernels by the same source files and the same Triton cache.
         self.lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
@@ -133,6 +136,7 @@ class Farm:
         self._jobs = queue.PriorityQueue()
         self._number = itertools.count()
         self._open: set[str] = set()  # keys that are queued and not begun
+        self._held: dict[str, float] = {}  # keys that another `tuner` compiles, and since when
         self._done: queue.SimpleQueue[tuple[str, Compiled, float] | Exception]
         self._done = queue.SimpleQueue()
         self._failure: Exception | None = None  # why nothing more can be compiled
@@ -207,6 +211,11 @@ class Farm:
             yield from batch
 
     @property
+    def waits(self) -> bool:
+        """Whether another `tuner` compiles all that is left. Any thread may ask."""
+        return 0 < len(self._waiting) <= len(self._held)
+
+    @property
     def failed(self) -> bool:
         """Whether nothing more can be compiled."""
         return self._failure is not None
@@ -267,27 +276,37 @@ class Farm:
             while (item := self._next()) is not None and not self._closed:
                 key, job = item
                 with self._cache.claim(key) as mine:
-                    if mine:
+                    begun = mine or self._given_up(key)
+                    if begun:
+                        self._held.pop(key, None)
                         self._done.put((key, *self._answer(key, job)))
-                if not mine:
+                if not begun:
                     time.sleep(_CLAIM_AGAIN_S)
                     self._put(key, job, _SOON)
         except Exception as error:  # any error: otherwise `poll` would wait for ever
             self._done.put(error)
+
+    def _given_up(self, key: str) -> bool:
+        """Whether to wait no longer for another `tuner` that has a key: it has had it for longer
+        than a compile may take, or somebody else has given it up and was faster.
+        """
+        now = time.monotonic()
+        held_s = now - self._held.setdefault(key, now)
+        return held_s > self._held_limit_s or self._cache.get(key) is not None
 
     def _answer(self, key: str, job: CompileJob) -> tuple[Compiled, float]:
         """The result, and the seconds that it took here."""
         known = self._cache.get(key)  # another process may have compiled it since it was queued
         if known is not None:
             return known, 0.0
-        worker = self._idle_worker() or self._start_worker()
-        compiled, seconds = self._compile(worker, job)
-        if worker.ended:
-            self._stop_worker(worker)
-        else:
-            self._idle.append(worker)
-            if compiled.status in _KEPT:
-                self._cache.put(key, compiled)
+        compiled, seconds = self._compile(self._idle_worker() or self._start_worker(), job)
+        if compiled.lost and not self._closed:
+            compiled, more_s = self._compile(self._start_worker(), job)
+            seconds += more_s
+            if compiled.lost:
+                compiled = replace(compiled, detail=twice(compiled.status, compiled.detail))
+        if compiled.status in _KEPT:
+            self._cache.put(key, compiled)
         return compiled, seconds
 
     def _next(self) -> tuple[str, CompileJob] | None:
@@ -307,17 +326,11 @@ class Farm:
 
     def _start_worker(self) -> ChildProcess:
         try:
-            worker = ChildProcess("tuner.compile.worker", self.env)
-        except OSError as error:
-            raise CompilerUnavailable(f"a compile process did not start: {error}") from None
-        with self._lock:
-            self._workers.add(worker)
-            if self._closed:  # close() did not see this one
-                worker.end()
-        try:
-            found = worker.wait_until_ready(START_LIMIT_S)["triton"]
-        except (ChildDied, TimeoutError) as error:
-            self._stop_worker(worker)
+            try:
+                worker, found = self._started()
+            except ChildDied:
+                worker, found = self._started()
+        except (ChildDied, OSError) as error:  # TimeoutError is an OSError
             raise CompilerUnavailable(f"a compile process did not start: {error}") from None
         if found != self.triton.version:
             self._stop_worker(worker)
@@ -325,13 +338,26 @@ class Farm:
             raise CompilerUnavailable(f"a compile process has Triton {found} instead of {wanted}")
         return worker
 
+    def _started(self) -> tuple[ChildProcess, str]:
+        """A new process, and the version of its Triton."""
+        worker = ChildProcess("tuner.compile.worker", self.env)
+        with self._lock:
+            self._workers.add(worker)
+            if self._closed:  # close() did not see this one
+                worker.end()
+        try:
+            return worker, worker.wait_until_ready(START_LIMIT_S)["triton"]
+        except (ChildDied, TimeoutError):
+            self._stop_worker(worker)
+            raise
+
     def _stop_worker(self, worker: ChildProcess) -> None:
         worker.reap()
         with self._lock:
             self._workers.discard(worker)
 
     def _compile(self, worker: ChildProcess, job: CompileJob) -> tuple[Compiled, float]:
-        """The result, and the seconds that it took."""
+        """The result, and the seconds that it took. The process is then idle, or gone."""
         source = self._source(job)
         target = asdict(job.target)
         request = {"source": str(source), "variant": job.variant.as_json(), "target": target}
@@ -339,11 +365,13 @@ class Farm:
         try:
             answer = worker.ask(request, self._timeout_s)
         except TimeoutError:
-            worker.end()
+            self._stop_worker(worker)
             detail = f"more than {self._timeout_s:g} s"
             return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start
         except ChildDied as death:
-            return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start
+            self._stop_worker(worker)
+            return Compiled(Status.CRASHED, detail=str(death)), time.monotonic() - start
+        self._idle.append(worker)
         if "unusable" in answer:
             raise self._unusable(answer["unusable"])
         if "broken" in answer:

@@ -78,8 +78,9 @@ class ResultCache:
     def claim(self, key: str) -> Iterator[bool]:
         """Whether the caller is to compile for a key now; False while somebody else does.
 
-        The lock is one byte of a file, and ends with the process that holds it. Where a file
-        system has no locks, a kernel may be compiled twice.
+        The lock is one byte of a file, and ends with the process that holds it. A process that was
+        stopped keeps it, so nobody should wait for ever. Where a file system has no locks, a kernel
+        may be compiled twice.
         """
         wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, int(key[:15], 16), 1, 0)
         with contextlib.ExitStack() as stack:

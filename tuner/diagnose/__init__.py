@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from tuner.engines.engine import release_of
 from tuner.engines.logs.served import ENGINES, Hints, check_hints, no_figures
 from tuner.errors import BadProblem, UnreadableLog
 from tuner.files import shipped_toml
+from tuner.shell import command_line
 
 # What steps ask for, and the facts (facts.toml) that the text shows it done.
 _ASKED = {
@@ -210,25 +210,29 @@ def _plan(context: Context) -> Sequence[str]:
         plan = (f"`tuner plan` says what runs there. {lacks}",) if lacks else ()
         return (*_told(context), *plan) if engine or context.model else ()
     yours = context.target() or "config.json"
-    words = [shlex.quote(yours), *([f"--tp {context.tp}"] if context.tp else [])]
+    words = [yours, *(["--tp", str(context.tp)] if context.tp else [])]
     whose = f" of {context.model}" if context.model else ""
     copy = [] if context.target() else [f"Copy the model's config.json{whose} to this folder."]
-    command = f"$ tuner plan {' '.join(words)} {context.options(engine)}"
+    words += context.options(engine)
     if pair := context.compared(engine):
         spec = context.spec(engine)
         return (
             f"The text compares {ENGINES.get(engine, engine)} {pair[0]} and {pair[1]}: see whether "
             "both run the same kernels, and which of them reads a tuned file.",
             *copy,
-            *(command.replace(f"--engine {spec}", f"--engine {engine}=={one}") for one in pair),
+            *(_plan_line([f"{engine}=={one}" if w == spec else w for w in words]) for one in pair),
             "Then compare the lines of both starts that name a backend or a flag's default:",
             "$ grep -iE 'backend|kernel|cudagraph|cuda graph|non-default|server_args' server.log",
         )
     return (
         "If the question is speed: which kernels the server runs, and what tuning them brings.",
         *copy,
-        command,
+        _plan_line(words),
     )
+
+
+def _plan_line(words: Sequence[str]) -> str:
+    return f"$ {command_line('tuner', 'plan', *words)}"
 
 
 def _answer(finding: LogFinding, context: Context) -> Explanation:

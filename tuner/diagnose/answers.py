@@ -31,7 +31,7 @@ from tuner.diagnose.crashes import (
 from tuner.diagnose.files import missing_file
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.images import no_image
-from tuner.diagnose.named_files import named_file, unnamed_file
+from tuner.diagnose.named_files import lacks_field, named_file, unnamed_file
 from tuner.diagnose.nccl import mixed_networks, nccl_silent, nccl_timeout, sockets
 from tuner.diagnose.sizes import block_shape, divides, heads, memory_taken
 from tuner.diagnose.xids import xids
@@ -39,7 +39,8 @@ from tuner.diagnose.xids import xids
 ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added]] = {
     function.__name__: function
     for function in (
-        *(missing_file, unnamed_file, named_file, shared_memory, cutlass_tile, scaled_mm_unserved),
+        *(missing_file, unnamed_file, named_file, lacks_field),
+        *(shared_memory, cutlass_tile, scaled_mm_unserved),
         *(
             block_shape,
             divides,

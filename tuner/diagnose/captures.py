@@ -22,6 +22,7 @@ from tuner.deploy.preflight.network import (
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
+from tuner.shell import export_line
 
 _NODE = "the node"
 # A row of nccl-tests: size, count, type, then an operation, a root or neither, then time, algbw,
@@ -132,7 +133,7 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
     step = (
         "For transfers between nodes, by this output alone; leave out a device of the management "
         "or storage network (`ip route` names the interface of the default route):",
-        f"$ export NCCL_IB_HCA={value}",
+        f"$ {export_line('NCCL_IB_HCA', value)}",
     )
     return Added(cause, (*told.fix, *step), {"hca": value})
 
@@ -168,7 +169,7 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
         apart = ["The index differs between devices, so no single NCCL_IB_GID_INDEX fits."]
         return Added((*cause, *(apart if some else ())), (_UNSET,))
     cause.append(f"Here that is index {min(shared)}.")
-    return Added(tuple(cause), (_UNSET, f"$ export NCCL_IB_GID_INDEX={min(shared)}"))
+    return Added(tuple(cause), (_UNSET, f"$ {export_line('NCCL_IB_GID_INDEX', str(min(shared)))}"))
 
 
 def _v2_indexes(text: str) -> set[int]:
@@ -269,7 +270,7 @@ def amd_topology(finding: LogFinding, context: Context) -> Added:
         ),
         (
             f"Keep --tp at {fewest} or less, within a group, and start one server for each group:",
-            f"$ export HIP_VISIBLE_DEVICES={','.join(map(str, first))}",
+            f"$ {export_line('HIP_VISIBLE_DEVICES', ','.join(map(str, first)))}",
         ),
     )
 

@@ -11,6 +11,7 @@ from tuner.diagnose.findings import LogFinding
 from tuner.engines.engine import matching_packages, parse_spec
 from tuner.engines.logs.served import ENGINES, CompletedHints
 from tuner.errors import UnknownEngine
+from tuner.shell import command_line
 
 _COMMAND_FOR = re.compile(r"\$ tuner .* --engine (\S+)")
 _UNIFIED = {"sm_87", "sm_110", "sm_121"}  # Jetson Orin, Jetson Thor, GB10 (DGX Spark)
@@ -78,7 +79,7 @@ class EnginesAdded:
             named = _COMMAND_FOR.match(step)
             if named and named[1] not in self._told and not _is_here(named[1]):
                 self._told.add(named[1])
-                yield f"$ tuner engines add {named[1]}"
+                yield f"$ {command_line('tuner', 'engines', 'add', named[1])}"
             yield step
 
 

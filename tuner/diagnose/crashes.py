@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -25,12 +24,12 @@ from tuner.jobs.targets import families_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import Family, families, family_of, find_family
+from tuner.shell import command_line
 
 # Functions that launch the kernels of families, by the family; and those of others.
 _LAUNCHERS = {
     "fused_moe": r"invoke_fused_moe\w*|fused_moe_kernel\w*|(?:fused|outplace|inplace)_\w*experts",
     "dense_gemm": r"w8a8_block_(?:fp8|int8)_\w+|\w*scaled_mm\w*",
-    "state_update": r"selective_state_update\w*|_?selective_scan_update\w*",
     "chunk_scan": r"_?mamba_chunk_scan\w*|_?(?:chunk_(?:scan|state|cumsum)|bmm_chunk)_fwd\w*",
     "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*"
     r"|_decode_(?:grouped_)?att_m_fwd|kernel_unified_attention\w*",
@@ -51,6 +50,13 @@ _TOLD_BY = {
         "MI300, Radeon). "
         "Of the engines' kernels, attention with wide heads (head_dim of 256 or 512) and fused-MoE "
         "need most.",
+    )
+}
+# Releases whose defaults for experts fit a limit that those of earlier ones exceed.
+_FITS = {
+    101376: (  # 0.5.13 and 0.5.14 were read: _use_low_smem_fp8_default
+        "sglang: Use 0.5.14 or later, if the weights are fp8 without blocks: its defaults for them "
+        "fit into 101,376 bytes, and those of earlier releases do not.",
     )
 }
 # A kernel that ROCm's runtime names below a fault, and parts of AITER by words in its name.
@@ -387,7 +393,8 @@ def _of_kernel(
     )
     if needs := _compiled([family], details["required_bytes"], context):
         return _by_bytes(needs, [family], where, context, details)
-    return Added((where, why), (check, *_tune_steps([family], context)), details)
+    newer = _FITS.get(details["limit_bytes"], ()) if family.name == "fused_moe" else ()
+    return Added((where, why), (check, *newer, *_tune_steps([family], context)), details)
 
 
 def family_launched_at(frame: Frame) -> Family | None:
@@ -476,8 +483,8 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
             steps.append(f"Not tuned here: {family.title}, because {lacks}.")
             continue
         served = context.serving(engine, family)
-        words = [shlex.quote(model or "config.json"), flag, served, options]
-        commands.append(f"$ tuner tune {' '.join(filter(None, words))}")
+        words = [model or "config.json", *([flag] if flag else []), *served, *options]
+        commands.append(f"$ {command_line('tuner', 'tune', *words)}")
     if commands:
         steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
     return [*steps, *commands]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +28,7 @@ from tuner.models.table import named_in
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, parse_problem
+from tuner.shell import command_line
 
 UNTUNED = "its weights are of a type that this tuner does not tune"
 NOTHING: Mapping[str, str] = {}
@@ -39,7 +39,7 @@ _DTYPE = re.compile(r",dtype=(\w+?)(?:_down)?(?:,|\.json)")
 # What people write for a card's name; an object of Python begins with a small letter.
 _PLACEHOLDER = re.compile(r"<[A-Z][A-Za-z_ ]*>|\{\w*\}|\*|X{3}|\.{3}")
 # The engines' programs that tune fused-MoE files on the card itself.
-_SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
+SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
 _QUANTISED = re.compile(r"(?i)[-_](?:awq|gptq|fp8|nvfp4|mxfp4|int[48]|w[48]a(?:8|16)|[48]bit)\b")
 # 0.10.2 and later were read: their fused_marlin_moe.py looks for no file.
 _MARLIN_READS_NONE = (0, 10)
@@ -169,7 +169,7 @@ def _by_marlin(file: MissingFile, context: Context) -> bool:
 
 def _made_by(file: MissingFile, reason: str) -> str:
     """Who makes a file for a card for which nothing is tuned here."""
-    script = _SCRIPTS.get(file.engine)
+    script = SCRIPTS.get(file.engine)
     if "is too old" in reason or not script or file.family is None or file.family.flag:
         return "No file is made for it."
     return f"No file is made here: {ENGINES[file.engine]}'s own benchmarks ({script}) make it."
@@ -289,7 +289,7 @@ def _without_problem(missing: MissingFile, context: Context, seen: Mapping[str, 
     if isinstance(missing.error, SeveralModels) and len(missing.error.problems) <= _MOST_MODELS:
         return [*_older(missing.engine, context), *_of_several(missing.error, options)]
     if not context.tp or missing.stranger:
-        words = " ".join(word for word in (flag, options) if word)
+        words = command_line(*([flag] if flag else []), *options)
         return [
             *steps,
             f"{sure}: give it to `tuner tune` with {words} and --tp, the tensor-parallel size of "
@@ -315,13 +315,17 @@ def commands_for(
     `seen`: settings that messages show, besides those of the server's command. `named`: the type of
     weights in the name of a missing file.
     """
-    flag = family.flag if family and family.flag else ""
-    served = context.serving(engine, family) if family else f"--tp {context.tp}"
+    flag = [family.flag] if family and family.flag else []
+    served = context.serving(engine, family) if family else ["--tp", str(context.tp)]
     if named and "--dtype" not in served and not context.quantised():
-        served += f" --dtype {named}"
+        served += ["--dtype", named]
     options = context.options(engine, device, seen)
-    words = [shlex.quote(context.target() or "config.json"), flag, served, options]
-    return [f"$ tuner tune {' '.join(filter(None, words))}", f"$ tuner export {options}"]
+    tune = ("tune", context.target() or "config.json", *flag, *served, *options)
+    return [_command(*tune), _command("export", *options)]
+
+
+def _command(*words: str) -> str:
+    return f"$ {command_line('tuner', *words)}"
 
 
 def serving_of(
@@ -354,20 +358,20 @@ def _older(engine: str, context: Context) -> list[str]:
     return [
         f"The path is of a release before {engine} {before}, and newer ones look in another "
         f"folder: give the server's version too, --engine {engine}==VERSION, to each command. "
-        f"`pip show {engine}` says it."
+        f"`{command_line('pip', 'show', engine)}` says it."
     ]
 
 
-def _of_several(error: SeveralModels, options: str) -> list[str]:
+def _of_several(error: SeveralModels, options: Sequence[str]) -> list[str]:
     """The commands for each problem that the file may be for."""
     steps = ["The file's name fits several models. Take the command of the one that is served:"]
     for spec, models in error.problems.items():
-        steps += [f"{models}:", f"$ tuner tune {shlex.quote(spec)} {options}"]
+        steps += [f"{models}:", _command("tune", spec, *options)]
     return [
         *steps,
         "For another model, give `tuner tune` its config.json, which lies in the checkpoint's "
         "folder, and --tp of the server's command. Then:",
-        f"$ tuner export {options}",
+        _command("export", *options),
     ]
 
 
@@ -378,24 +382,27 @@ def _steps(
     device = context.device(resolved.device_name or "")
     if resolved.device_name and device is None:
         spec, options = resolved.problems[0].spec(), context.options(missing.engine)
-        return [f"{no_figures(resolved.device_name)} Then tune {spec} with {options}."]
+        words = command_line(*options)
+        return [f"{no_figures(resolved.device_name)} Then tune {spec} with {words}."]
     if lacks := context.missing(missing.engine, device):
         return [lacks]
     if resolved.older_than:
         steps += _older(missing.engine, context)
     options = context.options(missing.engine, device, seen)
     if resolved.assumed:
-        served = context.serving(missing.engine, missing.family) if missing.family else ""
-        tp = served if context.tp and not missing.stranger else "--tp of the server's command"
+        served = context.serving(missing.engine, missing.family) if missing.family else []
+        known = context.tp and not missing.stranger
+        tp = command_line(*served) if known else "--tp of the server's command"
         flag = missing.family.flag if missing.family and missing.family.flag else ""
+        words = " ".join(filter(None, (flag, tp, command_line(*options))))
         steps += [
             "The sure way is the model's config.json, which lies in the checkpoint's folder: give "
-            f"it to `tuner tune` with {' '.join(filter(None, (flag, tp)))} {options}.",
+            f"it to `tuner tune` with {words}.",
             f"If the model is {resolved.assumed}, this is the same:",
         ]
     return [
         *steps,
-        f"$ tuner tune {shlex.quote(resolved.problems[0].spec())} {options}",
-        f"$ tuner export {options}",
+        _command("tune", resolved.problems[0].spec(), *options),
+        _command("export", *options),
         "The second command prints the variable or the folder by which the server finds the file.",
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from tuner.diagnose.readers import Readers, Reading, Whole
 from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Facts
-from tuner.profile.workload import read_load
+from tuner.engines.logs.workload import read_load
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
 _MOST_RANKS = 4096

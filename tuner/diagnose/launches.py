@@ -94,8 +94,10 @@ def _compiled(
             request = Request(problem, device, engine, Source(MeasureKind.GPU))
             try:
                 launches = own_launches(prepare(request), workbench)
-                count += len(launches)
                 for name, one, compiled in launches:
+                    if compiled.lost:
+                        failed[family_of(problem).title] = compiled.detail
+                    count += not compiled.lost
                     if compiled.shared_bytes == required:
                         found.setdefault((problem, name, one.config), []).append(one.point)
             except (TunerError, ImportError) as error:  # the base installation has no NumPy

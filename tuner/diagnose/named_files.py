@@ -11,7 +11,15 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.files import UNTUNED, about, commands_for, config_file, serving_of, why_not
+from tuner.diagnose.files import (
+    SCRIPTS,
+    UNTUNED,
+    about,
+    commands_for,
+    config_file,
+    serving_of,
+    why_not,
+)
 from tuner.diagnose.findings import LogFinding
 from tuner.engines.config_files import misnamed
 from tuner.engines.engine import engine_module, engine_names, supports
@@ -54,7 +62,7 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
     served = context.target() and context.tp
     if device and not served and (names := _names_of(finding, engine, device, context)):
         return _each(names[:_MOST], engine, context)
-    kernels = {"block_gemm": "dense_gemm", "mamba": "state_update"}
+    kernels = {"block_gemm": "dense_gemm"}
     wanted = kernels.get(finding.message.name.partition("_config")[0], "fused_moe")
     family = next(family for family in families() if family.name == wanted)
     if engine and not supports(engine, wanted):
@@ -70,6 +78,17 @@ def unnamed_file(finding: LogFinding, context: Context) -> Added:
         fix += [] if engine else [f"If the server is {ENGINES[one]}:"]
         fix += commands_for(family, one, context, device)
     return Added(fix=tuple(fix))
+
+
+def lacks_field(finding: LogFinding, context: Context) -> Added:
+    """The command that tunes the model, if it was the engine's tuning script that stopped."""
+    if not any(script in one.path for one in finding.frames for script in SCRIPTS.values()):
+        return Added()
+    cause = (
+        "The engine's tuning script does not know the model's architecture: it reads a field that "
+        "configs of other architectures have. A newer script may know it; `tuner tune` needs none."
+    )
+    return replace(unnamed_file(finding, context), cause=(cause,), instead=True, denies=True)
 
 
 def _names_of(finding: LogFinding, engine: str, device: Device, context: Context) -> list[str]:

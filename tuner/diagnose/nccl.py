@@ -9,6 +9,7 @@ from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.readers.collective import P2P_STEP, USUAL
+from tuner.shell import export_line
 
 _FIRST = re.compile(r"\bSeqNum=1\b")
 
@@ -99,6 +100,6 @@ def mixed_networks(finding: LogFinding, context: Context) -> Added:
         (f"Here: {', and '.join(named)}.",),
         (
             "If the larger set is the network for the GPUs, on each node:",
-            f"$ export NCCL_IB_HCA={','.join(most)}",
+            f"$ {export_line('NCCL_IB_HCA', ','.join(most))}",
         ),
     )

@@ -11,6 +11,7 @@ from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.readers import Reading
 from tuner.engines.logs.served import ENGINES
 from tuner.render import printable
+from tuner.shell import command_line
 
 _NAMED = 8  # ranks and problems that are listed by name
 
@@ -169,10 +170,14 @@ def for_engine(steps: Sequence[str], engine: str) -> Iterator[str]:
 
 
 def filled(sentences: Sequence[str], values: Mapping[str, str]) -> Iterator[str]:
-    """The sentences with their holes filled; one with a hole of unknown value is left out."""
+    """The sentences with their holes filled; one with a hole of unknown value is left out.
+
+    A command gets each value as one word, whatever the text says.
+    """
+    words = {name: command_line(value) for name, value in values.items()}
     for sentence in sentences:
         try:
-            yield sentence.format_map(values)
+            yield sentence.format_map(words if sentence.startswith("$ ") else values)
         except (KeyError, IndexError, ValueError):
             continue
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.table import Form, Message, MessageTable, quads
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
-from tuner.profile.workload import read_load, unwrapped
+from tuner.engines.logs.workload import read_load, unwrapped
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
 _TITLE = 3  # lines above a message that answers may read

@@ -10,6 +10,7 @@ from tuner.diagnose.findings import Frame
 from tuner.engines.engine import engine_names
 from tuner.engines.logs.served import ENGINES
 from tuner.engines.logs.settings import words_of
+from tuner.shell import command_line
 
 _INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 # Plugins and forks whose sources stand in a folder of their own, not among installed packages.
@@ -101,7 +102,7 @@ def _refused(package: str, frames: Sequence[Frame], error: str) -> Iterator[str]
         f"other: install the release of {package} that this release of {by} asks for, or another "
         f"one of {by}."
     )
-    yield f"$ pip list | grep -iE '{package}|{by}'; pip check"
+    yield f"$ pip list | {command_line('grep', '-iE', f'{package}|{by}')}; pip check"
 
 
 def step_of(frames: Sequence[Frame]) -> str:

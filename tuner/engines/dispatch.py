@@ -9,7 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -86,6 +86,8 @@ class Runs:
     problems: Sequence[str]  # the texts of the problems that it holds for
     subject: str = "here"  # "for extend_attention", where others have another answer
     doubt: str = ""  # what the next release that was read runs, if the version lies between
+    # Flags and variables without which a server stops as it loads. The kernels are those with them.
+    needs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def always_triton(self) -> bool:
@@ -115,7 +117,8 @@ class Runs:
     def words(self) -> str:
         """What runs: "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 here"."""
         first, *others = self.kernels
-        runs = f"{first.name} {self.subject}{first.words}"
+        needs = f" with {options_text(self.needs)}" if self.needs else ""
+        runs = f"{first.name} {self.subject}{needs}{first.words}"
         runs += "".join(f", else {other.name}{other.words}" for other in others)
         rules = "" if self.version == self.release else f" (by the rules of {self.release})"
         if self.doubt:
@@ -151,6 +154,7 @@ class Runs:
             "rules_of": self.release,
             "kernels": [kernel.as_json() for kernel in self.kernels],
             "to_triton": dict(self.to_triton),
+            "needs": dict(self.needs),
             "problems": list(self.problems),
         }
 
@@ -166,8 +170,21 @@ def what_runs(
 
     An empty `version` is the newest one that was read; one that was not read follows the newest
     one before it. `flags` are the server's flags ("--moe-runner-backend") and environment
-    variables; a flag without a value is "1". `of_class` adds the model's class to them.
+    variables; a flag without a value is "1". `of_class` adds the model's class to them. Where a
+    server has a kernel only with further flags, the answer is of a server that has them.
     """
+    runs = _runs(engine, version, problem, device, flags)
+    further = runs.to_triton if runs and runs.to_triton.keys().isdisjoint(flags) else {}
+    if runs and further and all(kernel.backend == "none" for kernel in runs.kernels):
+        started = _runs(engine, version, problem, device, {**flags, **further})
+        if started and started.always_triton:
+            return replace(started, needs=further, reads=runs.reads)
+    return runs
+
+
+def _runs(
+    engine: str, version: str, problem: Problem, device: Device, flags: Mapping[str, str]
+) -> Runs | None:
     table = dispatch_table(engine)
     if table is None:
         return None
@@ -201,9 +218,33 @@ def what_runs(
         notes=[
             *dict.fromkeys(rule.note for rule in found if rule.note),
             *_refusals(engine, version, found, problem, device),
+            *_unknown_checkpoint(table, release, problem, device, given),
         ],
         problems=(problem.spec(),),
     )
+
+
+NOT_KNOWN = "how the checkpoint stores its experts is not known, and may choose another kernel"
+
+
+def _unknown_checkpoint(
+    table: DispatchTable,
+    release: str,
+    problem: Problem,
+    device: Device,
+    given: Mapping[str, str],
+) -> list[str]:
+    """Words if rules of checkpoints may hold, and nothing is known of the model."""
+    if given.keys() & {ARCHITECTURE, CHECKPOINT}:
+        return []
+    flags = {**table.defaults, **given}
+    of_checkpoints = (
+        replace(rule, flags={n: values for n, values in rule.flags.items() if n != CHECKPOINT})
+        for rule in table.rules
+        if CHECKPOINT in rule.flags
+    )
+    may_hold = any(one.holds(release, problem, device, flags) for one in of_checkpoints)
+    return [NOT_KNOWN] if may_hold else []
 
 
 def _doubt(
@@ -374,10 +415,13 @@ def _settled(table: DispatchTable, rule: DispatchRule, given: Mapping[str, str])
 def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
     """The settings; without the checkpoint if its experts are of another type than the problem.
 
-    Groups that the problem has smaller, as the checkpoint's do not divide it, are "halved".
+    They may be 16-bit if servers quantise them as they load. Groups that the problem has smaller,
+    as the checkpoint's do not divide it, are "halved".
     """
     stored, dtype = given.get(CHECKPOINT, ""), getattr(problem, "dtype", None)
-    if not (isinstance(dtype, Dtype) and dtype.value == stored.partition(" ")[0]):
+    at_load = stored.endswith(" none") and given.get("--quantization") == "fp8"
+    own = isinstance(dtype, Dtype) and dtype.value == stored.partition(" ")[0]
+    if not (own or at_load):
         return {name: value for name, value in given.items() if name != CHECKPOINT}
     _, width = getattr(problem, "block_shape", None) or (0, 0)
     groups = _GROUPS.search(stored)

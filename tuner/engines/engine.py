@@ -32,6 +32,7 @@ from tuner.errors import (
     UnsupportedFamily,
     did_you_mean,
 )
+from tuner.shell import command_line
 
 # The release of each that this program was checked with most: what to add if nobody names one.
 CHECKED = {"sglang": "0.5.16", "vllm": "0.33.0"}
@@ -55,6 +56,10 @@ class Engine(Protocol):
 
     def loads_plugins(self) -> bool:
         """Whether its servers load plugins. Attention's configurations need one."""
+        ...
+
+    def card_name(self, name: str) -> str:
+        """Return what its servers call a card, in names of files, that a driver calls `name`."""
         ...
 
 
@@ -141,7 +146,8 @@ def matching_packages(
     matching = found if version is None else [p for p in found if p.version == version]
     if matching:
         return matching
-    add = f"`tuner engines add {name}=={version or CHECKED.get(name, 'VERSION')}` adds it"
+    spec = f"{name}=={version or CHECKED.get(name, 'VERSION')}"
+    add = f"`{command_line('tuner', 'engines', 'add', spec)}` adds it"
     if not found:
         wanted = f"{name}=={version}" if version else name
         raise UnknownEngine(f"no {wanted} on this machine: {add}")
@@ -231,14 +237,15 @@ def triton_for(engine: Engine) -> TritonRelease:
     if folder is not None:
         return TritonRelease(wanted, folder)
     name = f"{engine.name}=={engine.version}"
+    add = command_line("tuner", "engines", "add", name)
     if here is None:
         raise CompilerUnavailable(
-            f"Triton {wanted}, which {name} runs, is not here: `tuner engines add {name}` adds it"
+            f"Triton {wanted}, which {name} runs, is not here: `{add}` adds it"
         )
     return TritonRelease(
         here,
         note=f"{name} runs Triton {wanted}, which is not here: kernels are compiled with Triton "
-        f"{here}, and their registers and times may differ; to get it: tuner engines add {name}",
+        f"{here}, and their registers and times may differ; to get it: {add}",
     )
 
 

@@ -16,6 +16,7 @@ from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import ConfigFile, EntryFields, nearest_entry, read_lenient
 from tuner.engines.engine import Engine
+from tuner.engines.sidecars import shipped_at
 from tuner.errors import MalformedConfigFile
 from tuner.problems.points import Config, Problem, folder_version
 
@@ -48,7 +49,8 @@ class ShippedFile(Generic[K]):
 class FileEngine(ABC, Generic[K, L]):
     """The config files of a family in one copy of an engine, and the kernels that they are for.
 
-    A `root` argument is `package_root`, or the folder that servers are pointed at instead. All
+    A `root` argument is `package_root`, or the folder that servers are pointed at instead. None is
+    what the engine ships: `package_root` without the files that an export wrote into it. All
     methods may raise UnsupportedKernel if the version's source has an unknown layout, reads no such
     files, or has no kernel for a problem.
     """
@@ -109,12 +111,12 @@ class FileEngine(ABC, Generic[K, L]):
         for path in sorted(self.configs.glob(self.pattern)):
             if self.claims(path.name):
                 key = self.read_file_name(path.name)
-                if key.device.startswith(vendor):
-                    yield self._read_shipped(path, key)
+                if key.device.startswith(vendor) and (shipped := shipped_at(path)):
+                    yield self._read_shipped(path, key, shipped)
 
-    def _read_shipped(self, path: Path, key: K) -> ShippedFile[K]:
+    def _read_shipped(self, path: Path, key: K, shipped: Path) -> ShippedFile[K]:
         try:
-            file = read_lenient(path, self.fields_of(key))
+            file = read_lenient(shipped, self.fields_of(key))
         except MalformedConfigFile as error:
             file = ConfigFile(path, {}, (str(error),))
         triton = folder_version(path.parent.name) if path.parent != self.configs else None
@@ -124,6 +126,8 @@ class FileEngine(ABC, Generic[K, L]):
 @dataclass(frozen=True)
 class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
     """The config files of a family whose sizes stand alone."""
+
+    grid: ClassVar[tuple[int, ...]]  # the batch sizes that the engine's own files are made for
 
     @abstractmethod
     def file_name(self, problem: P, device: Device) -> str:
@@ -145,19 +149,29 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
         """An entry as the loader passes it to the kernel."""
         return config
 
-    def find_file(self, root: Path, problem: P, device: Device) -> Path | None:
+    def sizes(self, problem: P, device: Device) -> list[int]:
+        """The batch sizes that a file must hold: without one of them, the engine would run the
+        entry of another size there, and no longer what it runs without the file.
+        """
+        return sorted({*self.grid, *self.shipped_sizes(problem, device)})
+
+    def shipped_sizes(self, problem: P, device: Device) -> Iterable[int]:
+        """The batch sizes of the file that the engine ships."""
+        return self.entries(problem, device)
+
+    def find_file(self, root: Path | None, problem: P, device: Device) -> Path | None:
         """The file that the engine's loader reads; None if there is none."""
-        return first_file(self.folders(root), self.file_name(problem, device))
+        return file_in(
+            root, self.folders(root or self.package_root), self.file_name(problem, device)
+        )
 
     def entries(self, problem: P, device: Device, root: Path | None = None) -> Mapping[int, Config]:
-        """The entries that the loader reads for a problem, by `file_key`; none without a file.
-
-        Without `root`, the file is the package's.
-        """
-        path = self.find_file(root or self.package_root, problem, device)
+        """The entries that the loader reads for a problem, by `file_key`; none without a file."""
+        path = self.find_file(root, problem, device)
         if path is None:
             return {}
-        return read_lenient(path, self.fields_of(self.read_file_name(path.name))).entries
+        fields = self.fields_of(self.read_file_name(self.file_name(problem, device)))
+        return read_lenient(path, fields).entries
 
     def incumbents(
         self, problem: P, device: Device, batch_size: int, root: Path | None = None
@@ -172,6 +186,10 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
         return found
 
 
-def first_file(folders: Iterable[Path], name: str) -> Path | None:
-    """The first of the folders' files of that name that exists."""
-    return next((folder / name for folder in folders if (folder / name).exists()), None)
+def file_in(root: Path | None, folders: Iterable[Path], name: str) -> Path | None:
+    """The first of the folders' files of that name; without a `root`, the first that the engine
+    ships.
+    """
+    paths = (folder / name for folder in folders)
+    found = (shipped_at(path) if root is None else path for path in paths)
+    return next((path for path in found if path and path.exists()), None)

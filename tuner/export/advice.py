@@ -7,7 +7,7 @@ been measured beside that one at every point before a flag is advised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
 from tuner.engines.dispatch import (
+    NOT_KNOWN,
     Kernel,
     Runs,
     class_alone,
@@ -23,18 +24,23 @@ from tuner.engines.dispatch import (
     options_text,
     what_runs,
 )
+from tuner.engines.settings import flags_alone, settings_kept, settings_to_keep
+from tuner.export.selection import as_it_runs
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
+from tuner.problems.server import ServerSettings
 from tuner.render import gain_text
 from tuner.tuning.baselines import KEPT
 from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
     OWN,
+    WITHOUT_US,
     Gain,
     gains,
     mean_gain,
     name_of,
+    not_compared,
     over_words,
     reference,
 )
@@ -60,6 +66,9 @@ class Advice:
     gain: float | None = None  # over what runs without us: the geometric mean over sizes
     flags: Mapping[str, str] = field(default_factory=dict)  # to start servers with
     winners: Sequence[Winner] = ()  # to write into files; none where it is left alone
+    # Whether the times are of servers with these flags, or servers do not start without them. Else
+    # the flags are a change.
+    presumed: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -73,6 +82,11 @@ class Advice:
     def __str__(self) -> str:
         flags = f", {options_text(self.flags)}" if self.flags else ""
         return f"{self.problem.spec()}: {self.verdict.value}{flags}: {self.reason}"
+
+
+def flags_to_start(advice: Sequence[Advice]) -> dict[str, str]:
+    """The flags to start servers with, besides those that they are started with already."""
+    return {name: value for one in advice for name, value in one.flags.items()}
 
 
 class EngineRelease(Protocol):
@@ -118,24 +132,62 @@ def advise(
     engine: tuple[str, str],
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> Advice:
-    """Advice on one problem. `engine`: the name and version that the servers run."""
+    """Advice on one problem. `engine`: the name and version that the servers run.
+
+    If `flags` name no model, the servers are those that the winners were found for.
+    """
     if stale := _stale(winners, device, engine):
         return Advice(problem, Verdict.LEAVE, stale)
-    runs = what_runs(*engine, problem, device, flags)
-    entries = [winner.entry for winner in winners]
-    kernel = kernel_that_runs(
-        runs, what_runs(*engine, problem, device, class_alone(flags)), entries
-    )
-    if runs is None:
-        return _files(problem, told(winners, None))
-    if kernel is None:
+    served = _served(flags, winners)
+    runs, kernel = _runs(problem, winners, device, engine, served)
+    if runs and kernel is None:
         return Advice(problem, Verdict.LEAVE, _open(runs))
-    mine = told(winners, kernel)
-    if kernel.triton:
-        return _files(problem, mine)
+    started = {**served, **(runs.needs if runs else {})}
+    mine = told(winners, kernel, settings_to_keep(engine[0], started))
+    presumed = {n: value for n, value in flags_alone(started).items() if flags.get(n) != value}
+    if runs is None or kernel is None or kernel.triton:
+        found = _files(problem, mine)
+        if runs and NOT_KNOWN in runs.notes:
+            found = replace(found, reason=f"{found.reason}; {NOT_KNOWN}")
+        return _with_flags(found, presumed) if presumed else found
     if not runs.to_triton:
         return Advice(problem, Verdict.LEAVE, runs.line())
-    return _flags(problem, mine, kernel, _needed(runs, problem, device, engine, flags))
+    found = _flags(problem, mine, kernel, _needed(runs, problem, device, engine, served))
+    return replace(found, flags={**presumed, **found.flags}) if found.flags else found
+
+
+def _with_flags(advice: Advice, flags: Mapping[str, str]) -> Advice:
+    if advice.verdict is Verdict.LEAVE:
+        return advice
+    return replace(advice, verdict=Verdict.FLAGS, flags=flags, presumed=True)
+
+
+def _served(flags: Mapping[str, str], winners: Sequence[Winner]) -> dict[str, str]:
+    """The servers' settings: what `flags` leave open is as for the newest winners."""
+    known = _own(winners)
+    if class_alone(flags):
+        return dict(flags)
+    return {**class_alone(known), **flags} if flags else known
+
+
+def _own(winners: Sequence[Winner]) -> dict[str, str]:
+    """The settings of the servers that the newest winners were found for; empty: not known."""
+    known = [winner for winner in winners if winner.entry.server]
+    newest = max(known, key=lambda winner: winner.published_at, default=None)
+    return settings_kept(newest.entry.server) if newest else {}
+
+
+def _runs(
+    problem: Problem,
+    winners: Sequence[Winner],
+    device: Device,
+    engine: tuple[str, str],
+    served: Mapping[str, str],
+) -> tuple[Runs | None, Kernel | None]:
+    """What servers run by the rules, and which of these kernels it is; None: not known."""
+    runs = what_runs(*engine, problem, device, served)
+    own = what_runs(*engine, problem, device, _own(winners) or class_alone(served))
+    return runs, kernel_that_runs(runs, own, [winner.entry for winner in winners])
 
 
 def _agreeing(
@@ -165,18 +217,18 @@ def _agreeing(
             reason=f"{one.reason}; but {options_text(one.flags)} also changes {other.spec()}, "
             "where it was not measured to help",
         )
-        if one.flags and (other := spoiled(one))
+        if one.flags and not one.presumed and (other := spoiled(one))
         else one
         for one in found
     ]
 
 
 def kernel_that_runs(
-    runs: Runs | None, by_default: Runs | None, entries: Sequence[Entry]
+    runs: Runs | None, own: Runs | None, entries: Sequence[Entry]
 ) -> Kernel | None:
     """The kernel that servers run, as far as the rules and the entries say; None: not known.
 
-    What is installed was seen when the entries were tuned, for servers without flags. It is no
+    What is installed was seen when the entries were tuned, for servers that run `own`. It is no
     answer for servers whose flags make another choice.
     """
     if runs is None:
@@ -186,7 +238,7 @@ def kernel_that_runs(
     names = {entry.without_us for entry in entries if entry.incumbents}
     if not names:
         return None
-    if by_default is None or runs.kernels != by_default.kernels or len(names - set(OWN)) > 1:
+    if own is None or runs.kernels != own.kernels or len(names - set(OWN)) > 1:
         return None
     if "" in names or (names - set(OWN) and names & set(OWN)):
         return None
@@ -200,10 +252,12 @@ def for_servers(
     found: list[Winner] = []
     for problem, mine in groupby(without_stale(winners), key=lambda winner: winner.problem):
         some = list(mine)
-        asked = engine.name, engine.version, problem, device
-        runs, by_default = what_runs(*asked, flags), what_runs(*asked, class_alone(flags))
-        kernel = kernel_that_runs(runs, by_default, [winner.entry for winner in some])
-        found += told(some, kernel) if kernel or flags != class_alone(flags) else some
+        served = _served(flags, some)
+        runs, kernel = _runs(problem, some, device, (engine.name, engine.version), served)
+        started = {**served, **(runs.needs if runs else {})}
+        if kernel or flags_alone(started) != flags_alone(_own(some)):
+            some = told(some, kernel, settings_to_keep(engine.name, started))
+        found += some
     return found
 
 
@@ -225,14 +279,15 @@ def without_stale(winners: Sequence[Winner]) -> list[Winner]:
     ]
 
 
-def told(winners: Sequence[Winner], kernel: Kernel | None) -> list[Winner]:
-    """The winners with the name of what servers run, where it is known."""
+def told(winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings) -> list[Winner]:
+    """The winners with the name of what a server runs, where it is known."""
     return [
         replace(
             winner,
             entry=replace(
                 winner.entry,
                 without_us=name_of(kernel, winner.entry.incumbents) if kernel else "",
+                server=server,
             ),
         )
         if winner.entry.incumbents
@@ -273,31 +328,34 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     found = gains(winner.entry for winner in winners)
     slower = {one.size for one in found if one.ratio < 1 - NOISE}
     entries = [winner.entry for winner in winners]
-    if slower and any(entry.point.new_tokens for entry in entries):
+    unheld = not_compared(entries)
+    if (slower or unheld) and any(entry.point.new_tokens for entry in entries):
         # One entry of attention is for several sizes: it cannot be kept at some of them.
-        return Advice(problem, Verdict.LEAVE, _slower(found, entries))
-    kept = [_as_it_runs(one) if one.entry.point.size in slower else one for one in winners]
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or _slower(found, entries))
+    kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
-        why = "nothing was found that is faster than what runs without us, Triton's own"
-        shipped = all(winner.entry.reason == KEPT for winner in winners)
-        return Advice(problem, Verdict.LEAVE, KEPT if shipped else why)
+        nothing = "nothing was found that is faster than what runs without us, Triton's own"
+        if all(winner.entry.reason == KEPT for winner in winners):
+            nothing = KEPT
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or nothing)
     found = gains(entries)
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
 
 
-def _as_it_runs(winner: Winner) -> Winner:
-    """The winner with the configuration that servers run without us: a file must hold each size."""
-    own = winner.entry.incumbents[reference(winner.entry).name]
-    reason = f"{winner.entry.reason}; slower than what runs without us, which stays"
-    entry = replace(
-        winner.entry,
-        config=own.config,
-        status=Status.INCUMBENT,
-        median_us=None,
-        reason=reason,
-    )
-    return replace(winner, entry=entry)
+def _no_slower(winner: Winner, slower: Collection[str], unheld: Collection[str]) -> Winner:
+    """The winner, or what runs without us at the sizes where that may be faster: a file must hold
+    each size.
+    """
+    size = winner.entry.point.size
+    if size not in slower and size not in unheld:
+        return winner
+    why = "slower than" if size in slower else "not compared with"
+    return as_it_runs(winner, f"{winner.entry.reason}; {why} {WITHOUT_US}, which stays")
+
+
+def _no_time(unheld: Sequence[str]) -> str:
+    return f"no time is known of {WITHOUT_US} at {' '.join(unheld)}" if unheld else ""
 
 
 def _flags(

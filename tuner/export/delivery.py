@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, engine_module
+from tuner.engines.sidecars import kept_file, read_sidecar
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
-from tuner.export.files import read_sidecar
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
 from tuner.problems.results import Status, Winner
@@ -32,6 +32,11 @@ class PlannedFile(Protocol):
     @property
     def provenance(self) -> Mapping[str, Any]:
         """The sidecar's JSON."""
+        ...
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """The batch sizes that the file lacks and must hold."""
         ...
 
     @property
@@ -144,8 +149,11 @@ def delivery_of(engine: Engine, family: str) -> Delivery:
     return found
 
 
-def take_back(winners: Sequence[Winner], engine: Engine, device: Device, out: Path) -> list[Path]:
-    """Remove the files that an earlier export wrote under `out` for the problems of some winners.
+def take_back(
+    winners: Sequence[Winner], engine: Engine, device: Device, out: Path | None
+) -> list[Path]:
+    """Remove the files that an earlier export wrote for the problems of some winners: under `out`,
+    or in the engine's package if None.
 
     A server would go on reading them. Where the engine ships a file of that name, it takes the
     place. Files that were changed since, and files of other problems, stay. Returns the removed
@@ -155,16 +163,18 @@ def take_back(winners: Sequence[Winner], engine: Engine, device: Device, out: Pa
     packaged: dict[str, dict[Path, Path]] = {}  # the engine's files, by family and place
     for file in _earlier(winners, engine, device, out):
         family = family_of(file.problem).name
-        if family not in packaged:
+        if out and family not in packaged:
             own = delivery_of(engine, family).packaged()
             packaged[family] = {out / place: path for place, path in own}
-        shipped = packaged[family].get(file.path)
+        kept = kept_file(file.sidecar)
+        shipped = packaged[family].get(file.path) if out else kept if kept.exists() else None
         try:
             if shipped:
                 file.path.write_bytes(shipped.read_bytes())
             else:
-                file.path.unlink()
-            file.sidecar.unlink()
+                file.path.unlink(missing_ok=True)  # another export may be faster
+            file.sidecar.unlink(missing_ok=True)
+            kept.unlink(missing_ok=True)
         except OSError as error:
             raise UnwritableOutput(
                 f"cannot remove {file.path}, which an earlier export wrote and servers should no "
@@ -175,11 +185,13 @@ def take_back(winners: Sequence[Winner], engine: Engine, device: Device, out: Pa
 
 
 def _earlier(
-    winners: Sequence[Winner], engine: Engine, device: Device, root: Path
+    winners: Sequence[Winner], engine: Engine, device: Device, out: Path | None
 ) -> Iterator[PlannedFile]:
     for problem in dict.fromkeys(winner.problem for winner in winners):
         mine = [winner for winner in winners if winner.problem == problem]
         delivery = delivery_of(engine, family_of(problem).name)
+        root = out or delivery.engine_root
+        assert root is not None  # `loadable` left out families without a folder there
         with contextlib.suppress(ExportRefused):  # such a file was never written
             for file in delivery.plan(mine, device, root):
                 provenance = read_sidecar(file.path, file.sidecar) or {}

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import BadInput
-from tuner.export.files import PROVENANCE
 from tuner.problems.results import counted
 from tuner.render import folded, gain_text
 from tuner.tuning.gains import OWN, mean_gain

@@ -7,6 +7,7 @@ Everything is checked before the first byte is written, and all files are writte
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,27 +16,24 @@ from typing import Protocol
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import config_variables
+from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
 from tuner.errors import ExportRefused
-from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
+from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
 from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
-from tuner.export.files import (
-    PROVENANCE,
-    left_out_name,
-    left_out_text,
-    sidecar_text,
-    write_all,
-)
+from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
     LeftOut,
     leave_out_predicted,
     left_out_lines,
     select,
+    wholly_named,
     with_shipped,
 )
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
+from tuner.shell import command_line
 
 
 class WinnerStore(Protocol):
@@ -64,7 +62,7 @@ class Choice:
     @property
     def flags(self) -> dict[str, str]:
         """The flags that the files need, besides what servers are started with."""
-        return {name: value for one in self.advice for name, value in one.flags.items()}
+        return flags_to_start(self.advice)
 
 
 def export_device(
@@ -81,17 +79,17 @@ def export_device(
     """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
     Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
-    nothing is better than what servers run without this program. What an earlier export wrote under
-    `out` for a problem that is left alone by now is removed.
+    nothing is better than what servers run without this program. What an earlier export wrote there
+    for a problem that is left alone by now is removed.
     """
     chosen = choose(
         store,
         device,
         engine,
+        out,
         allow_predicted=allow_predicted,
         wanted=wanted,
         named=named,
-        into_engine=out is None,
         flags=flags,
     )
     if not chosen.winners:
@@ -102,7 +100,7 @@ def export_device(
             variables=(),
             left_out=chosen.left_out,
             advice=chosen.advice,
-            removed=take_back(chosen.left_alone, engine, device, out) if out else (),
+            removed=take_back(chosen.left_alone, engine, device, out),
         )
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
@@ -115,7 +113,8 @@ def export_device(
             notes=triton_notes(files, engine),
             left_out=left,
             advice=chosen.advice,
-            into_engine=True,
+            removed=take_back(chosen.left_alone, engine, device, None),
+            restores=_restores(files),
         )
     return ExportReport(
         out,
@@ -158,8 +157,9 @@ def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
     assert delivery.engine_root is not None  # a delivery has a variable or a folder
     folder = delivery.engine_root.relative_to(engine.root).as_posix()
     return (
-        f"{engine.name} {engine.version} reads no folder but its own: copy {out}/configs into "
-        f"{engine.name}/{folder} where it serves, or export there with --into-engine"
+        f"{engine.name} {engine.version} reads no folder but its own: copy {out}/configs and "
+        f"{out}/{PROVENANCE} into {engine.name}/{folder} where it serves, or export there with "
+        "--into-engine"
     )
 
 
@@ -167,26 +167,29 @@ def choose(
     store: WinnerStore,
     device: Device,
     engine: Engine,
+    out: Path | None,
     *,
     allow_predicted: bool,
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
-    into_engine: bool = False,
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> Choice:
-    """The winners to export. If `wanted` has problems, only their winners; see `select`.
+    """The winners to export under `out`, or into the engine if None. If `wanted` has problems, only
+    their winners; see `select`.
 
     Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
     predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
-    `named` problems stands for is predicted. Of what is left, only the winners are chosen whose
+    `named` problems stands for is left out. Of what is left, only the winners are chosen whose
     files are advised for servers that are started with `flags`: there may be none.
     """
     found = stored(store, device, engine, wanted)
-    kept, left_out = loadable(found, engine, into_engine=into_engine)
+    kept, left_out = loadable(found, engine, into_engine=out is None)
     if not allow_predicted:
         kept, predicted = leave_out_predicted(kept, named)
         left_out += predicted
     advice = advise_all(kept, device, engine, flags, wanted=wanted)
+    advice, unwritable = writable(advice, engine, device, out, named)
+    left_out += unwritable
     alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
     return Choice(
         [winner for one in advice for winner in one.winners],
@@ -207,7 +210,7 @@ def stored(
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
-            cli=f"run `tuner tune MODEL --device {device.name}` first",
+            cli=f"run `{command_line('tuner', 'tune', 'MODEL', '--device', device.name)}` first",
             api=f"post a job for the device {device.name} first",
             page=f"queue a job for the device {device.name} first",
         )
@@ -238,6 +241,41 @@ def loadable(
     return kept, left
 
 
+def writable(
+    advice: Sequence[Advice],
+    engine: Engine,
+    device: Device,
+    out: Path | None,
+    named: Sequence[Problem] = (),
+) -> tuple[list[Advice], list[LeftOut]]:
+    """The advice without the problems whose files cannot be written, and these problems.
+
+    They ask for one file together with another problem, or servers could not use their entries.
+    Raises ExportRefused if no problem with files is left, or nothing of what one of the `named`
+    problems stands for.
+    """
+    why: dict[Problem, str] = {}
+    asking: dict[Path, list[Problem]] = {}
+    for one in (one for one in advice if one.winners):
+        delivery = delivery_of(engine, family_of(one.problem).name)
+        root = out or delivery.engine_root
+        assert root is not None  # `loadable` left out families without a folder there
+        try:
+            for file in delivery.plan(one.winners, device, root):
+                asking.setdefault(file.path, []).append(one.problem)
+        except ExportRefused as refusal:
+            why[one.problem] = str(refusal)
+    for path, problems in sorted(asking.items()):
+        if len(problems) > 1:
+            said = f"{len(problems)} problems ask for {path.name}: name one of them to export it"
+            why |= {problem: why.get(problem, said) for problem in problems}
+    left_out = [LeftOut(problem, reason) for problem, reason in why.items()]
+    with_files = {one.problem for one in advice if one.winners}
+    if why and (why.keys() == with_files or wholly_named(named, with_files, why)):
+        raise ExportRefused("; ".join(left_out_lines(left_out)))
+    return [one for one in advice if one.problem not in why], left_out
+
+
 def export(
     winners: Sequence[Winner],
     engine: Engine,
@@ -253,9 +291,9 @@ def export(
     and an earlier export has a measured entry, that entry is kept. `beside` has other files to
     write there; a winner's file counts before them. The list of `left_out` is written too.
 
-    Raises ExportRefused, and writes nothing, where two winners contradict each other or need the
-    same file, and where servers could not read a file. Raises UnwritableOutput, and writes nothing,
-    where a file cannot be written.
+    Raises ExportRefused, and writes nothing, where two winners contradict each other, where a file
+    would lack a size, and where servers could not read a file. Raises UnwritableOutput, and writes
+    nothing, where a file cannot be written.
     """
     used = deliveries_for(winners, engine)
     planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
@@ -264,20 +302,55 @@ def export(
         assert root is not None  # `loadable` left out families without a folder there
         planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
     files = [file for _, _, some in planned for file in some]
+    assert len({file.path for file in files}) == len(files)  # `writable` left out the others
+    _refuse_incomplete(files)
     data = dict(beside or {})
     for file in files:
-        data[file.path] = file.text().encode()
+        # The file is the last to be replaced: if only its sidecar were missing, it would pass for
+        # the engine's.
+        if out is None and (shipped := shipped_at(file.path)):
+            data[kept_file(file.sidecar)] = shipped.read_bytes()
         data[file.sidecar] = sidecar_text(file.provenance).encode()
+        data[file.path] = file.text().encode()
     top = out or _engine_root(used, engine)
     others = top / PROVENANCE / left_out_name(device)
     if left_out:
         data[others] = left_out_text(left_out).encode()
     write_all(top, data)
+    for file in files:
+        if (kept := kept_file(file.sidecar)) not in data:
+            kept.unlink(missing_ok=True)  # of another release that was installed here
     if not left_out:
         others.unlink(missing_ok=True)  # an earlier export's
     for delivery, place, some in planned:
         delivery.verify(some, device, place)
     return files
+
+
+def _refuse_incomplete(files: Iterable[PlannedFile]) -> None:
+    """Raises ExportRefused for a file that lacks a size: servers would run the entry of another
+    size there, which may be slower than what they run without the file.
+    """
+    for file in files:
+        if file.missing:
+            sizes = " ".join(map(str, file.missing))
+            raise ExportRefused(
+                f"{file.problem.spec()}: {file.path.name} would lack the sizes {sizes}: tune them "
+                "too, or choose other problems with ",
+                cli="--problem SPEC",
+                api="problem=SPEC",
+                page="the downloads of their own results",
+            )
+
+
+def _restores(files: Iterable[PlannedFile]) -> list[str]:
+    """Shell commands that bring back what an engine's package had before files were written."""
+    found = []
+    for file in files:
+        kept = kept_file(file.sidecar)
+        words = ("mv", "-f", kept) if kept.exists() else ("rm", "-f", file.sidecar)
+        found.append(shlex.join(str(word) for word in (*words, file.path)))
+    return found
 
 
 def deliveries_for(some: Iterable[Winner | PlannedFile], engine: Engine) -> list[Delivery]:

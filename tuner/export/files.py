@@ -22,7 +22,6 @@ from tuner.errors import UnwritableOutput
 from tuner.export.selection import LeftOut
 from tuner.problems.results import Winner, entry_json, incumbent_json
 
-PROVENANCE = "provenance"  # the sidecars' folder under a root
 _READABLE = 0o644  # by the engine's user too, whatever mode temporary files have
 
 
@@ -57,32 +56,6 @@ def provenance_row(winner: Winner) -> dict[str, Any]:
     }
 
 
-def read_sidecar(path: Path, sidecar: Path) -> Mapping[str, Any] | None:
-    """The content of a sidecar; None where there is none, or the file has changed since."""
-    try:
-        data = path.read_bytes()
-        provenance = json.loads(sidecar.read_text(encoding="utf-8"))
-        described = provenance["sha256"] == hashlib.sha256(data).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return provenance if described and isinstance(provenance, dict) else None
-
-
-def sidecar_of(path: Path) -> Path | None:
-    """The sidecar of an exported file; None where it has none.
-
-    The sidecar of ROOT/configs/triton_3_6_0/NAME is ROOT/provenance/triton_3_6_0/NAME, that of
-    ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and that of vLLM's
-    ROOT/NAME is ROOT/provenance/NAME.
-    """
-    for root in list(path.parents)[:3]:
-        below = path.relative_to(root)
-        for relative in (below, Path(*below.parts[1:])):
-            if (found := root / PROVENANCE / relative).is_file():
-                return found
-    return None
-
-
 def sidecar_text(provenance: Mapping[str, Any]) -> str:
     return json.dumps(provenance, indent=2) + "\n"
 
@@ -109,11 +82,10 @@ def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
     """
     made: list[Path] = []
     try:
-        if root.exists():
-            _replace_all(files, made)
-        else:
+        if not root.exists():
             _make_folders(root.parent, made)
-            _create(root, files)
+        if root.exists() or not _create(root, files):
+            _replace_all(files, made)
     except BaseException as error:
         for folder in reversed(made):
             with contextlib.suppress(OSError):  # another program has put something there
@@ -127,8 +99,10 @@ def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
         ) from None
 
 
-def _create(root: Path, files: Mapping[Path, bytes]) -> None:
-    """Make a folder with its files beside its place, and move it there."""
+def _create(root: Path, files: Mapping[Path, bytes]) -> bool:
+    """Make a folder with its files beside its place, and move it there. Returns whether its place
+    was still free.
+    """
     stage = root.with_name(f".{root.name}.{secrets.token_hex(4)}.part")
     try:
         stage.mkdir()
@@ -138,9 +112,12 @@ def _create(root: Path, files: Mapping[Path, bytes]) -> None:
             copy.write_bytes(data)
             copy.chmod(_READABLE)
         stage.rename(root)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(stage, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False  # another export was faster
         raise
+    return True
 
 
 def _replace_all(files: Mapping[Path, bytes], made: list[Path]) -> None:

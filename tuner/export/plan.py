@@ -12,6 +12,7 @@ from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import Engine, engine_triton
 from tuner.errors import UnsupportedKernel
+from tuner.export.advice import for_servers
 from tuner.export.delivery import delivery_of
 from tuner.problems.points import TRITON, Problem, folder_version
 from tuner.problems.registry import family_of
@@ -159,8 +160,8 @@ def plan_model(
     for problem in dict.fromkeys(problems):
         runs = what_runs(engine.name, engine.version, problem, device, flags)
         mine = [winner for winner in winners if winner.problem == problem]
-        entries = [winner.entry for winner in mine]
         stale = _stale(mine)
+        entries = [winner.entry for winner in for_servers(mine, device, engine, flags)]
         gain, status = (None, None) if stale else _known_gain(entries)
         file, tuned_on = _file(problem, engine, device, entries)
         seconds = gpu_seconds(problem)

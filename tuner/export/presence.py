@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -14,6 +13,7 @@ from tuner.engines.engine import Engine, engine_triton, installed_triton
 from tuner.errors import BadInput, CompilerUnavailable
 from tuner.export.file_checks import FileCheck, Plugin, RuntimeFacts
 from tuner.render import table
+from tuner.shell import export_line
 
 
 def missing_plugin(plugin: Plugin, environ: Mapping[str, str]) -> str:
@@ -39,11 +39,13 @@ def no_plugins(engine: Engine) -> str:
 
 
 def triton_of(engine: Engine) -> str | None:
-    """The installed Triton; without one, what the engine's servers run, if that is known."""
+    """Return the Triton that the engine's servers run; if that is not known, the installed one."""
+    if runs := engine_triton(engine):
+        return runs
     try:
         return installed_triton()
     except CompilerUnavailable:
-        return engine_triton(engine)
+        return None
 
 
 def facts_here(
@@ -141,7 +143,7 @@ class FilesStatus(Generic[C]):
         for line in self.closing():
             lines += ["", line]
         if any(check.used for check in self.checks):
-            lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
+            lines += [export_line(name, value) for name, value in self.environment.items()]
         return "\n".join(lines)
 
     def closing(self) -> list[str]:

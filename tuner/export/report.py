@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.dispatch import options_text
 from tuner.engines.engine import Engine, engine_triton
-from tuner.export.advice import Advice
+from tuner.export.advice import Advice, flags_to_start
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status, counted
 from tuner.render import folded
+from tuner.shell import command_line, export_line, unset_line
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,17 @@ class ExportReport:
     left_out: Sequence[LeftOut] = ()
     advice: Sequence[Advice] = ()  # what to do about each problem
     removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
-    into_engine: bool = False  # the files lie in the engine's own folder
+    restores: Sequence[str] = ()  # commands for files that lie in the engine's own folder
 
     @property
     def back(self) -> str:
         """How servers run as they did before the export."""
-        if self.into_engine:
-            return (
-                "delete the files above, and install the engine's same release again for the files "
-                "that it ships"
-            )
+        if self.restores:
+            return "run these lines, and restart the servers"
         if not self.variables:
             return ""
-        flags = ", without the flags above" if self.server_flags else ""
-        return f"unset {' '.join(self.variables)}, and restart the servers{flags}"
+        flags = " without the flags above" if self.server_flags else ""
+        return f"restart the servers{flags} after `{unset_line(self.variables)}`"
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
@@ -72,7 +71,9 @@ class ExportReport:
         lines += ["", *map(str, self.advice), "", f"written under {self.root}"]
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
-        lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
+        lines += [export_line(name, str(self.root.resolve())) for name in self.variables]
+        if flags := flags_to_start(self.advice):
+            lines.append(f"start servers with: {options_text(flags)}")
         lines += [*self.notes, *self._removed()]
         lines += [f"server flags for {flags}" for flags in self.server_flags]
         if {status for file in self.files for status in file.statuses.values()} <= {
@@ -81,7 +82,7 @@ class ExportReport:
             lines.append("every entry is the engine's own choice: you need not deploy these files")
         if self.back:
             lines.append(f"to go back: {self.back}")
-        return folded("\n".join(lines))
+        return "\n".join([folded("\n".join(lines)), *self.restores])
 
     def _removed(self) -> Iterator[str]:
         for path in self.removed:
@@ -95,9 +96,10 @@ def triton_notes(files: Iterable[PlannedFile], engine: Engine) -> list[str]:
     if runs is None or not others:
         return []
     name = f"{engine.name}=={engine.version}"
+    add = command_line("tuner", "engines", "add", name)
     return [
         f"these files are for Triton {', '.join(others)}. Servers of {name} run Triton {runs}, and "
-        f"may look in another folder: tuner engines add {name}, then tune again"
+        f"may look in another folder: `{add}` adds it, then tune again"
     ]
 
 

@@ -1,19 +1,22 @@
-"""Which problems' winners go into an export, and the refusal of two problems for one file."""
+"""Which problems' winners go into an export, and which are left out."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
-from tuner.problems.results import Status, Winner, is_shipped
+from tuner.problems.results import Compiled, Status, Winner, is_shipped
+from tuner.tuning.gains import reference
 
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
-_PARTLY = "only predicted at {}; the rest is exported: measure them, or allow predicted entries"
+_PARTLY = (
+    "only predicted at {}, where the engine's own entries stay: measure them, or allow predicted "
+    "entries"
+)
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,22 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
     A problem without winners stands for all stored problems that its family calls alike. Raises
     ExportRefused where no stored problem matches, and names the nearest one.
     """
-    stored = {winner.problem for winner in winners}
-    chosen = {problem for problem in stored if any(_names(one, problem, stored) for one in wanted)}
+    chosen = winners_of(winners, wanted)
     if not chosen:
-        specs = [problem.spec() for problem in stored]
-        near = did_you_mean(wanted[0].spec(), specs)
+        near = did_you_mean(wanted[0].spec(), [winner.problem.spec() for winner in winners])
         raise ExportRefused(f"the store has no winners for {wanted[0].spec()}{near}")
+    return chosen
+
+
+def winners_of(winners: Sequence[Winner], wanted: Collection[Problem]) -> list[Winner]:
+    """The winners for the wanted problems, as `select` finds them; there may be none."""
+    chosen = stored_for(wanted, {winner.problem for winner in winners})
     return [winner for winner in winners if winner.problem in chosen]
+
+
+def stored_for(wanted: Iterable[Problem], stored: Collection[Problem]) -> set[Problem]:
+    """The stored problems that the wanted ones stand for; see `select`."""
+    return {one for problem in wanted for one in stored if _names(problem, one, stored)}
 
 
 def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
@@ -70,19 +82,18 @@ def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
 def leave_out_predicted(
     winners: Sequence[Winner], named: Iterable[Problem] = ()
 ) -> tuple[list[Winner], list[LeftOut]]:
-    """The winners at the sizes without predicted ones, and what is left out.
+    """The winners without predicted ones, and what is left out.
 
-    The winners at one size were chosen together, so they leave together. Raises ExportRefused where
+    Where a measured problem has a predicted winner, the winner is replaced by what counts without
+    predictions, or by the engine's own entry: a file holds every size. Raises ExportRefused where
     nothing measured is left, or nothing measured of what a problem in `named` stands for.
     """
     stored = Counter(winner.problem for winner in winners)
     predicted = Counter(w.problem for w in winners if w.entry.status is Status.PREDICTED)
     measured = {winner.problem for winner in winners if winner.entry.status is Status.OK}
     wholly = predicted.keys() - measured
-    for one in named:
-        chosen = {problem for problem in stored if _names(one, problem, stored)}
-        if chosen and chosen <= wholly:
-            raise _only_predicted(chosen, stored, predicted)
+    if chosen := wholly_named(named, stored, wholly):
+        raise _only_predicted(chosen, stored, predicted)
     if wholly and wholly == stored.keys():
         raise _only_predicted(wholly, stored, predicted)
     sizes = {
@@ -94,12 +105,44 @@ def leave_out_predicted(
         LeftOut(problem, _why(problem in wholly, [size for one, size in sizes if one == problem]))
         for problem in sorted(predicted, key=lambda problem: problem.spec())
     ]
-    kept = [
-        winner
-        for winner in winners
-        if winner.problem not in wholly and (winner.problem, winner.entry.point.size) not in sizes
-    ]
-    return kept, left_out
+    kept = [_unpredicted(winner) for winner in winners if winner.problem not in wholly]
+    return [winner for winner in kept if winner is not None], left_out
+
+
+def _unpredicted(winner: Winner) -> Winner | None:
+    """What counts where predictions do not; None if that is not known."""
+    if winner.status is not Status.PREDICTED:
+        return winner
+    if winner.unpredicted:
+        return winner.unpredicted
+    own = reference(winner.entry)
+    if own.incumbent is None or own.incumbent.cannot_run:
+        return None
+    stays = as_it_runs(winner, f"not measured: the {own.name} configuration stands")
+    return replace(stays, entry=replace(stays.entry, incumbents={}))
+
+
+def as_it_runs(winner: Winner, reason: str) -> Winner:
+    """The winner with the configuration that servers run without us, which has to be known."""
+    own = reference(winner.entry).incumbent
+    assert own is not None
+    entry = replace(
+        winner.entry,
+        config=own.config,
+        status=Status.INCUMBENT,
+        median_us=None,
+        compiled=Compiled(Status.OK, own.shared_bytes),
+        reason=reason,
+    )
+    return replace(winner, entry=entry)
+
+
+def wholly_named(
+    named: Iterable[Problem], stored: Collection[Problem], left_out: Collection[Problem]
+) -> set[Problem]:
+    """All that one of the `named` problems stands for, if all of it is left out; else nothing."""
+    meant = (stored_for([problem], stored) for problem in named)
+    return next((some for some in meant if some and some <= set(left_out)), set())
 
 
 def _why(wholly: bool, sizes: Sequence[str]) -> str:
@@ -119,20 +162,6 @@ def _only_predicted(
         api="pass allow_predicted=true",
         page="include predicted winners",
     )
-
-
-def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
-    """Raises ExportRefused where two problems would be written to the same file."""
-    seen: dict[Path, str] = {}
-    for path, problem in files:
-        first = seen.setdefault(path, problem.spec())
-        if first != problem.spec():
-            raise ExportRefused(
-                f"{first} and {problem.spec()} both ask for {path.name}: choose one of them with ",
-                cli="--problem SPEC or --model NAME",
-                api="problem=SPEC",
-                page="the download of its own result",
-            )
 
 
 def _names(wanted: Problem, problem: Problem, stored: Collection[Problem]) -> bool:

@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tuner.export.files import provenance_row, read_sidecar, sidecar_fields
-from tuner.export.selection import refuse_shared_files
+from tuner.engines.sidecars import read_sidecar
+from tuner.export.files import provenance_row, sidecar_fields
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Environment, Status, Winner
 
@@ -34,6 +34,10 @@ class Layout(Protocol):
     """Where the files of an export are, and how they are written."""
 
     def path(self, problem: Problem, triton: str) -> Path: ...
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        """The batch sizes that a file must hold."""
+        ...
+
     def sidecar(self, path: Path) -> Path: ...
     def text(self, content: Content) -> str: ...
 
@@ -47,6 +51,7 @@ class SizedFile:
     content: Content
     written: str
     provenance: Mapping[str, Any]  # the sidecar's JSON
+    missing: Sequence[int]  # batch sizes that it lacks and must hold
     about: Mapping[str, str]  # which of a problem's files it is, in JSON; mostly empty
 
     @property
@@ -98,8 +103,8 @@ def plan_files(
     """The files to write. Entries that an earlier export measured with the same kernels are not
     replaced by predicted ones.
 
-    `row` gives the sidecar's object for a winner; its "config" is the entry. Raises ExportRefused
-    if two problems need the same file, and whatever the layout raises.
+    `row` gives the sidecar's object for a winner; its "config" is the entry. Raises whatever the
+    layout raises.
     """
 
     def key(winner: Winner) -> tuple[Path, str]:
@@ -107,9 +112,7 @@ def plan_files(
         return path, winner.problem.spec()
 
     by_file = groupby(sorted(winners, key=key), key=key)
-    files = [kind(*_plan(list(group), layout, row, about), about) for _, group in by_file]
-    refuse_shared_files((file.path, file.problem) for file in files)
-    return files
+    return [kind(*_plan(list(group), layout, row, about), about) for _, group in by_file]
 
 
 def _plan(
@@ -117,7 +120,7 @@ def _plan(
     layout: Layout,
     row_of: Callable[[Winner], dict[str, Any]],
     about: Mapping[str, str],
-) -> tuple[Path, Path, Content, str, dict[str, Any]]:
+) -> tuple[Path, Path, Content, str, dict[str, Any], list[int]]:
     """A file's fields, in their order."""
     newest = max(winners, key=lambda winner: winner.published_at)
     problem, environment = newest.problem, newest.environment
@@ -130,7 +133,7 @@ def _plan(
         if _of_kernels(winner.environment) == _of_kernels(environment)
     }
     for size, row in _measured_earlier(path, sidecar, newest, about).items():
-        if size not in rows or rows[size]["status"] != row["status"]:
+        if size not in rows or not _is_measured(rows[size]):
             rows[size] = row
     sizes = sorted(rows)
     content = Content(
@@ -146,7 +149,15 @@ def _plan(
         **about,
         "entries": {str(size): rows[size] for size in sizes},
     }
-    return path, sidecar, content, text, provenance
+    missing = [size for size in layout.sizes(problem, environment.triton) if size not in rows]
+    return path, sidecar, content, text, provenance, missing
+
+
+def _is_measured(row: Mapping[str, Any]) -> bool:
+    """Whether a row was measured, or is the engine's because that was measured as faster."""
+    if row["status"] == Status.INCUMBENT.value:
+        return any(one["status"] == Status.OK.value for one in row["incumbents"].values())
+    return bool(row["status"] == Status.OK.value)
 
 
 def _of_kernels(environment: Environment) -> dict[str, Any]:

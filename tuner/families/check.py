@@ -70,6 +70,11 @@ class CheckedEntry:
         return self.compiled is None or self.compiled.ok
 
     @property
+    def lost(self) -> bool:
+        """Whether a mishap left open whether it fits."""
+        return self.compiled is not None and self.compiled.lost
+
+    @property
     def status(self) -> str:
         return self.compiled.status.value if self.compiled else NULL
 
@@ -181,8 +186,7 @@ class Check(Generic[E]):
 
     def closing(self) -> str:
         """The last line: how many entries cannot run."""
-        bad = sum(not entry.fits for entry in self.entries)
-        verdict = f"{bad} cannot run" if bad else "all can run"
+        verdict = self.counted("cannot run", "all can run")
         if not self.entries:
             verdict = "none was checked"
         if few := len(self.warnings):
@@ -190,6 +194,12 @@ class Check(Generic[E]):
         if self.unread:
             verdict += "".join(f"\n{one.why}" for one in self.unread)
         return f"{len(self.entries)} entries on {self.device.name}: {verdict}"
+
+    def counted(self, bad: str, good: str) -> str:
+        """How many entries do not fit, in these words, and how many are not known."""
+        lost = sum(entry.lost for entry in self.entries)
+        counts = {bad: sum(not entry.fits for entry in self.entries) - lost, "not checked": lost}
+        return ", ".join(f"{n} {words}" for words, n in counts.items() if n) or good
 
 
 C = TypeVar("C", bound=Check[CheckedEntry])

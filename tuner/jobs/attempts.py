@@ -24,6 +24,7 @@ class AttemptOutcome(str, Enum):
     REFUSED = "refused"  # nothing can be tuned here: the job is not to blame
     STORE_FAILED = "store failed"  # neither the job nor the worker is to blame
     WAIT = "wait"  # another worker is doing the same work
+    BUSY = "busy"  # another process measures on this worker's GPU
     STALE = "stale"  # the lease was lost
 
 
@@ -114,7 +115,7 @@ class Stopwatch:
         """Compare the job with what it was `elapsed_s` seconds ago."""
         elapsed_s = min(elapsed_s, LONGEST_LOOK_S)
         before, self._held = self._held, held
-        if held.fence != before.fence:
+        if (held.fence, held.owner) != (before.fence, before.owner):
             self._since_renewal_s = self._in_phase_s = self._held_s = 0.0
             return
         self._held_s += elapsed_s

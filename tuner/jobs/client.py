@@ -28,11 +28,12 @@ from tuner.jobs.job import (
     JobState,
     Priority,
     Submitted,
-    read_request,
+    read_if_possible,
     read_time,
 )
 from tuner.jobs.queue import ALL_JOBS, JobQuery, Json
 from tuner.jobs.workers import WorkerStatus, read_worker
+from tuner.shell import command_line
 
 KEY_VARIABLE = "TUNER_API_KEY"
 
@@ -53,7 +54,8 @@ def api_key(environ: Mapping[str, str]) -> str | None:
         return None
     try:
         if path.stat().st_mode & 0o077:
-            raise BadInput(f"others may read the key in {path}: run `chmod 600 {path}`")
+            close = command_line("chmod", "600", str(path))
+            raise BadInput(f"others may read the key in {path}: run `{close}`")
         return _checked_key(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the key in {path}: {error}") from None
@@ -385,7 +387,7 @@ def _read_job(values: Mapping[str, Any]) -> Job:
     }
     return Job(
         id=values["id"],
-        request=read_request(values["request"]),
+        request=read_if_possible(values["request"]),
         priority=Priority[values["priority"].upper()],
         state=JobState(values["state"]),
         client=values["client"],

@@ -17,10 +17,11 @@ from typing import Any
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.errors import BadInput, did_you_mean
+from tuner.errors import BadInput, TunerError, did_you_mean
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 from tuner.tuning.request import Effort, Request, Source, parse_effort, parse_source
 
 HEARTBEAT = timedelta(seconds=10)
@@ -72,7 +73,7 @@ class JobRequest:
     wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
-    architecture: str = ""  # the class of the model, which engines' rules may name; "": not known
+    server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
     source: Source = field(init=False, repr=False, compare=False)  # of the times, as `measure` says
 
     def __post_init__(self) -> None:
@@ -101,6 +102,11 @@ class JobRequest:
         return self.source.kind is MeasureKind.GPU
 
     @property
+    def spec(self) -> str:
+        """The text of the problem."""
+        return self.problem.spec()
+
+    @property
     def key(self) -> str:
         """Equal for requests for the same work: sha256 of all that the result depends on."""
         identity = {name: value for name, value in self.as_json().items() if name != "model"}
@@ -118,7 +124,7 @@ class JobRequest:
             wide=self.wide,
             seed=self.seed,
             carry_over=carry_over,
-            architecture=self.architecture,
+            server=self.server,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -134,7 +140,7 @@ class JobRequest:
             "seed": self.seed,
             "model": self.model,
             # Left out where it is not known, so that keys of earlier programs are found.
-            **({"architecture": self.architecture} if self.architecture else {}),
+            **self.server.as_json(),
         }
 
 
@@ -151,8 +157,53 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
         wide=values["wide"],
         seed=values["seed"],
         model=values["model"],
-        architecture=values.get("architecture", ""),  # programs before did not know it
+        server=read_server(values),  # earlier programs did not know all of it
     )
+
+
+@dataclass(frozen=True)
+class UnreadableRequest:
+    """A stored request that this release cannot read: a newer or an older one posted it."""
+
+    stored: Mapping[str, Any]
+    why: str
+
+    def text(self, name: str) -> str:
+        """A value as stored; "" without one."""
+        value = self.stored.get(name, "")
+        return value if isinstance(value, str) else json.dumps(value)
+
+    @property
+    def spec(self) -> str:
+        return self.text("problem")
+
+    @property
+    def device(self) -> str:
+        return self.text("device")
+
+    @property
+    def engine(self) -> str:
+        return self.text("engine")
+
+    @property
+    def measure(self) -> str:
+        return self.text("measure")
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.measure == MeasureKind.GPU.value
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self.stored)
+
+
+def read_if_possible(values: Mapping[str, Any]) -> JobRequest | UnreadableRequest:
+    """A request as `read_request` reads it. One that it cannot read must not stop the others."""
+    try:
+        return read_request(values)
+    except Exception as error:  # another release's values may have any form
+        why = str(error) if isinstance(error, TunerError) else f"{type(error).__name__}: {error}"
+        return UnreadableRequest(values if isinstance(values, Mapping) else {}, why)
 
 
 @dataclass(frozen=True)
@@ -179,7 +230,7 @@ class Job:
     """A job as stored."""
 
     id: str
-    request: JobRequest
+    request: JobRequest | UnreadableRequest
     priority: Priority
     state: JobState
     client: str  # that posted it first: an API key's name, "nightly" or "local"
@@ -199,11 +250,14 @@ class Job:
 
     def as_json(self) -> dict[str, Any]:
         """The job as the API and `tuner job --json` show it."""
+        asked = self.request
+        unreadable = {"unreadable": asked.why} if isinstance(asked, UnreadableRequest) else {}
         return {
             "id": self.id,
             "state": self.state.value,
             "priority": self.priority.name.lower(),
-            "request": self.request.as_json(),
+            "request": asked.as_json(),
+            **unreadable,
             "client": self.client,
             "clients": list(self.clients),
             "attempts": self.attempts,

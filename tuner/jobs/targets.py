@@ -14,7 +14,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine, names_model, supports
+from tuner.engines.engine import find_engine, names_model, parse_spec, supports
+from tuner.engines.launch import read_flags, with_experts
+from tuner.engines.settings import settings_kept, settings_to_keep
 from tuner.errors import (
     BadInput,
     BadProblem,
@@ -27,10 +29,11 @@ from tuner.errors import (
 )
 from tuner.jobs.job import JobRequest
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import class_of, presets
+from tuner.models.table import class_of, presets, stored_as
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of, find_family, parse_problem
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.tuning.request import refuse_unpredicted
 
 
@@ -42,7 +45,7 @@ class TuningTarget:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]  # sentences for the user
     is_model: bool  # False: a problem, whose sizes are those of one rank
-    architecture: str = ""  # the class of the model; "": not known
+    server: ServerSettings = UNKNOWN_SERVER  # the model's class and checkpoint
 
 
 def resolve_target(
@@ -76,9 +79,48 @@ def resolve_target(
         if of_problem is None and reader is None:
             _name_others(error, other_families(chosen, target, serving, name=name))
         raise
-    architecture = "" if reader else class_of(target)
-    notes = (*_not_served(architecture, serving), *resolved.notes)
-    return TuningTarget(chosen, resolved.problems, notes, True, architecture)
+    server = UNKNOWN_SERVER if reader else server_of_model(target)
+    notes = (*_not_served(server.architecture, serving), *resolved.notes)
+    return TuningTarget(chosen, resolved.problems, notes, True, server)
+
+
+def server_of_model(target: str | bytes) -> ServerSettings:
+    """The settings of a server of a model, as far as the model says them."""
+    return ServerSettings(class_of(target), stored_as(target))
+
+
+def server_for(
+    model: ServerSettings, engine: str, flags: Mapping[str, str], ep: int = 1
+) -> ServerSettings:
+    """The settings of a server of a model that is started with flags, on `ep` ranks of experts.
+
+    `engine` is its name or its name and version. Raises BadInput.
+    """
+    name, _ = parse_spec(engine)
+    return settings_to_keep(name, {**settings_kept(model), **with_experts(name, flags, ep)})
+
+
+def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
+    """How a model is served, with what the server's flags say of it too.
+
+    Raises BadInput if the flags contradict it, or if one changes problems in a way that is not
+    read.
+    """
+    said = read_flags(serving.engine, settings)
+    if said.unread:
+        raise BadInput(said.unread)
+    tp, given = said.tp or serving.tp, dict(serving.options)
+    options = said.on(tp)
+    flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
+    by_server = {"tp": tp, **options}
+    by_options = {"tp": serving.tp, **given} if serving.tp != 1 else given
+    for name in by_options.keys() & by_server.keys():
+        if by_options[name] != by_server[name]:
+            raise BadInput(
+                f"{flags[name]} is {by_options[name]}, and the server's flags say "
+                f"{by_server[name]}: leave one of them out"
+            )
+    return replace(serving, tp=tp, dtype=serving.dtype or said.dtype, options={**options, **given})
 
 
 def only_problem(target: TuningTarget) -> Problem:
@@ -98,12 +140,12 @@ def resolve_all(
 ) -> list[TuningTarget]:
     """The problems of each family of which a model has some; see `resolve_target`.
 
-    `among` are the families to look at, all without it. Notes say why a family is left out. Raises
-    IndivisibleShape if tp does not divide the layers of one, and each family's reason if the model
-    has no problem of any.
+    `among` are the families to look at, all without it. Notes say why a family is left out whose
+    layers the model may have. Raises IndivisibleShape if tp does not divide the layers of one, and
+    the reason of each such family if the model has no problem of any.
     """
     found: list[TuningTarget] = []
-    architecture = class_of(target)
+    server = server_of_model(target)
     refused: list[tuple[Family, BadInput]] = []
     unread: list[tuple[Family, BadInput]] = []  # which the engine has no tuned kernels for anyway
     for family in among or families():
@@ -116,20 +158,33 @@ def resolve_all(
             (refused if tuned else unread).append((family, error))
         else:
             problems, notes = resolved.problems, resolved.notes
-            found.append(TuningTarget(family, problems, notes, True, architecture))
+            found.append(TuningTarget(family, problems, notes, True, server))
     reasons: dict[str, list[str]] = {}
     refused = refused if found or refused else unread
-    for family, refusal in refused:
-        if not isinstance(refusal, LacksLayers):
-            reasons.setdefault(str(refusal), []).append(family.title)
+    may_have = [one for one in refused if not isinstance(one[1], LacksLayers)]
+    for family, refusal in may_have:
+        reasons.setdefault(str(refusal), []).append(family.title)
     if not found:
         if len(reasons) < 2:
-            raise refused[0][1]
+            raise (may_have or refused)[0][1]
         whys = (f"{listed(titles)}: {why}" for why, titles in reasons.items())
         raise BadProblem("\n- ".join(["nothing of it can be tuned:", *whys]))
     left_out = tuple(f"left out {listed(titles)}: {why}" for why, titles in reasons.items())
-    notes = (*_not_served(architecture, serving), *left_out, *found[0].notes)
+    notes = (*_not_served(server.architecture, serving), *left_out, *found[0].notes)
     return [replace(found[0], notes=notes), *found[1:]]
+
+
+def why_left_out(family: Family, target: str, serving: Serving) -> str:
+    """Return why a model has no problem of a family whose layers it may have; "" if it has one."""
+    if not supports(serving.engine, family.name):
+        return ""
+    try:
+        _where_dtype_applies(family, target, serving, target)
+    except LacksLayers:
+        return ""
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 def _not_served(architecture: str, serving: Serving) -> list[str]:

@@ -17,6 +17,7 @@ from tuner.jobs.job import (
     JobFilter,
     JobRequest,
     JobState,
+    UnreadableRequest,
     iso,
     read_time,
 )
@@ -143,7 +144,7 @@ class JobRequirements:
     engine: str  # sglang==0.5.16, or sglang: any version
 
     @classmethod
-    def of(cls, request: JobRequest) -> JobRequirements:
+    def of(cls, request: JobRequest | UnreadableRequest) -> JobRequirements:
         """The need of a job."""
         return cls(request.device, request.needs_gpu, request.engine)
 
@@ -281,6 +282,8 @@ class Reasons:
             return stalled.why
         if job.state is not JobState.QUEUED:
             return ""
+        if isinstance(job.request, UnreadableRequest):
+            return f"this release cannot read its request: {job.request.why}"
         if unmet := self.unmet(job.request):
             return unmet
         if job.available_at > self._now:

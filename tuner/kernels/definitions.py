@@ -54,9 +54,7 @@ class Definitions:
         has another required parameter, or where it fails.
         """
         function: Callable[..., Any] = self._define(self._file(self._source), name, "the tuner")
-        if name not in self._parameters:  # a signature takes longer than most of the calls
-            self._parameters[name] = inspect.signature(function).parameters
-        parameters = self._parameters[name]
+        parameters = self.parameters(name)
         for parameter in parameters.values():
             if parameter.name not in arguments and parameter.default is parameter.empty:
                 raise UnsupportedKernel(
@@ -64,6 +62,13 @@ class Definitions:
                 )
         with unsupported_if_it_fails(f"{self._engine}'s {name}"):
             return function(**{n: arguments[n] for n in parameters if n in arguments})
+
+    def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
+        """Return a function's parameters by name. Raises UnsupportedKernel for an unknown name."""
+        if name not in self._parameters:  # a signature takes longer than most of the calls
+            function = self._define(self._file(self._source), name, "the tuner")
+            self._parameters[name] = inspect.signature(function).parameters
+        return self._parameters[name]
 
     def has(self, name: str) -> bool:
         """Whether the source file defines a name."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
 from tuner.errors import BadInput, MeasurerUnavailable
-from tuner.measure.gpu_worker import ChildLimits, GpuWorker, PendingMeasurement
+from tuner.measure.gpu_worker import GpuWorker, PendingMeasurement
 from tuner.measure.messages import RoutingFile, point_fields, read_measurement
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial, untimed
 
 POLL_S = 0.01  # wait for one worker's results while compiles are also awaited
-RACE_LIMIT_S = 120.0
 INPUT_SEED = 20  # of weights, activations and routings: the same for every run
+
+
+class _RaceFailed(Exception):
+    """A race gave no times; the message says why."""
 
 
 class GpuBench:
@@ -55,28 +59,40 @@ class GpuBench:
     def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
         """Time candidates of one point in turn, so that drift affects all of them equally.
 
-        One that crashes the child is left out. The worker must be idle.
+        A race that fails is run once more. If it fails again, each candidate is timed alone; those
+        that fail then are CRASHED. The worker must be idle.
         """
+        for _ in range(2):
+            with contextlib.suppress(_RaceFailed):
+                return self._race(candidates, rounds)
+        found: dict[Candidate, Measurement] = {}
+        for one in candidates:
+            try:
+                found |= self._race([one], rounds)
+            except _RaceFailed as failure:
+                found[one] = Measurement(Status.CRASHED, detail=f"in the race: {failure}")
+        return found
+
+    def _race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
+        """Run a race once. Raises _RaceFailed."""
         started = time.perf_counter()
         point = candidates[0].point
         tuned = [c for c in candidates if c.backend == TRITON]
         others = [c for c in candidates if c.backend != TRITON]
+        backends = [candidate.backend for candidate in others]
         answer = self._worker.ask(
             {
                 "op": "race",
                 **point_fields(point),
                 "configs": [dict(candidate.config) for candidate in tuned],
-                "backends": [candidate.backend for candidate in others],
+                "backends": backends,
                 "rounds": rounds,
             },
-            RACE_LIMIT_S,
+            self._worker.limits.of_race(backends),
         )
         self._race_s += time.perf_counter() - started
-        if answer is None and len(candidates) == 1:
-            return {}
-        if answer is None:  # one of them crashed the child; racing each alone shows which
-            alone = (self.race([candidate], rounds) for candidate in candidates)
-            return {candidate: time for some in alone for candidate, time in some.items()}
+        if "error" in answer:
+            raise _RaceFailed(answer["error"])
         self.totals.measurements += len(candidates)
         return {
             candidate: read_measurement(fields)
@@ -160,7 +176,6 @@ def open_gpu_bench(
     routing: RoutingFile | None,
     points: Collection[Point],
     workbench: Workbench,
-    limits: ChildLimits = ChildLimits(),
     thorough: bool = False,
 ) -> GpuBench:
     """Open a bench on a GPU.
@@ -170,8 +185,9 @@ def open_gpu_bench(
     worker is the workbench's, which closes it. `thorough`: every candidate is timed with all
     routings, because others take a recording for the truth.
 
-    Raises MeasurerUnavailable if the GPU is missing, BadInput if it is not a `device` or the
-    routings do not fit the problem, and NotEnoughMemory if the largest point's tensors do not fit.
+    Raises MeasurerUnavailable if the GPU is missing, GpuInUse if another process measures on it,
+    BadInput if it is not a `device` or the routings do not fit the problem, and NotEnoughMemory if
+    the largest point's tensors do not fit.
     """
     setup = {
         "engine": engine,
@@ -182,7 +198,7 @@ def open_gpu_bench(
         "thorough": thorough,
         "points": [point_fields(point) for point in points],
     }
-    worker = workbench.worker(gpu, setup, child_env(farm, gpu), limits)
+    worker = workbench.worker(gpu, setup, child_env(farm, gpu))
     found = worker.ready["device"]
     if found != device.name:
         raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")

@@ -3,8 +3,8 @@
 Reads JSON requests from stdin, one a line, and answers each with a JSON line on stdout, in order.
 It imports torch at start but touches the GPU only when it is set up, so that a spare process can
 wait, warm, to replace one that crashed. It may be set up again, for another problem. After a CUDA
-error nothing on the device can be trusted, so the process answers and ends. It also ends when its
-stdin closes.
+error nothing on the device can be trusted, so the process answers and ends. Any other error of a
+request is the answer to it: {"error": "IndexError: ..."}. It also ends when its stdin closes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ import triton
 
 from tuner.backends.registry import backends_of
 from tuner.childprocess import ParentPipes
-from tuner.errors import BadInput
+from tuner.errors import BadInput, GpuInUse
 from tuner.measure.messages import read_point
-from tuner.measure.this_gpu import driver_version, local_name, local_target, runtime_version
+from tuner.measure.this_gpu import (
+    driver_version,
+    local_name,
+    local_target,
+    lock_this_gpu,
+    runtime_version,
+)
 from tuner.problems.points import TRITON, Point
 from tuner.problems.registry import families, family_of, parse_problem
 from tuner.problems.results import Status
@@ -54,6 +60,7 @@ def main() -> None:
     for family in families():  # import what any problem needs before the GPU is touched
         family.module("gpu")
     parent.send({"imported": True})
+    locked: int | None = None
     session: Session | None = None
     best_us: dict[Point, float] = {}
     while True:
@@ -61,6 +68,8 @@ def main() -> None:
         started = time.perf_counter()
         try:
             if request["op"] == "setup":
+                if locked is None:  # before the first kernel runs
+                    locked = lock_this_gpu()
                 session = None
                 best_us.clear()
                 _free_memory()
@@ -75,9 +84,14 @@ def main() -> None:
         except BadInput as error:
             parent.send({"status": "bad_input", "detail": str(error)})
             os._exit(3)
-        except Exception as error:  # a CUDA error spoils the context; others are unexpected
-            parent.send({"status": Status.CRASHED.value, "detail": _line(error)})
+        except GpuInUse as error:
+            parent.send({"status": "in_use", "detail": str(error)})
             os._exit(3)
+        except Exception as error:
+            if request["op"] == "setup" or _spoiled():
+                parent.send({"status": Status.CRASHED.value, "detail": _line(error)})
+                os._exit(3)
+            reply = {"error": _line(error)}
         parent.send({**reply, "seconds": time.perf_counter() - started})
 
 
@@ -122,7 +136,18 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def _spoiled() -> bool:
+    """Whether the device has had an error, after which it cannot be trusted."""
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except Exception:  # whatever it says
+        return True
+    return False
+
+
 def _gpu_facts() -> Fields:
+    torch.ones(1, device="cuda").item()  # a device that is lost runs nothing, and says so here
     return {
         "device": local_name(),
         "arch": local_target().arch,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tuner.childprocess import ChildDied, ChildProcess
-from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
+from tuner.errors import BadInput, GpuInUse, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.messages import point_fields, read_measurement
-from tuner.problems.points import TRITON, Candidate
-from tuner.problems.results import Compiled, Measurement, Status
+from tuner.problems.points import TRITON, Candidate, Point
+from tuner.problems.results import Compiled, Measurement, Status, twice
 
 CHILD_MODULE = "tuner.measure.gpu_child"
 IMPORT_LIMIT_S = 180.0  # importing torch from a cold disk
@@ -25,13 +25,19 @@ SENT_AHEAD = 16
 class ChildLimits:
     """When to give up on a child process."""
 
-    request_s: float = 20.0  # for one candidate, including its point's inputs and reference
+    request_s: float = 20.0  # for one candidate
     library_s: float = 400.0  # for another backend's kernel, which it may have to compile first
-    replacements: int = 200  # children lost in one run before the run fails
+    inputs_s: float = 120.0  # more, where the inputs and the reference of its point have to be made
+    race_s: float = 120.0  # for a race of Triton's kernels
+    in_a_row: int = 100  # children lost without a result between them, before the run fails
 
     def of(self, candidate: Candidate) -> float:
-        """The limit of a request for a candidate."""
+        """The limit of a request for a candidate, whose inputs are there."""
         return self.request_s if candidate.backend == TRITON else self.library_s
+
+    def of_race(self, backends: Collection[str]) -> float:
+        """The limit of a race. Its backends may have to compile their kernels again."""
+        return self.inputs_s + self.race_s + (self.library_s if backends else 0.0)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,9 @@ class PendingMeasurement:
 
 
 class GpuWorker:
-    """Measures candidates in order. A CUDA error ends the child and fails one candidate."""
+    """Measures candidates in order. A CUDA error ends the child, and so does a limit. The candidate
+    at hand is then tried once more, in a new child, before it counts as lost.
+    """
 
     def __init__(
         self,
@@ -55,37 +63,38 @@ class GpuWorker:
         """`module` is the program to run; it follows the protocol of `CHILD_MODULE`.
 
         Without a setup, the child only starts, and `set_up` must follow. Raises
-        MeasurerUnavailable, NotEnoughMemory or BadInput where it cannot be set up.
+        MeasurerUnavailable, NotEnoughMemory, BadInput or GpuInUse where it cannot be set up.
         """
-        self.env, self._module = env, module
+        self.env, self.limits, self._module = env, limits, module
         self._queue: deque[PendingMeasurement] = deque()
         self._sent: deque[PendingMeasurement] = deque()
         self._head_since = 0.0
-        self._begin(setup or {}, limits)
+        self._again: PendingMeasurement | None = None  # what has lost one child
+        self._begin(setup or {})
         self.opened_at: float | None = None  # when a child first touched the GPU
+        self._started = False  # whether the child has said so
         self._child = ChildProcess(module, env)
         self._spare = ChildProcess(module, env)
         if setup is not None:
-            self.set_up(setup, limits)
+            self.set_up(setup)
 
-    def set_up(self, setup: Mapping[str, Any], limits: ChildLimits) -> None:
+    def set_up(self, setup: Mapping[str, Any]) -> None:
         """Prepare the child for a problem, the first one or another one; counts begin again.
 
         The worker must be idle. Raises as the constructor does; the worker is then closed.
         """
         assert self.idle
-        self._begin(setup, limits)
+        self._begin(setup)
         try:
-            if self.opened_at is None:
-                self._child_starts()
-                self.opened_at = time.perf_counter()
-            self.ready = self._set_up()
+            self.ready = self._opened()
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, setup: Mapping[str, Any], limits: ChildLimits) -> None:
-        self._setup, self._limits = dict(setup), limits
+    def _begin(self, setup: Mapping[str, Any]) -> None:
+        self._setup = dict(setup)
+        self._made: Point | None = None  # the newest point whose inputs the child has
+        self._in_a_row = 0  # children lost since the last result
         self.replaced = 0  # children lost with this problem
         self.busy_s = 0.0  # of the GPU with this problem
 
@@ -107,33 +116,34 @@ class GpuWorker:
             try:
                 answer = self._child.poll(0.0 if done else timeout_s)
             except ChildDied as death:
-                done.append(self._lose(Measurement(Status.CRASHED, detail=str(death))))
+                done += self._lose(Status.CRASHED, str(death))
                 break
             if answer is None:
-                limit_s = self._limits.of(self._sent[0].candidate)
+                limit_s = self._limit_s()
                 if time.monotonic() - self._head_since > limit_s:
-                    detail = f"no result in {limit_s:g} s"
-                    done.append(self._lose(Measurement(Status.TIMED_OUT, detail=detail)))
+                    done += self._lose(Status.TIMED_OUT, f"no result in {limit_s:g} s")
                 break
-            done.append(self._take(answer))
+            done += self._take(answer)
             self._feed()
         return done
 
-    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Send one request outside the queue; None where it crashed the child.
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send one request outside the queue. An answer with "error" says in words why there is no
+        other: the child was lost, had too little memory, or failed.
 
-        The worker must be idle.
+        The worker must be idle. Raises BadInput.
         """
         assert self.idle
         try:
             answer = self._child.ask(request, timeout_s)
-        except (ChildDied, TimeoutError):
-            self._replace()
-            return None
-        _refuse_failed(answer)
-        if answer.get("status") == Status.CRASHED.value:
-            self._replace()
-            return None
+        except (ChildDied, TimeoutError) as error:
+            answer = {"status": Status.CRASHED.value, "detail": str(error)}
+        if answer.get("status") == "bad_input":
+            raise BadInput(answer["detail"])
+        if "status" in answer:  # the child has ended, or must
+            self._replace(answer["detail"])
+            return {"error": answer["detail"]}
+        self._made, self._in_a_row = None, 0
         return answer
 
     def close(self) -> None:
@@ -158,44 +168,70 @@ class GpuWorker:
             except ChildDied:
                 return  # the next collect() handles the death and requeues the candidates
 
-    def _take(self, answer: dict[str, Any]) -> tuple[PendingMeasurement, Measurement]:
+    def _limit_s(self) -> float:
+        """How long the first candidate that was sent may take."""
+        candidate = self._sent[0].candidate
+        more_s = 0.0 if candidate.point == self._made else self.limits.inputs_s
+        return self.limits.of(candidate) + more_s
+
+    def _take(self, answer: dict[str, Any]) -> list[tuple[PendingMeasurement, Measurement]]:
         _refuse_failed(answer)
-        if answer["status"] == Status.CRASHED.value:
-            return self._lose(Measurement(Status.CRASHED, detail=answer["detail"]))
+        if "error" not in answer and answer["status"] == Status.CRASHED.value:
+            return self._lose(Status.CRASHED, answer["detail"])
         pending = self._sent.popleft()
         self._head_since = time.monotonic()
+        self._made, self._in_a_row = pending.candidate.point, 0
         self.busy_s += answer.pop("seconds")
-        return pending, read_measurement(answer)
+        if "error" in answer:  # the child goes on
+            return [(pending, Measurement(Status.CRASHED, detail=answer["error"]))]
+        return [(pending, read_measurement(answer))]
 
-    def _lose(self, measurement: Measurement) -> tuple[PendingMeasurement, Measurement]:
-        """Fail the candidate that crashed the child, and requeue the candidates behind it."""
-        pending = self._sent.popleft()
-        self._queue.extendleft(reversed(self._sent))
+    def _lose(self, status: Status, words: str) -> list[tuple[PendingMeasurement, Measurement]]:
+        """Try the candidate that lost the child once more, or fail it, and go on with those behind
+        it.
+        """
+        pending, *behind = self._sent
         self._sent.clear()
-        self._replace()
+        self._queue.extendleft(reversed(behind))
+        lost = [(pending, Measurement(status, detail=twice(status, words)))]
+        if pending is not self._again:
+            self._again, lost = pending, []
+            self._queue.appendleft(pending)
+        self._replace(words)
         self._feed()
-        return pending, measurement
+        return lost
 
-    def _replace(self) -> None:
-        self._child.reap()
+    def _replace(self, words: str) -> None:
+        """Go on with the spare child. `words`: how this one was lost."""
         self.replaced += 1
-        if self.replaced > self._limits.replacements:
+        self._in_a_row += 1
+        if self._in_a_row > self.limits.in_a_row:
             raise MeasurerFailed(
-                f"{self.replaced} measuring processes were lost in one run: "
+                f"{self._in_a_row} measuring processes were lost in a row: {words}; "
                 "look at the GPU (nvidia-smi, dmesg) before going on"
             )
-        self._child, self._spare = self._spare, ChildProcess(self._module, self.env)
-        self._child_starts()
-        self._set_up()
+        self._next_child()
+        self._opened()
 
-    def _child_starts(self) -> None:
+    def _next_child(self) -> None:
+        self._child.reap()
+        self._child, self._spare = self._spare, ChildProcess(self._module, self.env)
+        self._started, self._made = False, None
+
+    def _opened(self) -> dict[str, Any]:
+        """What the child says once it is set up. If it does not get so far, the spare one may."""
         try:
-            self._child.wait_until_ready(IMPORT_LIMIT_S)
-        except (ChildDied, TimeoutError) as error:
-            raise _unavailable(f"the measuring process did not start: {error}") from None
+            return self._set_up()
+        except MeasurerUnavailable:
+            self._next_child()
+            return self._set_up()
 
     def _set_up(self) -> dict[str, Any]:
         try:
+            if not self._started:
+                self._child.wait_until_ready(IMPORT_LIMIT_S)
+                self._started = True
+            self.opened_at = self.opened_at or time.perf_counter()
             ready = self._child.ask({"op": "setup", **self._setup}, SETUP_LIMIT_S)
         except (ChildDied, TimeoutError) as error:
             raise _unavailable(f"the measuring process did not start: {error}") from None
@@ -221,8 +257,11 @@ def _unavailable(why: str) -> MeasurerUnavailable:
 
 
 def _refuse_failed(answer: Mapping[str, Any]) -> None:
-    """Raise NotEnoughMemory or BadInput: failures that would repeat in another child."""
+    """Raise NotEnoughMemory, BadInput or GpuInUse: failures that would repeat in another child."""
     if answer.get("status") == "out_of_memory":
         raise NotEnoughMemory(answer["detail"])
     if answer.get("status") == "bad_input":
         raise BadInput(answer["detail"])
+    if answer.get("status") == "in_use":
+        wait = ": wait until it has ended, or name another GPU with --gpus"
+        raise GpuInUse(answer["detail"], cli=wait)

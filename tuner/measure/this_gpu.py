@@ -14,6 +14,7 @@ import triton
 from tuner.devices.table import find_device
 from tuner.devices.target import Target
 from tuner.errors import UnknownDevice
+from tuner.measure.gpu_lock import lock_gpu
 
 
 def local_target() -> Target:
@@ -26,6 +27,11 @@ def local_name() -> str:
     """The GPU's name as the table of devices and engines' files have it."""
     name: str = torch.cuda.get_device_name(0)
     return name.replace(" ", "_")
+
+
+def lock_this_gpu() -> int:
+    """Take the GPU until this process ends. Raises GpuInUse and OSError, as `lock_gpu` does."""
+    return lock_gpu(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
 
 def last_cache_bytes() -> int:

@@ -255,12 +255,12 @@ class ColdCache:
     def push_out(self) -> None:
         """Read other memory, if anything would stay."""
         if self.stays_warm:
-            torch.sum(self._filler, dim=0, out=self._sum)
+            filler, total = _filler(self._cache_bytes)
+            torch.sum(filler, dim=0, out=total)
 
-    @cached_property
-    def _filler(self) -> Tensor:
-        return torch.zeros(COLD * self._cache_bytes // 4, dtype=torch.float32, device="cuda")
 
-    @cached_property
-    def _sum(self) -> Tensor:
-        return torch.empty((), dtype=torch.float32, device="cuda")
+@lru_cache(maxsize=1)  # all points of a process share it
+def _filler(cache_bytes: int) -> tuple[Tensor, Tensor]:
+    """Memory that fills a cache twice, and the place of its sum."""
+    some = torch.zeros(COLD * cache_bytes // 4, dtype=torch.float32, device="cuda")
+    return some, torch.empty((), dtype=torch.float32, device="cuda")

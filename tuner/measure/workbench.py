@@ -17,11 +17,20 @@ from tuner.problems.points import Config, Point, Problem
 class Workbench:
     """Use it in a `with`, or call `close`. One run at a time may use it."""
 
-    def __init__(self, child: str = CHILD_MODULE, *, beside: int = 1) -> None:
+    def __init__(
+        self,
+        child: str = CHILD_MODULE,
+        *,
+        beside: int = 1,
+        limits: ChildLimits = ChildLimits(),
+        compile_s: float = 60.0,
+    ) -> None:
         """`child` is the program of a GPU's child; it follows the protocol of `CHILD_MODULE`.
-        `beside`: how many workbenches work on this machine side by side.
+        `beside`: how many workbenches work on this machine side by side. `compile_s`: as the
+        farm's `timeout_s`.
         """
         self._child, self._beside = child, beside
+        self._limits, self._compile_s = limits, compile_s
         # What earlier runs of the command chose: first tries for problems that are like theirs.
         self.chosen: list[tuple[Problem, Mapping[Point, Config]]] = []
         self._farm: Farm | None = None
@@ -33,6 +42,7 @@ class Workbench:
         if farm is None or farm.failed or farm.triton != triton:
             self._close_farm()
             self._farm = farm = Farm(
+                timeout_s=self._compile_s,
                 spare_cores=spare_cores,
                 beside=self._beside,
                 triton=triton,
@@ -42,19 +52,17 @@ class Workbench:
     def start(self, gpu: str, env: dict[str, str]) -> None:
         """Start a GPU's child, which takes seconds, before it is needed."""
         if gpu not in self._workers:
-            self._workers[gpu] = GpuWorker(None, env, ChildLimits(), self._child)
+            self._workers[gpu] = GpuWorker(None, env, self._limits, self._child)
 
-    def worker(
-        self, gpu: str, setup: Mapping[str, Any], env: dict[str, str], limits: ChildLimits
-    ) -> GpuWorker:
+    def worker(self, gpu: str, setup: Mapping[str, Any], env: dict[str, str]) -> GpuWorker:
         """The worker of a GPU, set up for a problem. Raises as `GpuWorker` does."""
         worker = self._workers.pop(gpu, None)
         # Requests are under way if a run was given up; another engine may need another Triton.
         if worker is not None and not (worker.idle and worker.env == env):
             worker.close()
             worker = None
-        worker = worker or GpuWorker(None, env, limits, self._child)
-        worker.set_up(setup, limits)
+        worker = worker or GpuWorker(None, env, self._limits, self._child)
+        worker.set_up(setup)
         self._workers[gpu] = worker
         return worker
 

@@ -4,13 +4,13 @@ read it (qwen3_next.py and qwen3_5.py of 0.5.12 to 0.5.23).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
+from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, MalformedCheckpoint
 from tuner.models.attention_json import attention_shape
-from tuner.models.fields import Json, architecture_of, language_fields, parse, size, torch_dtype
+from tuner.models.fields import architecture_of, language_fields, parse, torch_dtype
 from tuner.models.folder import read_with
 from tuner.models.layer_counts import layer_total
 from tuner.models.linear_parts import LinearAttention
@@ -28,7 +28,6 @@ class DeltaShape:
     dtype: Dtype  # of activations
     layers: int
     mamba_ssm_dtype: str | None = None  # of states, as config.json says it
-    by_column: bool = False  # a gate for each column of a head: Kimi delta attention
 
     def divided(self, tp: int) -> tuple[int, int]:
         """The key and value heads of a rank.
@@ -48,24 +47,37 @@ class DeltaShape:
         )
 
 
+# How the names of classes begin that may have such layers, in sglang 0.5.23 and vLLM 0.33.0.
+_CLASSES = ("Qwen3Next", "Qwen3_5", "OlmoHybrid")
+
+
 def read_delta(path: Path) -> DeltaShape:
-    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
+    """Read the config.json at `path`, or in the folder `path`; see `parse_delta_json`."""
     return read_with(path, parse_delta_json)
 
 
+def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
+    """Refuse a model in which no such layers are known.
+
+    Raises LacksLayers, or MalformedCheckpoint for a class that may have such layers.
+    """
+    error = MalformedCheckpoint if architecture.startswith(_CLASSES) else LacksLayers
+    by_hand = "give the folder of its config.json, or" if preset else "name"
+    raise error(
+        f"no gated delta nets are known of {name}: {by_hand} the problem itself, "
+        "gated_delta:key_heads=.."
+    )
+
+
 def parse_delta_json(data: bytes, name: str) -> DeltaShape:
-    """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
+    """Read a config.json's bytes. Raises MalformedCheckpoint or LacksLayers; see `refuse_delta`."""
     config = parse(data)
     architecture, fields = architecture_of(config), language_fields(config)
-    kimi = _kimi_delta(fields)
-    heads = kimi[0] if kimi else delta_net(fields)
+    heads = delta_net(fields)
     if heads is None:
-        raise MalformedCheckpoint(
-            f"{architecture} has no gated delta nets that are known here: name the problem itself, "
-            "gated_delta:key_heads=.."
-        )
+        refuse_delta(name, architecture, preset=False)
     whole = layer_total(fields), attention_shape(config)
-    places = kimi[1] if kimi else delta_places(fields, *whole)
+    places = delta_places(fields, *whole)
     state = fields.get("mamba_ssm_dtype")
     return DeltaShape(
         name=name,
@@ -74,21 +86,4 @@ def parse_delta_json(data: bytes, name: str) -> DeltaShape:
         dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
         layers=len(places),
         mamba_ssm_dtype=state if isinstance(state, str) else None,
-        by_column=kimi is not None,
     )
-
-
-def _kimi_delta(fields: Json) -> tuple[LinearAttention, Sequence[int]] | None:
-    """The heads and places of Kimi delta attention; None without such layers.
-
-    Raises MalformedCheckpoint, also for gates with a lower bound (Kimi-K3): other kernels run them.
-    """
-    found = fields.get("linear_attn_config")
-    if not isinstance(found, dict) or not (places := found.get("kda_layers")):
-        return None
-    if found.get("gate_lower_bound") is not None:
-        raise MalformedCheckpoint("KDA with a lower bound of its gates is not known here")
-    heads, width = size(found, ("num_heads",)), size(found, ("head_dim",))
-    if not heads or not width:
-        raise MalformedCheckpoint("its linear_attn_config lacks num_heads or head_dim")
-    return LinearAttention(heads, heads, width, width), places

@@ -28,7 +28,7 @@ def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
     """The result of `parse_config` (of bytes and the model's name) for a config.json.
 
     It is the file at `path`, or in the folder `path`; see `with_modelopt`.
-    Raises MalformedCheckpoint, which names it.
+    Raises MalformedCheckpoint, or LacksLayers of `parse_config`, which names it.
     """
     file = config_file(path)
     data = read_limited(file, MAX_BYTES, "config.json", MalformedCheckpoint)
@@ -42,7 +42,7 @@ def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
             )
         return parse_config(data, _name_of(file))
     except MalformedCheckpoint as error:
-        raise MalformedCheckpoint(f"{file}: {error}") from None
+        raise type(error)(f"{file}: {error}") from None
 
 
 def config_file(path: Path) -> Path:

@@ -96,7 +96,7 @@ def refuse_preset(name: str, architecture: str) -> NoReturn:
     kind = MalformedCheckpoint if architecture in _NAMES else LacksLayers
     raise kind(
         f"no Mamba-2 layers are known of {name}: give the folder of its config.json, or the "
-        "problem itself, state_update:heads=.. or chunk_scan:heads=.."
+        "problem itself, chunk_scan:heads=.."
     )
 
 
@@ -107,7 +107,7 @@ def parse_mamba_json(data: bytes, name: str) -> MambaShape:
     names = _NAMES.get(architecture)
     layers = _count(fields)
     if names is None or layers == 0:
-        by_hand = ": name the problem itself, state_update:heads=.. or chunk_scan:heads=.."
+        by_hand = ": name the problem itself, chunk_scan:heads=.."
         if "linear_num_value_heads" in fields:  # of gated delta nets, which are other kernels
             by_hand = ""
         raise LacksLayers(f"{architecture} has no Mamba-2 layers that are known here{by_hand}")

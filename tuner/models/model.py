@@ -9,7 +9,6 @@ from tuner.models.attention import AttentionShape
 from tuner.models.delta_json import DeltaShape
 from tuner.models.linears import LinearShape
 from tuner.models.mamba_json import MambaShape
-from tuner.models.sparse_json import SparseShape
 from tuner.problems.dtypes import Dtype
 
 
@@ -39,7 +38,6 @@ class Model:
     linears: LinearShape | None = None  # None: not known
     mamba: MambaShape | None = None  # None: it has no Mamba-2 layers, or they are not known
     delta: DeltaShape | None = None  # None: it has no gated delta nets, or they are not known
-    sparse: SparseShape | None = None  # None: its attention is not sparse, or that is not known
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner models --json`. Linear layers are left out: they are many."""
@@ -51,7 +49,6 @@ class Model:
             "image_intermediate",
             "mamba",
             "delta",
-            "sparse",
         ):
             del shown[name]
         return shown | {"attention": asdict(self.attention) if self.attention else None}

@@ -22,8 +22,8 @@ from tuner.models.linears import LinearShape
 from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization, unquantised
-from tuner.models.sparse_json import SparseShape
 from tuner.problems.dtypes import Dtype
+from tuner.shell import command_line
 
 T = TypeVar("T")
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
@@ -70,9 +70,9 @@ def class_of(target: str | bytes) -> str:
 
 
 def stored_as(target: str | bytes) -> str:
-    """How experts of a preset or a config.json are quantised: type, format, and what is special.
+    """How experts of a preset or a config.json are stored: type, format, and what is special.
 
-    As "int4_w4a16 compressed-tensors int4 asymmetric"; "" if they are not, or it is not known.
+    As "int4_w4a16 compressed-tensors int4 asymmetric", or "bfloat16 none"; "" if it is not known.
     """
     try:
         model = (
@@ -82,7 +82,8 @@ def stored_as(target: str | bytes) -> str:
         )
     except (UnknownModel, MalformedCheckpoint):
         return ""
-    if model.dtype is None or model.quantization.startswith("none"):
+    plain = model.quantization.startswith("none")
+    if model.dtype is None or (plain and model.doubt):
         return ""
     return f"{model.dtype.value} {model.quantization} {model.detail}".rstrip()
 
@@ -104,12 +105,10 @@ def find_preset(text: str) -> Model:
         return model
     near = _near(text)
     repository = text if _REPOSITORY.fullmatch(text) else "NAME"
+    fetch = command_line("hf", "download", repository, "config.json")
     raise UnknownModel(
         f"no preset is called {text[:200]!r}{near}",
-        cli=""
-        if near
-        else f"; give its config.json (hf download {repository} config.json), or see "
-        "`tuner models`",
+        cli="" if near else f"; give its config.json (`{fetch}`), or see `tuner models`",
         api="" if near else _CONFIG_IN_API,
         page="" if near else _CONFIG_ON_PAGES,
     )
@@ -180,9 +179,6 @@ def _model(row: dict[str, Any]) -> Model:
         "linears": None,
         "mamba": MambaShape(*named, **mamba) if mamba else None,
         "delta": _delta(*named, **row["delta"]) if "delta" in row else None,
-        "sparse": SparseShape(named[0], shape, **row["sparse"])
-        if shape and "sparse" in row
-        else None,
     }
     model = Model(**{**row, **converted})
     if linears is None or shape is None:
@@ -190,11 +186,9 @@ def _model(row: dict[str, Any]) -> Model:
     return replace(model, linears=_linears(model, shape, linears, row["source"]))
 
 
-def _delta(
-    name: str, architecture: str, *, layers: int, by_column: bool = False, **heads: int
-) -> DeltaShape:
+def _delta(name: str, architecture: str, *, layers: int, **heads: int) -> DeltaShape:
     found = LinearAttention(**heads)
-    return DeltaShape(name, architecture, found, Dtype.BFLOAT16, layers, by_column=by_column)
+    return DeltaShape(name, architecture, found, Dtype.BFLOAT16, layers)
 
 
 def _linears(

@@ -21,6 +21,7 @@ class Origin(str, Enum):
     SHIPPED = "shipped"  # in the engine's own file
     DEFAULT = "default"  # the engine's choice without a file
     OWN = "the engine's own"  # of its file or without it: nothing says which, or how fast it is
+    COPIED = "as at the nearest size"  # the engine's own cannot run
     PREDICTED = "predicted"  # by a model of the GPU
 
 
@@ -109,6 +110,8 @@ def origin_of(entry: Entry) -> Origin:
         return Origin.SHIPPED
     if entry.status is Status.OK:
         return Origin.MEASURED
+    if entry.status is Status.COPIED:
+        return Origin.COPIED
     if entry.status is Status.INCUMBENT and not entry.incumbents:
         return Origin.OWN
     default = entry.incumbents.get("default")

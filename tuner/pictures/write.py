@@ -118,6 +118,7 @@ _GLYPHS = {
     Origin.SHIPPED: Glyph.SQUARE,
     Origin.DEFAULT: Glyph.SQUARE,
     Origin.OWN: Glyph.SQUARE,
+    Origin.COPIED: Glyph.SQUARE,
     Origin.PREDICTED: Glyph.RING,
 }
 _WORDS = {Glyph.DISC: "measured", Glyph.RING: "predicted", Glyph.SQUARE: "the engine's own"}

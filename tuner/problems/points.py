@@ -176,7 +176,6 @@ TITLES = {
     "flashinfer_trtllm": "FlashInfer (TRT-LLM)",
     "marlin": "Marlin",
     "none": "no kernel",
-    "replay_ssm": "ReplaySSM",
     "sdpa": "PyTorch's SDPA",
     "sglang_mxfp8": "sglang's MXFP8 kernels",
     "triton": "Triton",

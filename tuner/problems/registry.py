@@ -23,11 +23,8 @@ _PACKAGES = [
     "tuner.families.fused_moe",
     "tuner.families.attention",
     "tuner.families.dense_gemm",
-    "tuner.families.state_update",
     "tuner.families.chunk_scan",
     "tuner.families.gated_delta",
-    "tuner.families.minimax_sparse",
-    "tuner.families.kda",
 ]
 
 

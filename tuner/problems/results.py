@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
 from tuner.problems.points import TRITON, Candidate, Config, Point, Problem
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 
 
 class Status(str, Enum):
@@ -19,19 +20,34 @@ class Status(str, Enum):
     OK = "ok"
     PREDICTED = "predicted"  # timed by a model, never measured
     INCUMBENT = "incumbent"  # the engine's own choice, not timed
+    COPIED = "copied"  # as at the nearest tuned size, because the engine's own cannot run
     COMPILE_ERROR = "compile_error"
     COMPILE_TIMEOUT = "compile_timeout"
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
     WRONG_RESULT = "wrong_result"
     UNSUPPORTED = "unsupported"  # a backend has no kernel for it, or cannot be loaded
-    CRASHED = "crashed"  # a CUDA error; the measuring process was replaced
+    CRASHED = "crashed"  # its process ended, the device failed, or this program did
     TIMED_OUT = "timed_out"
     NOT_RECORDED = "not_recorded"  # absent from the replayed recording
 
 
+# What befell a process says nothing of a configuration: the next try may end otherwise. So a
+# candidate with such a status was tried in two processes, and no store keeps it.
+MISHAPS = frozenset({Status.COMPILE_TIMEOUT, Status.CRASHED, Status.TIMED_OUT})
+
+
+def twice(status: Status, detail: str) -> str:
+    """Return what is told of two mishaps: "crashed twice: the process ended (SIGSEGV)"."""
+    return f"{status.value.replace('_', ' ')} twice: {detail}"
+
+
 # Statuses that a winner may have. The last one counts: a measured result replaces a predicted one,
-# and both replace the engine's own choice.
-WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
+# and both replace what a size has that was not tuned.
+UNTUNED = (Status.INCUMBENT, Status.COPIED)
+WINNING = (*UNTUNED, Status.PREDICTED, Status.OK)
+
+# Why a kernel cannot run. Any other failure may be one of the machine.
+CANNOT_RUN = (Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.WRONG_RESULT)
 
 
 # What people are told of an entry with such a status.
@@ -39,6 +55,7 @@ WINNING_WORDS = {
     Status.OK: "measured",
     Status.PREDICTED: "predicted",
     Status.INCUMBENT: "the engine's own",
+    Status.COPIED: "as at the nearest size",
 }
 
 
@@ -62,7 +79,7 @@ class MeasureKind(str, Enum):
 class Compiled:
     """The result of compiling a kernel for one architecture."""
 
-    # OK, COMPILE_ERROR, COMPILE_TIMEOUT, OUT_OF_RESOURCES; INCUMBENT: it was not compiled
+    # OK, COMPILE_ERROR, OUT_OF_RESOURCES, or a mishap; INCUMBENT: it was not compiled
     status: Status
     shared_bytes: int | None = None  # shared memory of a block
     n_regs: int | None = None  # registers of a thread
@@ -74,6 +91,11 @@ class Compiled:
     def ok(self) -> bool:
         return self.status is Status.OK
 
+    @property
+    def lost(self) -> bool:
+        """Whether nothing is known of the kernel, because of a mishap."""
+        return self.status in MISHAPS
+
 
 def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
     """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory
@@ -82,7 +104,7 @@ def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
     return {
         "shared_bytes": compiled.shared_bytes,
         "limit_bytes": limit_bytes,
-        "fits": compiled.ok,
+        "fits": None if compiled.lost else compiled.ok,
         "status": compiled.status.value,
         "detail": compiled.detail,
     }
@@ -103,6 +125,9 @@ class Measurement:
         return self.median_us is not None
 
 
+UNCHECKED = "slower than the best: not compared"  # of a time whose outputs may be wrong
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate with its compile result and its measurement."""
@@ -110,6 +135,16 @@ class Trial:
     candidate: Candidate
     compiled: Compiled
     measurement: Measurement
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing is known of the candidate, because of a mishap."""
+        return self.measurement.status in MISHAPS
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether it has a time, and its outputs were not compared."""
+        return self.measurement.timed and self.measurement.detail.startswith(UNCHECKED)
 
 
 def untimed(candidate: Candidate, compiled: Compiled) -> Trial:
@@ -133,6 +168,26 @@ class Incumbent:
     shared_bytes: int | None = None
     backend: str = TRITON
 
+    @property
+    def cannot_run(self) -> bool:
+        """Whether it is known to fail here. Without a time, it may also not have been tried."""
+        return self.status in CANNOT_RUN
+
+
+def as_incumbent(config: Config, trial: Trial | None) -> Incumbent:
+    """What a run found of the engine's configuration; `trial` None: it was not tried."""
+    if trial is None:
+        return Incumbent(config, Status.NOT_RECORDED)
+    status = trial.measurement.status if trial.compiled.ok else trial.compiled.status
+    return Incumbent(config, status, trial.measurement.median_us, trial.compiled.shared_bytes)
+
+
+def without_time(what: str, incumbents: Iterable[Incumbent]) -> str:
+    """In words, why there is no time of `what` the engine runs."""
+    if any(one.cannot_run for one in incumbents):
+        return f"{what} cannot run here"
+    return f"no time is known of {what}"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -140,8 +195,8 @@ class Entry:
 
     point: Point
     config: Config
-    # OK (measured), PREDICTED, or INCUMBENT (a point that was not to be tuned, or at which a
-    # prediction keeps what the engine ships).
+    # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned, at which a
+    # prediction keeps what the engine ships, or whose incumbent was lost to a mishap).
     status: Status
     median_us: float | None
     compiled: Compiled
@@ -151,6 +206,35 @@ class Entry:
     # The name of the incumbent that a server runs without this program. A backend that was not
     # measured is not among the incumbents. Empty: not known.
     without_us: str = ""
+    # The server that `without_us` is of, with the flags without which it would not start.
+    server: ServerSettings = UNKNOWN_SERVER
+
+
+def own_choice(point: Point, config: Config, name: str, trial: Trial | None) -> Entry | None:
+    """The entry of a point that was not tuned: what the engine runs, which is called `name`.
+
+    None if its compile says that it cannot run. A compile without such an answer says nothing: a
+    recording may lack it, or the compiler was killed.
+    """
+    compiled = trial.compiled if trial else Compiled(Status.NOT_RECORDED)
+    if compiled.status in CANNOT_RUN:
+        return None
+    reason = f"not tuned: the {name} configuration stands"
+    return Entry(point, config, Status.INCUMBENT, None, compiled, {}, reason)
+
+
+def copied(entry: Entry, point: Point, name: str) -> Entry:
+    """The entry of a point where the engine's own configuration, called `name`, cannot run: as at
+    the nearest point that was tuned.
+    """
+    return replace(
+        entry,
+        point=point,
+        status=Status.PREDICTED if entry.status is Status.PREDICTED else Status.COPIED,
+        median_us=None,
+        incumbents={},
+        reason=f"not tuned: the {name} configuration cannot run here; as at {entry.point.size}",
+    )
 
 
 def is_shipped(entry: Entry) -> bool:
@@ -185,6 +269,7 @@ def entry_json(
         "n_spills": entry.compiled.n_spills,
         "incumbents": {name: incumbent_json(i, config) for name, i in entry.incumbents.items()},
         "without_us": entry.without_us or None,
+        **entry.server.as_json(),
         "reason": entry.reason,
     }
 
@@ -299,6 +384,8 @@ class Winner:
     entry: Entry
     run_id: int
     published_at: datetime  # UTC
+    # Of a predicted winner: what counts at its point where predictions do not.
+    unpredicted: Winner | None = None
 
     @property
     def status(self) -> Status:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import select
 import shutil
 import sqlite3
-import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-from tuner.errors import StoreFull, StoreReadOnly, StoreReplaced, StoreUnreachable, UnusableStore
+from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
+from tuner.store.sqlite_file import make_private, refuse_another_file
 
 # Python 3.10 does not give SQLite's codes.
 _SQLITE_ERRORS: dict[str, type[UnusableStore]] = {
@@ -159,35 +158,6 @@ def _has_something_to_read(connection: Any) -> bool:  # noqa: ANN401
     return bool(poll.poll(0))
 
 
-def refuse_another_file(engine: Engine, path: str) -> None:
-    """Raise StoreReplaced once the file at `path` is not the one that was opened first.
-
-    What is written to a deleted file is lost when the process ends, and SQLite would make a new
-    file for a new connection.
-    """
-    first = [found for found in [_identity(path)] if found]
-
-    @event.listens_for(engine, "checkin")
-    def _remember(*_: object) -> None:
-        if not first and (found := _identity(path)):
-            first.append(found)
-
-    @event.listens_for(engine, "do_connect")
-    @event.listens_for(engine, "checkout")
-    def _check(*_: object) -> None:
-        if first and _identity(path) != first[0]:
-            raise StoreReplaced(f"the store's file {path} was deleted or replaced: restart this")
-
-
-def _identity(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 (for each use of a connection: the quick way)
-    except OSError:
-        return None
-    # While a connection of the pool has a deleted file open, no other gets its number.
-    return found.st_dev, found.st_ino, stat.S_IFMT(found.st_mode)
-
-
 URL_VARIABLE = "TUNER_DATABASE_URL"
 
 _DRIVERS = {
@@ -240,7 +210,7 @@ def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
     _take_over_transactions(engine)
     if file:
         refuse_another_file(engine, file)
-        _keep_private(engine, file)  # after it: a deleted file is not made again
+        make_private(engine, file)  # after it: a deleted file is not made again
     # SQLite's writers sleep and try again, for up to 0.1 s each time, and some wait long. This
     # lock spares the threads of one process that.
     engine.update_execution_options(write_lock=threading.Lock(), lock_s=lock_s)
@@ -356,18 +326,6 @@ def _make_folder(url: URL) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UnusableStore(f"cannot make the store's folder {folder}: {error.strerror}") from error
-
-
-def _keep_private(engine: Engine, file: str) -> None:
-    """Make a new database its owner's alone. SQLite gives the files beside it the same mode.
-
-    A file that is there keeps its mode: its owner may share it.
-    """
-
-    @event.listens_for(engine, "do_connect")
-    def _on_connect(*_: object) -> None:
-        with contextlib.suppress(OSError):  # SQLite says what is wrong
-            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def _take_over_transactions(engine: Engine) -> None:

@@ -8,12 +8,14 @@ from datetime import datetime
 
 from tuner.problems.points import Part, Point, Problem
 from tuner.problems.registry import family_of
-from tuner.problems.results import WINNING, Published, Status, Winner
+from tuner.problems.results import UNTUNED, WINNING, Environment, Published, Status, Winner
 
 Stored = Winner | Published
 ProblemKey = tuple[str, str, Problem]  # device, engine, problem
 Size = tuple[int, int]  # batch size, new tokens: all current entries of a size have one source
 Source = tuple[object, ...]
+_Kernels = tuple[str, str, str]  # engine version, Triton, hash of the kernels
+_Worth = tuple[int, datetime, int]  # rank of the status, when it was published, run
 _NOWHERE: frozenset[Point] = frozenset()
 Current = Mapping[Source, frozenset[Point]]  # the points where a source's entries are current
 
@@ -21,20 +23,51 @@ Current = Mapping[Source, frozenset[Point]]  # the points where a source's entri
 def current_winners(found: Sequence[Winner]) -> list[Winner]:
     """The winners that count, out of all winners of their problems.
 
+    A file is for one version of the kernels, so all winners of a problem are for one: the newest
+    that has a measured result, else the newest that has a predicted one.
+
     Entries that were chosen together stay together. At each batch size of a fused-MoE layer, they
     come from one environment and have one status. At each batch size and number of new tokens of
     attention, they come from one run. A measured result counts before a predicted one, and a
     predicted one before an untuned one. Among results of one status, the newest one with both gemms
     counts. If one gemm is tuned again in another environment, the older pair counts until the other
     gemm is tuned there too. A result with one gemm counts where no result of its status has both;
-    if its environment has an untuned entry for the other gemm, that entry counts beside it.
+    if there is an untuned entry for the other gemm, that entry counts beside it, at best its
+    environment's.
     """
+    best: dict[ProblemKey, tuple[_Worth, _Kernels]] = {}
+    for one in found:
+        rank = _worth(one), _kernels(one.environment)
+        best[_key(one)] = max(rank, best.get(_key(one), rank))
+    return _counting([w for w in found if _kernels(w.environment) == best[_key(w)][1]])
+
+
+def beside_predictions(current: Sequence[Winner], found: Sequence[Winner]) -> list[Winner]:
+    """The current winners out of `found`. Each predicted one has its `unpredicted`."""
+    guessed = {(_key(w), _kernels(w.environment)) for w in current if w.status is Status.PREDICTED}
+    others = [
+        w
+        for w in found
+        if w.status is not Status.PREDICTED and (_key(w), _kernels(w.environment)) in guessed
+    ]
+    known = {(_key(w), w.entry.point): w for w in _counting(others)}
+    return [
+        replace(w, unpredicted=known.get((_key(w), w.entry.point)))
+        if w.status is Status.PREDICTED
+        else w
+        for w in current
+    ]
+
+
+def _counting(found: Sequence[Winner]) -> list[Winner]:
     current = _current(found)
     return [w for w in found if w.entry.point in current[_key(w)].get(_source(w), _NOWHERE)]
 
 
 def current_points(found: Sequence[Published]) -> list[Published]:
-    """Like `current_winners`, for groups of winners: each group keeps only its current points."""
+    """Groups of winners, each with its current points alone: those at which a result of another
+    group does not count before it. They may be for several versions of the kernels.
+    """
     current = _current(found)
     left = ((one, one.points & current[_key(one)].get(_source(one), _NOWHERE)) for one in found)
     return [replace(one, points=points) for one, points in left if points]
@@ -59,11 +92,6 @@ def _current_of(problem: Problem, results: Mapping[Source, Collection[Stored]]) 
     joins_runs = family_of(problem).joins_runs
     needed = problem.parts if joins_runs else ()
     sources = list(results)  # from here on a number, because a source takes long to hash
-    # The untuned entries in the same environment were chosen in no pair, so they count beside it.
-    beside = [(source[0], Status.INCUMBENT) if joins_runs else source for source in sources]
-    untuned = [
-        sources.index(one) if one in results else number for number, one in enumerate(beside)
-    ]
     sizes: dict[Size, dict[int, list[tuple[Stored, Point]]]] = {}
     for number, source in enumerate(sources):
         for one in results[source]:
@@ -73,14 +101,36 @@ def _current_of(problem: Problem, results: Mapping[Source, Collection[Stored]]) 
     current: dict[Point, int] = {}
     for by_number in sizes.values():
         first = max(by_number, key=lambda number: _rank(by_number[number], needed))
-        # The best source comes last, so that it replaces an untuned entry at the same point.
-        for chosen in (untuned[first], first):
-            for _, point in by_number.get(chosen, ()):
-                current[point] = chosen
+        # The best source comes last, so that it replaces untuned entries at the same points.
+        for chosen in (*_beside(first, by_number, sources, needed), first):
+            current |= {point: chosen for _, point in by_number[chosen]}
     return {
         source: frozenset(point for point, chosen in current.items() if chosen == number)
         for number, source in enumerate(sources)
     }
+
+
+def _beside(
+    first: int,
+    by_number: Mapping[int, Collection[tuple[Stored, Point]]],
+    sources: Sequence[Source],
+    needed: Collection[Part],
+) -> list[int]:
+    """The untuned results at a size that count beside a gemm that was tuned alone, the best last.
+
+    They were chosen in no pair. They are for the same kernels, and best from the same environment.
+    """
+    if {point.part for _, point in by_number[first]}.issuperset(needed):
+        return []
+    mine, _ = sources[first]
+    assert isinstance(mine, Environment)  # of a family that joins runs
+    ranked = []
+    for number, results in by_number.items():
+        place, status = sources[number]
+        assert isinstance(place, Environment)
+        if status in UNTUNED and _kernels(place) == _kernels(mine):
+            ranked.append((place == mine, _rank(results, needed), number))
+    return [number for *_, number in sorted(ranked)]
 
 
 def _key(one: Stored) -> ProblemKey:
@@ -95,6 +145,10 @@ def _source(one: Stored) -> Source:
     return one.environment, one.status  # each gemm may have been tuned in its own run
 
 
+def _kernels(environment: Environment) -> _Kernels:
+    return environment.engine_version, environment.triton, environment.kernel_hash
+
+
 def _rank(
     results: Collection[tuple[Stored, Point]], needed: Collection[Part]
 ) -> tuple[object, ...]:
@@ -104,5 +158,5 @@ def _rank(
     return status, whole, *newest
 
 
-def _worth(one: Stored) -> tuple[int, datetime, int]:
+def _worth(one: Stored) -> _Worth:
     return WINNING.index(one.status), one.published_at, one.run_id

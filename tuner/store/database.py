@@ -18,9 +18,10 @@ from sqlalchemy import Connection, Engine, Table, column, func, inspect, select,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from tuner.errors import NewerSchema, UnusableStore, WrongSchema
+from tuner.errors import BadInput, NewerSchema, UnusableStore, WrongSchema
 from tuner.store.connect import (
     PATIENT,
+    URL_VARIABLE,
     PoolLimits,
     connect,
     file_of,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 
-HEAD = "0017"
+HEAD = "0018"
+_OLDER = ("0017",)  # which are upgraded
 _VERSION = table(VERSION_TABLE, column("version_num"))
 
 # `migrations` is beside the package, in a checkout as in site-packages. It is found by its path:
@@ -90,7 +92,7 @@ def _upgrade(connection: Connection) -> None:
     from alembic import command  # noqa: PLC0415
 
     config, found = alembic_config(), _heads(connection)
-    if found and found != (HEAD,):
+    if found and found not in [(one,) for one in (*_OLDER, HEAD)]:
         raise _wrong(found)
     config.attributes["connection"] = connection
     try:
@@ -148,24 +150,31 @@ def try_transaction_lock(connection: Connection, name: str) -> bool:
     return bool(connection.execute(select(lock)).scalar_one())
 
 
+def transaction_lock(connection: Connection, name: str) -> None:
+    """Wait for the lock, which this transaction then has until it ends. SQLite needs none."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_number(name))))
+
+
 @contextlib.contextmanager
 def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
     """Whether the caller has the lock within the block. Always True without a SQLite file.
 
-    The lock is one byte, never written, of a file beside the database: a lock on a byte of the
-    database itself would end SQLite's own locks. Raises UnusableStore where the file cannot be
-    opened.
+    The lock is one byte, never written, of a file beside the database: to lock a byte of the
+    database itself, this would have to open it (see sqlite_file). Raises UnusableStore where the
+    file cannot be opened.
     """
-    path = file_of(engine.url)
-    if path is None:
+    if file_of(engine.url) is None:
         yield True
         return
+    path = _names_file(engine)
     # The lock belongs to the open file, not to the process: it keeps threads apart as well.
     wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _number(name), 1, 0)
     try:
-        file = os.open(f"{path}-names", os.O_RDWR | os.O_CREAT, Path(path).stat().st_mode & 0o666)
+        mode = Path(str(engine.url.database)).stat().st_mode & 0o666
+        file = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     except OSError as error:
-        raise kind_of(error)(f"cannot lock {path}-names: {error.strerror}") from None
+        raise kind_of(error)(f"cannot lock {path}: {error.strerror}") from None
     try:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
@@ -175,6 +184,29 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
         yield mine
     finally:
         os.close(file)
+
+
+@contextlib.contextmanager
+def only_server(engine: Engine, address: str) -> Iterator[None]:
+    """Keep a second server off a SQLite file within the block.
+
+    Two would measure on one GPU at a time, and count a client's requests apart. Raises BadInput,
+    which names the process that serves the file and its address.
+    """
+    with try_file_lock(engine, "server") as mine:
+        if not mine:
+            raise BadInput(
+                f"the store {engine.url.database} is served by {_names_file(engine).read_text()}: "
+                f"use that one, or stop it, or name another store in {URL_VARIABLE}"
+            )
+        if file_of(engine.url):
+            _names_file(engine).write_text(f"process {os.getpid()} on {address}")
+        yield
+
+
+def _names_file(engine: Engine) -> Path:
+    """The file beside a SQLite database, however the database is reached, that has its locks."""
+    return Path(f"{os.path.realpath(str(engine.url.database))}-names")
 
 
 def _number(name: str) -> int:

@@ -1,30 +1,15 @@
-"""Job rows to dataclasses and back, adding several at once, and the steps of each change."""
+"""Job rows to dataclasses and back, and the steps of each change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Interval,
-    RowMapping,
-    Select,
-    and_,
-    bindparam,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.sql.dml import ReturningInsert
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, func, insert, select, update
 
-from tuner.errors import BadInput, StaleLease, UnknownJob
+from tuner.errors import QueueFull, StaleLease, UnknownJob
 from tuner.jobs.attempts import Held
 from tuner.jobs.job import (
     HELD,
@@ -36,13 +21,13 @@ from tuner.jobs.job import (
     JobState,
     Lease,
     Priority,
-    Submitted,
+    UnreadableRequest,
     new_job_id,
-    read_request,
+    read_if_possible,
 )
-from tuner.store.database import Clock, utc_now
+from tuner.store.database import transaction_lock
 from tuner.store.rows import storable
-from tuner.store.tables import IS_COALESCIBLE, UtcDateTime, job_events, jobs
+from tuner.store.tables import IS_QUEUED, job_events, jobs
 
 
 def new_job_row(
@@ -98,27 +83,15 @@ def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
 
 
 def read_job(row: Mapping[Any, Any]) -> Job:
-    return _job(row, read_request(row["request"]))
+    return _job(row, read_if_possible(row["request"]))
 
 
-def _job(row: Mapping[Any, Any], request: JobRequest) -> Job:
+def _job(row: Mapping[Any, Any], request: JobRequest | UnreadableRequest) -> Job:
     values = {field.name: row[field.name] for field in fields(Job) if field.name != "cost"}
     values["cost"] = read_cost(row)
     values["request"], values["clients"] = request, tuple(row["clients"])
     values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
     return Job(**values)
-
-
-# Reading a request that a newer version stored may raise these.
-UNREADABLE = (BadInput, LookupError, TypeError, ValueError)
-
-
-def read_if_possible(row: RowMapping) -> Job | None:
-    """The job; None where this version cannot read its request, which must not stop other jobs."""
-    try:
-        return read_job(row)
-    except UNREADABLE:
-        return None
 
 
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
@@ -170,29 +143,71 @@ def update_job(connection: Connection, job_id: str, **values: object) -> None:
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
+def lock_queue(connection: Connection, client: str) -> None:
+    """Let nobody else add to the client's queued jobs, which are then counted.
+
+    This comes before any lock of a job: who waits here holds none.
+    """
+    transaction_lock(connection, f"queue of {client}")
+
+
+def refuse_full_queue(connection: Connection, client: str, most: int, added: int) -> None:
+    """Raise QueueFull if the client has over `most` queued jobs, `added` of them just now."""
+    mine = IS_QUEUED, jobs.c.needs_gpu.in_([False, True]), jobs.c.client == client
+    # The condition of all priorities makes SQLite walk along `ix_jobs_turn`: 1 ms for 9,000 jobs.
+    some = select(jobs.c.id).where(*mine, jobs.c.priority >= 0).limit(most + added).subquery()
+    count = int(connection.execute(select(func.count()).select_from(some)).scalar_one())
+    if count > most:
+        raise QueueFull(
+            f"{client} has {count - added} queued jobs, and may have {most}: wait or cancel some"
+        )
+
+
 IS_HELD = jobs.c.state.in_([state.value for state in HELD])
 RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further one
 REFUSALS = 10  # of workers that could not begin to tune a job; further ones count as attempts
 
 
+def is_leased(lease: Lease) -> ColumnElement[bool]:
+    """Whether a job's last lease is this one; IS_HELD says whether a worker has it yet."""
+    mine = jobs.c.fence == lease.fence, jobs.c.owner == lease.owner
+    return and_(jobs.c.id == lease.job_id, *mine)
+
+
 def leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
     """The row of the lease's job, with `lock` locked until the transaction ends.
 
-    Raises StaleLease once the lease is lost.
+    Raises StaleLease once the lease is lost. A restored backup gives out fencing numbers again, so
+    a lease is its owner's too.
     """
-    query = select(jobs).where(jobs.c.id == lease.job_id, jobs.c.fence == lease.fence, IS_HELD)
+    query = select(jobs).where(is_leased(lease), IS_HELD)
     row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
     if row is None:
         raise StaleLease(f"job {lease.job_id} was given to another worker, or ended")
     return row
 
 
-def claimed(
-    row: RowMapping, owner: str, now: datetime, preferred: Mapping[str, str]
-) -> dict[str, Any]:
+UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to reach a worker that can read the job
+
+
+def leave_unreadable(
+    connection: Connection, row: RowMapping, owner: str, now: datetime, why: str
+) -> None:
+    """Leave a queued job, which the transaction has locked, to workers of another release.
+
+    That counts no attempt. An event says it once, and not each time that a worker looks.
+    """
+    reason = storable(f"a worker cannot read the request: {why}")
+    values = {"available_at": now + UNREADABLE_DELAY, "error": reason}
+    if row["error"] == reason:
+        update_job(connection, row["id"], **values)
+    else:
+        said = {"reason": reason, "owner": owner}
+        append_event(connection, row["id"], now, "waiting", said, **values)
+
+
+def claimed(row: RowMapping, owner: str, now: datetime) -> dict[str, Any]:
     """What a claim changes in a job's row."""
-    request = dict(row["request"])
-    request["engine"] = engine = preferred.get(row["engine"], row["engine"])
     return {
         "owner": owner,
         "fence": row["fence"] + 1,
@@ -200,8 +215,6 @@ def claimed(
         "trial_count": 0,
         "lease_expires_at": now + LEASE,
         "started_at": row["started_at"] or now,
-        "engine": engine,
-        "request": request,
     }
 
 
@@ -257,155 +270,3 @@ def give_back(
         connection, row["id"], now, kind if state is JobState.QUEUED else state.value, data
     )
     return state
-
-
-Asked = tuple[JobRequest, Priority]
-Unmet = Callable[[JobRequest], str]  # says why no living worker can do a job; "" if one can
-
-
-def find_or_add(
-    connection: Connection,
-    wanted: Sequence[Asked],
-    client: str,
-    clock: Clock | None,
-    fresh: timedelta,
-    unmet: Unmet,
-) -> tuple[datetime, Sequence[Submitted]]:
-    """The time, and for each request the job that answers it: an equal one, or a new one."""
-    keys = [request.key for request, _ in wanted]
-    # Where a batch has equal requests, the first is added and answers the others.
-    first = dict(reversed(list(zip(keys, wanted, strict=True))))
-    found: dict[str, Job] = {}
-    added: dict[str, Job] = {}
-    while missing := {key: one for key, one in first.items() if key not in {**found, **added}}:
-        now, equal = _equal_jobs(connection, list(missing), clock, fresh)
-        found |= equal
-        lacking = {key: one for key, one in missing.items() if key not in equal}
-        added |= _add(connection, lacking, client, now, unmet)
-        # Another transaction may have added an equal job since: the insert waited for its commit.
-    answers = []
-    for key, one in zip(keys, wanted, strict=True):
-        is_new = key in added and first[key] is one
-        job = added.get(key) or found[key]
-        if not is_new:
-            job = _join(connection, job, client, one[1], now)
-            (added if key in added else found)[key] = job
-        answers.append(Submitted(job, created=is_new))
-    return now, answers
-
-
-def _equal_jobs(
-    connection: Connection, keys: Sequence[str], clock: Clock | None, fresh: timedelta
-) -> tuple[datetime, Mapping[str, Job]]:
-    """The time, and the jobs that answer requests with these keys, in one statement."""
-    if clock is None and connection.dialect.name == "postgresql":
-        query, parameters = _EQUAL_BY_THEIR_CLOCK, {"keys": keys, "fresh": fresh}
-    else:
-        now = utc_now() if clock is None else clock()
-        query, parameters = _EQUAL, {"keys": keys, "now": now, "done_since": now - fresh}
-    rows = connection.execute(query, parameters).mappings().all()
-    found: dict[str, Job] = {}
-    for row in sorted((row for row in rows if row["id"]), key=_answers_best):
-        found[row["request_key"]] = read_job(row)
-    return rows[0]["time"], found
-
-
-def _select_equal(now: ColumnElement[Any], done_since: ColumnElement[Any]) -> Select[Any]:
-    done = and_(jobs.c.state == JobState.DONE.value, jobs.c.finished_at > done_since)
-    mine = jobs.c.request_key.in_(bindparam("keys", expanding=True))
-    one = select(now.label("time")).subquery()
-    joined = one.outerjoin(jobs, and_(mine, or_(IS_COALESCIBLE, done)))
-    return select(one.c.time, jobs).select_from(joined)
-
-
-# Made once: to make them for each submission takes as long as to execute them.
-_EQUAL = _select_equal(
-    bindparam("now", type_=UtcDateTime), bindparam("done_since", type_=UtcDateTime)
-)
-_EQUAL_BY_THEIR_CLOCK = _select_equal(
-    func.clock_timestamp(type_=UtcDateTime),
-    func.clock_timestamp() - bindparam("fresh", type_=Interval),
-)
-
-
-def _answers_best(row: Mapping[Any, Any]) -> tuple[bool, datetime]:
-    """Sorts the best answer last: an unfinished job, else the one that was done last."""
-    unfinished = row["finished_at"] is None
-    return unfinished, row["created_at"] if unfinished else row["finished_at"]
-
-
-def _add(
-    connection: Connection,
-    wanted: Mapping[str, Asked],
-    client: str,
-    now: datetime,
-    unmet: Unmet,
-) -> dict[str, Job]:
-    """Add jobs, and return the ones that no other transaction had added before."""
-    if not wanted:
-        return {}
-    # In the order of their keys: two transactions that add the same jobs cannot wait for each other
-    in_order = sorted(wanted.items())
-    why = [unmet(request) for _, (request, _) in in_order]
-    rows = [
-        new_job_row(*asked, client, now) | {"event_count": 2 if reason else 1}
-        for (_, asked), reason in zip(in_order, why, strict=True)
-    ]
-    ids = set(connection.execute(_ADD[connection.dialect.name], rows).scalars())
-    new = [
-        (request, reason, row)
-        for (_, (request, _)), reason, row in zip(in_order, why, rows, strict=True)
-        if row["id"] in ids
-    ]
-    events = [event for _, reason, row in new for event in _first_events(row, reason)]
-    if events:
-        connection.execute(_ADD_EVENTS, events)
-    return {row["request_key"]: new_job(row, request) for request, _, row in new}
-
-
-_ADD_EVENTS = insert(job_events)
-
-
-def _addition(
-    insertion: postgresql.Insert | sqlite.Insert,
-) -> ReturningInsert[tuple[str]]:
-    return insertion.on_conflict_do_nothing(
-        index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
-    ).returning(jobs.c.id)
-
-
-_ADD = {
-    "postgresql": _addition(postgresql.insert(jobs)),
-    "sqlite": _addition(sqlite.insert(jobs)),
-}
-
-
-def _first_events(row: Mapping[str, Any], unmet: str) -> Iterator[dict[str, Any]]:
-    kinds = [("submitted", {"client": row["client"]})]
-    if unmet:
-        kinds.append(("waiting", {"reason": unmet}))
-    for seq, (kind, data) in enumerate(kinds, start=1):
-        yield {
-            "job_id": row["id"],
-            "seq": seq,
-            "kind": kind,
-            "at": row["created_at"],
-            "data": data,
-        }
-
-
-def _join(connection: Connection, job: Job, client: str, priority: Priority, now: datetime) -> Job:
-    """Answer a client with a job that is there already."""
-    changes: dict[str, Any] = {}
-    if not job.state.finished and client not in job.clients:
-        changes["clients"] = [*job.clients, client]
-    if job.state is JobState.QUEUED and priority < job.priority:
-        changes["priority"] = int(priority)
-    if not changes:
-        return job
-    if "clients" in changes:
-        append_event(connection, job.id, now, "joined", {"client": client}, **changes)
-    else:
-        update_job(connection, job.id, **changes)
-    query = select(jobs).where(jobs.c.id == job.id)
-    return read_job(connection.execute(query).mappings().one())

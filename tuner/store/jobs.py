@@ -25,7 +25,6 @@ from sqlalchemy.exc import IntegrityError
 
 from tuner.errors import (
     EqualJobUnfinished,
-    IdempotencyConflict,
     IdempotencyKeyInUse,
     JobUnfinished,
     NotRetriable,
@@ -44,16 +43,16 @@ from tuner.jobs.workers import Reasons
 from tuner.store.api_key import LOCAL
 from tuner.store.database import Database, Queries, utc_now
 from tuner.store.job_rows import (
-    Asked,
-    Unmet,
     append_event,
-    find_or_add,
     get_job,
+    lock_queue,
     move,
     read_job,
+    refuse_full_queue,
     update_job,
 )
-from tuner.store.tables import IS_COALESCIBLE, IS_QUEUED, idempotency_keys, job_events, jobs
+from tuner.store.submissions import Asked, Unmet, earlier_answer, find_or_add
+from tuner.store.tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
 from tuner.store.workers import Estimates, WorkerStore
 
 
@@ -72,6 +71,7 @@ class JobStore(Queries):
         idempotency_key: str | None = None,
         body_hash: str = "",
         fresh: timedelta = FRESH,
+        most: int | None = None,
     ) -> Sequence[Submitted]:
         """For each request, queue a job or find the one that answers it: all or none.
 
@@ -80,17 +80,18 @@ class JobStore(Queries):
         A job answers a request if it has the same request and is unfinished, or was done within
         `fresh`. The jobs that this client got before with the same idempotency key are answered
         whatever became of them. All is committed on return. Raises IdempotencyConflict where the
-        idempotency key was used before with another `body_hash`, and IdempotencyKeyInUse while any
-        process works on another submission with that key.
+        idempotency key was used before with another `body_hash`, IdempotencyKeyInUse while any
+        process works on another submission with that key, and QueueFull if jobs would have to be
+        added and the client would then have over `most` queued jobs.
         """
         if not wanted:
             return []
-        more = client, self._clock, fresh, unmet
+        more = client, self._clock, fresh, unmet, most
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
                 _, answers = find_or_add(connection, wanted, *more)
                 return answers
-            if found := _earlier_answer(connection, client, idempotency_key, body_hash):
+            if found := earlier_answer(connection, client, idempotency_key, body_hash):
                 return [Submitted(job, created=False, replayed=True) for job in found]
             now, answers = find_or_add(connection, wanted, *more)
             ids = [answer.job.id for answer in answers]
@@ -153,13 +154,6 @@ class JobStore(Queries):
                 append_event(connection, job_id, now, "cancel_requested", {})
             return get_job(connection, job_id)
 
-    def queued_of(self, client: str, most: int) -> int:
-        """The number of queued jobs that a client posted, counted up to `most`."""
-        mine = IS_QUEUED, jobs.c.needs_gpu.in_([False, True]), jobs.c.client == client
-        some = select(jobs.c.id).where(*mine).limit(most).subquery()
-        with self._read() as connection:
-            return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
-
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """A job's events with numbers above `after`, in order; none for an unknown job."""
         query = (
@@ -207,13 +201,16 @@ class JobStore(Queries):
         name = f"submit {client} {idempotency_key}"
         return self.database.write_locked(name, IdempotencyKeyInUse())
 
-    def retry(self, job_id: str, client: str = "local") -> Job:
+    def retry(self, job_id: str, client: str = "local", most: int | None = None) -> Job:
         """Queue the job again, with all its attempts. One that is unfinished stays as it is.
 
-        Raises UnknownJob, NotRetriable for a job that is done or being cancelled, and
-        EqualJobUnfinished where another job does the same work.
+        Raises UnknownJob, NotRetriable for a job that is done or being cancelled,
+        EqualJobUnfinished where another job does the same work, and QueueFull if the client that
+        posted it would then have over `most` queued jobs.
         """
         with self._write() as connection:
+            if most is not None:
+                lock_queue(connection, get_job(connection, job_id).client)
             job, now = get_job(connection, job_id, lock=True), self._now(connection)
             if job.state is JobState.DONE:
                 raise NotRetriable(f"job {job_id} is done: submit it anew to do its work again")
@@ -234,6 +231,8 @@ class JobStore(Queries):
                     move(connection, job_id, JobState.QUEUED, now, **values)
             except IntegrityError:
                 raise EqualJobUnfinished(_equal(connection, job_id)) from None
+            if most is not None:
+                refuse_full_queue(connection, job.client, most, 1)
             append_event(connection, job_id, now, "retried", {"client": client})
             return get_job(connection, job_id)
 
@@ -256,22 +255,6 @@ class JobStore(Queries):
             connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
             connection.execute(delete(jobs).where(jobs.c.id == job_id))
         return job
-
-
-def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Sequence[Job]:
-    """The jobs that the key was answered with before. Raises IdempotencyConflict."""
-    mine = idempotency_keys.c.client == client, idempotency_keys.c.key == key
-    row = connection.execute(select(idempotency_keys).where(*mine)).mappings().one_or_none()
-    if row is None:
-        return []
-    if row["body_hash"] != body_hash:
-        raise IdempotencyConflict(
-            f"idempotency key {key!r} was used before with another body: use a new key"
-        )
-    ids = row["job_ids"] or [row["job_id"]]
-    found = connection.execute(select(jobs).where(jobs.c.id.in_(ids))).mappings()
-    by_id = {one["id"]: read_job(one) for one in found}
-    return [by_id[job_id] for job_id in ids]
 
 
 def select_page(query: JobQuery, after: tuple[datetime, str] | None, limit: int) -> Select[Any]:

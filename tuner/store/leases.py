@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -34,7 +34,8 @@ from tuner.jobs.job import (
     JobState,
     Lease,
     Priority,
-    read_request,
+    UnreadableRequest,
+    read_if_possible,
 )
 from tuner.problems.points import TRITON, Candidate, Point
 from tuner.problems.results import Entry, Outlook, Run, RunKey, Totals, Trial
@@ -42,15 +43,15 @@ from tuner.store.database import Clock, Database, Queries, check_head, insert_in
 from tuner.store.job_rows import (
     IS_HELD,
     RETRY_DELAY,
-    UNREADABLE,
     append_event,
     claimed,
     cost_columns,
     give_back,
     held_of,
     leased_row,
+    leave_unreadable,
     move,
-    read_if_possible,
+    read_job,
     refuse,
     update_job,
 )
@@ -141,9 +142,6 @@ def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> S
     return query
 
 
-UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to reach a worker that can read the job
-
-
 class Leases(Queries):
     """Claims jobs and keeps or gives up their leases.
 
@@ -158,8 +156,8 @@ class Leases(Queries):
 
         The most urgent jobs come first, and among them the one of the client that was served
         longest ago. `preferred` tells what an engine without a version means to the worker, as
-        `sglang==0.5.16`: a job without a version gets it. Raises UnusableStore, too, if the schema
-        is no longer this program's.
+        `sglang==0.5.16`: the lease's request has it, and the job too once its run has begun. Raises
+        UnusableStore, too, if the schema is no longer this program's.
         """
         with self._write() as connection:
             check_head(connection)  # a newer program's jobs are for its own workers
@@ -167,17 +165,18 @@ class Leases(Queries):
             if not may_claim(connection, owner):
                 return None
             while row := next_queued(connection, filters, now):
-                values = claimed(row, owner, now, preferred or {})
+                request = read_if_possible(row["request"])
+                if isinstance(request, UnreadableRequest):
+                    leave_unreadable(connection, row, owner, now, request.why)
+                    continue
+                values = claimed(row, owner, now)
                 move(connection, row["id"], JobState.LEASED, now, **values)
                 data = {"owner": owner, "attempt": values["attempts"]}
                 append_event(connection, row["id"], now, JobState.LEASED.value, data)
                 take_turn(connection, row["client"])
-                try:
-                    request = read_request(values["request"])
-                    return Lease(row["id"], owner, values["fence"], request)
-                except UNREADABLE as error:  # a newer version's job: leave it to its workers
-                    reason = f"{owner} cannot read the request: {error}"
-                    give_back(connection, {**row, **values}, now, reason, UNREADABLE_DELAY)
+                engine = (preferred or {}).get(request.engine, request.engine)
+                request = replace(request, engine=engine)
+                return Lease(row["id"], owner, values["fence"], request)
         return None
 
     def heartbeat(self, lease: Lease) -> None:
@@ -238,7 +237,7 @@ class Leases(Queries):
         """Take a held job from its worker, unless it changed since it was `seen`.
 
         A worker that renews its lease and never begins to tune is set aside. Several processes may
-        do this at once. Returns the job; None where it changed, or this version cannot read it.
+        do this at once. Returns the job; None where it changed.
         """
         with self._write() as connection:
             now = self._now(connection)
@@ -253,7 +252,7 @@ class Leases(Queries):
             else:
                 give_back(connection, row, now, why.reason, timedelta(0))
             taken = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().one()
-            return read_if_possible(taken)
+            return read_job(taken)
 
     def age(self) -> int:
         """Make jobs urgent that waited for long, so that urgent ones cannot hold them up for ever.
@@ -290,7 +289,7 @@ class Leases(Queries):
             if row is None:
                 return None
             update_job(connection, row["id"], announced_at=now)
-            return read_if_possible(row)
+            return read_job(row)
 
     def store(self, lease: Lease) -> LeasedResults:
         """The results for that job's worker to write. It shares this object's connections."""
@@ -355,7 +354,12 @@ class LeasedResults(ResultStore):
         if found := connection.execute(other).scalar_one_or_none():
             raise RunAlreadyActive(f"job {found} is working on the same run")
         now = self._now(connection)
-        move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
+        # The version is the job's own from here on: a later attempt goes on with the same run.
+        asked = select(jobs.c.request).where(jobs.c.id == self._lease.job_id)
+        engine = self._lease.request.engine
+        request = {**connection.execute(asked).scalar_one(), "engine": engine}
+        begun = {"run_id": run.id, "engine": engine, "request": request}
+        move(connection, self._lease.job_id, JobState.RUNNING, now, **begun)
         data = {"run_id": run.id, "environment": asdict(key.environment)}
         append_event(connection, self._lease.job_id, now, JobState.RUNNING.value, data)
         return run

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain
 
 from sqlalchemy import (
@@ -25,47 +25,20 @@ from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import WINNING, Environment, Published, Status
 from tuner.store.current_winners import current_points
-from tuner.store.database import Queries, utc_now
+from tuner.store.database import Queries
 from tuner.store.results import ENVIRONMENT_COLUMNS
-from tuner.store.rows import read_environment, read_points
+from tuner.store.rows import is_readable, read_environment, read_points
 from tuner.store.tables import POINT_COLUMNS, environments, problems, winners
 
-# Winners have the time of the host that published them. Its clock may be so far behind.
-CLOCKS_APART = timedelta(minutes=10)
-_Recent = Mapping[int, tuple[int, datetime | None]]
+Seen = Mapping[int, datetime | None]  # when each environment's newest winner was published, by id
 
 
-@dataclass(frozen=True)
-class SeenSoFar:
-    """What was published lately, by environment: the number of winners, and the newest one's time.
-
-    Both are needed: a winner that replaces another one leaves the number as it is.
-    """
-
-    since: datetime
-    recent: _Recent
-
-    def changed(self, connection: Connection) -> list[int]:
-        """The ids of the environments that have new winners."""
-        now = _recent(connection, self.since)
-        return [one for one, recent in now.items() if self.recent.get(one) != recent]
-
-
-def seen_now(connection: Connection) -> SeenSoFar:
-    """What is there now. Winners that are read after this call are seen, or will be new again."""
-    since = utc_now() - CLOCKS_APART
-    return SeenSoFar(since, _recent(connection, since))
-
-
-def _recent(connection: Connection, since: datetime) -> _Recent:
-    """An index has all of this. To count all winners takes 40 ms if there are half a million."""
-    fresh = (winners.c.environment_id == environments.c.id) & (winners.c.published_at >= since)
-    number, newest = (
-        select(one).select_from(winners).where(fresh).scalar_subquery()
-        for one in (func.count(), func.max(winners.c.published_at))
-    )
-    rows = connection.execute(select(environments.c.id, number, newest))
-    return {row[0]: (row[1], row[2]) for row in rows}
+def _seen_now(connection: Connection) -> Seen:
+    """An index has all of this. In an environment, what is published later has a later time."""
+    mine = winners.c.environment_id == environments.c.id
+    newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
+    rows = connection.execute(select(environments.c.id, newest))
+    return {row[0]: row[1] for row in rows}
 
 
 def _point_text() -> ColumnElement[str]:
@@ -158,7 +131,8 @@ class Lookups(Queries):
 
             def read(condition: ColumnElement[bool]) -> list[Published]:
                 query = _PUBLISHED.where(winners.c.environment_id.in_(places), condition)
-                return [_published(row, places) for row in connection.execute(query).mappings()]
+                found = connection.execute(query).mappings()
+                return [_published(row, places) for row in found if is_readable(row["spec"])]
 
             newest = read(winners.c.id.in_([row["newest"] for row in rows]))
             known = [replace(one, points=frozenset()) for one in newest]
@@ -208,21 +182,18 @@ class Lookups(Queries):
                     break
         return found
 
-    def changed_summaries(
-        self, seen: SeenSoFar | None
-    ) -> tuple[Sequence[StoredSummary], SeenSoFar]:
+    def changed_summaries(self, seen: Seen | None) -> tuple[Sequence[StoredSummary], Seen]:
         """What is stored that was not yet at `seen`, and what to ask with next time.
 
         Without `seen`, all that is stored is answered.
         """
         found: list[StoredSummary] = []
         with self._read() as connection:
-            now = seen_now(connection)
-            changed = list(now.recent) if seen is None else seen.changed(connection)
+            known, now = seen or {}, _seen_now(connection)
+            changed = [one for one, newest in now.items() if known.get(one) != newest]
             query = select(environments).where(environments.c.id.in_(changed))
             for row in connection.execute(query).mappings().all():
-                since = seen.since if seen and row["id"] in seen.recent else None
-                found += _summaries(connection, row, 0, None, since)
+                found += _summaries(connection, row, 0, None, known.get(row["id"]))
         return found, now
 
     def winner_counts(self) -> dict[int, int]:
@@ -287,12 +258,12 @@ def _summaries(
 ) -> list[StoredSummary]:
     """The next `limit` problems of one environment with an id above `past`.
 
-    With `since`, only the problems with a winner that was published then or later.
+    With `since`, only the problems with a winner that was published later.
     """
     mine = winners.c.environment_id == environment["id"]
     wanted = mine & (winners.c.problem_id > past)
     if since is not None:
-        fresh = select(winners.c.problem_id).where(mine, winners.c.published_at >= since)
+        fresh = select(winners.c.problem_id).where(mine, winners.c.published_at > since)
         wanted &= winners.c.problem_id.in_(fresh)
     # The page is cut off before the problems' texts are joined: it reads `limit` index entries.
     page = (

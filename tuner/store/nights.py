@@ -79,7 +79,7 @@ class NightStore(Queries):
         With `again`, a round that was finished is to be done once more.
         """
         with self._write() as connection:
-            now = self._now()
+            now = self._now(connection)
             row = {"schedule": schedule, "date": day, "started_at": now}
             insert = insert_into(connection, nightly_runs).on_conflict_do_nothing()
             if connection.execute(insert, row).rowcount:
@@ -96,8 +96,8 @@ class NightStore(Queries):
 
     def finish(self, schedule: str, day: date, summary: Mapping[str, Any]) -> None:
         """Store what the round did."""
-        values = {"summary": dict(summary), "finished_at": self._now()}
         with self._write() as connection:
+            values = {"summary": dict(summary), "finished_at": self._now(connection)}
             mine = update(nightly_runs).where(*_round(schedule, day))
             connection.execute(mine.values(**values))
 
@@ -146,7 +146,7 @@ class NightStore(Queries):
                 "watch": dict(watch),
                 "watch_key": key,
                 "client": client,
-                "created_at": self._now(),
+                "created_at": self._now(connection),
             }
             connection.execute(insert_into(connection, watches).on_conflict_do_nothing(), row)
             query = _WATCHES.where(watches.c.watch_key == key)

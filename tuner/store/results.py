@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -12,6 +13,7 @@ from sqlalchemy import (
     Connection,
     Table,
     Text,
+    and_,
     case,
     cast,
     delete,
@@ -25,6 +27,7 @@ from tuner.errors import BadInput
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.registry import parts, read_part
 from tuner.problems.results import (
+    MISHAPS,
     Entry,
     Environment,
     Outlook,
@@ -36,8 +39,8 @@ from tuner.problems.results import (
     Trial,
     Winner,
 )
-from tuner.store.current_winners import current_winners
-from tuner.store.database import Queries, insert_into, utc_now
+from tuner.store.current_winners import beside_predictions, current_winners
+from tuner.store.database import Queries, insert_into
 from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
     entry_row,
@@ -66,6 +69,12 @@ SELECT_WINNERS = (  # the rows that `read_winner` reads
     .join(environments, winners.c.environment_id == environments.c.id)
 )
 
+# What older releases kept of a mishap; they took a compiler's death for an error of the kernel.
+_MISHAP = trials.c.status.in_([status.value for status in MISHAPS]) | (
+    (trials.c.status == Status.COMPILE_ERROR.value)
+    & trials.c.compile_detail.startswith("the process ended (")
+)
+
 # Part, batch size, new tokens, cached tokens, config key, backend.
 TrialCursor = tuple[str, int, int, int, str, str]
 
@@ -77,7 +86,10 @@ class ResultStore(Queries):
     """
 
     def begin_run(self, key: RunKey) -> Run:
-        """Begin the run with this key: a new one, or the stored one with its trials."""
+        """Begin the run with this key: a new one, or the stored one with its trials.
+
+        Mishaps that an older release stored as trials are forgotten.
+        """
         with self._write() as connection:
             return self._begin(connection, key)
 
@@ -88,7 +100,10 @@ class ResultStore(Queries):
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def add_trials(self, run: Run, new: Iterable[Trial]) -> None:
-        """Add all trials or none. A candidate's first trial stays where the run has one already."""
+        """Add all trials or none. A candidate's first trial stays where the run has one already.
+
+        Mishaps are not kept: they are no verdicts.
+        """
         added = list(new)
         if added:
             with self._write() as connection:
@@ -109,7 +124,7 @@ class ResultStore(Queries):
     def stop_run(self, run: Run, state: RunState, reason: str = "") -> None:
         """Mark a run FAILED or INTERRUPTED. Its trials stay, and the run can begin again."""
         with self._write() as connection:
-            _set_run(connection, run.id, state=state.value, reason=storable(reason))
+            self._set_run(connection, run.id, state=state.value, reason=storable(reason))
 
     def winners(
         self,
@@ -122,7 +137,8 @@ class ResultStore(Queries):
     ) -> list[Winner]:
         """The current winners, in order of problem, size and part (up before down).
 
-        `current_winners` tells which one is current where a point has several.
+        `current_winners` tells which one is current where a point has several. Each predicted one
+        has its `unpredicted`.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -132,7 +148,8 @@ class ResultStore(Queries):
             problems.c.spec: problem.spec() if problem else None,
         }
         conditions = [field == value for field, value in wanted.items() if value is not None]
-        return current_winners(self._winners(*conditions))
+        found = self._winners(*conditions)
+        return beside_predictions(current_winners(found), found)
 
     def winners_state(self, *, device: str, engine: str, engine_version: str) -> str:
         """A text that changes whenever `winners` of these would answer otherwise.
@@ -178,10 +195,9 @@ class ResultStore(Queries):
         Runs and trials stay: they say what was tried.
         """
         mine = select(problems.c.id).where(problems.c.spec == problem.spec())
-        places = select(environments.c.id).where(
-            environments.c.device == device, environments.c.engine == engine
-        )
+        here = and_(environments.c.device == device, environments.c.engine == engine)
         with self._write() as connection:
+            places = _lock_environments(connection, here)
             done = connection.execute(
                 delete(winners).where(
                     winners.c.problem_id.in_(mine), winners.c.environment_id.in_(places)
@@ -245,7 +261,7 @@ class ResultStore(Queries):
     # The next three run in the caller's transaction, so that a subclass may add to it.
 
     def _begin(self, connection: Connection, key: RunKey) -> Run:
-        now = utc_now()
+        now = self._now(connection)
         row = {
             **run_row(key),
             "problem_id": _id_of(connection, problems, _problem_row(key.problem), "spec"),
@@ -256,28 +272,46 @@ class ResultStore(Queries):
             "updated_at": now,
         }
         run_id = _id_of(connection, runs, row, "fingerprint")
-        _set_run(connection, run_id, state=RunState.RUNNING.value, reason="")
+        connection.execute(delete(trials).where(trials.c.run_id == run_id, _MISHAP))
+        self._set_run(connection, run_id, state=RunState.RUNNING.value, reason="")
         return _read_run(connection, run_id)
 
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
         """Add trials, and return how many of them were new."""
         insert = insert_into(connection, trials).on_conflict_do_nothing()
-        inserted = connection.execute(insert, [trial_row(run.id, trial) for trial in new])
-        _set_run(connection, run.id)
-        return inserted.rowcount
+        rows = [trial_row(run.id, trial) for trial in new if not trial.lost]
+        self._set_run(connection, run.id)
+        return connection.execute(insert, rows).rowcount if rows else 0
 
     def _finish(
         self, connection: Connection, run: Run, entries: Iterable[Entry], totals: Totals
     ) -> None:
+        environment_id = _environment_id(connection, run.key.environment)
         published = {
             "run_id": run.id,
             "problem_id": _id_of(connection, problems, _problem_row(run.key.problem), "spec"),
-            "environment_id": _environment_id(connection, run.key.environment),
-            "published_at": utc_now(),
+            "environment_id": environment_id,
+            "published_at": self._next_time(connection, environment_id),
         }
         for entry in entries:
             _publish(connection, {**published, **entry_row(entry)})
-        _set_run(connection, run.id, state=RunState.DONE.value, totals=asdict(totals))
+        self._set_run(connection, run.id, state=RunState.DONE.value, totals=asdict(totals))
+
+    def _next_time(self, connection: Connection, environment_id: int) -> datetime:
+        """The time, or just after the newest winner of the environment if a clock went back.
+
+        The environment is locked until the transaction ends. So what is published later has a later
+        time, and is seen later, whatever clocks say.
+        """
+        _lock_environments(connection, environments.c.id == environment_id)
+        newest = func.max(winners.c.published_at)
+        query = select(newest).where(winners.c.environment_id == environment_id)
+        before, now = connection.execute(query).scalar(), self._now(connection)
+        return now if before is None else max(now, before + timedelta(microseconds=1))
+
+    def _set_run(self, connection: Connection, run_id: int, **values: object) -> None:
+        change = update(runs).where(runs.c.id == run_id)
+        connection.execute(change.values(updated_at=self._now(connection), **values))
 
 
 def by_point() -> tuple[ColumnElement[Any], ...]:
@@ -314,9 +348,10 @@ def _publish(connection: Connection, row: dict[str, Any]) -> None:
     connection.execute(insert.on_conflict_do_update(index_elements=WINNER_KEY, set_=changes))
 
 
-def _set_run(connection: Connection, run_id: int, **values: object) -> None:
-    row = runs.c.id == run_id
-    connection.execute(update(runs).where(row).values(updated_at=utc_now(), **values))
+def _lock_environments(connection: Connection, which: ColumnElement[bool]) -> list[int]:
+    """Let nobody else change winners in these environments, and return their ids."""
+    query = select(environments.c.id).where(which).order_by(environments.c.id)
+    return list(connection.execute(query.with_for_update(key_share=True)).scalars())
 
 
 def _read_run(connection: Connection, run_id: int) -> Run:

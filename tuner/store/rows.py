@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from tuner.errors import BadInput
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import (
@@ -28,6 +29,7 @@ from tuner.problems.results import (
     incumbent_json,
     point_row,
 )
+from tuner.problems.server import read_server
 from tuner.tuning.gains import reference
 
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
@@ -120,6 +122,7 @@ def entry_row(entry: Entry) -> dict[str, Any]:
         **_compiled_row(entry.compiled),
         "incumbents": {name: incumbent_json(one) for name, one in entry.incumbents.items()},
         "without_us": entry.without_us,
+        "server": entry.server.as_json(),
         "over": over.name,
         "over_us": over.median_us,
         "reason": storable(entry.reason),
@@ -136,6 +139,7 @@ def read_winner(row: RowMapping) -> Winner:
         incumbents={name: _read_incumbent(one) for name, one in row["incumbents"].items()},
         reason=row["reason"],
         without_us=row["without_us"],
+        server=read_server(row["server"]),
     )
     return Winner(
         problem=parse_problem(row["spec"]),
@@ -144,6 +148,15 @@ def read_winner(row: RowMapping) -> Winner:
         run_id=row["run_id"],
         published_at=row["published_at"],
     )
+
+
+def is_readable(spec: str) -> bool:
+    """Whether this release knows a stored problem: a newer one may have others."""
+    try:
+        parse_problem(spec)
+    except BadInput:
+        return False
+    return True
 
 
 def storable(text: str) -> str:

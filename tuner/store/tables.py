@@ -174,6 +174,7 @@ winners = Table(
     *_compiled(),
     Column("incumbents", JSON, nullable=False),
     Column("without_us", Text, nullable=False, server_default=""),  # an incumbent's name
+    Column("server", JSON, nullable=False, server_default="{}"),  # that it is of
     # What a gain is over, so that queries need no JSON: `gains.reference` of the entry.
     Column("over", Text, nullable=False, server_default=""),
     Column("over_us", Double),

@@ -23,13 +23,14 @@ from sqlalchemy import (
 from sqlalchemy.pool import QueuePool
 
 from tuner.errors import UnknownWorker, did_you_mean
-from tuner.jobs.job import HELD, Job, JobState
+from tuner.jobs.job import HELD, Job, JobState, Lease, UnreadableRequest
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus, read_info
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, RunState
 from tuner.store.database import Database, Queries, check_head, insert_into, time_of
-from tuner.store.rows import storable
+from tuner.store.job_rows import is_leased
+from tuner.store.rows import is_readable, storable
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
 from tuner.tuning.request import Effort, start_s, typical_gpu_s
 
@@ -252,10 +253,10 @@ class Figures(Queries):
             found = {JobState(state): count for state, count in connection.execute(query)}
         return {state: found.get(state, 0) for state in FINISHED}
 
-    def job_times(self, job_id: str, fence: int) -> JobTimes | None:
-        """The job's times; None once it has another lease than the one with this number."""
+    def job_times(self, lease: Lease) -> JobTimes | None:
+        """The times of the lease's job; None once it has another lease."""
         columns = jobs.c.state, jobs.c.created_at, jobs.c.started_at, jobs.c.finished_at
-        query = select(*columns).where(jobs.c.id == job_id, jobs.c.fence == fence)
+        query = select(*columns).where(is_leased(lease))
         with self._read() as connection:
             row = connection.execute(query).one_or_none()
         if row is None:
@@ -337,7 +338,7 @@ class Estimates(Queries):
     def of(self, job: Job) -> float | None:
         """As `gpu_s`, to a tenth, for a job; None for one that needs no GPU or has ended."""
         asked = job.request
-        if not asked.needs_gpu or job.state.finished:
+        if not asked.needs_gpu or job.state.finished or isinstance(asked, UnreadableRequest):
             return None
         found = self.gpu_s(asked.problem, asked.device, asked.effort, len(asked.points))
         return found and round(found, 1)
@@ -377,6 +378,6 @@ class Estimates(Queries):
         taken = [
             max(0.0, totals["extra"]["gpu_s"] - start_s(parse_problem(spec))) / len(tuned)
             for spec, tuned, totals in found
-            if tuned and totals
+            if tuned and totals and is_readable(spec)
         ]
         return median(taken) if taken else None

@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.dispatch import Kernel, Runs
+from tuner.engines.settings import with_flags
 from tuner.problems.points import TRITON, Config, Point, title_of
-from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Totals, Trial
+from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Status, Totals, Trial
 from tuner.render import gain_text
 
 # Triton's own configurations: the one in the engine's file, where it finds one, comes first.
@@ -78,6 +79,23 @@ def gains(entries: Iterable[Entry]) -> list[Gain]:
     return found
 
 
+def not_compared(entries: Iterable[Entry]) -> list[str]:
+    """The sizes where what runs without us has no time, though it may run there.
+
+    Where it stays, there is nothing to compare.
+    """
+    by_size: dict[str, list[Incumbent]] = {}
+    for entry in entries:
+        own = reference(entry).incumbent
+        if own and entry.status is not Status.INCUMBENT:
+            by_size.setdefault(entry.point.size, []).append(own)
+    return [
+        size
+        for size, some in by_size.items()
+        if any(one.median_us is None for one in some) and not any(one.cannot_run for one in some)
+    ]
+
+
 def mean_gain(ratios: Iterable[float]) -> float | None:
     """The mean that every table and page shows: the geometric one, over sizes. None of nothing."""
     logs = [math.log(ratio) for ratio in ratios]
@@ -125,10 +143,11 @@ def over_words(entries: Iterable[Entry]) -> str:
         said.append(f"Triton's {' and '.join(own)} configurations")
     over = " and ".join(said)
     missing = unmeasured(some)
+    started = " or".join(filter(None, dict.fromkeys(with_flags(one.server) for one in some)))
     if not missing:
-        return f"over {WITHOUT_US}: {over}"
+        return f"over {WITHOUT_US}{started}: {over}"
     titles = " and ".join(filter(None, missing))
-    told = f"{titles}, which runs without us," if titles else WITHOUT_US
+    told = f"{titles}, which runs without us{started}," if titles else f"{WITHOUT_US}{started}"
     return f"over {over}; {told} was {NOT_MEASURED}"
 
 
@@ -241,14 +260,15 @@ def cost_line(totals: Totals) -> str:
 def work_line(totals: Sequence[Totals], *, predicted: bool = False) -> str:
     """What one or several runs compiled and timed together. Problems may share kernels.
 
-    `predicted`: a model gave the times, and nothing was measured.
+    `predicted`: a model gave the times, and nothing was measured. A replay compiles nothing.
     """
     cached = sum(one.extra.get("kernels_cached", 0) for one in totals)
     known = f" and {cached:.0f} from the cache" if cached else ""
     compiled = sum(one.configs_compiled for one in totals)
     times = sum(one.measurements for one in totals)
-    return (
-        f"{compiled} kernel{'s' * (compiled != 1)} compiled{known}, "
-        f"{times} time{'s' * (times != 1)} {'predicted' if predicted else 'taken'}, "
-        f"{sum(one.wall_s for one in totals):.1f} s in all"
-    )
+    said = f"{times} time{'s' * (times != 1)}"
+    took = f"{sum(one.wall_s for one in totals):.1f} s in all"
+    if not any("kernels_cached" in one.extra for one in totals):
+        return f"{said} read from a recording, {took}"
+    kernels = f"{compiled} kernel{'s' * (compiled != 1)} compiled{known}"
+    return f"{kernels}, {said} {'predicted' if predicted else 'taken'}, {took}"

@@ -7,13 +7,22 @@ than both by a clear gain. If none is, the faster one of the two stays.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from tuner.errors import NothingFits
 from tuner.problems.points import Config, Point
-from tuner.problems.results import Entry, Incumbent, MeasureKind, Status, Trial
+from tuner.problems.results import (
+    Entry,
+    MeasureKind,
+    Status,
+    Trial,
+    as_incumbent,
+    copied,
+    own_choice,
+    without_time,
+)
 from tuner.tuning.baselines import KEPT, Baselines
 from tuner.tuning.gains import CLEAR_GAIN
 from tuner.tuning.request import NOISE
@@ -137,7 +146,7 @@ class PointwiseChooser:
         if stored is not None and stored not in field.incumbents.values():
             return stored, f"{_gain(field, stored)}; {STAYS}"
         if standing is None:
-            return ranked[0], f"the {field.running} configuration cannot run here"
+            return ranked[0], _gain(field, ranked[0])
         limits = [t for c in field.incumbents.values() if (t := field.time_us(c)) is not None]
         limit_us = min(limits) * (1 - policy.gain)
         if best_us >= limit_us:
@@ -189,10 +198,12 @@ def _kept(field: _PointTrials, standing: str) -> str:
 
 def _gain(field: _PointTrials, config: Config) -> str:
     """How much faster than what the engine runs a configuration is, in words."""
-    us, running_us = field.time_us(config), field.time_us(field.incumbents[field.running])
+    running = field.incumbents[field.running]
+    us, running_us = field.time_us(config), field.time_us(running)
     assert us is not None  # a chosen configuration has a time
     if running_us is None:
-        return f"the {field.running} configuration cannot run here"
+        found = as_incumbent(running, field.trials.get(running))
+        return without_time(f"the {field.running} configuration", [found])
     gain = f"{running_us / us:.3f}x as fast as the {field.running} configuration"
     return f"predicted {gain}" if _predicted(field, config) else gain
 
@@ -209,41 +220,18 @@ def _entry(field: _PointTrials, config: Config, reason: str) -> Entry:
         status=trial.measurement.status,
         median_us=trial.measurement.median_us,
         compiled=trial.compiled,
-        incumbents=dict(_incumbents(field)),
+        incumbents={
+            name: as_incumbent(config, field.trials.get(config))
+            for name, config in sorted(field.incumbents.items())
+        },
         reason=reason,
     )
 
 
-def _incumbents(field: _PointTrials) -> Iterator[tuple[str, Incumbent]]:
-    for name, config in sorted(field.incumbents.items()):
-        trial = field.trials.get(config)
-        if trial is None:
-            yield name, Incumbent(config, Status.NOT_RECORDED)
-            continue
-        status = trial.measurement.status if trial.compiled.ok else trial.compiled.status
-        figures = trial.measurement.median_us, trial.compiled.shared_bytes
-        yield name, Incumbent(config, status, *figures)
-
-
 def _untuned(field: _PointTrials, tuned: Mapping[Point, Entry]) -> Entry:
     name = field.running
-    trial = field.trials.get(field.incumbents[name])
-    if trial is not None and trial.compiled.ok:
-        return Entry(
-            point=field.point,
-            config=trial.candidate.config,
-            status=Status.INCUMBENT,
-            median_us=None,
-            compiled=trial.compiled,
-            incumbents={},
-            reason=f"not tuned: the {name} configuration stands",
-        )
+    config = field.incumbents[name]
+    if own := own_choice(field.point, config, name, field.trials.get(config)):
+        return own
     nearest = min(tuned, key=lambda point: abs(point.batch_size - field.point.batch_size))
-    return replace(
-        tuned[nearest],
-        point=field.point,
-        status=Status.INCUMBENT,
-        median_us=None,
-        incumbents={},
-        reason=f"not tuned: the {name} configuration cannot run here; as at {nearest.size}",
-    )
+    return copied(tuned[nearest], field.point, name)

@@ -18,7 +18,7 @@ from rich.text import Text
 from tuner.problems.points import TRITON, Candidate, Part
 from tuner.problems.registry import parts
 from tuner.problems.results import Trial
-from tuner.tuning.tune import Watcher
+from tuner.tuning.tune import Waits, Watcher
 
 # Off a terminal: seconds until the first line, and the most between two lines. A line comes once a
 # fifth more time has passed, so a log of seven minutes has fewer than thirty lines.
@@ -103,14 +103,19 @@ class Counts:
             trial_s = max(trial_s, (now_s - self._ends[0]) / (NEWEST - 1))
         return trial_s
 
-    def text(self, now_s: float, width: int = WIDTH) -> str:
-        """The state in one line: "24 of 80 tried, about 9 s left; M=64: up 2.1 + down 1.4 us"."""
+    def text(self, now_s: float, width: int = WIDTH, *, waits: bool = False) -> str:
+        """The state in one line: "24 of 80 tried, about 9 s left; M=64: up 2.1 + down 1.4 us".
+
+        `waits`: what is left depends on another process, so nobody knows how long that takes.
+        """
         if self._step:
             return self._step[:width]
         line = f"{self.done} of {self.total} tried" + " or checked" * bool(self._others)
         if self.stored:
             line += f" ({self.stored} stored)"
-        left_s = self.left_s(now_s)
+        left_s = None if waits else self.left_s(now_s)
+        if waits:
+            line += ", waits for another process that compiles the rest"
         if left_s is not None:
             line += f", about {duration(left_s)} left"
         if left_s is not None and self._later and self._first_s is not None:
@@ -196,7 +201,12 @@ class Progress(Watcher):
         self._lock = threading.Lock()
         self._heading = heading
         self._counts = Counts(tries, later)
+        self._compiler: Waits | None = None
         self._line = LiveLine(stream, self._text, self._done, since)
+
+    def compiles(self, compiler: Waits) -> None:
+        with self._lock:
+            self._compiler = compiler
 
     def tried(self, trial: Trial) -> None:
         with self._lock:
@@ -219,7 +229,9 @@ class Progress(Watcher):
 
     def _text(self, width: int) -> str:
         with self._lock:
-            line = self._counts.text(time.monotonic(), width - len(self._heading))
+            waits = self._compiler is not None and self._compiler.waits
+            left = width - len(self._heading)
+            line = self._counts.text(time.monotonic(), left, waits=waits)
         return self._heading + line
 
     def _done(self) -> tuple[int, int]:

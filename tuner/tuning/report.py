@@ -45,7 +45,8 @@ class Report:
     entries: Sequence[Entry]
     totals: Totals
     table: EntryTable
-    runs: Runs | None  # what servers run without flags; None: nobody knows
+    runs: Runs | None  # what the request's server runs; None: nobody knows
+    mishaps: Sequence[str] = ()  # lines on what the run lost to them
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner tune --json` prints."""
@@ -62,6 +63,7 @@ class Report:
             "totals": asdict(self.totals),
             "runs": self.runs.as_json() if self.runs else None,
             **({"caveat": self._caveat} if self._caveat else {}),
+            **({"mishaps": list(self.mishaps)} if self.mishaps else {}),
         }
 
     def as_text(self) -> str:
@@ -80,7 +82,8 @@ class Report:
         lines = [self._table(entries), "", *self._reasons(entries)]
         work = work_line([self.totals], predicted=self.predicted)
         costs = filter(None, (work, cost_line(self.totals)))
-        lines += [closing_line(entries), *costs, self.device.shared_limit, self._caveat]
+        lines += [closing_line(entries), *self.mishaps, *costs]
+        lines += [self.device.shared_limit, self._caveat]
         return folded("\n".join(lines)).rstrip("\n")
 
     @property

@@ -23,6 +23,7 @@ from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials,
 from tuner.problems.points import Config, Part, Point, Problem
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, MeasureKind, Winner
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
 from tuner.tuning.space import Space
@@ -101,8 +102,7 @@ class Request:
     wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
     carry_over: bool = True  # keep stored entries unless something is clearly faster
-    architecture: str = ""  # the class of the model that it is for; "": not known
-    checkpoint: str = ""  # and how that stores experts; see `stored_as`
+    server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
 
     @property
     def selected(self) -> Selection:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.compile import Compiler, Farm, KernelCompiler
-from tuner.engines.dispatch import Runs, of_class, what_runs
-from tuner.engines.dispatch_table import CHECKPOINT
+from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import triton_for
+from tuner.engines.settings import settings_kept, settings_to_keep
 from tuner.errors import UnwritableOutput
 from tuner.measure import Measurer
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
@@ -42,6 +42,7 @@ from tuner.problems.results import (
     Winner,
     untimed,
 )
+from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.report import Report, mark_untested
 from tuner.tuning.request import Effort, Known, Prepared, Request, triton_version
@@ -101,9 +102,11 @@ def execute(
 
     run = store.begin_run(_run_key(prepared, source, environment))
     try:
+        if source.compiler is not None:
+            watcher.compiles(source.compiler)
         watcher.step("")
         store.expect(run, _outlook(prepared, plan))
-        entries = tune(
+        found = tune(
             plan,
             strategy,
             bench,
@@ -116,7 +119,10 @@ def execute(
             ),
         )
         watcher.step("storing the winners")
-        entries = mark_untested(entries, request.device)
+        server = _started(request, runs)
+        entries = [
+            replace(entry, server=server) for entry in mark_untested(found.entries, request.device)
+        ]
         if source.compiler is not None:
             bench.totals.extra["kernels_cached"] = source.compiler.cached_count
         if on_gpu is not None:
@@ -142,6 +148,7 @@ def execute(
         totals=bench.totals,
         table=prepared.table,
         runs=runs,
+        mishaps=found.mishaps,
     )
 
 
@@ -151,11 +158,15 @@ def _beside(kept: Sequence[Entry], chosen: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def runs_without_us(request: Request) -> Runs | None:
-    """What a server runs by the engine's rules, without any flags; None: nobody knows."""
-    engine = request.engine
-    stored = {CHECKPOINT: request.checkpoint} if request.checkpoint else {}
-    flags = of_class(stored, request.architecture)
+    """What the request's server runs by the engine's rules; None: nobody knows."""
+    engine, flags = request.engine, settings_kept(request.server)
     return what_runs(engine.name, engine.version, request.problem, request.device, flags)
+
+
+def _started(request: Request, runs: Runs | None) -> ServerSettings:
+    """The request's server with the flags without which it would not start."""
+    needs = runs.needs if runs else {}
+    return settings_to_keep(request.engine.name, {**settings_kept(request.server), **needs})
 
 
 def _environment(prepared: Prepared, source: TimeSource) -> Environment:

@@ -23,8 +23,11 @@ from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import TRIES, Effort
 from tuner.tuning.space import Space
 
-# A kernel that fails to compile or to fit fails at every batch size.
-_FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}
+# A kernel that fails to compile or to fit fails at every batch size. One that ended two processes
+# would probably end two more.
+_FAILS_EVERYWHERE = {
+    *(Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES, Status.CRASHED),
+}
 # A point's rounds look at a sample of the space, and at the neighbours of the fastest so far. A
 # sample, because a prediction takes the parent 0.1 ms; sglang's own grid is smaller.
 _POOL, _BEST = 1_300, 8

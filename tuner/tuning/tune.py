@@ -7,16 +7,16 @@ repeat exactly, the winners are the same.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Protocol
 
-from tuner.errors import NothingFits
+from tuner.errors import MeasurerFailed, NothingFits
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Totals, Trial
+from tuner.tuning.mishaps import all_lost, keep_uncompared, most_alike, told
 from tuner.tuning.space import Space
 
 # The median of 15 interleaved times varies by about 0.1 % on an H200, and that of nine by a third
@@ -105,8 +105,19 @@ def everything(spaces: Mapping[Point, Space]) -> FixedStrategy:
     )
 
 
+class Waits(Protocol):
+    """Compiles, and may have to wait."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether another `tuner` compiles all that is left. Any thread may ask."""
+
+
 class Watcher:
     """Hears what a run does, so that a person can be told. This one tells nobody."""
+
+    def compiles(self, compiler: Waits) -> None:
+        """This compiles the run's candidates."""
 
     def step(self, text: str) -> None:
         """What the run does now, in words; empty while it tries candidates."""
@@ -135,7 +146,7 @@ class Chooser(Protocol):
 
 
 # Times candidates of a point in turn, so that drift affects them equally, in so many rounds: gives
-# the measurement of each candidate, without those that could not be timed.
+# the measurement of each candidate. Raises MeasurerFailed if no other race will succeed.
 Race = Callable[[Sequence[Candidate], int], dict[Candidate, Measurement]]
 
 
@@ -173,6 +184,14 @@ class RunPlan:
         return list(wanted | dict.fromkeys(starmap(Candidate, known)) | dict.fromkeys(others))
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found."""
+
+    entries: Sequence[Entry]
+    mishaps: Sequence[str] = ()  # lines on what it lost to mishaps
+
+
 def tune(
     plan: RunPlan,
     strategy: Strategy,
@@ -182,8 +201,9 @@ def tune(
     watcher: Watcher = UNWATCHED,
     race: Race | None = None,
     tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
-) -> list[Entry]:
-    """Run `plan` and return its entries; raises NothingFits where a requested point has none.
+) -> Outcome:
+    """Run `plan`; raises NothingFits where a requested point has no entry, or MeasurerFailed where
+    mishaps leave that open.
 
     `stored` are the trials that the run has already; `store` keeps further ones durably.
     With a `race`, the finalists of each point are timed again in turn, and the new times decide.
@@ -195,65 +215,123 @@ def tune(
     if isinstance(strategy, FixedStrategy):
         watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
     explore(plan, strategy, bench, _keeper(trials, store, watcher), trials, watcher)
-    requested = set(plan.requested)
-    everything = [trial for trial in trials.values() if trial.candidate.backend == TRITON]
-    others = [trial for trial in trials.values() if trial.candidate.backend != TRITON]
-    try:
-        entries = plan.chooser.choose(everything)
-    except NothingFits as error:
-        raise NothingFits(f"{error}{_why(everything)}") from None
+    entries, unraced = _choose(plan, trials.values()), dict[Point, str]()
     if race is not None:
-        again = [
-            *plan.chooser.finalists(everything, entries),
-            *(trial for trial in others if trial.measurement.timed),
-        ]
-        raced, others = _apart(_raced(again, race, watcher), others)
-        untuned = [t for t in everything if t.candidate.point not in requested]
-        entries = plan.chooser.choose([*raced, *untuned])
+        entries, raced, unraced = _race(plan, entries, trials, race, watcher)
+        trials |= raced
+    requested = set(plan.requested)
+    entries = keep_uncompared(entries, trials, plan.incumbents, requested, plan.previous)
     if tell:
-        entries = tell(entries, [*everything, *others])
+        entries = tell(entries, list(trials.values()))
+    lost = [trial for trial in trials.values() if trial.lost]
+    counts = {"lost": len(lost), "unraced": len(unraced)}
+    bench.totals.extra |= {name: count for name, count in counts.items() if count}
     bench.totals.wall_s = time.perf_counter() - started
-    return entries
+    return Outcome(entries, told(lost, unraced, len(plan.requested)))
+
+
+def _choose(plan: RunPlan, trials: Iterable[Trial]) -> list[Entry]:
+    """The entries. An error says what the compiler or the GPU said of the candidates."""
+    tuned = _tritons(trials)
+    try:
+        return plan.chooser.choose(tuned)
+    except NothingFits as error:
+        requested = set(plan.requested)
+        asked = [trial for trial in tuned if trial.candidate.point in requested]
+        if lost := [trial for trial in asked if trial.lost]:
+            raise all_lost(lost, len(asked)) from None
+        raise NothingFits(f"{error}{_why(tuned)}") from None
+
+
+def _tritons(trials: Iterable[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.candidate.backend == TRITON]
 
 
 def _why(trials: Sequence[Trial]) -> str:
     """What the compiler or the GPU said of the candidates that failed; the most frequent counts.
 
-    Texts that differ in numbers alone are alike, and the one of the least shared memory is given.
+    Of texts that are alike, the one of the least shared memory is given.
     """
     failed = [trial.compiled for trial in trials if not trial.compiled.ok]
     failed.sort(key=lambda one: one.shared_bytes or 0)
-    alike: dict[str, list[str]] = {}
-    for one in failed:
-        alike.setdefault(re.sub(r"[\d,]", "", one.detail), []).append(one.detail)
     if not failed:
         return ""
-    most = max(alike.values(), key=len)
+    most = most_alike(one.detail for one in failed)
     count = "all" if len(most) == len(trials) else f"{len(most)} of"
     return f": {count} {len(trials)} that were tried end so: {most[0] or failed[0].status.value}"
 
 
-def _apart(raced: Sequence[Trial], others: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
-    """The raced trials of Triton, and those of other backends with the times of the race."""
-    tuned = [trial for trial in raced if trial.candidate.backend == TRITON]
-    times = {trial.candidate: trial for trial in raced}
-    return tuned, [times.get(trial.candidate, trial) for trial in others]
+Raced = dict[Candidate, Trial]  # trials with what a race found
 
 
-def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> list[Trial]:
+def _race(
+    plan: RunPlan,
+    entries: Sequence[Entry],
+    trials: Mapping[Candidate, Trial],
+    race: Race,
+    watcher: Watcher,
+) -> tuple[list[Entry], Raced, dict[Point, str]]:
+    """Time the finalists again. Returns the entries by the new times, what the races found, and
+    the points that keep the times of the search, with the reason.
+    """
+    others = [t for c, t in trials.items() if c.backend != TRITON and t.measurement.timed]
+    again = [*plan.chooser.finalists(_tritons(trials.values()), entries), *others]
+    raced, unraced = _raced(again, race, watcher)
+    try:
+        return _choose_again(plan, trials, raced, unraced), raced, unraced
+    except (NothingFits, MeasurerFailed):
+        lost = [trial for trial in raced.values() if trial.lost]
+        if not lost:
+            raise
+        # What runs together was lost in part: at one point this, at another one that.
+        verdicts = {c: trial for c, trial in raced.items() if not trial.measurement.timed}
+        unraced = dict.fromkeys(plan.requested, lost[0].measurement.detail)
+        return _choose_again(plan, trials, verdicts, unraced), verdicts, unraced
+
+
+def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> tuple[Raced, dict[Point, str]]:
+    """What the race of each point found, and why points have none."""
     by_point: dict[Point, list[Trial]] = {}
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
-    raced = []
-    for at, some in enumerate(by_point.values(), start=1):
-        watcher.step(f"timing the best again, in turn: {at} of {len(by_point)} points")
-        times = race([trial.candidate for trial in some], RACE_ROUNDS)
-        raced += [
-            replace(trial, measurement=times[trial.candidate])
-            for trial in some
-            if trial.candidate in times
-        ]
-    return raced
+    raced: Raced = {}
+    unraced: dict[Point, str] = {}
+    for at, (point, some) in enumerate(by_point.items()):
+        watcher.step(f"timing the best again, in turn: {at + 1} of {len(by_point)} points")
+        try:
+            times = race([trial.candidate for trial in some], RACE_ROUNDS)
+        except MeasurerFailed as failure:
+            unraced |= dict.fromkeys([*by_point][at:], str(failure))
+            break
+        again = [replace(t, measurement=times[t.candidate]) for t in some if t.candidate in times]
+        lost = [trial for trial in again if trial.lost]
+        if lost and not any(trial.measurement.timed for trial in again):
+            unraced[point] = lost[0].measurement.detail
+            again = [trial for trial in again if not trial.lost]
+        raced |= {trial.candidate: trial for trial in again}
+    return raced, unraced
+
+
+def _choose_again(
+    plan: RunPlan,
+    trials: Mapping[Candidate, Trial],
+    raced: Raced,
+    unraced: Collection[Point],
+) -> list[Entry]:
+    """The entries by what races found, and by the times of the search at points without a race,
+    where nothing was compared that a race would compare.
+    """
+    requested, own = set(plan.requested), set(plan.incumbent_candidates())
+
+    def counts(trial: Trial) -> bool:
+        if not trial.measurement.timed or trial.candidate.point not in requested:
+            return True
+        if trial.candidate.point not in unraced:
+            return False
+        return trial.candidate in own or not trial.unchecked
+
+    rest = (trial for c, trial in trials.items() if c not in raced and counts(trial))
+    return _choose(plan, [*raced.values(), *rest])
 
 
 def explore(

@@ -1,1 +1,1 @@
-"""Stands in for an engine in tests of `tuner prove --server`."""
+"""Stands in for an engine in tests of benchmarks/served."""

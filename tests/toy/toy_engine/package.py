@@ -16,5 +16,8 @@ class ToyEngine:
     def loads_plugins(self) -> bool:
         return False
 
+    def card_name(self, name: str) -> str:
+        return name
+
 
 ENGINE = ToyEngine

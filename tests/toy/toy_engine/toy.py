@@ -15,9 +15,9 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import EntryFields, config_file_text
 from tuner.engines.engine import Engine
 from tuner.engines.file_engine import PointwiseFiles
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.kernels.binding import Binding, Constant, FamilyKernels, Integer, Pointer, bind
 from tuner.kernels.lift import Lifted, lift
@@ -46,6 +46,8 @@ class Kernels(FamilyKernels):
 
 @dataclass(frozen=True)
 class Toys(PointwiseFiles[Scale, ToyKey, Kernels]):
+    grid = ()
+
     @property
     def package_root(self) -> Path:
         return self.engine.root
@@ -79,6 +81,10 @@ class ToyLayout:
     def path(self, problem: Problem, triton: str) -> Path:
         assert isinstance(problem, Scale)
         return self.root / "toys" / self.toys.file_name(problem, self.device)
+
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        assert isinstance(problem, Scale)
+        return self.toys.sizes(problem, self.device)
 
     def sidecar(self, path: Path) -> Path:
         return self.root / PROVENANCE / "toys" / path.name

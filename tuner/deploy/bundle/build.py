@@ -14,14 +14,16 @@ from tuner.deploy.bundle.archive import BundleFile, pack
 from tuner.deploy.bundle.commands import environment_notes, node_commands, node_environments
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.keys import (
+    SET_CONFIG,
     AskedFile,
     Keys,
     asked_files,
     compare_keys,
     dispatch_notes,
     file_names,
-    refuse_other_files,
+    not_known,
     server_flags,
+    winners_of_servers,
 )
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
@@ -36,7 +38,7 @@ from tuner.deploy.bundle.manifest import (
 )
 from tuner.deploy.bundle.notes import (
     advice_notes,
-    advised_winners,
+    advised_files,
     attention_notes,
     usable_winners,
 )
@@ -48,10 +50,17 @@ from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, UnknownModel
 from tuner.export.advice import Verdict, advise_all
-from tuner.export.files import PROVENANCE, write_all
-from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, with_shipped
+from tuner.export.files import write_all
+from tuner.export.selection import (
+    LeftOut,
+    leave_out_predicted,
+    left_out_lines,
+    select,
+    with_shipped,
+)
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
 
@@ -81,18 +90,20 @@ def build_bundle(
     *,
     allow_predicted: bool,
     allow_missing: bool = False,
+    wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
     report: PreflightReport | None = None,
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
-    `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
-    `allow_predicted`, sizes with predicted winners are left out, and a note names them. Unless
-    `allow_missing`, the bundle must hold every file that the servers ask for. Problems are left
-    alone where the cluster's servers run something that is not slower, and a note says so. Raises
-    ExportRefused where it does not, for winners of another engine, where nothing is left, where one
-    of the `named` problems is left out, and for winners that cannot be shipped; MalformedCluster
-    for a launch that the cluster's engine cannot do.
+    `engine` is the engine whose kernels were tuned, which the cluster must run. Of the winners it
+    takes those of the `wanted` problems, or without any those that the cluster's servers have.
+    Unless `allow_predicted`, sizes with predicted winners are left out, and a note names them.
+    Unless `allow_missing`, the bundle must hold every file that the servers ask for. Problems are
+    left alone where the cluster's servers run something that is not slower, and a note says so.
+    Raises ExportRefused where it does not, for winners of another engine, where nothing is left,
+    where one of the `named` problems is left out, and for winners that cannot be shipped;
+    MalformedCluster for a launch that the cluster's engine cannot do.
     """
     if engine.name != cluster.engine.name:
         raise ExportRefused(
@@ -101,32 +112,33 @@ def build_bundle(
         )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
-    usable, left_out = usable_winners(with_shipped(winners), engine)
     asked = _asked(cluster, engine, device)
-    predicted: list[LeftOut] = []
+    mine = (
+        select(winners, wanted)
+        if wanted
+        else winners_of_servers(winners, asked, cluster, engine, device)
+    )
+    usable, unusable = usable_winners(with_shipped(mine), engine)
+    left_out: list[LeftOut] = []
     if not allow_predicted:
-        try:
-            usable, predicted = leave_out_predicted(usable, named)
-        except ExportRefused:
-            if asked is not None and not allow_missing:  # what no flag mends is told first
-                stored = dict.fromkeys(winner.problem for winner in usable)
-                refuse_other_files(asked, stored, engine, device)
-            raise
+        usable, left_out = leave_out_predicted(usable, named)
     advice = advise_all(usable, device, engine, server_flags(cluster))
-    chosen = advised_winners(advice, usable, named)
-    folder = config_folder(chosen, cluster, engine, device)
+    chosen = advised_files(advice, usable, named)
+    folder = config_folder(chosen, cluster, engine, device, named)
+    left_out += folder.left_out
     pointers = folder.variables
     files = _launch_files(cluster, environments, name, pointers) | _check_files(cluster)
     alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
-    wanted = None if asked is None else [file for file in asked if file.problem not in alone]
+    read = None if asked is None else [file for file in asked if file.problem not in alone]
+    stored = list(dict.fromkeys(winner.problem for winner in winners))
     keys, missing = _keys(
-        wanted, folder, predicted, cluster, engine, device, allow_missing=allow_missing
+        read, folder, left_out, stored, cluster, engine, device, allow_missing=allow_missing
     )
     files |= {f"{CONFIGS}/{path}": BundleFile(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = missing + _notes(cluster, engine, environments, statuses) + left_out
-    notes += [*left_out_lines(predicted), *advice_notes(advice)]
+    notes = missing + _notes(cluster, engine, environments, statuses) + unusable
+    notes += [*left_out_lines(left_out), *advice_notes(advice)]
     notes += attention_notes(folder.exported, cluster)
     notes += dispatch_notes(usable, cluster, engine, device)
     no_kubernetes = no_manifest_reason(cluster, environments)
@@ -159,6 +171,7 @@ def _keys(
     asked: Sequence[AskedFile] | None,
     folder: ConfigFolder,
     left_out: Sequence[LeftOut],
+    stored: Sequence[Problem],
     cluster: Cluster,
     engine: Engine,
     device: Device,
@@ -168,11 +181,9 @@ def _keys(
     """(the keys asked and bundled, notes)."""
     if asked is None:
         keys = Keys((), file_names(folder.tuned))
-        return keys, [
-            f"the files that servers ask for are not known: {cluster.model.name} is no preset; set "
-            "model.config to the path of its config.json"
-        ]
-    return compare_keys(asked, folder.tuned, left_out, engine, device, allow_missing=allow_missing)
+        return keys, [f"{not_known(cluster)}; {SET_CONFIG}"]
+    bundled = folder.tuned, left_out, stored
+    return compare_keys(asked, *bundled, engine, device, allow_missing=allow_missing)
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:

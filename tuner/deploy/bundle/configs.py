@@ -14,10 +14,13 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine, release_of
 from tuner.engines.launch import all_config_variables, config_folder_since, config_variables
 from tuner.errors import ExportRefused
+from tuner.export.advice import Advice
 from tuner.export.delivery import PlannedFile
-from tuner.export.export import deliveries_for, export, packaged_to_carry
+from tuner.export.export import deliveries_for, export, packaged_to_carry, writable
+from tuner.export.selection import LeftOut
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
+from tuner.shell import command_line
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,22 @@ class ConfigFolder:
     exported: Sequence[PlannedFile]
     variables: tuple[str, ...]  # that point servers at it
     hash: str  # the preflight computes the same hash on a node
+    left_out: Sequence[LeftOut]  # whose files cannot be written
 
 
 def config_folder(
-    winners: Sequence[Winner],
+    advice: Sequence[Advice],
     cluster: Cluster,
     engine: Engine,
     device: Device,
+    named: Sequence[Problem] = (),
 ) -> ConfigFolder:
-    """The folder for the cluster's engine, `engine`.
+    """The folder for the cluster's engine, `engine`, with the files of the problems of `advice`.
 
-    Raises ExportRefused where there is nothing to ship, or where the cluster's release reads no
-    folder but its own.
+    Raises ExportRefused where there is nothing to ship, where one of the `named` problems is left
+    out, or where the cluster's release reads no folder but its own.
     """
-    if not winners:
+    if not advice:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
             "winners for other engines are not its own: ",
@@ -61,11 +66,13 @@ def config_folder(
     _refuse_old_release(cluster)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        fitting, left_out = writable(advice, engine, device, root, named)
+        winners = [winner for one in fitting for winner in one.winners]
         tuned, files_there = _overlay(winners, engine, device, root)
         paths = sorted(p for p in root.rglob("*") if p.is_file())
         files = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
         variables = config_variables(engine.name, root)
-        return ConfigFolder(files, tuned, files_there, variables, hash_folder(root))
+        return ConfigFolder(files, tuned, files_there, variables, hash_folder(root), left_out)
 
 
 def _refuse_old_release(cluster: Cluster) -> None:
@@ -81,10 +88,11 @@ def _refuse_old_release(cluster: Cluster) -> None:
 
 
 def _own_folder_text(name: str, engine: Engine, device: Device) -> str:
+    spec = f"{engine.name}=={engine.version}"
+    words = ("--into-engine", "--engine", spec, "--device", device.name)
     return (
         f"{name} only reads its own config folder: set engine.image to a later release, or run "
-        f"`tuner export --into-engine --engine {engine.name}=={engine.version} --device "
-        f"{device.name}` in its image"
+        f"`{command_line('tuner', 'export', *words)}` in its image"
     )
 
 

@@ -17,7 +17,7 @@ from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import read_flags, unfusing_flag, with_experts
 from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
 from tuner.export.delivery import delivery_of
-from tuner.export.selection import LeftOut
+from tuner.export.selection import LeftOut, left_out_lines, winners_of
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.files import read_limited
 from tuner.jobs.targets import resolve_all
@@ -27,6 +27,9 @@ from tuner.models.table import find_preset
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
+from tuner.shell import command_line
+
+SET_CONFIG = "set model.config to the path of its config.json"
 
 
 def server_flags(cluster: Cluster) -> dict[str, str]:
@@ -127,24 +130,43 @@ def file_names(tuned: Sequence[TunedFile]) -> list[str]:
     return sorted(file.path.rpartition("/")[2] for file in tuned)
 
 
-def refuse_other_files(
-    asked: Sequence[AskedFile], stored: Collection[Problem], engine: Engine, device: Device
-) -> None:
-    """Raise ExportRefused where the stored problems, measured or predicted, give files for other
-    servers than the cluster's. Files that only the plugin asks for do not count.
+def winners_of_servers(
+    winners: Sequence[Winner],
+    asked: Sequence[AskedFile] | None,
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+) -> list[Winner]:
+    """The winners of problems that the cluster's servers have.
+
+    Raises ExportRefused where it is not known which these are, and where all of them are of others.
     """
-    files = (file for problem in stored for file in _files_of(problem, engine, device))
-    names = {file.name for file in files if not file.by_plugin}
-    keys = Keys([one for one in asked if not one.by_plugin], sorted(names))
-    if keys.missing and keys.unasked:
-        said = _missing_text(keys, (), stored, engine, device)
-        raise ExportRefused(f"{said}; or pass --allow-missing")
+    if asked is None:
+        raise ExportRefused(
+            not_known(cluster),
+            cli=f"; {SET_CONFIG}, or name what to bundle with --problem or --model",
+            api="; give model.name a preset's name, or run `tuner bundle`",
+        )
+    found = winners_of(winners, cluster_problems(cluster, engine, device))
+    if not winners or found:
+        return found
+    if not asked:
+        raise ExportRefused(f"servers of {cluster.model.name} read no tuned file on {device.name}")
+    stored = list(dict.fromkeys(winner.problem for winner in winners))
+    wanted = [file for file in asked if not file.by_plugin] or asked
+    raise ExportRefused(_missing_text(Keys(wanted, ()), (), stored, engine, device))
+
+
+def not_known(cluster: Cluster) -> str:
+    """Say why it is not known which files the servers ask for."""
+    return f"the files that servers ask for are not known: {cluster.model.name} is no preset"
 
 
 def compare_keys(
     asked: Sequence[AskedFile],
     tuned: Sequence[TunedFile],
     left_out: Sequence[LeftOut],
+    stored: Collection[Problem],
     engine: Engine,
     device: Device,
     *,
@@ -167,8 +189,7 @@ def compare_keys(
     notes = [f"no {name} file is bundled: servers run the engine's own" for name in optional]
     if not keys.missing:
         return keys, notes
-    ours = [file.problem for file in tuned]
-    said = _missing_text(keys, left_out, ours, engine, device)
+    said = _missing_text(keys, left_out, stored, engine, device)
     if not allow_missing:
         raise ExportRefused(f"{said}; or pass --allow-missing")
     return keys, [said, *notes]
@@ -230,7 +251,7 @@ def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFil
 def _missing_text(
     keys: Keys,
     left_out: Sequence[LeftOut],
-    ours: Collection[Problem],
+    stored: Collection[Problem],
     engine: Engine,
     device: Device,
 ) -> str:
@@ -240,25 +261,26 @@ def _missing_text(
     text = f"the servers ask for {len(keys.asked)} files, and {part} of them are bundled: {names}"
     if keys.unasked:
         text += f"; they do not ask for {' '.join(keys.unasked)}"
-    predicted = {one.problem for one in left_out}.intersection(problems)
-    if predicted:
-        specs = " ".join(sorted(problem.spec() for problem in predicted))
-        text += f"; predicted, not measured: {specs}: measure, or pass --allow-predicted"
-    untuned = [problem for problem in problems if problem not in predicted]
+    lines = left_out_lines(one for one in left_out if one.problem in problems)
+    text += "".join(f"; {line}" for line in lines)
+    untuned = [problem for problem in problems if problem not in {one.problem for one in left_out}]
     if not untuned:
         return text
-    options = f"--device {device.name} --engine {engine.name}=={engine.version}"
-    commands = " && ".join(f"tuner tune '{problem.spec()}' {options}" for problem in untuned)
-    return f"{text}; {_fusion_advice(untuned, ours, engine.name)}run `{commands}`"
+    options = ("--device", device.name, "--engine", f"{engine.name}=={engine.version}")
+    commands = " && ".join(
+        command_line("tuner", "tune", problem.spec(), *options) for problem in untuned
+    )
+    return f"{text}; {_fusion_advice(untuned, stored, engine.name)}run `{commands}`"
 
 
-def _fusion_advice(problems: Sequence[Problem], ours: Collection[Problem], engine: str) -> str:
+def _fusion_advice(problems: Sequence[Problem], stored: Collection[Problem], engine: str) -> str:
     """What to change where the files differ in fused shared experts alone; or empty."""
     for wanted in problems:
-        for mine in ours:
+        for mine in stored:
             if not isinstance(wanted, FusedMoe) or not isinstance(mine, FusedMoe):
                 continue
-            if wanted.E == mine.E or replace(wanted, E=mine.E, top_k=mine.top_k) != mine:
+            fused = replace(wanted, E=mine.E, top_k=mine.top_k, shared_experts=mine.shared_experts)
+            if wanted.E == mine.E or fused != mine:
                 continue
             if wanted.E < mine.E:
                 return f"{engine} here does not fuse the shared experts (--no-fuse-shared): "

@@ -23,15 +23,15 @@ from tuner.problems.points import Problem
 from tuner.problems.results import Winner
 
 
-def advised_winners(
+def advised_files(
     advice: Sequence[Advice], usable: Sequence[Winner], named: Collection[Problem]
-) -> list[Winner]:
-    """The winners whose files the cluster's servers read with the flags that they have.
+) -> list[Advice]:
+    """The advice on problems whose files the cluster's servers read with the flags that they have.
 
     Raises ExportRefused where there are winners and none of them is advised, and where one of the
     `named` problems is not.
     """
-    chosen = [w for one in advice if one.verdict is Verdict.FILES for w in one.winners]
+    chosen = [one for one in advice if one.verdict is Verdict.FILES]
     others = [one for one in advice if one.verdict is not Verdict.FILES]
     refused = [one for one in others if one.problem in named]
     if refused or (usable and not chosen):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
@@ -12,6 +11,7 @@ from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
 from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name, is_folder
 from tuner.deploy.cluster import Cluster
+from tuner.shell import command_line
 
 _TEXT = """\
 # {name}
@@ -38,7 +38,7 @@ On each node (Python 3.8 or later, nothing to install):
 Then, with all captures in one place:
 
 ```
-python3 preflight.py --cluster cluster.json {captured}
+{check}
 ```
 
 It exits with 1 if anything stands against a launch, and says how to mend it. Where it proposes
@@ -48,9 +48,9 @@ other variables than the scripts set, bundle again with `--node NAME=DIR` for ea
 Then the network itself, beside what its cards can carry ({head} is the first node):
 
 ```
-nodes/{head}/fabric.sh serve                          # on {head}; perftest must be installed
-nodes/{other}/fabric.sh bandwidth {address}           # on another node
-nodes/NAME/fabric.sh all-reduce                       # on every node at once
+{serve}   # on {head}; perftest must be installed
+{bandwidth}   # on another node
+nodes/NAME/fabric.sh all-reduce   # on every node at once
 ```
 
 {attention}## 2. Launch
@@ -65,12 +65,12 @@ nodes/NAME/fabric.sh all-reduce                       # on every node at once
 
 ```
 {logs} > server.log 2>&1
-tuner load-proof {name}.tar.gz server.log
+{proof}
 ```
 
 It tells tuned files from the engine's own and from its defaults{plugin}. It also says
 whether NCCL uses RDMA (NET/IB) or TCP (NET/Socket), and whether the server is ready. Then ask it:
-`curl {url}/v1/models`.
+`{ask}`.
 
 ## 4. Measure
 
@@ -106,7 +106,7 @@ installed; that moves no package of the engine's. {where}
 Check it with `{check}`.
 `docker.sh` and `bare.sh` do, and warn. Without the plugin a server runs all the same, with the
 engine's own launch constants. Where it is installed,
-`tuner status --dir {configs} --device {device}` says what a server would use, and why.
+`{status}` says what a server would use, and why.
 
 The files count only in servers on the Triton attention backend, and not with
 `--enable-deterministic-inference`: they choose by the size of the batch. `--attention-backend`
@@ -125,7 +125,7 @@ Kubernetes, with the LeaderWorkerSet controller and NVIDIA's device plugin insta
 at `/opt/tuner/{name}` on each node:
 
 ```
-kubectl label node NODE {label}={value}     # each node of this cluster
+{label}     # each node of this cluster
 kubectl apply -f kubernetes/leaderworkerset.json
 ```
 
@@ -151,6 +151,7 @@ def readme_text(
     """
     attention = has_attention(pointers)
     model = cluster.model.name
+    url = f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}"
     return _TEXT.format(
         name=name,
         model=model if "`" in model else f"`{model}`",
@@ -169,7 +170,9 @@ def readme_text(
         plugin=_PROOF if attention else "",
         hash=f"`{folder_hash}`",
         kubernetes=_kubernetes(name, cluster, no_kubernetes),
-        url=f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}",
+        url=url,
+        ask=command_line("curl", f"{url}/v1/models"),
+        proof=command_line("tuner", "load-proof", f"{name}.tar.gz", "server.log"),
         configs=CONFIGS,
         **_node_parts(cluster),
     )
@@ -190,37 +193,41 @@ def _node_parts(cluster: Cluster) -> dict[str, str]:
     names = [node.name for node in cluster.nodes]
     image = cluster.engine.image
     order = "Start the head first, then the others. The first node is the head."
+    captured = [word for node in names for word in ("--node", f"{node}=captures/{node}")]
+    other = f"nodes/{names[-1]}/fabric.sh"
     return {
         "head": names[0],
-        "other": names[-1],
-        "address": cluster.nodes[0].host,
+        "serve": command_line(f"nodes/{names[0]}/fabric.sh", "serve"),
+        "bandwidth": command_line(other, "bandwidth", cluster.nodes[0].host),
         "captures": "\n".join(_capture(cluster, node) for node in names),
-        "captured": " ".join(f"--node {node}=captures/{node}" for node in names),
+        "check": command_line("python3", "preflight.py", "--cluster", "cluster.json", *captured),
         "order": order if len(names) > 1 else "",
         "columns": "container | bare" if image else "bare",
         "rules": "---|---" if image else "---",
         "launches": "\n".join(_launch(node, bool(image)) for node in names),
-        "logs": f"docker logs {container_name(cluster, 0)}"
+        "logs": command_line("docker", "logs", container_name(cluster, 0))
         if image
-        else f"nodes/{names[0]}/bare.sh",
+        else command_line(f"nodes/{names[0]}/bare.sh"),
     }
 
 
 def _kubernetes(name: str, cluster: Cluster, missing: str) -> str:
     if missing:
         return f"\nThere is no Kubernetes manifest: {missing}.\n"
-    return _KUBERNETES.format(name=name, label=NODE_LABEL, value=object_name(cluster.name))
+    label = f"{NODE_LABEL}={object_name(cluster.name)}"
+    label = command_line("kubectl", "label", "node", "NODE", label)
+    return _KUBERNETES.format(name=name, label=label)
 
 
 def _attention(image: str, device: str) -> str:
     install = _PIP.format(version=version("engine-tuner"))
-    run = f"docker run --rm --entrypoint python3 {image}" if image else "python3"
+    run = ("docker", "run", "--rm", "--entrypoint", "python3", image) if image else ("python3",)
     return _ATTENTION.format(
         configs=CONFIGS,
         where=_IMAGE if image else "On every node:",
         install=f"FROM {image}\nRUN {install}" if image else install,
-        check=f"{run} {PLUGIN_IMPORT}",
-        device=device,
+        check=f"{command_line(*run)} {PLUGIN_IMPORT}",
+        status=command_line("tuner", "status", "--dir", CONFIGS, "--device", device),
     )
 
 
@@ -235,10 +242,11 @@ def _counts(statuses: Mapping[str, int]) -> str:
 
 
 def _capture(cluster: Cluster, node: str) -> str:
-    image = f" --image {shlex.quote(cluster.engine.image)}" if cluster.engine.image else ""
-    path = cluster.model.path
-    model = f" --model-dir {shlex.quote(path)}" if is_folder(path) else ""
-    return f"python3 preflight.py --capture captures/{node} --config-dir {CONFIGS}{model}{image}"
+    image, path = cluster.engine.image, cluster.model.path
+    words = ["--capture", f"captures/{node}", "--config-dir", CONFIGS]
+    words += ["--model-dir", path] if is_folder(path) else []
+    words += ["--image", image] if image else []
+    return command_line("python3", "preflight.py", *words)
 
 
 def _launch(node: str, image: bool) -> str:

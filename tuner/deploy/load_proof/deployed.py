@@ -5,6 +5,7 @@ It tells the files that were tuned from the engine's own, which a folder carries
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
-from tuner.errors import BadInput, BundleRefused
-from tuner.export.files import PROVENANCE, sidecar_of
+from tuner.engines.sidecars import PROVENANCE, sidecar_of
+from tuner.errors import BadInput, BadProblem, BundleRefused
+from tuner.problems.points import Problem
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status, counted
 
 _GZIP = b"\x1f\x8b"
@@ -42,6 +45,13 @@ class Deployed:
     known: bool = True
     # What the files were made for, as far as all of them agree: engine, version, device, tp, ep.
     made_for: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, Problem] = field(default_factory=dict)  # of tuned files, by key
+    asked: frozenset[str] = frozenset()  # keys that a bundle's servers ask for; none: not known
+
+    @property
+    def keys(self) -> set[str]:
+        """The names of the tuned files without .json, which are their keys."""
+        return {key_of(path) for path in self.tuned}
 
     def origin(self, used: str) -> FileOrigin:
         """The origin of a file by the path in the server's log."""
@@ -52,7 +62,8 @@ class Deployed:
         if any(part in path for part in _PACKAGES):
             return FileOrigin.SHIPPED
         if not self.known:
-            return FileOrigin.TUNED if _sidecar(Path(path)) else FileOrigin.UNKNOWN
+            tuned = _statuses(_sidecar(Path(path)))
+            return FileOrigin.TUNED if tuned else FileOrigin.UNKNOWN
         if any(path.endswith(f"/{one}") for one in self.tuned):
             return FileOrigin.TUNED
         carried = any(path.endswith(f"/{one}") for one in self.packaged)
@@ -73,6 +84,11 @@ class Deployed:
 
 
 UNKNOWN = Deployed(known=False)
+
+
+def key_of(path: str) -> str:
+    """A config file's name without .json."""
+    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".json")
 
 
 def is_deployed(path: Path) -> bool:
@@ -111,59 +127,82 @@ def _bundle(manifest: Mapping[str, Any], root: str) -> Deployed:
     for row in manifest["entries"]:
         counts = tuned.setdefault(str(row["file"]).removeprefix(below), Counter())
         counts[str(row["status"])] += 1
+    problems = {key_of(row["file"]): row["problem"] for row in manifest["entries"]}
+    asked = frozenset(key_of(name) for name in manifest["keys"]["asked"])
     paths = {row["path"].removeprefix(below) for row in manifest["files"]}
     cluster = manifest["cluster"]
     engine, _, version = str(manifest["configs"]["tuned_for"]).partition(" ")
     made_for = {"engine": engine, "version": version, "device": str(manifest["device"])}
     made_for |= {name: str(n) for name, n in cluster.get("parallel", {}).items() if name != "dp"}
     nodes = len(cluster.get("nodes", ()))
-    return Deployed(tuned, frozenset(paths - tuned.keys()), root, nodes, made_for=made_for)
+    return Deployed(
+        *(tuned, frozenset(paths - tuned.keys()), root, nodes),
+        made_for=made_for,
+        problems=_parsed(problems),
+        asked=asked,
+    )
 
 
 def _exported(root: Path) -> Deployed:
     tuned: dict[str, Mapping[str, int]] = {}
     packaged = set()
     made_for: dict[str, set[str]] = {}
+    problems: dict[str, Any] = {}
     for path in sorted(root.rglob("*.json")):
         below = path.relative_to(root)
         if below.parts[0] == PROVENANCE:
             continue
-        counts = _sidecar(path)
+        sidecar = _sidecar(path)
+        counts = _statuses(sidecar)
         if counts:
             tuned[below.as_posix()] = counts
-            for name, value in _environments(path):
+            problems[key_of(path.name)] = sidecar.get("problem")
+            for name, value in _environments(sidecar):
                 made_for.setdefault(name, set()).add(value)
         else:
             packaged.add(below.as_posix())
     agreed = {name: values.pop() for name, values in made_for.items() if len(values) == 1}
-    return Deployed(tuned, frozenset(packaged), str(root), made_for=agreed)
+    known = _parsed(problems)
+    return Deployed(tuned, frozenset(packaged), str(root), made_for=agreed, problems=known)
 
 
-def _environments(path: Path) -> Iterator[tuple[str, str]]:
+def _parsed(specs: Mapping[str, Any]) -> dict[str, Problem]:
+    """The problems of files; one that this version does not know is left out."""
+    found = {}
+    for key, spec in specs.items():
+        with contextlib.suppress(BadProblem):
+            found[key] = parse_problem(str(spec))
+    return found
+
+
+def _environments(sidecar: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, value) of what the entries of a tuned file were made for."""
     names = {"engine": "engine", "version": "engine_version", "device": "device"}
-    for row in _entries(sidecar_of(path)):
+    for row in _entries(sidecar):
         known = row.get("environment", {}) if isinstance(row, dict) else {}
         yield from ((ours, str(known[name])) for ours, name in names.items() if name in known)
 
 
-def _sidecar(path: Path) -> Mapping[str, int]:
-    """The entries by status in a file's sidecar; empty where the file has none."""
-    found = sidecar_of(path)
-    return _statuses(found) if found else {}
-
-
-def _statuses(sidecar: Path) -> Mapping[str, int]:
+def _statuses(sidecar: Mapping[str, Any]) -> Mapping[str, int]:
+    """The entries of a file by status; none where the file has no sidecar."""
     try:
         return Counter(str(row["status"]) for row in _entries(sidecar))
     except (KeyError, TypeError):
         return {}
 
 
-def _entries(sidecar: Path | None) -> list[Any]:
-    """The entries of a sidecar; none if it cannot be read."""
+def _entries(sidecar: Mapping[str, Any]) -> list[Any]:
+    entries = sidecar.get("entries", ())
+    if isinstance(entries, dict):
+        return list(entries.values())
+    return entries if isinstance(entries, list) else []
+
+
+def _sidecar(path: Path) -> Mapping[str, Any]:
+    """The sidecar of a file; empty where the file has none, or one that cannot be read."""
+    found = sidecar_of(path)
     try:
-        entries = json.loads(sidecar.read_bytes())["entries"] if sidecar else []
-        return list(entries.values() if isinstance(entries, dict) else entries)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return []
+        value = json.loads(found.read_bytes()) if found else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from tuner.deploy.load_proof.deployed import key_of
 from tuner.deploy.load_proof.proof import (
     EVERY_KEY,
     GEMM,
@@ -160,11 +161,6 @@ def read_hooks(line: str) -> Iterator[Hook]:
         yield Hook(failed.group(1), 0, "")
 
 
-def key_of(path: str) -> str:
-    """A config file's name without .json."""
-    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".json")
-
-
 def triton_of(path: str) -> str:
     """The Triton version in a file's path; empty where the path has none."""
     found = _TRITON.search(path)
@@ -180,7 +176,7 @@ _FROM = r" from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?"
 _USED_ATTENTION = re.compile(rf"\w+ \d+/\d+ \d+/\d+ .*?{_FROM}")
 _USED_ALONE = {  # by family: the line of one file
     GEMM: re.compile(rf"\d+x\d+ \w+ \w+{_FROM}"),
-    SCAN: re.compile(rf"(?:chunked scan|sparse attention), .*?{_FROM}"),
+    SCAN: re.compile(rf"chunked scan, .*?{_FROM}"),
 }
 # A launch that no file is for: the engine's draft model may have such layers.
 _LEFT_ALONE = re.compile(r"\w+: (no choice for|left alone)\b.*")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tuner.deploy.load_proof.asked import Asked, asked_of, same_device
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, FileOrigin
-from tuner.devices.table import find_device
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.served import CompletedHints, Hints
-from tuner.errors import UnknownDevice
+from tuner.shell import command_line
 
 _USING = re.compile(r"NET/(IB|Socket) ?: Using (.*?)(?:; OOB ([^:\s]+):|$)")
 _DEVICE = re.compile(r"\[\d+\]([^:\s]+):\d+/")
@@ -72,12 +72,14 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
     with `decode` for decode attention.
     """
     server = CompletedHints(Hints(), facts)
-    name, commands = server.engine_name(), []
+    name = server.engine_name()
+    options = server.options(name)
+    commands: list[list[str]] = []
     if missing := list(logs):
         if lacks := server.missing(name) or _old(server, name):
             yield f"missing files: {lacks}"
         else:
-            commands += [f"tune {shlex.quote(str(log))} {server.options(name)}" for log in missing]
+            commands += [["tune", str(log), *options] for log in missing]
     if decode:
         model = server.target()
         if lacks := server.missing(name, model=True):
@@ -85,11 +87,11 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
         else:
             if not model:
                 yield f"copy the config.json of {server.model} to this folder"
-            target = shlex.quote(model or "config.json")
-            commands.append(f"tune {target} --attention --tp {server.tp} {server.options(name)}")
-    yield from (f"$ tuner {command}" for command in commands)
+            of = (model or "config.json", "--attention", "--tp", str(server.tp))
+            commands.append(["tune", *of, *options])
     if commands:
-        yield f"$ tuner export {server.options(name)}"
+        commands.append(["export", *options])
+    yield from (f"$ {command_line('tuner', *command)}" for command in commands)
 
 
 def _old(server: CompletedHints, name: str) -> str:
@@ -117,10 +119,7 @@ def other_server(facts: Facts, made_for: Mapping[str, str]) -> Iterator[str]:
 
 def _same(name: str, said: str, made_for: str) -> bool:
     if name == "device":
-        try:
-            return find_device(said) == find_device(made_for)
-        except UnknownDevice:
-            return False
+        return same_device(said, made_for)
     return said.partition("+")[0] == made_for.partition("+")[0]
 
 
@@ -196,9 +195,16 @@ class LoadProof:
     facts: Facts = field(default_factory=Facts)
     logs: tuple[Path, ...] = ()
 
+    @cached_property
+    def asked(self) -> Asked:
+        """The tuned files by whether the server asks for them."""
+        return asked_of(self.deployed, self.facts, {load.key for load in self.loads})
+
     @property
     def ok(self) -> bool:
-        """Whether tuned files were loaded, all of them the wanted ones, and nothing failed."""
+        """Whether all tuned files that the server asks for were loaded, at least one, and nothing
+        failed.
+        """
         return not self.problems()
 
     def problems(self) -> list[str]:
@@ -217,7 +223,23 @@ class LoadProof:
             outcomes.setdefault((load.key, load.family, *path), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
         found += [f"{where}: a message about a config file is cut" for where in self.cut]
-        return [*found, *_untuned(self.loads, self.deployed, self.cut), *_launch(self)]
+        return [*found, *_untuned(self), *self.unknown(), *_launch(self)]
+
+    def unknown(self) -> list[str]:
+        """One line for each problem that only says what the log does not tell."""
+        asked, named = self.asked, {load.key for load in self.loads}
+        rest = self.deployed.keys - asked.yes - asked.no - named if self.loads or self.cut else ()
+        return [
+            *(
+                f"{load.key}: whether it was tuned is not known: give the bundle before the log"
+                for load in self.loads
+                if load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.UNKNOWN.value
+            ),
+            *(
+                f"{key}: whether this server asks for it is not known: {asked.why}"
+                for key in sorted(rest)
+            ),
+        ]
 
     def notes(self) -> list[str]:
         """One line for each kernel that runs without a tuned file, and was not to have one."""
@@ -232,7 +254,7 @@ class LoadProof:
 
     def steps(self) -> list[str]:
         """What to do about files that were never made; a command begins with "$ "."""
-        made = _tuned_keys(self.deployed)
+        made = self.deployed.keys
         lines = [
             line
             for load in self.loads
@@ -251,14 +273,14 @@ class LoadProof:
 
     def _spare(self, load: FileLoad) -> bool:
         """Whether a file is missing that was never made: of a dense GEMM, or of MoE layers where
-        none of these was made.
+        none of these was made for this server.
 
         A bundle or folder says which files were. Without one, only an engine is known for which no
         dense GEMM's file can be made.
         """
         if load.outcome not in _WITHOUT or load.family in PLUGINS:
             return False
-        made = _tuned_keys(self.deployed)
+        made = self.deployed.keys - self.asked.no
         if load.family not in DENSE_GEMMS:
             return bool(made) and not any(key.startswith("E=") for key in made)
         if not self.deployed.known:
@@ -317,31 +339,25 @@ def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
             yield f"{phase}: every file was refused: {'; '.join(reasons)}"
 
 
-def _untuned(loads: Sequence[FileLoad], deployed: Deployed, cut: Sequence[str]) -> Iterator[str]:
-    """A line for each file that is not known to be tuned, and for each tuned file not loaded.
+def _untuned(proof: LoadProof) -> Iterator[str]:
+    """A line for each file that is not a tuned one, and for each tuned file not loaded.
 
     With a bundle, the engine's own files count only where a tuned file has their name: a server may
-    have layers that nobody tuned.
+    have layers that nobody tuned. Tuned files that the server does not ask for do not count.
     """
-    if not loads and not cut:
+    if not proof.loads and not proof.cut:
         yield "no line names a config file: the kernel was not reached, or INFO is not logged"
         return
-    read = [load for load in loads if load.outcome is LoadOutcome.LOADED]
-    tuned = {load.key for load in read if load.origin == FileOrigin.TUNED.value}
-    wanted = _tuned_keys(deployed)
-    for load in read:
-        if load.origin == FileOrigin.UNKNOWN.value:
-            yield f"{load.key}: whether it was tuned is not known: give the bundle before the log"
-        elif load.origin == FileOrigin.SHIPPED.value and (load.key in wanted or not deployed.known):
+    deployed, asked, keys = proof.deployed, proof.asked, proof.deployed.keys
+    for load in proof.loads:
+        shipped = load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.SHIPPED.value
+        if shipped and (load.key in keys or not deployed.known):
             yield f"{load.key}: the engine's own file was loaded, not a tuned one"
-    said = {load.key for load in loads}
-    for key in sorted(wanted - tuned - said):
+    silent = keys - {load.key for load in proof.loads}
+    for key in sorted(silent & asked.yes):
         yield f"{key}: in the bundle, but no line says that it was loaded"
-
-
-def _tuned_keys(deployed: Deployed) -> set[str]:
-    """The names, without .json, of a folder's tuned files."""
-    return {path.rpartition("/")[2].removesuffix(".json") for path in deployed.tuned}
+    if keys and keys == silent & asked.no:
+        yield "the bundle has no tuned file that this server asks for"
 
 
 def _launch(proof: LoadProof) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tuner.deploy.load_proof.deployed import FileOrigin
 from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof, Network
@@ -35,7 +35,7 @@ def render_proof(proof: LoadProof) -> str:
     lines += list(_steps(proof))
     problems = proof.problems()
     lines += [f"{'problem':15} {problem}" for problem in problems]
-    lines.append(_verdict(proof, len(problems)))
+    lines.append(_verdict(proof, problems))
     return "\n".join(printable(line) for line in lines) + "\n"
 
 
@@ -45,10 +45,12 @@ def _steps(proof: LoadProof) -> Iterator[str]:
         yield step[2:] if step.startswith("$ ") else f"{'next':15} {step}"
 
 
-def _verdict(proof: LoadProof, problems: int) -> str:
+def _verdict(proof: LoadProof, problems: Sequence[str]) -> str:
     own = proof.deployed.own
     if problems:
-        return f"not as {'exported' if own else 'tuned'}: {_count(problems)}"
+        known = set(problems) - set(proof.unknown())
+        said = f"not as {'exported' if own else 'tuned'}" if known else "not proven"
+        return f"{said}: {_count(len(problems))}"
     if own:
         return f"as exported: all {own} entries are the engine's own choice, so nothing is gained"
     return "as tuned"

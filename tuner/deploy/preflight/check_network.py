@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tuner.deploy.preflight.facts import (
     Expected,
@@ -253,6 +253,36 @@ def _named_devices(node: Node, environment: dict[str, str]) -> Iterator[Finding]
                 + did_you_mean(wanted, known),
                 f"choose among {joined(known)}",
             )
+
+
+def check_left_out(
+    node: Node, expected: ExpectedNode | None, proposed: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Check that the shell's variables use all RDMA devices that are proposed for collectives."""
+    offered = proposed.get("NCCL_IB_HCA", "")
+    devices = offered.lstrip("=").split(",") if offered else []
+    chosen = expected.environment if expected else {}
+    shell = {name: v for name, v in node.environment.items() if name not in chosen}
+    off = shell.get("NCCL_IB_DISABLE") == "1"
+    value = "" if off else shell.get("NCCL_IB_HCA", "")
+    left = [d for d in devices if off or (value and not _is_named(d, value))]
+    if left:
+        setting = "NCCL_IB_DISABLE=1" if off else f"NCCL_IB_HCA={value}"
+        yield node.warning(
+            "rdma-left-out",
+            f"{setting} uses {len(devices) - len(left)} of {len(devices)} RDMA devices that "
+            f"collectives can use: the bandwidth of {joined(left)} is lost to them",
+            ("unset NCCL_IB_DISABLE" if off else f"set NCCL_IB_HCA={offered}")
+            + ", unless what is left out is for something else, such as storage",
+        )
+
+
+def _is_named(device: str, value: str) -> bool:
+    """Whether NCCL uses a device by NCCL_IB_HCA: names are prefixes, but for `=`; `^` excludes."""
+    names = [item.partition(":")[0] for item in value.lstrip("^=").split(",") if item]
+    exact = value.lstrip("^").startswith("=")
+    found = any(device == name if exact else device.startswith(name) for name in names)
+    return found != value.startswith("^")
 
 
 def _gid_index(node: Node, links: NodeLinks, environment: dict[str, str]) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from tuner.deploy.preflight.check_gpus import (
 from tuner.deploy.preflight.check_network import (
     HOST_VARIABLES,
     INTERFACE_VARIABLES,
+    check_left_out,
     check_network,
     check_rdma,
 )
@@ -32,6 +33,7 @@ from tuner.deploy.preflight.links import (
 )
 from tuner.deploy.preflight.weights import check_equal_weights, check_weights
 from tuner.errors import BadInput
+from tuner.shell import export_line
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
@@ -99,6 +101,9 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         )
         for node, links in linked
     )
+    for (node, _), proposal in zip(linked, reports):  # noqa: B905 - Python 3.8
+        expected_node = expected.node(node.name) if expected else None
+        findings += check_left_out(node, expected_node, proposal.environment)
     return PreflightReport(reports, tuple(_unique(findings)))
 
 
@@ -184,7 +189,7 @@ def render(report: PreflightReport) -> str:
         lines.append(f"node {node.name}")
         lines.append(f"  management  {links.interface or 'unknown'}{device}: {links.reason}")
         lines.append(f"  collectives {_collectives(node)}")
-        lines += [f"  export {name}={value}" for name, value in node.environment.items()]
+        lines += [f"  {export_line(name, value)}" for name, value in node.environment.items()]
     for finding in report.findings:
         lines.append("")
         lines.append(f"{finding.severity.value}: {', '.join(finding.nodes)}: {finding.message}")

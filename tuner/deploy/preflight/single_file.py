@@ -12,6 +12,7 @@ from pathlib import Path
 # In the order of import.
 MODULES = (
     "errors",
+    "shell",
     "deploy.preflight.facts",
     "deploy.preflight.network",
     "deploy.preflight.gpus",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.preflight.facts import Finding, Node, Severity
+from tuner.shell import command_line
 
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100 * 2**20  # bytes; the format's own limit
@@ -110,10 +111,11 @@ def check_weights(node: Node) -> Iterator[Finding]:
     if weights and weights.faults:
         shown = weights.faults[:_MOST_FAULTS]
         more = len(weights.faults) - len(shown)
+        again = command_line("hf", "download", "NAME", "--local-dir", weights.path)
         yield node.error(
             "weights-damaged",
             f"{len(weights.faults)} faults in the model's folder {weights.path}",
-            "download these files again, e.g. hf download NAME --local-dir " + weights.path,
+            f"download these files again, e.g. `{again}`",
             (*shown, *([f"and {more} more"] if more else [])),
         )
 

@@ -26,7 +26,7 @@ from tuner.diagnose.readers.smi import SmiReader
 from tuner.diagnose.readers.stacks import StackReader
 from tuner.diagnose.readers.start import StartReader
 from tuner.diagnose.readers.tables import TableReader
-from tuner.profile.workload import unwrapped
+from tuner.engines.logs.workload import unwrapped
 
 __all__ = ["Readers", "Reading", "Whole"]
 

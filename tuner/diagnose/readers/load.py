@@ -12,7 +12,7 @@ from typing import Any
 from tuner.diagnose.readers.benchmark import FEW_DRAFTS
 from tuner.diagnose.readers.rates import Partners, Retractions, Stall, falls, prompts_alone
 from tuner.diagnose.readers.reading import HANG_MARKS, HANGS, NUM, Reading, Whole, of_load
-from tuner.profile.workload import LoadLine, read_load
+from tuner.engines.logs.workload import LoadLine, read_load
 
 _MARKS = (
     *(b"Decodebatch", b"Avgprompt", b"Avggenerationthroughput", b"Draftacceptancerate"),

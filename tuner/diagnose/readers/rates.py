@@ -9,7 +9,7 @@ from statistics import median
 
 from tuner.diagnose.readers.reading import Reading, of_load
 from tuner.engines.logs.lines import rank_of
-from tuner.profile.workload import LoadLine
+from tuner.engines.logs.workload import LoadLine
 
 _FALLEN = 10  # times below the usual rate
 _FULL = 0.9  # of the KV cache

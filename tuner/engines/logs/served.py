@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,8 +76,10 @@ class CompletedHints:
         spread = self.facts.settings.keys() & _SPREAD
         return int(self.facts.get("ep") or 0) or (self.tp if spread else 0)
 
-    def serving(self, name: str, family: Family) -> str:
-        """The options by which a family's problems are those of this server's ranks."""
+    def shaped(self, name: str) -> tuple[str, dict[str, Any]]:
+        """The type of weights, "" if nothing says it, and the values of families' options by which
+        a model's problems are those of this server's ranks.
+        """
         quantised = {"--quantization": said} if (said := self.facts.get("quantization")) else {}
         given = {**quantised, **self.facts.settings}
         try:
@@ -90,17 +91,22 @@ class CompletedHints:
             asked["ep"] = self.ep
         if "--enable-dp-attention" in self.facts.settings and self.facts.get("dp"):
             asked["dp"] = int(self.facts.get("dp"))
-        words = [f"--tp {self.tp}"] if self.tp else []
         dtype = flags.dtype.value if flags.dtype else ""
         if not dtype and not self.quantised() and (dtype := self.weights()):
             block = self.facts.get("block").replace(" ", "").replace(",", "x")
             asked |= {"block_shape": block} if block else {}
+        return dtype, asked
+
+    def serving(self, name: str, family: Family) -> list[str]:
+        """The options by which a family's problems are those of this server's ranks."""
+        dtype, asked = self.shaped(name)
+        words = ["--tp", str(self.tp)] if self.tp else []
         if dtype and family.name in _OF_WEIGHTS:
-            words.append(f"--dtype {dtype}")
+            words += ["--dtype", dtype]
         for option in family.shaping:
             if option.name in asked:
-                words.append(_option(option, asked[option.name]))
-        return " ".join(words)
+                words += _option(option, asked[option.name])
+        return words
 
     def quantised(self) -> bool:
         """Whether the text's model is a preset of quantised weights."""
@@ -172,17 +178,16 @@ class CompletedHints:
 
     def options(
         self, name: str, device: Device | None = None, seen: Mapping[str, str] | None = None
-    ) -> str:
+    ) -> list[str]:
         """The options by which a command works for this server, as far as they are known.
 
         `seen`: settings that messages show, besides those of its command.
         """
         device = device or self.device()
-        words = [f"--device {card_name(device)}"] if device else []
-        words += [f"--engine {self.spec(name)}"] if name else []
-        if given := as_words({**self.facts.settings, **(seen or {})}, name):
-            words.append(f"--server-args {shlex.quote(given)}")
-        return " ".join(words)
+        words = ["--device", card_name(device)] if device else []
+        words += ["--engine", self.spec(name)] if name else []
+        given = as_words({**self.facts.settings, **(seen or {})}, name)
+        return [*words, "--server-args", given] if given else words
 
     def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
         """A sentence on the facts that a command still needs; "" if none is missing."""
@@ -207,11 +212,11 @@ class CompletedHints:
         return f"The text does not say, and the command needs: {'; '.join(lacks)}." if lacks else ""
 
 
-def _option(option: Option, value: Any) -> str:  # noqa: ANN401  # of the option's own type
+def _option(option: Option, value: Any) -> list[str]:  # noqa: ANN401  # of the option's own type
     yes, _, no = option.flag.partition("/")
     if isinstance(value, bool):
-        return yes if value else no
-    return f"{yes} {value}"
+        return [yes if value else no]
+    return [yes, str(value)]
 
 
 def _unknown(shown: str, capability: str) -> str:

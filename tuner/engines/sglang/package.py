@@ -28,6 +28,9 @@ class SGLang:
     def loads_plugins(self) -> bool:
         return (self.root / "srt/plugins/hook_registry.py").is_file()
 
+    def card_name(self, name: str) -> str:
+        return name
+
 
 def find_source(engine: SGLang, function: str, locations: Sequence[str]) -> Path:
     """The file that defines a function. `locations`: paths under the package, in any version.

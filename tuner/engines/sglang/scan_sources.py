@@ -14,8 +14,6 @@ from tuner.kernels.lift import Lifted
 FOLDERS = {
     "chunk_scan": ("kernels/ops/mamba/triton_ops", "srt/layers/attention/mamba/ops"),
     "gated_delta": ("kernels/ops/attention/fla", "srt/layers/attention/fla"),
-    "kda": ("kernels/ops/attention/fla", "srt/layers/attention/fla"),
-    "minimax_sparse": ("kernels/ops/attention/minimax_sparse",),
 }
 CHAIN = "fused"  # of families that have several
 

@@ -25,12 +25,6 @@ _ENVS = {
     "VLLM_TRITON_USE_TD": None,
     "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON": False,  # of 0.8 and 0.9
 }
-# Cards that vLLM names by their number on the bus, and not as torch does: platforms/rocm.py,
-# _ROCM_DEVICE_ID_NAME_MAP of 0.33.0.
-_NAMES = {
-    "AMD_Radeon_AI_PRO_R9700": "AMD_Radeon_R9700",
-    "AMD_Radeon_RX_7900_XTX": "AMD_Radeon_RX7900XTX",
-}
 
 
 @dataclass(frozen=True)
@@ -59,6 +53,10 @@ class EngineFunctions:
     def has(self, name: str) -> bool:
         return self.definitions.has(name)
 
+    def takes(self, name: str, parameter: str) -> bool:
+        """Whether a function of the release has a parameter of that name."""
+        return parameter in self.definitions.parameters(name)
+
     @property
     def definitions(self) -> Definitions:
         """The functions, compiled as they are asked for."""
@@ -75,7 +73,7 @@ class EngineFunctions:
 
 def device_functions(engine: VLLM, source: str, device: Device) -> EngineFunctions:
     """The functions of a file for a card, which may ask for its name."""
-    return EngineFunctions(engine, source, device.target, _NAMES.get(device.name, device.name))
+    return EngineFunctions(engine, source, device.target, engine.card_name(device.name))
 
 
 def _stand_ins(target: Target, device_name: str, launches: list[KernelLaunch]) -> dict[str, object]:

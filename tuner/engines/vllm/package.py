@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 # The version to use if several are unpacked and none is installed. The newest version would depend
@@ -11,6 +12,13 @@ DEFAULT_VERSION = "0.33.0"
 # The files that name the classes of models, and how they name one. Those that a release no longer
 # has are named with a release in place of a module.
 MODELS = ("model_executor/models/registry.py", r'"{}":\s*\(')
+# Cards that some releases name by their number on the bus, and not as torch does:
+# _ROCM_DEVICE_ID_NAME_MAP of platforms/rocm.py.
+_CARDS = {
+    "AMD_Radeon_AI_PRO_R9700": "AMD_Radeon_R9700",
+    "AMD_Radeon_RX_7900_XTX": "AMD_Radeon_RX7900XTX",
+    "Radeon_8060S_Graphics": "AMD_Radeon_8060S",
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,14 @@ class VLLM:
 
     def loads_plugins(self) -> bool:
         return True  # those of the entry point group vllm.general_plugins
+
+    def card_name(self, name: str) -> str:
+        own = _CARDS.get(name, name)
+        return own if own == name or f'"{own}"' in self._rocm else name
+
+    @cached_property
+    def _rocm(self) -> str:
+        return (self.root / "platforms/rocm.py").read_text(encoding="utf-8")
 
 
 ENGINE = VLLM

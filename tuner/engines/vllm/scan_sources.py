@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tuner.devices.target import CUDA
 from tuner.engines.vllm.package import VLLM
-from tuner.families.scans.scan import Scan, Stage, scan_named
+from tuner.families.scans.scan import Scan, scan_named
 from tuner.families.scans.sources import folder_among, lift_kernels
 from tuner.kernels.lift import Lifted
 
@@ -15,14 +15,7 @@ from tuner.kernels.lift import Lifted
 FOLDERS = {
     "chunk_scan": ("model_executor/layers/mamba/ops",),
     "gated_delta": ("third_party/flash_linear_attention/ops", "model_executor/layers/fla/ops"),
-    "kda": ("",),  # in two folders
 }
-_KDA = "models/kimi_k3/nvidia/ops/third_party/kda"  # Kimi-Linear's layers import these too
-_KDA_FILES = {
-    "kda.py": f"{_KDA}/chunk.py",
-    "chunk_delta_h.py": "third_party/flash_linear_attention/ops/chunk_delta_h.py",
-}
-_KDA_LAUNCHERS = {"kda_gate_chunk_cumsum": "fused_kda_gate_chunk_cumsum"}
 CHAIN = "split"  # of families that have several
 
 
@@ -36,19 +29,9 @@ def scan_here(family: str) -> Scan:
     scan = scan_named(family)
     if scan.chains:
         return scan.of_chain(CHAIN)
-    if family == "kda":
-        return replace(scan, stages={part: _kda(stage) for part, stage in scan.stages.items()})
     # The last states go straight into the cache, so no kernel finds them at the ends of sequences.
     once = {part: replace(stage, calls=stage.calls[:1]) for part, stage in scan.stages.items()}
     return replace(scan, stages=once)
-
-
-def _kda(stage: Stage) -> Stage:
-    """A stage of KDA with vLLM's names of files and launchers."""
-    (call,) = stage.calls
-    launcher = _KDA_LAUNCHERS.get(call.launcher, call.launcher)
-    file = _KDA_FILES.get(stage.file, f"{_KDA}/{stage.file}")
-    return replace(stage, file=file, calls=(replace(call, launcher=launcher),))
 
 
 def lift_scan(engine: VLLM, family: str, backend: str = CUDA) -> Lifted:

@@ -25,8 +25,8 @@ from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import EDGES, KV_SPLITS, Lengths, parts_of, ragged
 from tuner.kernels.values import launch_values
-from tuner.measure.timing import LAUNCHES, BoundKernel, Reference
-from tuner.problems.points import Config, Point
+from tuner.measure.timing import LAUNCHES, BoundKernel, ColdCache, Reference
+from tuner.problems.points import Config, Part, Point
 
 CHECKED_ROWS = 64  # the last rows of a point's first sequence
 Library = Callable[[Sequence[Operands]], list[Call]]  # a backend's `attention`
@@ -40,6 +40,14 @@ class AttentionBatch:
     point: Point
     inputs: Sequence[Inputs]  # several if the cache of one would stay in L2
     cores: int  # the device's multiprocessors
+    cold: ColdCache | None = None  # None: nothing is read from a cache of keys and values
+
+    def before(self, part: Part) -> Callable[[], object] | None:
+        """What a stage's launches find: the cache of keys and values in memory, and not in L2.
+
+        The second stage of decode reads what the first one has just written.
+        """
+        return self.cold.push_out if self.cold and part is not Stage.REDUCE else None
 
     def arguments(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each launch of a graph, with a configuration's splits."""
@@ -157,7 +165,8 @@ class AttentionBatches:
         copies = 1 if not read or read > 2 * self._l2_bytes else LAUNCHES
         caches = (torch.randn_like(first.tensors["k_buffer"]) for _ in range(copies - 1))
         copies_of_first = (first.with_cache(cache) for cache in caches)
-        return AttentionBatch(point, [first, *copies_of_first], self._cores)
+        cold = ColdCache(self._l2_bytes, read * copies) if read else None
+        return AttentionBatch(point, [first, *copies_of_first], self._cores, cold)
 
     def _inputs(self, lengths: Lengths) -> Inputs:
         problem = self._problem

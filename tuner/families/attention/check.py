@@ -75,13 +75,15 @@ class AttentionCheck(Check[CheckedKernel]):
         return folded("\n".join([*self.tables(), self.device.shared_limit, self.closing(), *lines]))
 
     def table(self, entries: Sequence[CheckedKernel]) -> str:
-        rows = [(*self.cells(one), "fits" if one.fits else "would crash") for one in entries]
+        rows = [
+            (*self.cells(one), one.verdict if one.fits or one.lost else "would crash")
+            for one in entries
+        ]
         whys = [f"{one.kernel}: {why}" for one in entries if (why := _why(one))]
         return "\n".join([table((*self.columns, "verdict"), rows), *whys])
 
     def closing(self) -> str:
-        bad = sum(not entry.fits for entry in self.entries)
-        verdict = f"{bad} would crash" if bad else "all fit"
+        verdict = self.counted("would crash", "all fit")
         many = "kernel" if len(self.entries) == 1 else "kernels"
         return f"{len(self.entries)} {many} of {self.engine} on {self.device.name}: {verdict}"
 
@@ -95,9 +97,7 @@ def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
     if remedy.flags:
         lines.append(f"start the server with {' or '.join(remedy.flags)}: another kernel, or")
     if remedy.patched:
-        lines.append(
-            f"add --write-patch FILE, then: patch -p1 -d {remedy.root} < FILE (with it, all fit)"
-        )
+        lines.append("add --write-patch FILE: with its patch all fit, and it says how to apply it")
     return [*lines, *remedy.notes]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tuner.errors import NothingFits
 from tuner.families.attention.buckets import Bucket
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Entry, Incumbent, Status, Trial
+from tuner.problems.results import Entry, Incumbent, Trial, as_incumbent, without_time
 from tuner.tuning.tune import STAYS
 
 FINALISTS = 4  # per bucket, besides the engine's default constants
@@ -68,15 +68,16 @@ class AttentionChooser:
         for point in field.bucket.points:
             config = field.defaults[point] if keep or best is None else best[1]
             trial = field.trials[Candidate(point, config)]
-            default_trial = field.trials.get(Candidate(point, field.defaults[point]))
+            default = field.defaults[point]
+            own = as_incumbent(default, field.trials.get(Candidate(point, default)))
             yield Entry(
                 point=point,
                 config=config,
                 status=trial.measurement.status,
                 median_us=trial.measurement.median_us,
                 compiled=trial.compiled,
-                incumbents={"default": _incumbent(default_trial, field.defaults[point])},
-                reason=_reason(trial, default_trial, keep) + (f"; {STAYS}" if stored else ""),
+                incumbents={"default": own},
+                reason=_reason(trial, own, keep) + (f"; {STAYS}" if stored else ""),
             )
 
     def _stored(
@@ -142,21 +143,11 @@ class _BucketTrials:
         return sorted(found)
 
 
-def _reason(trial: Trial, default: Trial | None, keep: bool) -> str:
+def _reason(trial: Trial, own: Incumbent, keep: bool) -> str:
     if keep:
         return "the engine's own constants are as fast, within the noise"
-    if (
-        default is None
-        or default.measurement.median_us is None
-        or trial.measurement.median_us is None
-    ):
-        return "the engine's own constants cannot run here"
-    gain = f"{default.measurement.median_us / trial.measurement.median_us:.3f}x"
-    return f"{gain} as fast as the engine's own constants"
-
-
-def _incumbent(trial: Trial | None, config: Config) -> Incumbent:
-    if trial is None:
-        return Incumbent(config, Status.NOT_RECORDED)
-    status = trial.measurement.status if trial.compiled.ok else trial.compiled.status
-    return Incumbent(config, status, trial.measurement.median_us, trial.compiled.shared_bytes)
+    if own.median_us is None or trial.measurement.median_us is None:
+        return without_time("the engine's own constants", [own])
+    return (
+        f"{own.median_us / trial.measurement.median_us:.3f}x as fast as the engine's own constants"
+    )

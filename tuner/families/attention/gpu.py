@@ -80,8 +80,9 @@ class AttentionOnGpu:
         if not error <= bound:
             detail = f"differs from the reference by {error:.3g}, bound {bound:.3g}"
             return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
-        graph = capture(kernel, self._batches.at(point).arguments(kernel, config))
-        timed = time_graph(graph, request["best_us"])
+        batch = self._batches.at(point)
+        graph = capture(kernel, batch.arguments(kernel, config))
+        timed = time_graph(graph, request["best_us"], batch.before(point.part))
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:
@@ -95,7 +96,7 @@ class AttentionOnGpu:
         graphs = [capture(kernel, batch.arguments(kernel, config)) for kernel, config in kernels]
         for name in request.get("backends", []):
             graphs.append(capture_chains(chains_of(batch.calls(self._library(name)))))
-        samples = race(graphs, request["rounds"])
+        samples = race(graphs, request["rounds"], batch.before(point.part))
         measurements = [
             measurement_fields(Measurement(Status.OK, statistics.median(s), min(s), len(s)))
             for s in samples
@@ -111,7 +112,10 @@ class AttentionOnGpu:
             return check_library(self._library(name), self._batches, found[0])
 
         return measured(
-            lambda: found[0].calls(self._library(name)), error, WORST_ERROR[self._problem.dtype]
+            lambda: found[0].calls(self._library(name)),
+            error,
+            WORST_ERROR[self._problem.dtype],
+            self._batches.at(point).before(point.part),
         )
 
     def _library(self, name: str) -> Library:

@@ -11,7 +11,7 @@ from tuner.devices.target import Target
 from tuner.engines import file_engine
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import PointwiseFiles
-from tuner.families.dense_gemm.problem import DenseGemm
+from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm
 from tuner.kernels.binding import Binding, FamilyKernels
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate, Config
@@ -97,6 +97,8 @@ class GemmEngine(PointwiseFiles[DenseGemm, GemmFileKey, GemmKernels]):
     `effective` may raise BLOCK_SIZE_K. It leaves out keys of `GemmKernels.choices` with values that
     do nothing (SWAP_AB=0, SPLIT_K=1).
     """
+
+    grid = BATCH_SIZES
 
     def default_config(self, problem: DenseGemm, device: Device, batch_size: int) -> Config:
         kernels = self.lift(device.target.backend)

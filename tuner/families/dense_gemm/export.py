@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import read_config_file
+from tuner.engines.config_files import launch_config, read_config_file
 from tuner.errors import ExportRefused
 from tuner.export.files import provenance_row
 from tuner.export.sized_files import Layout, SizedFile, plan_files
 from tuner.families.dense_gemm.engine import GemmEngine
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.problems.points import Problem
+from tuner.problems.points import Config, Problem
 from tuner.problems.results import Winner
 
 
@@ -50,10 +50,16 @@ def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
     """
     problem = gemm_of(winner.problem)
     entry = engine.effective(problem, winner.entry.config, device.target)
-    default = winner.entry.incumbents.get("default")
-    own = default is not None and default.config == winner.entry.config
-    left_alone = own and problem.block is None
+    left_alone = problem.block is None and winner.entry.config == _default(winner, engine, device)
     return {**provenance_row(winner), "config": {} if left_alone else dict(entry)}
+
+
+def _default(winner: Winner, engine: GemmEngine, device: Device) -> Config:
+    """The default of the engine's Triton kernel; a size that was not tuned does not name it."""
+    if known := winner.entry.incumbents.get("default"):
+        return known.config
+    problem, size = gemm_of(winner.problem), winner.entry.point.batch_size
+    return launch_config(engine.default_config(problem, device, size), device.target.backend)
 
 
 def gemm_of(problem: Problem) -> DenseGemm:

@@ -9,7 +9,7 @@ from tuner.devices.table import Device
 from tuner.devices.target import HIP
 from tuner.engines.config_files import launch_config
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, ShippedFile
-from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
+from tuner.families.dense_gemm.problem import DenseGemm, DensePart
 from tuner.problems.points import Config, Point, Problem, triton_defaults
 from tuner.tuning.baselines import Baselines, tuned_near
 from tuner.tuning.seeds import ballots_of, device_distance, elect, in_turn, octaves
@@ -266,15 +266,13 @@ def find_baselines(
     engine: GemmEngine,
     problem: DenseGemm,
     device: Device,
-    corpus: Iterable[ShippedFile],
     batch_sizes: Iterable[int],
 ) -> Baselines:
-    """The baselines at the engine's own batch sizes, `batch_sizes`, and the shipped file's."""
-    path = engine.find_file(engine.package_root, problem, device)
-    keys = [key for file in corpus if file.path == path for key in file.entries]
+    """The baselines at the sizes that a file must hold, and at `batch_sizes`."""
+    keys = engine.entries(problem, device)
     found: dict[Point, dict[str, Config]] = {}
     near, backend = set(), device.target.backend
-    for size in sorted({*BATCH_SIZES, *batch_sizes, *keys}):
+    for size in sorted({*engine.sizes(problem, device), *batch_sizes}):
         point = Point(size, DensePart.DENSE)
         by_name = engine.incumbents(problem, device, size)
         found[point] = {name: launch_config(config, backend) for name, config in by_name.items()}

@@ -74,7 +74,7 @@ def prepare(request: Request) -> Prepared:
     )
     corpus = list(engine.shipped(device.vendor))
     sizes = [point.batch_size for point in points]
-    found = find_baselines(engine, problem, device, corpus, sizes)
+    found = find_baselines(engine, problem, device, sizes)
     kept, left, baselines = found.pass_over(request, points)
     at = {point: space_at(space, problem, device, point.batch_size) for point in left}
     predictor = GemmPredictor(device, problem)

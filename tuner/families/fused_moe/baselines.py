@@ -11,7 +11,7 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config, read_lenient
 from tuner.errors import MalformedConfigFile
 from tuner.families.fused_moe.engine import MoeEngine, format_file_name
-from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, gemm_of
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point, folder_version
 from tuner.tuning.baselines import Baselines, tuned_near
@@ -43,13 +43,13 @@ def find_baselines(
 ) -> MoeBaselines:
     """By point: "default", and "shipped" if the loader finds a file.
 
-    The points cover the engine's own batch sizes, `batch_sizes`, and the shipped files' sizes.
+    The points cover what a file must hold, and `batch_sizes`.
     """
     files = _files(engine, problem, device, triton)
     keys = [read_lenient(path, engine.fields).entries.keys() for path in files.values()]
     configs: dict[Point, dict[str, Config]] = {}
     near: set[Point] = set()
-    for size in sorted({*BATCH_SIZES, *batch_sizes, *(key for some in keys for key in some)}):
+    for size in sorted({*engine.sizes(problem, device, triton), *batch_sizes}):
         by_name = engine.incumbents(problem, device, size, triton)
         for gemm in gemms:
             configs[Point(size, gemm)] = {
@@ -67,7 +67,7 @@ def find_baselines(
 def _files(engine: MoeEngine, problem: FusedMoe, device: Device, triton: str) -> dict[Gemm, Path]:
     """The files that the loader reads."""
     found = {
-        gemm: engine.find_file(engine.package_root, problem, device, gemm, triton)
+        gemm: engine.find_file(None, problem, device, gemm, triton)
         for gemm in (Gemm if engine.has_down_files() else (Gemm.UP,))
     }
     return {gemm: path for gemm, path in found.items() if path is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +91,6 @@ def check_files(
     read = [_plan_of_file(path, layer, options, device) for path in files]
     notes, plans = _checkable(read, options)
     notes += [*_changed(plans, engine), *_beyond(plans)]
-    notes += _other_spellings(plans, layer)
     unread = list(_never_read(plans, layer, device))
     return replace(check_plans(MoeCheck, plans, device, engine, notes), unread=unread)
 
@@ -144,16 +142,6 @@ def _elsewhere(
         yield UnreadFile(plan.name, (str(found),) if found else (), why)
 
 
-def _other_spellings(plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine) -> Iterator[str]:
-    """Files with a short name of a GPU, which no driver is known to say."""
-    for name in dict.fromkeys(Path(plan.name).name for plan in plans):
-        key = layer.read_any_name(name)
-        with contextlib.suppress(UnknownDevice):
-            device = find_device(key.device)
-            if key.device not in device.driver_names:
-                yield f"{name}: the driver calls this GPU {device.name}, and a server asks for that"
-
-
 def _plan_of_file(
     path: Path, engine: MoeEngine, options: Mapping[str, Any], device: Device
 ) -> CheckPlan[FusedMoe]:
@@ -165,8 +153,7 @@ def _plan_of_file(
         raise BadProblem(f"{path.name}: {error}") from None
     entries = read_config_file(path, fields_on(engine.fields, backend)).entries
     gemms = [key.gemm]
-    if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
-        entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}
+    if key.gemm is Gemm.UP:
         down_file = path.with_name(f"{path.stem}_down.json")
         if not (engine.has_down_files() and down_file.exists()):
             gemms.append(Gemm.DOWN)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tuner.errors import NothingFits
 from tuner.families.fused_moe.pairs import (
@@ -25,7 +25,7 @@ from tuner.families.fused_moe.pairs import (
 )
 from tuner.families.fused_moe.problem import gemm_of
 from tuner.problems.points import Config, Point
-from tuner.problems.results import Entry, Incumbent, Status, Trial
+from tuner.problems.results import Entry, Trial, as_incumbent, copied, own_choice
 from tuner.tuning.baselines import KEPT
 from tuner.tuning.tune import STAYS
 
@@ -100,7 +100,7 @@ def choose(
     """One entry for each point that `incumbents` names, in order of batch size.
 
     `requested` are the batch sizes that were tuned. All other sizes get the engine's
-    configuration, or the nearest tuned pair if that does not fit. They need an entry because with
+    configuration, or the nearest tuned pair if that cannot run. They need an entry because with
     a file the engine no longer uses its heuristic.
 
     `blocks`: by batch size, the BLOCK_SIZE_M of a gemm that is not tuned now and must be shared.
@@ -129,31 +129,17 @@ def _untuned(
     field: SizeTrials, choices: Mapping[int, Choice], tuned: list[Entry]
 ) -> Iterator[Entry]:
     name, incumbent = field.incumbent()
-    trials = {gemm: field.trials[gemm].get(config) for gemm, config in (incumbent or {}).items()}
-    if incumbent and all(trial is not None and trial.compiled.ok for trial in trials.values()):
-        for gemm, trial in trials.items():
-            assert trial is not None  # checked above
-            yield Entry(
-                point=Point(field.batch_size, gemm),
-                config=incumbent[gemm],
-                status=Status.INCUMBENT,
-                median_us=None,
-                compiled=trial.compiled,
-                incumbents={},
-                reason=f"not tuned: the {name} configuration stands",
-            )
+    own = [
+        own_choice(Point(field.batch_size, gemm), config, name, field.trials[gemm].get(config))
+        for gemm, config in (incumbent or {}).items()
+    ]
+    if own and None not in own:
+        yield from filter(None, own)
         return
     nearest = min(choices, key=lambda batch_size: abs(batch_size - field.batch_size))
     for entry in tuned:
         if entry.point.batch_size == nearest:
-            yield replace(
-                entry,
-                point=Point(field.batch_size, gemm_of(entry.point)),
-                status=Status.INCUMBENT,
-                median_us=None,
-                incumbents={},
-                reason=f"not tuned: the {name} configuration cannot run here; as at M={nearest}",
-            )
+            yield copied(entry, Point(field.batch_size, gemm_of(entry.point)), name)
 
 
 def _choose_at(
@@ -269,16 +255,8 @@ def _entries(field: SizeTrials, choice: Choice, reason: str) -> Iterator[Entry]:
             median_us=trial.measurement.median_us,
             compiled=trial.compiled,
             incumbents={
-                name: _as_incumbent(field.trials[gemm].get(pair[gemm]), pair[gemm])
+                name: as_incumbent(pair[gemm], field.trials[gemm].get(pair[gemm]))
                 for name, pair in sorted(field.incumbents.items())
             },
             reason=reason,
         )
-
-
-def _as_incumbent(trial: Trial | None, config: Config) -> Incumbent:
-    if trial is None:
-        return Incumbent(config, Status.NOT_RECORDED)
-    failed = not trial.compiled.ok
-    status = trial.compiled.status if failed else trial.measurement.status
-    return Incumbent(config, status, trial.measurement.median_us, trial.compiled.shared_bytes)

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tuner.devices.table import Device
 from tuner.devices.target import Target
@@ -14,7 +15,7 @@ from tuner.engines.config_files import EntryFields, read_lenient
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import FileEngine
 from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Binding, FamilyKernels
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
@@ -106,6 +107,9 @@ NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
 class MoeKernels(FamilyKernels):
     """The fused-MoE kernels of one engine version."""
 
+    # Whether slots of experts elsewhere, under expert parallelism, fill blocks of their own.
+    foreign_blocks: ClassVar[bool]
+
     @abstractmethod
     def bind(
         self, problem: FusedMoe, gemm: Gemm, batch_size: int, config: Config, target: Target
@@ -154,7 +158,7 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
 
     @abstractmethod
     def find_file(
-        self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
+        self, root: Path | None, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
         """The file that the engine's loader reads, for DOWN perhaps the one of UP; None if it finds
         none. Raises MalformedConfigFile if it would stop.
@@ -177,16 +181,26 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         root: Path | None = None,
     ) -> dict[str, dict[Gemm, Config]]:
         """What the engine runs: "default" without files, and "shipped" where its loader finds one
-        under `root` (by default the package).
+        under `root`.
         """
 
-    def takes_tma(self, problem: FusedMoe) -> bool:
-        """Whether the down kernel is correct when it loads through TMA."""
+    def sizes(self, problem: FusedMoe, device: Device, triton: str) -> list[int]:
+        """The batch sizes that a file must hold: the engine's own, and those of its shipped files.
+
+        Without one of them, the engine would run the entry of another size there, and no longer
+        what it runs without the file.
+        """
+        paths = (self.find_file(None, problem, device, gemm, triton) for gemm in Gemm)
+        found = (read_lenient(path, self.fields).entries for path in paths if path)
+        return sorted({*BATCH_SIZES, *(size for entries in found for size in entries)})
+
+    def takes_tma(self, problem: FusedMoe, gemm: Gemm) -> bool:
+        """Whether a gemm's kernel may load through TMA, and is correct then."""
         return False
 
     def entry(
         self,
-        root: Path,
+        root: Path | None,
         problem: FusedMoe,
         device: Device,
         gemm: Gemm,

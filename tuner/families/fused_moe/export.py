@@ -11,9 +11,9 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, fields_on, read_config_file, read_lenient
 from tuner.engines.engine import engine_triton
+from tuner.engines.sidecars import PROVENANCE, shipped_at
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.files import PROVENANCE
 from tuner.export.sized_files import Content, SizedFile, plan_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
@@ -46,6 +46,9 @@ class MoeLayout:
     def path(self, problem: Problem, triton: str) -> Path:
         name = self.layer.file_name(_layer(problem), self.device, self.gemm)
         return self.layer.config_dir(self.root, triton) / name
+
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        return self.layer.sizes(_layer(problem), self.device, triton)
 
     def sidecar(self, path: Path) -> Path:
         """`<root>/provenance/<folder under configs/>/<name>`; not all engines have configs/."""
@@ -81,10 +84,7 @@ def refuse_unlike_blocks(
                 raise ExportRefused(
                     f"{problem.spec()} at M={size}: up has BLOCK_SIZE_M={first} and down has "
                     f"{second}, but {engine.name} sorts a batch once for both: tune both gemms "
-                    "together ",
-                    cli="(--gemm up,down), or choose other problems with --problem SPEC",
-                    api='("gemms": ["up", "down"]), or choose another problem with problem=SPEC',
-                    page="in a new job, or take the download of another result",
+                    "together"
                 )
 
 
@@ -104,7 +104,8 @@ def _entries_there(
 def packaged_files(engine: MoeEngine) -> Iterator[tuple[Path, Path]]:
     """The files that the engine ships: (path under a root, path of the file)."""
     for path in sorted((engine.package_root / "configs").rglob("*.json")):
-        yield path.relative_to(engine.package_root), path
+        if shipped := shipped_at(path):
+            yield path.relative_to(engine.package_root), shipped
 
 
 def _layer(problem: Problem) -> FusedMoe:
@@ -136,8 +137,7 @@ class MoeDelivery(Delivery):
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
         """Find the file; any file of that name, if the release's Triton is not known."""
         if triton := engine_triton(self.layer.engine):
-            root = self.engine_root
-            return self.layer.find_file(root, _layer(problem), device, Gemm.UP, triton)
+            return self.layer.find_file(None, _layer(problem), device, Gemm.UP, triton)
         names = self.asked(problem, device)
         return next((at for path, at in packaged_files(self.layer) if path.name in names), None)
 

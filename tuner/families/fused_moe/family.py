@@ -42,13 +42,14 @@ def place(problem: FusedMoe, point: Point) -> ChartPosition:
 def least_us(problem: FusedMoe, point: Point, device: Device) -> float:
     """Microseconds of one launch at least; see `roofline_us`. Scales are not counted.
 
-    Only the weights of experts with a token are read. Each token goes to `top_k` experts, each
-    equally likely, so the expected number of these experts counts.
+    Only the weights of experts with a token are read. Routed experts are equally likely, so the
+    expected number of these experts counts.
     """
     gemm, tokens, dtype = gemm_of(point), point.batch_size, problem.dtype
     columns, reduced = problem.gemm_shape(gemm)
-    routed = tokens * problem.top_k
-    experts = problem.E * (1 - (1 - problem.top_k / problem.E) ** tokens)
+    routed = tokens * problem.local_top_k
+    likely = problem.routed_top_k / problem.all_routed
+    experts = problem.shared_experts + problem.routed * (1 - (1 - likely) ** tokens)
     rows = tokens if gemm is Gemm.UP else routed
     return roofline_us(
         device,

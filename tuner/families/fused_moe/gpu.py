@@ -19,14 +19,14 @@ from torch import Tensor
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
 from tuner.families.fused_moe.engine import moe_engine
-from tuner.families.fused_moe.inputs import grid_size
+from tuner.families.fused_moe.inputs import ELSEWHERE, grid_size
 from tuner.families.fused_moe.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
 from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.measure.messages import RoutingFile, measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, is_slower, load, race, time_graph
 from tuner.problems.points import TRITON, Config, Point
-from tuner.problems.results import Measurement, Status
+from tuner.problems.results import UNCHECKED, Measurement, Status
 
 Fields = dict[str, Any]
 
@@ -44,7 +44,13 @@ class MoeOnGpu:
         self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.backend)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         captured = _captured(request["routing"], problem) if request["routing"] else None
-        self._layer = Layer(problem, request["seed"], last_cache_bytes(), captured)
+        self._layer = Layer(
+            problem,
+            request["seed"],
+            last_cache_bytes(),
+            captured,
+            foreign_blocks=self._kernels.foreign_blocks,
+        )
         self._copy_rate = copy_bytes_per_us()
         self._thorough = request["thorough"]
         self._errors: dict[tuple[Point, Config], float] = {}  # the worst, of what was compared
@@ -72,9 +78,9 @@ class MoeOnGpu:
             return _answer(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
         extra_us = padding_us(inputs, config, self._copy_rate)
         best_us = request["best_us"] and request["best_us"] - extra_us
-        timed = time_graph(graph, best_us)
+        timed = time_graph(graph, best_us, inputs.cold.push_out)
         if not self._thorough and timed.min_us is not None and is_slower(timed.min_us, best_us):
-            return _answer(replace(timed, detail="slower than the best: not compared"), extra_us)
+            return _answer(replace(timed, detail=UNCHECKED), extra_us)
         wrong = self._compare(point, config, kernel, launches)
         if wrong is not None:
             return _answer(wrong)
@@ -92,7 +98,7 @@ class MoeOnGpu:
             launches = inputs.launches(kernel, config)
             wrong.append(self._compare(point, config, kernel, launches))
             graphs.append(capture(kernel, launches, least=len(launches)))
-        samples = race(graphs, request["rounds"])
+        samples = race(graphs, request["rounds"], inputs.cold.push_out)
         return {
             "measurements": [
                 _answer(
@@ -179,12 +185,12 @@ def _checked(ids: object, path: Path, problem: FusedMoe) -> Tensor:
         empty = ", no token" if ids.numel() == 0 else ""
         raise BadInput(f"{path} holds a tensor of shape {tuple(ids.shape)}{empty}: {expected}")
     least, most = int(ids.min()), int(ids.max())
-    if least == -1:
+    if least == ELSEWHERE and problem.ep == 1:
         raise BadInput(
-            f"{path} holds -1, which stands for an expert on another GPU: capture the routing "
-            f"without expert parallelism; {expected}"
+            f"{path} holds -1, which stands for an expert on another GPU: tune with --ep, as the "
+            f"server that was captured runs; {expected}"
         )
-    if least < 0 or most >= problem.E:
-        wrong = least if least < 0 else most
+    if least < ELSEWHERE or most >= problem.E:
+        wrong = least if least < ELSEWHERE else most
         raise BadInput(f"{path} holds the expert id {wrong}: {expected}")
     return ids.to(torch.int32)

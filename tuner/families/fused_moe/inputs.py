@@ -27,6 +27,7 @@ from tuner.measure.quantise import (
 )
 from tuner.problems.dtypes import Dtype
 
+ELSEWHERE = -1  # the id that engines give to an expert of another rank
 AT_ONCE = 1 << 26  # numbers in float32 that the reference works on at once, roughly
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -88,7 +89,7 @@ class Activations:
 class Routing:
     """The experts of each token."""
 
-    ids: Tensor  # (M, top_k) int32, distinct in a row
+    ids: Tensor  # (M, top_k) int32, distinct in a row; ELSEWHERE: an expert of another rank
     weights: Tensor  # (M, top_k) float32
 
 
@@ -146,32 +147,52 @@ def make_activations(
 def random_routing(
     problem: FusedMoe, batch_size: int, *, device: str, seed: int, skew: float = 0.0
 ) -> Routing:
-    """Draw distinct experts for each token; the r-th likeliest has the weight r ** -skew."""
+    """Draw distinct experts for each token; the r-th likeliest has the weight r ** -skew.
+
+    Each token draws among the routed experts of all ranks. This rank keeps its own, which are the
+    first. Fused shared experts take the last places of each token.
+    """
     generator = torch.Generator(device).manual_seed(seed)
-    noise = torch.rand((batch_size, problem.E), device=device, generator=generator)
-    rank = torch.randperm(problem.E, device=device, generator=generator) + 1
+    experts = problem.all_routed
+    noise = torch.rand((batch_size, experts), device=device, generator=generator)
+    rank = torch.randperm(experts, device=device, generator=generator) + 1
     scores = -skew * rank.log() - (-noise.clamp_min(1e-20).log()).log()  # Gumbel's top-k draw
-    ids = scores.topk(problem.top_k, dim=1).indices
+    ids = scores.topk(problem.routed_top_k, dim=1).indices
+    ids = ids.where(ids < problem.routed, ELSEWHERE)
+    if problem.shared_experts:
+        last = torch.arange(problem.routed, problem.E, device=device)
+        ids = torch.cat([ids, last.expand(batch_size, -1)], dim=1)
     weights = torch.rand(ids.shape, device=device, generator=generator) + 0.1
     return Routing(ids.to(torch.int32), weights / weights.sum(1, keepdim=True))
 
 
-def align(routings: Sequence[Routing], experts: int, block_m: int, slots: int) -> list[Slots]:
-    """Sort routings of one size like `moe_align_block_size`. `slots`: EM, the allocated length."""
-    flat = torch.stack([routing.ids.flatten() for routing in routings]).long()
+def align(
+    routings: Sequence[Routing], experts: int, block_m: int, slots: int, *, foreign_blocks: bool
+) -> list[Slots]:
+    """Sort routings of one size like `moe_align_block_size`. `slots`: EM, the allocated length.
+
+    `foreign_blocks`: slots of experts elsewhere fill the first blocks, as in sglang. Otherwise they
+    are in no block, as in vLLM.
+    """
+    # Bucket 0 has the slots of experts elsewhere, bucket e + 1 has expert e's.
+    flat = torch.stack([routing.ids.flatten() for routing in routings]).long() + 1
     on, count = {"device": flat.device}, flat.shape[1]
     order = flat.argsort(dim=1, stable=True)
-    expert = flat.gather(1, order)
-    counts = torch.zeros((len(routings), experts), dtype=torch.long, **on)
+    bucket = flat.gather(1, order)
+    counts = torch.zeros((len(routings), experts + 1), dtype=torch.long, **on)
     counts.scatter_add_(1, flat, torch.ones_like(flat))
     padded = (counts + block_m - 1) // block_m * block_m
+    if not foreign_blocks:
+        padded[:, 0] = 0
     ends = padded.cumsum(1)
-    within = torch.arange(count, **on) - (counts.cumsum(1) - counts).gather(1, expert)
-    places = (ends - padded).gather(1, expert) + within
-    sorted_ids = torch.full((len(routings), slots), count, dtype=torch.int32, **on)
-    sorted_ids.scatter_(1, places, order.to(torch.int32))
+    within = torch.arange(count, **on) - (counts.cumsum(1) - counts).gather(1, bucket)
+    places = (ends - padded).gather(1, bucket) + within
+    if not foreign_blocks:
+        places = places.where(bucket > 0, slots)  # a place that is cut off
+    sorted_ids = torch.full((len(routings), slots + 1), count, dtype=torch.int32, **on)
+    sorted_ids = sorted_ids.scatter_(1, places, order.to(torch.int32))[:, :slots]
     begins = torch.arange(0, slots, block_m, **on).expand(len(routings), -1).contiguous()
-    owners = torch.searchsorted(ends, begins, right=True)  # `experts` behind the last one's blocks
+    owners = torch.searchsorted(ends, begins, right=True) - 1  # `experts` behind the last blocks
     expert_ids = owners.where(owners < experts, 0).to(torch.int32)
     used = ends[:, -1:].to(torch.int32)
     # Kernels are compiled for tensors that begin at a multiple of 16 bytes. A row of a matrix may
@@ -189,13 +210,15 @@ def unsorted(routing: Routing, block_m: int) -> Slots:
     return Slots(None, ids, used)
 
 
-def slots_for(binding: Binding, routings: Sequence[Routing], experts: int) -> list[Slots]:
-    """Routings of one size as a bound kernel wants them."""
+def slots_for(
+    binding: Binding, routings: Sequence[Routing], experts: int, *, foreign_blocks: bool
+) -> list[Slots]:
+    """Routings of one size as a bound kernel wants them; `align` says what `foreign_blocks` is."""
     numbers = _numbers(binding)
     block_m = numbers["BLOCK_SIZE_M"]
     if not isinstance(binding.arguments["sorted_token_ids_ptr"], Pointer):
         return [unsorted(routing, block_m) for routing in routings]
-    return align(routings, experts, block_m, numbers["EM"])
+    return align(routings, experts, block_m, numbers["EM"], foreign_blocks=foreign_blocks)
 
 
 def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activations:
@@ -209,7 +232,9 @@ def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activ
         out.view(_bytes(x))[valid] = x.view(_bytes(x))[source]  # fp8 cannot be indexed
         return out
 
-    scale = None if activations.scale is None else placed(activations.scale)
+    scale = activations.scale
+    if scale is not None and scale.dim() == 2:  # a row has scales of its own
+        scale = placed(scale)
     return Activations(placed(activations.a), scale, activations.tile)
 
 
@@ -284,17 +309,23 @@ def reference(
     return out
 
 
+def local_slots(routing: Routing) -> Tensor:
+    """The slots whose experts are this rank's: the rows of C that a kernel computes."""
+    return (routing.ids.flatten() != ELSEWHERE).nonzero().view(-1)
+
+
 def references(
     weights: Weights, activations: Activations, routings: Sequence[Routing]
 ) -> list[Tensor]:
-    """What `reference` gives for each of several routings of one size.
+    """What `reference` gives for the local slots of each of several routings of one size.
 
     They are computed as one routing of all their tokens, so each expert's weights are dequantised
     once.
     """
     ids = torch.cat([routing.ids for routing in routings])
     together = Routing(ids, torch.cat([routing.weights for routing in routings]))
-    return [*reference(weights, activations, together).chunk(len(routings))]
+    found = reference(weights, activations, together, local_slots(together))
+    return [*found.split([local_slots(routing).numel() for routing in routings])]
 
 
 def _groups(counts: Sequence[int], shape: tuple[int, int]) -> Iterator[tuple[slice, int]]:

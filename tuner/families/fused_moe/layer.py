@@ -2,33 +2,26 @@
 
 As in serving, launches run in a CUDA graph with different routings, so that the weights come from
 HBM and not from L2. Outputs are filled with NaN and then compared with a float32 reference.
-
-An engine's child times the engine's own layer with exported files. Its arguments are the problem,
-a root of config files, and batch sizes. It prints one JSON line per batch size: the layer's
-microseconds, and its error against a float32 layer, with the root ("tuned"), with the package's
-files ("shipped") and without files ("default"), timed in turn.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tuner.families.fused_moe.inputs import (
+    ELSEWHERE,
     TORCH_TYPES,
     Activations,
     Routing,
     Slots,
     Weights,
+    local_slots,
     make_activations,
     make_weights,
     operands,
@@ -37,10 +30,10 @@ from tuner.families.fused_moe.inputs import (
     slots_for,
     sort_activations,
 )
-from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, parse_fused_moe, sorted_slots
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of, sorted_slots
 from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
-from tuner.measure.timing import LAUNCHES, BoundKernel, Captured, Reference, elapsed_us, race
+from tuner.measure.timing import LAUNCHES, BoundKernel, ColdCache, Reference, elapsed_us
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
@@ -66,6 +59,7 @@ class Routings:
 
     experts: int
     drawn: Sequence[Routing]
+    foreign_blocks: bool  # see `align`
     _slots: dict[tuple[Argument, ...], list[Slots]] = field(default_factory=dict)
 
     def slots(self, binding: Binding) -> list[Slots]:
@@ -73,7 +67,9 @@ class Routings:
         arguments = binding.arguments
         key = tuple(arguments[n] for n in ("BLOCK_SIZE_M", "EM", "sorted_token_ids_ptr"))
         if key not in self._slots:
-            self._slots[key] = slots_for(binding, self.drawn, self.experts)
+            self._slots[key] = slots_for(
+                binding, self.drawn, self.experts, foreign_blocks=self.foreign_blocks
+            )
         return self._slots[key]
 
 
@@ -87,20 +83,20 @@ class PointInputs:
     routings: Routings
     output: Tensor  # C (M * top_k, n)
     read_bytes: int  # of weights, by the launch with the first routing
+    cold: ColdCache  # weights come from memory: a server's other layers push them out of L2
     _sorted: dict[int, list[Activations]] = field(default_factory=dict)
 
     @cached_property
     def references(self) -> list[Reference]:
-        """The expected output (M * top_k, n) for each of the CHECKED routings."""
+        """The expected rows of the output, those of `local_slots`, for the CHECKED routings."""
         checked = [self.routings.drawn[i] for i in CHECKED]
         return [*map(Reference, references(self.weights[0], self.activations, checked))]
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
         routings, slots = self.routings.drawn, self.routings.slots(kernel.binding)
-        tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
         rows = [self.activations] * len(routings)
-        if tma:
+        if isinstance(kernel.binding.arguments.get("a_desc"), Descriptor):
             rows = self._sorted_of(config["BLOCK_SIZE_M"], slots)
         return [
             launch_values(
@@ -121,12 +117,22 @@ class PointInputs:
 
 
 class Layer:
-    """The tensors of one problem. `captured`: expert ids to use instead of random ones."""
+    """The tensors of one problem. `captured`: expert ids to use instead of random ones.
+
+    `foreign_blocks`: see `align`.
+    """
 
     def __init__(
-        self, problem: FusedMoe, seed: int, l2_bytes: int, captured: Tensor | None = None
+        self,
+        problem: FusedMoe,
+        seed: int,
+        l2_bytes: int,
+        captured: Tensor | None = None,
+        *,
+        foreign_blocks: bool,
     ) -> None:
         self.problem = problem
+        self._foreign_blocks = foreign_blocks
         self._seed = seed
         self._l2_bytes = l2_bytes
         self._captured = captured
@@ -169,12 +175,14 @@ class Layer:
             ),
             routings,
             torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
-            routings.drawn[0].ids.unique().numel() * weights.b[0].nbytes,
+            _touched([routings.drawn[0]]) * weights.b[0].nbytes,
+            ColdCache(self._l2_bytes, self._graph_bytes(weights, routings.drawn, copies)),
         )
 
     def _routings_at(self, batch_size: int) -> Routings:
         if batch_size not in self._routings:
-            self._routings[batch_size] = Routings(self.problem.E, self._draw(batch_size))
+            drawn = self._draw(batch_size)
+            self._routings[batch_size] = Routings(self.problem.E, drawn, self._foreign_blocks)
         return self._routings[batch_size]
 
     def _draw(self, batch_size: int) -> list[Routing]:
@@ -192,11 +200,22 @@ class Layer:
             for i, r in enumerate(routings)
         ]
 
+    @staticmethod
+    def _graph_bytes(weights: Weights, routings: Sequence[Routing], copies: int) -> int:
+        """Bytes of weights that the launches of a graph read together."""
+        apart = [[routing] for routing in routings] if copies > 1 else [routings]
+        return sum(map(_touched, apart)) * int(weights.b[0].nbytes)
+
     def _copies(self, weights: Weights, routings: Sequence[Routing]) -> int:
         """1 if the experts of a graph's launches exceed L2, else one copy per launch."""
-        touched = torch.cat([r.ids.flatten() for r in routings]).unique().numel()
-        touched_bytes = touched * weights.b[0].nbytes
+        touched_bytes = _touched(routings) * weights.b[0].nbytes
         return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
+
+
+def _touched(routings: Sequence[Routing]) -> int:
+    """The number of experts whose weights launches with these routings read."""
+    ids = torch.cat([routing.ids.flatten() for routing in routings])
+    return int(ids[ids != ELSEWHERE].unique().numel())
 
 
 def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]]) -> float:
@@ -205,7 +224,10 @@ def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]
     for expected, i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
         kernel.launch(launches[i])
-        worst = max(worst, expected.worst_error(inputs.output))
+        rows = local_slots(inputs.routings.drawn[i])
+        # A routing without a slot here has nothing to compare.
+        if len(rows):
+            worst = max(worst, expected.worst_error(inputs.output[rows]))
     return worst
 
 
@@ -216,7 +238,7 @@ def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> floa
     the padding slots and quantises them. That reads and writes 9 bytes a column: 2N + N elements
     of 16 bits, then N of 16 bits and N of 8.
     """
-    if not config.get("USE_TMA"):
+    if not config.get("USE_TMA") or inputs.point.part is not Gemm.DOWN:
         return 0.0
     problem = inputs.weights[0].problem
     valid = inputs.point.batch_size * problem.top_k
@@ -230,108 +252,3 @@ def copy_bytes_per_us() -> float:
     target = torch.empty_like(source)
     target.copy_(source)
     return 2 * COPIED_BYTES / elapsed_us(lambda: target.copy_(source))
-
-
-ROUNDS = 21
-CHECKED_TOKENS = 8
-
-LayerInputs = tuple[
-    Tensor, Tensor, Tensor
-]  # hidden states (M, K), router weights and ids (M, top_k)
-
-
-class ServedLayer(Protocol):
-    """An engine's layer, run in this process as a server runs it."""
-
-    def run(
-        self, problem: FusedMoe, up: Weights, down: Weights, x: Tensor, weights: Tensor, ids: Tensor
-    ) -> Tensor:
-        """The layer's output (M, K)."""
-        ...
-
-    def use_files(self, root: Path | None) -> None:
-        """Let the loader read the files that were exported to a root; None: the package's."""
-        ...
-
-    def use_no_files(self) -> None: ...
-
-
-class EngineLayer:
-    """An engine's layer on this project's tensors."""
-
-    def __init__(self, served: ServedLayer, problem: FusedMoe, device: str = "cuda") -> None:
-        self.served, self.problem = served, problem
-        self._device = device
-        compute = "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
-        self._type = TORCH_TYPES[compute]
-        self._up = make_weights(problem, Gemm.UP, device=device, seed=1, compute=compute)
-        self._down = make_weights(problem, Gemm.DOWN, device=device, seed=2, compute=compute)
-
-    def inputs(self, batch_size: int) -> list[LayerInputs]:
-        """The inputs of each launch of a graph. Tokens and routings differ; some are skewed."""
-        generator = torch.Generator(self._device).manual_seed(batch_size)
-        found = []
-        for i in range(LAUNCHES):
-            shape = batch_size, self.problem.K
-            x = torch.randn(shape, device=self._device, generator=generator)
-            skew = SKEW if i >= LAUNCHES - SKEWED else 0.0
-            routing = random_routing(
-                self.problem, batch_size, device=self._device, seed=i, skew=skew
-            )
-            found.append((x.to(self._type), routing.weights, routing.ids))
-        return found
-
-    def __call__(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        """The engine's output (M, K)."""
-        return self.served.run(self.problem, self._up, self._down, x, weights, ids)
-
-    def reference(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        """The first tokens' output, (at most CHECKED_TOKENS, K) float32, from dense weights."""
-        out = torch.zeros((min(len(x), CHECKED_TOKENS), self.problem.K), device=self._device)
-        for token in range(len(out)):
-            for choice, expert in enumerate(ids[token].tolist()):
-                gate, up = (self._up.dense(expert) @ x[token].float()).chunk(2)
-                hidden = torch.nn.functional.silu(gate) * up
-                out[token] += weights[token, choice] * (self._down.dense(expert) @ hidden)
-        return out
-
-    def use(self, files: str, root: Path) -> None:
-        """Let the engine read "tuned", "shipped" or no files."""
-        if files == "default":
-            self.served.use_no_files()
-        else:
-            self.served.use_files(root if files == "tuned" else None)
-
-
-def compare(layer: EngineLayer, batch_size: int, root: Path) -> dict[str, Any]:
-    """Time and check the layer with the root's files and without, at one batch size."""
-    inputs = layer.inputs(batch_size)
-    expected = layer.reference(*inputs[0])
-    names = ("tuned", "shipped", "default")
-    graphs, errors = [], {}
-    for name in names:
-        layer.use(name, root)
-        out = layer(*inputs[0])[: len(expected)].float()
-        errors[name] = ((out - expected).norm() / expected.norm()).item()
-        graphs.append(_capture(layer, inputs))
-    medians = [statistics.median(samples) for samples in race(graphs, ROUNDS)]
-    us = dict(zip(names, medians, strict=True))
-    return {"batch_size": batch_size, "us": us, "error": errors}
-
-
-def _capture(layer: Callable[..., Tensor], inputs: Sequence[LayerInputs]) -> Captured:
-    for _ in range(2):  # compile, and let the engine do the set-up of its first call
-        layer(*inputs[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for args in inputs:
-            layer(*args)
-    return Captured(graph, inputs)
-
-
-def main(served: ServedLayer) -> None:
-    problem, root, *sizes = sys.argv[1:]
-    layer = EngineLayer(served, parse_fused_moe(problem))
-    for size in sizes:
-        print(json.dumps(compare(layer, int(size), Path(root))), flush=True)  # noqa: T201

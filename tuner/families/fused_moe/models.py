@@ -18,7 +18,7 @@ from types import ModuleType
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
-from tuner.errors import BadProblem, IndivisibleShape
+from tuner.errors import BadProblem, IndivisibleShape, LacksLayers
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
@@ -79,6 +79,10 @@ def fitted_block(cut: Cut) -> Block:
     return 0, group
 
 
+_EP_NOTE = (
+    "each rank gets all tokens and computes its own experts; an all-to-all backend (DeepEP and "
+    "others) sends a rank only its own tokens, which is another load and is not tuned here"
+)
 _UNGATED = "NemotronH"  # how their classes' names begin
 
 
@@ -130,6 +134,8 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
     if width := model.image_intermediate:
         problems.append(_served(replace(model, intermediate=width), serving, fusion))
         notes.append(f"experts for text are {model.intermediate} wide, those for images {width}")
+    if problems[0].ep > 1:
+        notes.append(_EP_NOTE)
     return Resolved(tuple(problems), (*notes, *_class_notes(model.architecture)))
 
 
@@ -199,6 +205,9 @@ def moe_problem(
         dtype=scheme[0],
         block_shape=block,
         per_channel_quant=scheme[2],
+        ep=ep,
+        # Before sglang 0.4.7 a token went to one of several copies, drawn like a routed expert.
+        shared_experts=fusion.experts if fusion.experts == fusion.top_k else 0,
     )
 
 
@@ -220,7 +229,7 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
     if problem.block_shape and wanted and problem.block_shape != wanted:
         what = "groups" if problem.grouped else "quantisation blocks"
         engine = f"{serving.engine} {serving.engine_version or ''}".strip()
-        sizes = [f"{n}x{k}" if n else str(k) for n, k in (wanted, problem.block_shape)]
+        sizes = [_block_words(block) for block in (wanted, problem.block_shape)]
         old = "" if problem.grouped else _rules(serving.engine).BLOCKS_REFUSED
         stops = f"; {serving.engine} {old} and older stop at this shape" if old else ""
         notes.append(
@@ -235,30 +244,38 @@ def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
     if model.block_shape:
         has += f" in {'groups' if not model.block_shape[0] else 'blocks'} of {_sized(model)}"
     as_asked = f"{model.name}'s checkpoint is {has}; {problem.dtype.value} is taken with "
+    weight_only = problem.dtype.activation_bits == 16  # its kernel reads a scale for each column
+    kind = "groups" if weight_only else "blocks"
     if problem.block_shape:
-        return f"{as_asked}blocks of {'x'.join(map(str, problem.block_shape))}, as asked"
-    scales = "a scale for each channel" if problem.per_channel_quant else "a scale for each tensor"
+        return f"{as_asked}{kind} of {_block_words(problem.block_shape)}, as asked"
+    each = "channel" if weight_only or problem.per_channel_quant else "tensor"
     other, stored = "", sibling(model, problem.dtype)
     if stored and stored.block_shape:
-        other = f"; {stored.name} has blocks of {_sized(stored)}: name it"
+        other = f"; {stored.name} has {kind} of {_sized(stored)}: name it"
     elif stored:
         otherwise = ", as it is taken" if problem.per_channel_quant else ": name it"
         other = f"; {stored.name} has a scale for each channel{otherwise}"
+    rows = 0 if weight_only else 128
     return Note(
-        f"{as_asked}{scales} and no blocks{other}; for a checkpoint with blocks add ",
-        cli="--block-shape 128x128, or give its config.json",
-        api="block_shape=[128, 128], or post its config.json",
+        f"{as_asked}a scale for each {each} and no {kind}{other}; "
+        f"for a checkpoint with {kind} add ",
+        cli=f"--block-shape {rows}x128, or give its config.json",
+        api=f"block_shape=[{rows}, 128], or post its config.json",
     )
 
 
 def _sized(model: Model) -> str:
-    rows, columns = model.block_shape or (0, 0)
+    return _block_words(model.block_shape or (0, 0))
+
+
+def _block_words(block: Block) -> str:
+    rows, columns = block
     return f"{rows}x{columns}" if rows else str(columns)
 
 
 def _require_experts(model: Model) -> None:
     if not model.E:
-        raise BadProblem(
+        raise LacksLayers(
             f"{model.name} ({model.architecture}) has no experts: not a mixture-of-experts model"
         )
 
@@ -320,8 +337,7 @@ def _divide(
 
 def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) -> dict[str, str]:
     """The words that name expert parallelism at this tp, if each rank may hold whole experts."""
-    fits = model.E % tp == 0 and model.E // tp >= model.top_k
-    if not fits or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
+    if model.E % tp or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
         return {}
     flags = f"sglang's --ep-size {tp} or vLLM's --enable-expert-parallel a rank holds whole experts"
     return {"cli": f"; with {flags}: add --ep {tp}", "api": f"; with {flags}: ep={tp}"}

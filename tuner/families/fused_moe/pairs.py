@@ -13,7 +13,14 @@ from math import inf
 
 from tuner.families.fused_moe.problem import Gemm, gemm_of
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Entry, Measurement, Status, Trial
+from tuner.problems.results import (
+    Entry,
+    Measurement,
+    Status,
+    Trial,
+    as_incumbent,
+    without_time,
+)
 from tuner.tuning.tune import Strategy
 
 Choice = dict[Gemm, Config]
@@ -143,7 +150,9 @@ def _why_replaced(field: SizeTrials, name: str) -> str:
     pair = field.incumbents[name].values()
     if field.block is not None and any(c["BLOCK_SIZE_M"] != field.block for c in pair):
         return f"fastest with BLOCK_SIZE_M={field.block}, which the other gemm has"
-    return f"the {name} configuration cannot run here"
+    tried = ((field.trials[gemm].get(c), c) for gemm, c in field.incumbents[name].items())
+    found = [as_incumbent(config, trial) for trial, config in tried]
+    return without_time(f"the {name} configuration", found)
 
 
 def kept(name: str, predicted: bool) -> str:

@@ -338,7 +338,7 @@ class DeviceModel:
             reduced,
             outputs=routed,
             inputs=tokens if kept else routed,
-            load=expected_load(tokens, problem.E, problem.top_k, block_m),
+            load=expected_load(tokens, problem, block_m),
         )
 
 
@@ -362,14 +362,18 @@ def _rescales(problem: FusedMoe) -> int:
 
 
 @lru_cache(maxsize=4096)
-def expected_load(batch_size: int, E: int, top_k: int, block_m: int) -> RowBlocks:
-    """The load of `batch_size` tokens sorted into blocks of `block_m` rows."""
-    counts = _binomial(batch_size, top_k / E)
-    blocks = E * sum(p * math.ceil(count / block_m) for count, p in counts)
-    experts = E * sum(p for count, p in counts if count)
-    routed = batch_size * top_k
-    launched = math.ceil(sorted_slots(routed, E, block_m) / block_m)
-    return RowBlocks(experts, blocks, routed / blocks, max(0.0, launched - blocks))
+def expected_load(batch_size: int, problem: FusedMoe, block_m: int) -> RowBlocks:
+    """Return the load of a rank's `batch_size` tokens, sorted into blocks of `block_m` rows.
+
+    Blocks that hold only slots of experts elsewhere count as empty.
+    """
+    counts = _binomial(batch_size, problem.routed_top_k / problem.all_routed)
+    blocks = problem.routed * sum(p * math.ceil(count / block_m) for count, p in counts)
+    blocks += problem.shared_experts * math.ceil(batch_size / block_m)
+    experts = problem.shared_experts + problem.routed * sum(p for count, p in counts if count)
+    launched = math.ceil(sorted_slots(batch_size * problem.top_k, problem.E, block_m) / block_m)
+    rows = batch_size * problem.local_top_k
+    return RowBlocks(experts, blocks, rows / blocks, max(0.0, launched - blocks))
 
 
 @lru_cache(maxsize=256)

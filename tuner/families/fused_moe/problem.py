@@ -18,7 +18,8 @@ from tuner.problems.points import (
     read_fields,
 )
 
-_FIELDS = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
+_RANKS = ("ep", "shared_experts")
+_FIELDS = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant", *_RANKS)
 # The batch sizes of sglang's tuning script, and so the keys of the files that it ships.
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
@@ -53,16 +54,26 @@ class FusedMoe:
     dtype: Dtype
     block_shape: tuple[int, int] | None = None  # quantisation block (n, k); (0, g) = groups along k
     per_channel_quant: bool = False  # one scale per output channel (and one per token)
+    ep: int = 1  # ranks among which the routed experts are divided; each gets all tokens
+    shared_experts: int = 0  # of E and of top_k: fused, the last ones; they get each token
 
     family: ClassVar[str] = "fused_moe"
     parts: ClassVar[tuple[Gemm, ...]] = (Gemm.UP, Gemm.DOWN)
 
     def __post_init__(self) -> None:
-        for name in ("E", "N", "K", "top_k"):
+        for name in ("E", "N", "K", "top_k", "ep"):
             if getattr(self, name) < 1:
                 raise BadProblem(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.top_k > self.E:
-            raise BadProblem(f"top_k={self.top_k} is more than the E={self.E} experts")
+        if not 0 <= self.shared_experts < min(self.E, self.top_k):
+            raise BadProblem(
+                f"shared_experts={self.shared_experts} counts fused shared experts, which are "
+                f"some of E={self.E} and of top_k={self.top_k}"
+            )
+        if self.routed_top_k > self.all_routed:
+            raise BadProblem(
+                f"top_k={self.top_k} is more than the E={self.E} experts"
+                + (f" of ep={self.ep} ranks" if self.ep > 1 else "")
+            )
         if self.block_shape is not None:
             _check_block_shape(self)
         if self.per_channel_quant and not self.dtype.value.endswith("w8a8"):
@@ -81,6 +92,26 @@ class FusedMoe:
             )
 
     @property
+    def routed(self) -> int:
+        """The routed experts of this rank."""
+        return self.E - self.shared_experts
+
+    @property
+    def all_routed(self) -> int:
+        """The routed experts of all ranks, among which the router chooses."""
+        return self.routed * self.ep
+
+    @property
+    def routed_top_k(self) -> int:
+        """The routed experts that a token goes to, on any rank."""
+        return self.top_k - self.shared_experts
+
+    @property
+    def local_top_k(self) -> float:
+        """The experts of this rank that a token goes to, on average."""
+        return self.routed_top_k / self.ep + self.shared_experts
+
+    @property
     def grouped(self) -> bool:
         """Whether weights have quantisation groups along k, which need a different kernel."""
         return self.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16) and bool(self.block_shape)
@@ -97,6 +128,8 @@ class FusedMoe:
             parts.append(f"block_shape={self.block_shape[0]}x{self.block_shape[1]}")
         if self.per_channel_quant:
             parts.append("per_channel_quant")
+        parts += [f"ep={self.ep}"] if self.ep > 1 else []
+        parts += [f"shared_experts={self.shared_experts}"] if self.shared_experts else []
         return f"{self.family}:{','.join(parts)}"
 
 
@@ -128,6 +161,8 @@ def parse_fused_moe(text: str) -> FusedMoe:
         dtype=parse_dtype(fields["dtype"]),
         block_shape=parse_block_shape(fields["block_shape"]) if "block_shape" in fields else None,
         per_channel_quant=parse_flag("per_channel_quant", fields.get("per_channel_quant", "false")),
+        ep=parse_whole("ep", fields.get("ep", "1")),
+        shared_experts=parse_whole("shared_experts", fields.get("shared_experts", "0")),
     )
 
 

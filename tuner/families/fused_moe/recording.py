@@ -23,9 +23,10 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.measure.recording import read_packed, unpack, write_text
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import UNTUNED, Compiled, Measurement, Status, Trial
 
 _PROBLEM = ("E", "N", "K", "topk", "dtype", "block")
+_RARE = ("per_channel_quant", "ep", "shared_experts")  # columns that a recording may lack
 _POINT = ("M", "gemm")
 _CONFIG = (
     "BLOCK_SIZE_M",
@@ -38,7 +39,7 @@ _CONFIG = (
 _FIGURES = ("shared", "n_regs", "n_spills", "min_us", "median_us", "status")
 _GEMMS = [gemm.value for gemm in Gemm]
 SPILL_BYTES = 4  # per spilled register, which the column counts as Triton's launcher does
-_UNMEASURED = {Status.PREDICTED, Status.INCUMBENT, Status.NOT_RECORDED}
+_UNMEASURED = {*UNTUNED, Status.PREDICTED, Status.NOT_RECORDED}
 _STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
 _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
 
@@ -105,15 +106,20 @@ def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> N
     """
     measured = [trial for trial in trials if trial.measurement.status not in _UNMEASURED]
     extra = sorted({name for trial in measured for name in trial.candidate.config} - {*_CONFIG})
-    channels = problem.per_channel_quant
+    rare = {
+        "per_channel_quant": "true" * problem.per_channel_quant,
+        "ep": problem.ep if problem.ep > 1 else "",
+        "shared_experts": problem.shared_experts or "",
+    }
+    rare = {name: cell for name, cell in rare.items() if cell}
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    columns = (*_PROBLEM, *["per_channel_quant"] * channels, *_POINT, *_CONFIG, *extra, *_FIGURES)
+    columns = (*_PROBLEM, *rare, *_POINT, *_CONFIG, *extra, *_FIGURES)
     writer.writerow(columns)
     block = "" if problem.block_shape is None else "{},{}".format(*problem.block_shape)
     about = [problem.E, problem.N, problem.K, problem.top_k, problem.dtype.value, block]
     for trial in measured:
-        writer.writerow([*about, *["true"] * channels, *_cells(trial, (*_CONFIG, *extra))])
+        writer.writerow([*about, *rare.values(), *_cells(trial, (*_CONFIG, *extra))])
     write_text(path, text.getvalue())
 
 
@@ -162,11 +168,13 @@ class _Rows:
     def _fail(self, column: str, what: str) -> NoReturn:
         raise MalformedRecording(f"{self._path}, line {self._line}, column {column}: {what}")
 
-    def _cell(self, column: str) -> str:
+    def _cell(self, column: str, absent: str = "") -> str:
+        if column in _RARE and column not in self.column:
+            return absent
         return self._cells[self.column[column]]
 
-    def _whole(self, column: str) -> int:
-        text = self._cell(column)
+    def _whole(self, column: str, absent: str = "") -> int:
+        text = self._cell(column, absent)
         if not _is_whole(text):
             self._fail(column, f"{text!r} is not a whole number")
         return int(text)
@@ -181,7 +189,7 @@ class _Rows:
         return time_us
 
     def _same_problem(self) -> None:
-        cells = {name: self._cell(name) for name in (*_PROBLEM, *self._channel_column())}
+        cells = {name: self._cell(name) for name in (*_PROBLEM, *self._rare_columns())}
         if self.problem is None:
             self.problem, self._problem_cells = self._read_problem(), cells
         elif cells != self._problem_cells:
@@ -189,8 +197,8 @@ class _Rows:
             first = self._problem_cells[column]
             self._fail(column, f"{cells[column]!r}, but {first!r} in the first row")
 
-    def _channel_column(self) -> list[str]:
-        return [name for name in ("per_channel_quant",) if name in self.column]
+    def _rare_columns(self) -> list[str]:
+        return [name for name in _RARE if name in self.column]
 
     def _read_problem(self) -> FusedMoe:
         try:
@@ -204,7 +212,9 @@ class _Rows:
                 block_shape=block,
                 # The kernel supports int8 without blocks only with one scale per channel.
                 per_channel_quant=(dtype is Dtype.INT8_W8A8 and block is None)
-                or any(self._cell(name).lower() == "true" for name in self._channel_column()),
+                or self._cell("per_channel_quant").lower() == "true",
+                ep=self._whole("ep", "1"),
+                shared_experts=self._whole("shared_experts", "0"),
             )
         except BadProblem as error:
             self._fail("dtype", str(error))

@@ -22,7 +22,7 @@ from tuner.tuning.space import Rule, Space, without_equal_groups
 def space_for(
     problem: FusedMoe, device: Device, gemm: Gemm, *, wide: bool = False, tma: bool = False
 ) -> Space:
-    """The space of `gemm`. `tma`: the engine's down kernel is correct when it loads through TMA.
+    """The space of `gemm`. `tma`: the engine's kernel may load through TMA.
 
     The default grids come from sglang's tuning script, benchmark/kernels/fused_moe_triton/
     common_utils.py: get_configs_compute_bound and get_rocm_configs_compute_bound. The wide grids
@@ -33,7 +33,7 @@ def space_for(
     axes = default
     if wide:
         axes = {**wider, **options}
-        if gemm is Gemm.DOWN and tma and device.architecture.has_tma:
+        if tma and device.architecture.has_tma:
             axes = {**axes, "USE_TMA": (0, 1)}
     if problem.block_shape is not None and problem.block_shape[0] and problem.block_shape[1] < 64:
         axes = {**axes, "BLOCK_SIZE_K": (32, 64, 128, 256)}  # only 32 may divide the block

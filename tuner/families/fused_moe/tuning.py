@@ -165,8 +165,16 @@ def _spaces(
     wide = request.wide
     if wide is None:
         wide = request.source.kind is MeasureKind.GPU or request.effort is Effort.EXHAUSTIVE
-    tma = wide and engine.takes_tma(problem)
-    return {gemm: space_for(problem, request.device, gemm, wide=wide, tma=tma) for gemm in gemms}
+    return {
+        gemm: space_for(
+            problem,
+            request.device,
+            gemm,
+            wide=wide,
+            tma=wide and engine.takes_tma(problem, gemm),
+        )
+        for gemm in gemms
+    }
 
 
 def _tries(layer: _Layer) -> dict[str, int]:

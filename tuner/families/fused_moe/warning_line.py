@@ -7,7 +7,7 @@ presets that divide into the same E and N.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.engines.config_files import misnamed
 from tuner.engines.engine import Release, release_of
@@ -85,6 +85,11 @@ class Match:
     def top_k(self) -> int:
         return self.model.top_k + (self.model.n_shared_experts if self.fused else 0)
 
+    @property
+    def shared_experts(self) -> int:
+        """The fused experts that get each token; see `moe_problem` for copies of old releases."""
+        return self.fused if self.fused == self.model.n_shared_experts else 0
+
 
 def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Match, ...]:
     """The presets whose experts divide into the file's E and N, and that agree with what else is
@@ -158,6 +163,7 @@ def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Fus
         if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k):
             channels = match.model.per_channel_quant and match.model.dtype is missing.dtype
             problem = _problem(missing, serving, match.model.hidden, match.top_k, channels=channels)
+            problem = replace(problem, ep=match.ep, shared_experts=match.shared_experts)
             found.setdefault(problem, []).append(match)
     if len(found) == 1:
         (problem,) = found

@@ -6,10 +6,8 @@ A name is a preset, or a folder or file with a config.json.
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.errors import BadProblem
 from tuner.families.gated_delta.problem import NAME, GatedDelta
-from tuner.models.delta_json import DeltaShape, parse_delta_json, read_delta
-from tuner.models.model import Model
+from tuner.models.delta_json import DeltaShape, parse_delta_json, read_delta, refuse_delta
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
 
@@ -25,22 +23,21 @@ def resolve(text: str, serving: Serving) -> Resolved:
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
     found = preset_or_file(text, read_delta)
-    shape = found.delta if isinstance(found, Model) else found
-    return resolve_model(shape, serving, found.name)
+    if isinstance(found, DeltaShape):
+        return resolve_model(found, serving)
+    shape = found.delta
+    if shape is None:
+        refuse_delta(found.name, found.architecture, preset=True)
+    return resolve_model(shape, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
     """The problem of a config.json; see `resolve`."""
-    return resolve_model(parse_delta_json(data, name), serving, name)
+    return resolve_model(parse_delta_json(data, name), serving)
 
 
-def resolve_model(shape: DeltaShape | None, serving: Serving, name: str) -> Resolved:
+def resolve_model(shape: DeltaShape, serving: Serving) -> Resolved:
     """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
-    if shape is None or shape.by_column:
-        raise BadProblem(
-            f"no gated delta nets are known of {name}: give the folder of its config.json, "
-            f"or the problem itself, {NAME}:key_heads=.."
-        )
     rules = engine_module(serving.engine, NAME)
     keys, values = shape.divided(serving.tp)
     asked = serving.options.get("mamba_state_dtype")

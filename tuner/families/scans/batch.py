@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tuner.families.scans.engine import ScanKernels, ScanLaunch
@@ -39,36 +39,32 @@ class ScanBatch:
         return max(map(self._error, names))
 
     def _error(self, name: str) -> float:
-        found = self.copies[0][name]
-        if found.is_floating_point():
-            return self._references[name].worst_error(self._finite(name, found))
-        rows = found.sort().values, self.expected[name].sort().values  # chosen in any order
-        return 0.0 if torch.equal(*rows) else math.inf
+        return self._references[name].worst_error(self.copies[0][name])
 
     @cached_property
     def _references(self) -> dict[str, Reference]:
         """A scale is never 0: the states before the only chunk of a prompt are all zeros."""
         expected = self.expected.items()
-        return {name: Reference(self._finite(name, t), _LEAST_SCALE) for name, t in expected}
-
-    @cached_property
-    def _begins(self) -> Mapping[str, float]:
-        return scan_of(self.problem).begins
-
-    def _finite(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor with zeros for the -inf that it began with, whose differences would be NaN."""
-        masked = self._begins.get(name) == -math.inf
-        return tensor.masked_fill(tensor.isneginf(), 0.0) if masked else tensor
+        return {name: Reference(t, _LEAST_SCALE) for name, t in expected}
 
     def clear(self, names: set[str]) -> None:
         """Fill tensors of the first copy with NaN, or with what they begin with."""
+        begins = scan_of(self.problem).begins
         for name in names:
-            self.copies[0][name].fill_(self._begins.get(name, math.nan))
+            self.copies[0][name].fill_(begins.get(name, math.nan))
 
     def restore(self, names: set[str]) -> None:
         """Give tensors of the first copy the reference's values."""
         for name in names:
             self.copies[0][name].copy_(self.expected[name])
+
+    @contextmanager
+    def restored(self, names: set[str]) -> Iterator[None]:
+        """Restore tensors at the end, also after an error: what comes next reads them."""
+        try:
+            yield
+        finally:
+            self.restore(names)
 
 
 class ScanBatches:

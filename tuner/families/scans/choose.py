@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.problems.points import Config, Part, Point
+from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Entry, Trial
 from tuner.tuning.baselines import Baselines
+from tuner.tuning.mishaps import uncompared
 from tuner.tuning.pointwise import PointwiseChooser, Policy
 
 
@@ -36,6 +37,12 @@ class OwnChoice:
         ]
         return min(timed)[1] if timed else self.listed[0]
 
+    def lost(self, trials: Sequence[Trial]) -> Trial | None:
+        """A trial that was lost to a mishap, so that nobody knows what the engine chooses."""
+        here = (trial for trial in trials if trial.candidate.point == self.first and trial.lost)
+        listed = self.listed if self.constants is None else ()
+        return next((trial for trial in here if trial.candidate.config in listed), None)
+
 
 @dataclass(frozen=True)
 class ScanChooser:
@@ -48,7 +55,15 @@ class ScanChooser:
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         """An entry for each requested point. Raises NothingFits for one without a time."""
-        return [entry for part in self.own for entry in self._of(part, trials).choose(trials)]
+        found = []
+        for part, own in self.own.items():
+            entries = self._of(part, trials).choose(trials)
+            if lost := own.lost(trials):
+                first = Candidate(own.first, own.config(trials))
+                nearest = next(trial for trial in trials if trial.candidate == first)
+                entries = [uncompared(entry, "default", nearest, lost) for entry in entries]
+            found += entries
+        return found
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
         """The trials of each point that are worth timing again."""

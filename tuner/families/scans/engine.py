@@ -100,12 +100,11 @@ class ScanKernels(ABC, Generic[E]):
     def listed(self, problem: ScanProblem, part: Part, target: Target) -> Sequence[Config]:
         """The configurations among which the engine chooses; empty where it runs constants.
 
-        Tiles that are wider than what they cover are left out, what the kernel itself refuses, and
-        what Triton miscompiles.
+        Tiles that are wider than what they cover are left out, and what Triton miscompiles.
         """
         whole = self._list(problem, part, target)
         stage = self._stage(part)
-        sound = [c for c in whole if stage.takes(problem, c) and not stage.unsafe(c, target)]
+        sound = [c for c in whole if not stage.unsafe(c, target)]
         fitting = [one for one in sound if not oversized(problem, part, one)]
         return fitting or whole[:1]
 
@@ -168,7 +167,8 @@ class ScanKernels(ABC, Generic[E]):
         if part not in self.stages:
             wanted = " or ".join(f"chain={name}" for name in self.scan.chains)
             raise UnsupportedKernel(
-                f"{self.lifted.origin} has no kernel {part.value}: its problems have {wanted}"
+                f"{self.lifted.origin} does not run {part.value}: the problem is of another "
+                f"engine's chain of kernels; give it {wanted}"
             )
         return self.stages[part]
 

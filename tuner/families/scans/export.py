@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
+from tuner.engines.sidecars import PROVENANCE
 from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
-from tuner.export.files import PROVENANCE, provenance_row, sidecar_fields
+from tuner.export.files import provenance_row, sidecar_fields
 from tuner.families.scans.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
@@ -38,6 +39,8 @@ class ScanFileExport:
     path: Path
     file: ScanFile
     provenance: Mapping[str, Any]  # the sidecar's JSON
+
+    missing = ()  # no engine has files of its own, whose sizes it could lack
 
     @property
     def problem(self) -> ScanProblem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
-from tuner.families.scans.scan import ScanProblem, scan_of, stage_of, tokens_of
+from tuner.families.scans.scan import ScanProblem, all_chunks, scan_of, stage_of, tokens_of
 from tuner.families.scans.selection import PROMPTS
 from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
 from tuner.problems.options import Option, Word
@@ -24,9 +24,9 @@ SELECTING = (
         "prompts",
         "--prompts",
         PROMPTS,
-        "Chunked scans, sparse attention: sequences x tokens of prefill, e.g. 1x8192,8x2048; "
+        "Chunked scans: sequences x tokens of prefill, e.g. 1x8192,8x2048; "
         "default: 1x1024, 1x8192, 1x32768 and 8x2048.",
-        description="Chunked scans, sparse attention: sequences x tokens; default: the usual.",
+        description="Chunked scans: sequences x tokens; default: the usual.",
     ),
 )
 
@@ -43,7 +43,7 @@ def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
 
     What a kernel reads was written by the one before, or by the layer's convolution.
     """
-    size = tokens_of(point), scan_of(problem).chunks(problem, point)
+    size = tokens_of(point), all_chunks(problem, point)
     return roofline_us(
         device,
         problem.dtype,
@@ -55,5 +55,5 @@ def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
 
 def held_bytes(problem: ScanProblem, point: Point) -> int:
     """Bytes that a kernel reads and writes: one launch needs them of the card's memory."""
-    size = tokens_of(point), scan_of(problem).chunks(problem, point)
+    size = tokens_of(point), all_chunks(problem, point)
     return stage_of(problem, point.part).moved_bytes(problem, *size)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.scans.scan import ScanKernel, ScanProblem, scan_named, scan_of, stage_of
+from tuner.families.scans.scan import ScanKernel, ScanProblem, scan_named, scan_of, tokens_of
 from tuner.files import read_limited
 from tuner.problems.points import Config, Point, version_folder
 from tuner.problems.results import Status
@@ -83,10 +83,9 @@ class ScanFile:
     def pick(self, part: ScanKernel, tokens: int) -> ScanEntry | None:
         """The entry of the nearest number of tokens by their ratio; None without any."""
         here = [entry for entry in self.entries if entry.point.part is part]
-        length = stage_of(self.problem, part).length
 
         def distance(entry: ScanEntry) -> tuple[float, Point]:
-            return abs(math.log2(length(entry.point) / tokens)), entry.point
+            return abs(math.log2(tokens_of(entry.point) / tokens)), entry.point
 
         return min(here, key=distance, default=None)
 

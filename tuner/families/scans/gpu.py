@@ -78,8 +78,8 @@ class ScanOnGpu:
             return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
         batch = self._batches.at(point)
         chains = [_chain(loaded, copy) for copy in batch.copies]
-        timed = time_graph(capture_chains(chains), request["best_us"])
-        batch.restore(names)  # states that a kernel reads and writes were other ones each time
+        with batch.restored(names):  # states that it reads and writes are other ones each time
+            timed = time_graph(capture_chains(chains), request["best_us"])
         self._note(point, config, timed.median_us)
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
@@ -120,11 +120,11 @@ class ScanOnGpu:
         loaded, batch = self._load(point, config), self._batches.at(point)
         names = written(self._problem, [launch for _, launch in loaded], point)
         errors = []
-        for _ in range(_CHECKS):
-            batch.clear(names)
-            run_chain(_chain(loaded, batch.copies[0]))
-            errors.append(batch.error(names))
-        batch.restore(names)  # for the kernels that read it
+        with batch.restored(names):  # for the kernels that read it
+            for _ in range(_CHECKS):
+                batch.clear(names)
+                run_chain(_chain(loaded, batch.copies[0]))
+                errors.append(batch.error(names))
         return loaded, names, max(errors)
 
     def _note(self, point: Point, config: Config, us: float | None) -> None:

@@ -1,5 +1,4 @@
-"""A chunked scan as data: what a family of such problems says of its chain of kernels. MiniMax's
-sparse attention is tuned like one: its chunks are the blocks of keys.
+"""A chunked scan as data: what a family of such problems says of its chain of kernels.
 
 Servers read it too, so this module and the families' modules `stages` are light.
 """
@@ -18,7 +17,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point, Problem
 
 # The families of chunked scans. The name of each is that of its problems and of its package.
-NAMES = ("chunk_scan", "gated_delta", "kda", "minimax_sparse")
+NAMES = ("chunk_scan", "gated_delta")
 Key = tuple[object, ...]
 
 
@@ -105,11 +104,8 @@ class Stage:
     # What must not be launched on a target, and who says so.
     unsafe: Callable[[Config, Target], bool] = lambda config, target: False
     unsafe_source: str = ""
-    # Whether the kernel's own assertions hold for a problem.
-    takes: Callable[[Any, Config], bool] = lambda problem, config: True
     # The tokens of a launch of a length, of several sequences together; None: chunks.
     tokens: Callable[[Any, int], int] | None = None
-    length: Callable[[Point], int] = tokens_of  # of a point: what those tokens are compared with
 
 
 Stages = Mapping[ScanKernel, Stage]
@@ -131,8 +127,6 @@ class Scan:
     begins: Mapping[str, float] = field(default_factory=dict)
     # The kernels of each chain by its name, where engines have different ones.
     chains: Mapping[str, tuple[ScanKernel, ...]] = field(default_factory=dict)
-    # What stages take for chunks, where operations and bytes depend on something else.
-    chunks: Callable[[Any, Point], int] = all_chunks
 
     def of_chain(self, chain: str) -> Scan:
         """The same with the kernels of one chain only."""

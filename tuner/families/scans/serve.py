@@ -22,6 +22,7 @@ from tuner.errors import MalformedConfigFile
 from tuner.families.scans.files import ScanFile, find_scan_files, read_scan_file
 from tuner.families.scans.scan import Key, Scan, ScanKernel, Stage
 from tuner.problems.points import Config
+from tuner.problems.results import Status
 
 log = logging.getLogger("tuner.plugin")
 
@@ -95,7 +96,9 @@ class ScanChoices:
                 continue
             tokens = stage.tokens or (lambda problem, chunks: chunks * problem.chunk_size)
             entry = file.pick(part, tokens(file.problem, length))
-            if entry is not None and (part, entry.config) not in self._refused:
+            if entry is None or entry.status is Status.INCUMBENT:
+                continue
+            if (part, entry.config) not in self._refused:
                 return entry.config
         self._say(f"{part.value}: no choice for {(part.value, *key)}, so the engine decides")
         return None

@@ -22,11 +22,6 @@ def scan_space(problem: ScanProblem, part: Part, device: Device) -> Space:
             "the kernel would mask the rest",
             lambda config: not oversized(problem, part, config),
         ),
-        Rule(
-            "the kernel's own assertions hold",
-            "it would not compile",
-            lambda config: stage.takes(problem, config),
-        ),
     ]
     if stage.unsafe_source:
         rules.append(

@@ -22,7 +22,6 @@ from tuner.engines.sglang.attention.server_flags import (
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE, file_name
 from tuner.export.delivery import Delivery, PlannedFile, prove_readable
-from tuner.export.selection import refuse_shared_files
 from tuner.families.attention.problem import Attention
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
@@ -60,7 +59,6 @@ class AttentionDelivery(Delivery):
         self, winners: Sequence[Winner], device: Device, root: Path
     ) -> Sequence[AttentionFileExport]:
         files = with_advised_flags(plan_attention(winners, root))
-        refuse_shared_files((file.path, file.problem) for file in files)
         for file in files:
             prove_readable(file, partial(verify_attention, file))
         return files

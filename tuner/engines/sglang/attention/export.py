@@ -26,9 +26,10 @@ from tuner.engines.sglang.plugin.files import (
     AttentionFile,
     read_attention_file,
 )
+from tuner.engines.sidecars import PROVENANCE, read_sidecar
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import read_back
-from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
+from tuner.export.files import provenance_row, sidecar_fields
 from tuner.families.attention.problem import Attention, BucketKey, bucket_of
 from tuner.families.attention.splits import constants_of
 from tuner.problems.points import Config
@@ -42,6 +43,8 @@ class AttentionFileExport:
     path: Path
     file: AttentionFile
     provenance: Mapping[str, Any]  # the sidecar's JSON
+
+    missing = ()  # no engine has files of its own, whose sizes it could lack
 
     def text(self) -> str:
         return self.file.text()
@@ -198,10 +201,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
             raise ExportRefused(
                 f"{winners[0].problem.spec()}: {first.point} has {first.config.key} and "
                 f"{other.point} has {other.config.key}, but a server cannot tell them apart: "
-                "tune them in one run, or choose other problems with ",
-                cli="--problem SPEC",
-                api="problem=SPEC",
-                page="the downloads of their own results",
+                "tune them in one run"
             )
     known = {entry.status for entry in entries}
     return next(s for s in (Status.PREDICTED, Status.INCUMBENT, Status.OK) if s in known)

@@ -28,9 +28,9 @@ from tuner.engines.sglang.plugin.gemm_files import (
 )
 from tuner.engines.sglang.plugin.gemm_loaders import fields_of
 from tuner.engines.sglang.plugin.kernels import PLUGIN
+from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
-from tuner.export.files import PROVENANCE
 from tuner.export.presence import FilesStatus, facts_here, files_status
 from tuner.export.sized_files import Content, Layout, SizedFile
 from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
@@ -50,6 +50,9 @@ class PackageLayout:
     def path(self, problem: Problem, triton: str) -> Path:
         return self.root / "configs" / self.gemm.file_name(gemm_of(problem), self.device)
 
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        return self.gemm.sizes(gemm_of(problem), self.device)
+
     def sidecar(self, path: Path) -> Path:
         return self.root / PROVENANCE / path.name
 
@@ -61,12 +64,16 @@ class PackageLayout:
 class PluginLayout:
     """The plugin's files: `<root>/gemm/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`."""
 
+    gemm: SGLangDenseGemm
     device: Device
     root: Path
 
     def path(self, problem: Problem, triton: str) -> Path:
         name = gemm_file_name(gemm_of(problem), self.device.name)
         return self.root / FOLDER / version_folder(triton) / name
+
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        return self.gemm.sizes(gemm_of(problem), self.device)
 
     def sidecar(self, path: Path) -> Path:
         return self.root / PROVENANCE / FOLDER / path.parent.name / path.name
@@ -98,7 +105,7 @@ class GemmDelivery(Delivery):
         return [gemm_file_name(problem, device.name)]
 
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
-        return self.gemm.find_file(self.engine_root, gemm_of(problem), device)
+        return self.gemm.find_file(None, gemm_of(problem), device)
 
     def obstacle(self, *, into_engine: bool) -> str:
         engine = self.gemm.engine
@@ -110,7 +117,7 @@ class GemmDelivery(Delivery):
         )
 
     def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
-        layout: Layout = PluginLayout(device, root)
+        layout: Layout = PluginLayout(self.gemm, device, root)
         if root == self.engine_root:
             layout = PackageLayout(self.gemm, device, root)
         for winner in winners:
@@ -134,12 +141,7 @@ class GemmDelivery(Delivery):
         try:
             self.gemm.file_name(problem, device)
         except UnsupportedKernel as error:
-            raise ExportRefused(
-                f"{error}: choose other problems with ",
-                cli="--problem SPEC",
-                api="problem=SPEC",
-                page="the downloads of their own results",
-            ) from None
+            raise ExportRefused(str(error)) from None
 
 
 def plugin_file(content: Content) -> GemmFile:

@@ -53,7 +53,7 @@ class SGLangDenseGemm(GemmEngine):
     def fields_of(self, key: GemmFileKey) -> EntryFields:
         return fields_of(key.block)
 
-    def find_file(self, root: Path, problem: DenseGemm, device: Device) -> Path | None:
+    def find_file(self, root: Path | None, problem: DenseGemm, device: Device) -> Path | None:
         if not self.launchers.reads_files(problem):
             return None
         return super().find_file(root, problem, device)

@@ -17,11 +17,7 @@ from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, 
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 
-# The program that `tuner prove` runs.
-PROVING_CHILD = f"{__name__}.engine_layer"
-
 __all__ = [
-    "PROVING_CHILD",
     "open_delivery",
     "open_family",
     "parse_config_name",

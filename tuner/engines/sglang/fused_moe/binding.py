@@ -15,7 +15,9 @@ all M with M * top_k divisible by 16 share one variant, and all others share a s
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
@@ -45,6 +47,11 @@ _LOCATIONS = (  # of the kernels, in versions since 0.4.4
     "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
     "srt/layers/moe/fused_moe_triton/fused_moe.py",
 )
+_CHOOSERS = (
+    "srt/layers/moe/moe_runner/triton_utils/fused_moe.py",
+    "srt/layers/moe/fused_moe_triton/fused_moe.py",
+)
+_UP_TMA = re.compile(r"""(?<![\w.])config\.pop\(["']USE_TMA["']""")
 GDC_EARLY_ROWS = 512
 
 
@@ -52,7 +59,10 @@ GDC_EARLY_ROWS = 512
 class FusedMoeKernels(MoeKernels):
     """The fused-MoE kernels of one engine version."""
 
+    foreign_blocks: ClassVar[bool] = True  # `moe_align_block_size` has a bucket for -1
+
     lifted: Lifted
+    up_tma: bool = False  # whether the release reads USE_TMA of entries for the up gemm
 
     def bind(
         self,
@@ -63,19 +73,21 @@ class FusedMoeKernels(MoeKernels):
         target: Target,
         *,
         sorted_output: bool = False,
-        filter_expert: bool = False,
         zero_points: bool = False,
         compute: str | None = None,
     ) -> Binding:
         """Bind the kernel that the engine launches for `gemm` at `batch_size` tokens.
 
-        `sorted_output`: this is the up gemm, and the down gemm uses TMA. `filter_expert`: the
-        layer runs under expert parallelism. `zero_points`: weights are asymmetric (AWQ).
+        `sorted_output`: this is the up gemm, and the down gemm uses TMA. `zero_points`: weights
+        are asymmetric (AWQ).
         `compute`: the 16-bit type beside quantised weights, "bf16" (the default) or "fp16".
 
         Raises UnsupportedKernel for a parameter, a config key or a dtype that either the
         engine's kernel or this function does not support.
         """
+        if gemm is Gemm.UP and not self.up_tma:
+            # The engine ignores the field.
+            config = Config({name: v for name, v in config.items() if name != "USE_TMA"})
         launch = MoeLaunch(
             problem, gemm, batch_size, config, target, sorted_output, compute or compute_of(problem)
         )
@@ -85,7 +97,7 @@ class FusedMoeKernels(MoeKernels):
         self._check(launch, function, names)
         allowed = launch_options(target.backend)
         known = {
-            **arguments_of(launch, filter_expert=filter_expert, zero_points=zero_points),
+            **arguments_of(launch, zero_points=zero_points),
             **{k: Constant(v) for k, v in config.items() if k not in allowed},
         }
         options: dict[str, int | bool] = {
@@ -100,8 +112,10 @@ class FusedMoeKernels(MoeKernels):
             options["launch_pdl"] = True
         return bind(self.lifted.origin, function, parameters, known, options)
 
-    def has_tma(self) -> bool:
-        """Whether this release's kernel can read through TMA: 0.5.12's and later ones can."""
+    def has_tma(self, gemm: Gemm) -> bool:
+        """Whether this release reads a gemm's tensors through TMA: down's since 0.5.12."""
+        if gemm is Gemm.UP:
+            return self.up_tma
         return any(parameter.name == "a_desc" for parameter in self.lifted.parameters(DENSE))
 
     def _check(self, launch: MoeLaunch, function: str, names: set[str]) -> None:
@@ -134,7 +148,19 @@ def lift_fused_moe(engine: SGLang, backend: str = CUDA) -> FusedMoeKernels:
     """
     origin = f"{engine.name} {engine.version}"
     source = find_source(engine, DENSE, _LOCATIONS)
-    return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin, backend))
+    lifted = lift(source, (DENSE, GROUPED), engine.root, origin, backend)
+    return FusedMoeKernels(lifted, reads_up_tma(engine))
+
+
+def reads_up_tma(engine: SGLang) -> bool:
+    """Whether a release takes USE_TMA out of the up gemm's entry (0.5.23), and not of down's alone.
+
+    Its chooser does, which lies beside the kernel or in a folder above.
+    """
+    choosers = (engine.root / place for place in _CHOOSERS)
+    return any(
+        _UP_TMA.search(path.read_text(encoding="utf-8")) for path in choosers if path.is_file()
+    )
 
 
 DENSE = "fused_moe_kernel"
@@ -146,14 +172,16 @@ def kernel_name(problem: FusedMoe) -> str:
     return GROUPED if problem.grouped else DENSE
 
 
-def takes_tma(problem: FusedMoe) -> bool:
-    """Whether the down gemm is correct when it reads A, in sorted order, through TMA.
+def takes_tma(problem: FusedMoe, gemm: Gemm) -> bool:
+    """Whether a gemm is correct when it reads through TMA: up reads B so, down also A, sorted.
 
-    With TMA, fused_moe_kernel looks up a token's scale by its slot only for quantisation blocks.
+    For a sorted A, fused_moe_kernel looks up a token's scale by its slot only for quantisation
+    blocks.
     The kernel's `assert use_fp8_w8a8` does not decide: Triton checks it only in debug mode, and
     sglang ships 16-bit files with USE_TMA.
     """
-    return kernel_name(problem) == DENSE and not problem.per_channel_quant
+    dense = kernel_name(problem) == DENSE
+    return dense and (gemm is Gemm.UP or not problem.per_channel_quant)
 
 
 @dataclass(frozen=True)
@@ -171,9 +199,7 @@ class MoeLaunch:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise BadProblem(f"the batch size must be at least 1, not {self.batch_size}")
-        if self.tma and self.gemm is Gemm.UP:
-            raise UnsupportedKernel("USE_TMA is for the down gemm; the engine ignores it for up")
-        if self.tma and not takes_tma(self.problem):
+        if self.tma and not takes_tma(self.problem, self.gemm):
             raise UnsupportedKernel(
                 f"USE_TMA does not go with {self.problem.spec()}: its kernel would read A's rows "
                 f"in sorted order but their scales by token, or has no TMA at all"
@@ -182,6 +208,11 @@ class MoeLaunch:
     @property
     def tma(self) -> bool:
         return bool(self.config.get("USE_TMA", 0))
+
+    @property
+    def sorted_a(self) -> bool:
+        """Whether A is read through TMA, and so in sorted order: in the down gemm alone."""
+        return self.tma and self.gemm is Gemm.DOWN
 
     @property
     def valid_slots(self) -> int:
@@ -202,16 +233,14 @@ def compute_of(problem: FusedMoe) -> str:
     return "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
 
 
-def arguments_of(
-    launch: MoeLaunch, *, filter_expert: bool, zero_points: bool
-) -> dict[str, Argument]:
+def arguments_of(launch: MoeLaunch, *, zero_points: bool) -> dict[str, Argument]:
     """The arguments of a launch by parameter; `FusedMoeKernels.bind` says what the flags mean."""
     if kernel_name(launch.problem) == GROUPED:
-        return {**_shared(launch, filter_expert), **_grouped(launch, zero_points)}
-    return {**_shared(launch, filter_expert), **_dense(launch)}
+        return {**_shared(launch), **_grouped(launch, zero_points)}
+    return {**_shared(launch), **_dense(launch)}
 
 
-def _shared(launch: MoeLaunch, filter_expert: bool) -> dict[str, Argument]:
+def _shared(launch: MoeLaunch) -> dict[str, Argument]:
     """Parameters of both kernels."""
     problem, gemm, config = launch.problem, launch.gemm, launch.config
     n, _ = problem.gemm_shape(gemm)
@@ -230,7 +259,7 @@ def _shared(launch: MoeLaunch, filter_expert: bool) -> dict[str, Argument]:
         "top_k": Constant(problem.top_k if gemm is Gemm.UP else 1),
         "compute_type": TypeConstant(launch.compute),
         "use_int8_w8a16": Constant(problem.dtype is Dtype.INT8_W8A16),
-        "filter_expert": Constant(filter_expert),
+        "filter_expert": Constant(problem.ep > 1),
     }
 
 
@@ -244,7 +273,7 @@ def _dense(launch: MoeLaunch) -> dict[str, Argument]:
     return {
         "a_ptr": Pointer(a),
         "b_ptr": Pointer(b),
-        "a_desc": Descriptor(a, (blocks[0], blocks[2])) if launch.tma else ABSENT,
+        "a_desc": Descriptor(a, (blocks[0], blocks[2])) if launch.sorted_a else ABSENT,
         "b_desc": Descriptor(b, (1, blocks[1], blocks[2])) if launch.tma else ABSENT,
         "bias_ptr": ABSENT,
         "add_mask_ptr": ABSENT,

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP
 from tuner.engines.config_files import TILES, EntryFields
-from tuner.engines.file_engine import first_file
+from tuner.engines.file_engine import file_in
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, takes_tma
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
@@ -167,13 +167,14 @@ class SGLangFusedMoe(MoeEngine):
         return parse_file_name(name)
 
     def find_file(
-        self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
+        self, root: Path | None, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
         """For DOWN this is the up file in versions that use it for a missing down file."""
         if gemm is Gemm.DOWN and not self.rules.down_files:
             return None
         name = self.file_name(problem, device, gemm)
-        if found := first_file(self.rules.search_dirs(root, triton), name):
+        folders = self.rules.search_dirs(root or self.package_root, triton)
+        if found := file_in(root, folders, name):
             return found
         if gemm is Gemm.DOWN and self.rules.down_reuses_up:
             return self.find_file(root, problem, device, Gemm.UP, triton)
@@ -206,9 +207,8 @@ class SGLangFusedMoe(MoeEngine):
         """There is no "shipped" if the files of up and down together would stop the engine."""
         default = self.default_config(problem, device, batch_size)
         found = {"default": dict.fromkeys(Gemm, default)}
-        folder = root or self.package_root
-        up = self.entry(folder, problem, device, Gemm.UP, batch_size, triton)
-        down = self.entry(folder, problem, device, Gemm.DOWN, batch_size, triton)
+        up = self.entry(root, problem, device, Gemm.UP, batch_size, triton)
+        down = self.entry(root, problem, device, Gemm.DOWN, batch_size, triton)
         if up is None and down is None:
             return found
         up = up or default
@@ -220,8 +220,8 @@ class SGLangFusedMoe(MoeEngine):
         found["shipped"] = {Gemm.UP: up, Gemm.DOWN: down}
         return found
 
-    def takes_tma(self, problem: FusedMoe) -> bool:
-        return takes_tma(problem) and self.lift().has_tma()
+    def takes_tma(self, problem: FusedMoe, gemm: Gemm) -> bool:
+        return takes_tma(problem, gemm) and self.lift().has_tma(gemm)
 
     def lift(self, backend: str = CUDA) -> FusedMoeKernels:
         return lift_fused_moe(self.engine, backend)

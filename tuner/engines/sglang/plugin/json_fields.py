@@ -12,11 +12,11 @@ from typing import Any
 
 from tuner.errors import MalformedConfigFile, did_you_mean
 from tuner.files import read_limited
-from tuner.problems.results import Status
+from tuner.problems.results import WINNING
 
 FORMAT = 1
 SPLITS_FORMAT = 2  # of a decode file with a table of KV splits, which older versions must not use
-STATUSES = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
+STATUSES = WINNING[::-1]  # the best first
 
 _MAX_BYTES = 1 << 20
 _MAX_VALUE = 1 << 24  # tokens; all other values are far smaller

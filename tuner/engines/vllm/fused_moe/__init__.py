@@ -18,11 +18,7 @@ from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import Dtype
 
-# The program that `tuner prove` runs.
-PROVING_CHILD = f"{__name__}.engine_layer"
-
 __all__ = [
-    "PROVING_CHILD",
     "open_delivery",
     "open_family",
     "parse_config_name",

@@ -12,6 +12,7 @@ it is a multiple of 16 share one variant, and all others a second.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
@@ -35,11 +36,14 @@ _LAUNCHERS = ("dispatch_fused_moe_kernel", "invoke_fused_moe_kernel")
 # `_prepare_expert_assignment`: with so few slots, vLLM does not sort them.
 _SLOTS_PER_EXPERT = 4
 _UNSORTED = "naive_block_assignment"
+_IGNORE = "ignore_invalid_experts"
 
 
 @dataclass(frozen=True)
 class VLLMMoeKernels(MoeKernels):
     """The fused-MoE kernels of one version of vLLM."""
+
+    foreign_blocks: ClassVar[bool] = False  # `ignore_invalid_experts`
 
     engine: VLLM
     lifted: Lifted
@@ -113,7 +117,8 @@ class VLLMMoeKernels(MoeKernels):
         """The sorted slots, the expert of each block, and the number of slots in use."""
         ids = TensorSpec("", (layer.batch_size, layer.problem.top_k), "i32")
         names = {parameter.name for parameter in self.lifted.parameters(DENSE)}
-        few = ids.numel() * _SLOTS_PER_EXPERT <= layer.problem.E
+        experts = layer.problem.all_routed
+        few = layer.problem.ep == 1 and ids.numel() * _SLOTS_PER_EXPERT <= experts
         if few and _UNSORTED in names and not layer.problem.grouped:
             return None, TensorSpec("", (ids.numel(),), "i32"), TensorSpec("", (1,), "i32")
         found: tuple[TensorSpec, TensorSpec, TensorSpec] = functions.call(
@@ -121,10 +126,25 @@ class VLLMMoeKernels(MoeKernels):
             {
                 "topk_ids": ids,
                 "block_size": config["BLOCK_SIZE_M"],
-                "num_experts": layer.problem.E,
+                "num_experts": experts,
+                **self._expert_map(layer.problem, functions),
             },
         )
         return found
+
+    def _expert_map(self, problem: FusedMoe, functions: EngineFunctions) -> dict[str, object]:
+        """The arguments of expert parallelism, where slots of other ranks are left out.
+
+        Raises UnsupportedKernel for a release that sorts these slots too.
+        """
+        if problem.ep == 1:
+            return {}
+        if not functions.takes("moe_align_block_size", _IGNORE):
+            raise UnsupportedKernel(
+                f"{self.lifted.origin} is not tuned with expert parallelism: it sorts the tokens "
+                "of other ranks' experts too, which is not measured here"
+            )
+        return {"expert_map": TensorSpec("", (problem.all_routed,), "i32"), _IGNORE: True}
 
     def _check(self, config: Config, target: Target) -> None:
         origin = self.lifted.origin

@@ -18,7 +18,7 @@ from tuner.engines.config_files import (
     ZERO_OPTIONS,
     EntryFields,
 )
-from tuner.engines.file_engine import first_file
+from tuner.engines.file_engine import file_in
 from tuner.engines.vllm.functions import device_functions
 from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
 from tuner.engines.vllm.fused_moe.loader_rules import (
@@ -96,11 +96,12 @@ class VLLMFusedMoe(MoeEngine):
         return moe.parse_file_name(name, ",", packed=False)
 
     def find_file(
-        self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
+        self, root: Path | None, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
         """DOWN has the file of UP."""
         name = self.file_name(problem, device, Gemm.UP)
-        return first_file((self.config_dir(root, triton), self.configs), name)
+        folder = self.config_dir(root or self.package_root, triton)
+        return file_in(root, (folder, self.configs), name)
 
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
         """Raises UnsupportedKernel for quantisation groups along k: vLLM runs a compiled kernel, or
@@ -135,8 +136,7 @@ class VLLMFusedMoe(MoeEngine):
     ) -> dict[str, dict[Gemm, Config]]:
         default = self.default_config(problem, device, batch_size)
         found = {"default": dict.fromkeys(Gemm, default)}
-        folder = root or self.package_root
-        entry = self.entry(folder, problem, device, Gemm.UP, batch_size, triton)
+        entry = self.entry(root, problem, device, Gemm.UP, batch_size, triton)
         if entry is not None:
             found["shipped"] = dict.fromkeys(Gemm, entry)
         return found

@@ -9,7 +9,7 @@ all lengths by more than the noise, and at no length slower by more than the noi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from tuner.families.attention.buckets import Bucket
 from tuner.families.attention.problem import Stage
 from tuner.families.attention.splits import KV_SPLITS, MAX_KV_SPLITS, constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Entry, Incumbent, Status, Trial
+from tuner.problems.results import Entry, Incumbent, Trial, as_incumbent, without_time
 from tuner.tuning.tune import STAYS
 
 STAGES = (Stage.DECODE, Stage.REDUCE)
@@ -221,17 +221,23 @@ class JointChooser:
         keep = own is not None and (not plans or plans[0].cost >= 1 - self.noise)
         stored = self._stored(times, plans)
         plan = stored or (own if keep and own is not None else plans[0])
+        defaults = {
+            point: as_incumbent(self.own[point], trials.get(Candidate(point, self.own[point])))
+            for stage in STAGES
+            for point in sizes.points(stage)
+        }
         for stage in STAGES:
             for at, point in enumerate(sizes.points(stage)):
                 trial = trials[Candidate(point, plan.config(stage, at))]
+                why = _reason(plan, own, at, trial, defaults.values())
                 yield Entry(
                     point=point,
                     config=trial.candidate.config,
                     status=trial.measurement.status,
                     median_us=trial.measurement.median_us,
                     compiled=trial.compiled,
-                    incumbents={"default": self._incumbent(point, trials)},
-                    reason=_reason(plan, own, at, trial) + (f"; {STAYS}" if stored else ""),
+                    incumbents={"default": defaults[point]},
+                    reason=why + (f"; {STAYS}" if stored else ""),
                 )
 
     def _stored(self, times: Times, plans: Sequence[JointPlan]) -> JointPlan | None:
@@ -246,26 +252,23 @@ class JointChooser:
         beaten = plans and plans[0].cost < stored.cost * (1 - self.noise)
         return None if beaten else stored
 
-    def _incumbent(self, point: Point, trials: Mapping[Candidate, Trial]) -> Incumbent:
-        config = self.own[point]
-        trial = trials.get(Candidate(point, config))
-        if trial is None:
-            return Incumbent(config, Status.NOT_RECORDED)
-        status = trial.measurement.status if trial.compiled.ok else trial.compiled.status
-        us, shared_bytes = trial.measurement.median_us, trial.compiled.shared_bytes
-        return Incumbent(config, status, us, shared_bytes)
-
 
 def _times(trials: Sequence[Trial]) -> dict[Candidate, float]:
     times = ((trial.candidate, trial.measurement.median_us) for trial in trials)
     return {candidate: us for candidate, us in times if us is not None}
 
 
-def _reason(plan: JointPlan, own: JointPlan | None, length: int, trial: Trial) -> str:
+def _reason(
+    plan: JointPlan,
+    own: JointPlan | None,
+    length: int,
+    trial: Trial,
+    defaults: Iterable[Incumbent],
+) -> str:
     if plan is own:
         why = "the engine's own splits and constants are as fast, within the noise"
     elif own is None:
-        why = "the engine's own constants cannot run here"
+        why = without_time("the engine's own constants", defaults)
     else:
         gain = f"{own.us[length] / plan.us[length]:.3f}x"
         why = f"{gain} as fast as the engine, both kernels"

@@ -1,0 +1,103 @@
+"""Which tuned files of a bundle or a folder a log's server asks for.
+
+A folder may have files for other GPUs and models, and a server passes them by without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.deploy.load_proof.deployed import Deployed
+from tuner.devices.table import find_device
+from tuner.engines.engine import supports
+from tuner.engines.logs.facts import Facts, facts_of_line
+from tuner.engines.logs.served import ENGINES, CompletedHints, Hints
+from tuner.errors import BadInput, UnknownDevice
+from tuner.export.selection import stored_for
+from tuner.jobs.targets import resolve_all
+from tuner.models.serving import Serving
+from tuner.problems.dtypes import parse_dtype
+from tuner.problems.points import Problem
+from tuner.problems.registry import families
+
+_GIVE = "give the lines of its start, or its launch command, too"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The keys of tuned files that a server asks for, and of those that it does not ask for.
+
+    `why` says why nothing is known of all others.
+    """
+
+    yes: frozenset[str]
+    no: frozenset[str]
+    why: str = ""
+
+
+def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
+    """Sort the tuned files by the server of a log. `named`: the keys that its lines name.
+
+    A bundle has the list of its cluster's servers. Of a folder, the server asks for the files of
+    its GPU for the problems of its model, and for those of which a line names a file.
+    """
+    keys = frozenset(deployed.keys)
+    if deployed.asked:
+        return Asked(keys & deployed.asked, keys - deployed.asked)
+    device = facts.get("device")
+    here = {key for key in keys if not _of_other_gpu(key, device)}
+    problems, why = _server_problems(facts, deployed.made_for)
+    known = {deployed.problems[key] for key in here if key in deployed.problems}
+    mine = stored_for(problems, known)
+    mine |= {deployed.problems[key] for key in here.intersection(named, deployed.problems)}
+    yes = {key for key in here if deployed.problems.get(key) in {None, *mine}}
+    return Asked(frozenset(yes), keys - (yes if not why else here), why)
+
+
+def same_device(one: str, other: str) -> bool:
+    """Whether two names are of one card."""
+    try:
+        return find_device(one) == find_device(other)
+    except UnknownDevice:
+        return one == other
+
+
+def _of_other_gpu(key: str, device: str) -> bool:
+    named = facts_of_line(f"{key}.json").get("device")
+    return bool(named and device) and not same_device(named, device)
+
+
+def _server_problems(facts: Facts, made_for: Mapping[str, str]) -> tuple[list[Problem], str]:
+    """The problems of a log's server, or why they are not known."""
+    server = CompletedHints(Hints(), facts)
+    name = server.engine_name() or made_for.get("engine", "")
+    if name not in ENGINES:
+        return [], f"the log names no engine: {_GIVE}"
+    if not server.model:
+        return [], f"the log names no model: {_GIVE}"
+    if not server.tp:
+        return [], f"the log does not say the tensor-parallel size: {_GIVE}"
+    if not (model := _checkpoint(server.model) or server.target()):
+        return [], f"{server.model} is no preset: run this where its config.json is"
+    dtype, options = server.shaped(name)
+    serving = Serving(
+        engine=name,
+        engine_version=server.version(name) or made_for.get("version"),
+        device=server.device(),
+        tp=server.tp,
+        dtype=parse_dtype(dtype) if dtype else None,
+        options=options,
+    )
+    try:
+        found = resolve_all(model, serving, [one for one in families() if supports(name, one.name)])
+    except BadInput as error:
+        return [], str(error)
+    return [problem for target in found for problem in target.problems], ""
+
+
+def _checkpoint(model: str) -> str:
+    """The path of the model's config.json, if the folder that the log names is here; else ""."""
+    path = Path(model, "config.json")
+    return str(path) if path.is_absolute() and path.is_file() else ""

@@ -1,0 +1,198 @@
+"""The batches that a server really runs, as its log or a benchmark tells them.
+
+Weights add up to 1 in each phase: prefill and decode are tuned apart, so their shares of each
+other's time do not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import islice
+
+# sglang: `log_decode_stats` and `log_prefill_stats` (0.4.4 to 0.5.23).
+_DECODE = re.compile(
+    r"Decode batch\b.*?#running-req: (?P<n>\d{1,7}),(?:.*?#(?:full )?token: (?P<tokens>\d{1,12}),)?"
+    r"(?:.*?token usage: (?P<usage>[0-9.]{1,10})(?:,|\s*$))?"
+    r"(?:.*?gen throughput \(token/s\): (?P<speed>[0-9.]{1,20}))?"  # people leave ends out
+    r"(?:.*?#queue-req: (?P<waiting>\d{1,7}))?"
+)
+_PREFILL = re.compile(
+    r"Prefill batch\b.*?#new-seq: (?P<n>\d{1,7}), #new-token: (?P<new>\d{1,9}), "
+    r"#cached-token: (?P<cached>\d{1,12})"
+)
+# vLLM: `LoggingStatLogger` every 10 s, and the size of the cache when the server starts.
+_VLLM = re.compile(
+    r"Avg generation throughput: (?P<speed>[0-9.]{1,20}) tokens/s,?\s*(?:Max iteration.{0,80}?)?"
+    r"Running: (?P<n>\d{1,7}) reqs"
+    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d{1,7}) reqs)?.*?"
+    r"KV cache usage: (?P<usage>[0-9.]{1,10})%"
+)
+# Where a line of load begins, and what its end has.
+_BEGINS = re.compile(r"(?:Decode|Prefill) batch\b|Avg prompt throughput: ")
+_ENDS = re.compile(r"#queue-req: \d+(?:[, ]|$)|cache usage: [0-9.]+%")
+_MOST_ROWS = 3  # below, into which a terminal wraps such a line
+_VLLM_CACHE = re.compile(r"KV cache size: (?P<tokens>[\d,]{1,20}) tokens")
+
+MOST_POINTS = 12  # of a phase; each configuration is measured at every point
+_LEAST = 0.01  # of a phase's time; rarer batches are left out
+
+
+class Phase(str, Enum):
+    """The two kinds of steps of a server."""
+
+    PREFILL = "prefill"  # new tokens of prompts
+    DECODE = "decode"  # one new token a sequence
+
+
+@dataclass(frozen=True)
+class WeightedBatch:
+    """A batch, and the part of its phase's time that such batches take."""
+
+    phase: Phase
+    sequences: int
+    new_tokens: int  # of the longest sequence; 1 for decode
+    cached_tokens: int | None  # average per sequence; None: not known
+    weight: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step, which is what layers without attention see."""
+        return self.sequences * self.new_tokens
+
+
+def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
+    """The batches in a log of sglang or vLLM; empty where the lines name none."""
+    found: list[WeightedBatch] = []
+    cache_tokens = 0
+    for line in lines:
+        if match := _DECODE.search(line):
+            n, speed = int(match["n"]), _number(match["speed"] or "0")
+            if n and speed:  # a line stands for a fixed number of steps: their time is n / speed
+                cached = int(match["tokens"]) // n if match["tokens"] else None
+                found.append(WeightedBatch(Phase.DECODE, n, 1, cached, n / speed))
+        elif match := _PREFILL.search(line):
+            n, new = int(match["n"]), int(match["new"])
+            if n and new:
+                cached = int(match["cached"]) // n
+                found.append(WeightedBatch(Phase.PREFILL, n, max(2, new // n), cached, new))
+        elif match := _VLLM_CACHE.search(line):
+            cache_tokens = int(match["tokens"].replace(",", "") or 0)
+        elif (match := _VLLM.search(line)) and int(match["n"]):
+            n = int(match["n"])
+            held = round(cache_tokens * _number(match["usage"]) / 100 / n)
+            found.append(WeightedBatch(Phase.DECODE, n, 1, held or None, 1.0))
+    return merged(found)
+
+
+@dataclass(frozen=True)
+class LoadLine:
+    """What a line of load says. None: it does not."""
+
+    running: int
+    waiting: int | None
+    used: float | None  # of the KV cache, 0 to 1
+    speed: float | None  # tokens/s of all
+
+
+def read_load(line: str) -> LoadLine | None:
+    """A line of decode (sglang) or of statistics (vLLM); None for any other line."""
+    match = _VLLM.search(line) or _DECODE.search(line)
+    if not match:
+        return None
+    used = _number(match["usage"]) / (100 if match.re is _VLLM else 1) if match["usage"] else None
+    waiting = int(match["waiting"]) if match["waiting"] else None
+    speed = _number(match["speed"]) if match["speed"] else None
+    return LoadLine(int(match["n"]), waiting, used, speed)
+
+
+def unwrapped(line: str, below: Iterable[str]) -> str:
+    """A line of load with those below it into which a terminal or a mail has wrapped it.
+
+    Any other line comes back as it is.
+    """
+    if not _BEGINS.search(line) or _ENDS.search(line):
+        return line
+    rows = [line]
+    for row in islice(below, _MOST_ROWS):
+        if _BEGINS.search(row):
+            break
+        rows.append(row)
+        for blank in ("", " "):  # a terminal breaks words, a mail takes the blank between two
+            text = blank.join(rows)
+            if _ENDS.search(text) and (read_load(text) or _PREFILL.search(text)):
+                return text
+    return line
+
+
+def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> list[WeightedBatch]:
+    """The batches of a benchmark with so many requests in flight, of mean lengths.
+
+    A sequence's cache holds its prompt and on average half of its answer.
+    """
+    held = input_tokens + output_tokens // 2
+    return [
+        WeightedBatch(Phase.DECODE, concurrency, 1, held or None, 1.0),
+        *([WeightedBatch(Phase.PREFILL, 1, input_tokens, 0, 1.0)] if input_tokens > 1 else []),
+    ]
+
+
+def sizes(batches: Sequence[WeightedBatch], ladder: Sequence[int]) -> list[int]:
+    """The sizes of a ladder that engines would pick for the batches, without rare ones."""
+    weights: dict[int, dict[Phase, float]] = {}
+    for batch in batches:
+        nearest = min(ladder, key=lambda size: (abs(size - batch.tokens), size))
+        of_phase = weights.setdefault(nearest, {})
+        of_phase[batch.phase] = of_phase.get(batch.phase, 0.0) + batch.weight
+    return sorted(size for size, found in weights.items() if max(found.values()) >= _LEAST)
+
+
+def points(batches: Sequence[WeightedBatch]) -> list[WeightedBatch]:
+    """At most `MOST_POINTS` batches of each phase with known lengths, by powers of two.
+
+    Weights are rounded, so that the same traffic gives the same points.
+    """
+    weights: dict[tuple[Phase, int, int, int], float] = {}
+    for batch in batches:
+        if batch.cached_tokens is not None:
+            least = 1 if batch.phase is Phase.DECODE else 0
+            new = 1 if batch.phase is Phase.DECODE else max(2, _power(batch.new_tokens))
+            cached = max(least, _power(batch.cached_tokens))
+            key = batch.phase, _power(batch.sequences), new, cached
+            weights[key] = weights.get(key, 0.0) + batch.weight
+    found: list[WeightedBatch] = []
+    for phase in (Phase.PREFILL, Phase.DECODE):
+        here = [WeightedBatch(*key, weight) for key, weight in weights.items() if key[0] is phase]
+        here.sort(key=lambda b: (-b.weight, b.sequences, b.new_tokens, b.cached_tokens or 0))
+        found += [
+            replace(batch, weight=round(batch.weight, 3))
+            for batch in here[:MOST_POINTS]
+            if batch.weight >= _LEAST
+        ]
+    return found
+
+
+def merged(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
+    """The batches with weights that add up to 1 in each phase; each source counts alike."""
+    known = list(batches)
+    totals: dict[Phase, float] = {}
+    for batch in known:
+        totals[batch.phase] = totals.get(batch.phase, 0.0) + batch.weight
+    return [replace(batch, weight=batch.weight / totals[batch.phase]) for batch in known]
+
+
+def _power(value: int) -> int:
+    """The nearest power of two, 0 for 0; of two equally near ones the smaller."""
+    if value < 1:
+        return 0
+    below = 1 << (value.bit_length() - 1)
+    return below if value - below <= 2 * below - value else 2 * below
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # "1.2.3"
+        return 0.0

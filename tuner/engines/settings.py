@@ -1,0 +1,54 @@
+"""A server's settings as its engine's rules take them, and as jobs and winners keep them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from tuner.engines.dispatch import class_alone, options_text, server_settings
+from tuner.engines.dispatch_table import ARCHITECTURE, CHECKPOINT, dispatch_table
+from tuner.problems.server import ServerSettings
+
+
+def settings_to_keep(engine: str, settings: Mapping[str, str]) -> ServerSettings:
+    """Return of a server's settings what its engine's rules ask for. Others may hold secrets.
+
+    Flags that say what holds without them are left out too.
+    """
+    table, flags = dispatch_table(engine), dict[str, str]()
+    if table:
+        given = table.with_new_names(settings)
+        usual = table.defaults
+        flags = {name: given[name] for name in sorted(table.names & given.keys())}
+        flags = {name: value for name, value in flags.items() if usual.get(name) != value}
+    return ServerSettings(
+        settings.get(ARCHITECTURE, ""), settings.get(CHECKPOINT, ""), shlex.join(_words(flags))
+    )
+
+
+def _words(flags: Mapping[str, str]) -> Iterator[str]:
+    """The words of a command line: variables, then flags."""
+    for name, value in sorted(flags.items(), key=lambda one: one[0].startswith("-")):
+        if name.startswith("-") and value and not value.startswith("-"):
+            yield from (name, value)
+        else:
+            yield f"{name}={value}"
+
+
+def settings_kept(server: ServerSettings) -> dict[str, str]:
+    """Return the settings as `what_runs` takes them. Raises BadInput for flags without an end."""
+    named = {ARCHITECTURE: server.architecture, CHECKPOINT: server.checkpoint}
+    known = {name: text for name, text in named.items() if text}
+    return {**known, **server_settings(server.server_args)}
+
+
+def flags_alone(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the flags and variables among a server's settings."""
+    model = class_alone(settings)
+    return {name: value for name, value in settings.items() if name not in model}
+
+
+def with_flags(server: ServerSettings) -> str:
+    """Say with which flags a server is started: " with --quantization w8a8_int8", or nothing."""
+    flags = server_settings(server.server_args)
+    return f" with {options_text(flags)}" if flags else ""

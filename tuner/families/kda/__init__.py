@@ -1,1 +1,0 @@
-"""Kimi delta attention (KDA): the scan of its layers over prompts."""

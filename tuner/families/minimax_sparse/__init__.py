@@ -1,1 +1,0 @@
-"""MiniMax-M3's sparse attention: the kernels of its layers over prompts."""
