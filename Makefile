@@ -49,10 +49,10 @@ $(ENGINES)/triton-%: | $(VENV)/.installed
 	-$(BIN)/tuner engines add $(subst -,==,$(@F))
 
 demo: install
-	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --measure predict
+	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --no-fuse-shared --device L40S --measure predict
 	$(BIN)/tuner export --device L40S --out configs_out --allow-predicted
-	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=257,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json \
-	  configs_out/configs/triton_3_6_0/E=257,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
+	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json \
+	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
 
 # The documentation's site, in build/site. A broken link is an error.
 docs: $(VENV)/.installed-docs

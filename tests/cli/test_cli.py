@@ -352,7 +352,7 @@ def test_a_kernel_with_an_unknown_parameter_is_refused_by_name(env, tmp_path):
     last, then = "    add_mask_ptr,\n", "    # Matrix dimensions"
     assert text.count(last + then) == 1
     source.write_text(text.replace(last + then, f"{last}    flux_ptr,\n{then}"))
-    options = ["--device", "H200", "--measure", "predict"]
+    options = ["--device", "L40S", "--measure", "predict"]
     done = tuner(env, "tune", RECORDED, *options, code=2)
     assert "'flux_ptr'" in done.stderr.splitlines()[-1]
     assert "sglang 0.5.16" in done.stderr.splitlines()[-1]

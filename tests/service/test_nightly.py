@@ -105,14 +105,14 @@ def tuned(
     gain: float | None = None,
     seed: int = 0,
     results: ResultStore | None = None,  # those of a lease
-    shipped: bool = False,
+    compiled: bool = True,
 ) -> None:
     results = results or ResultStore(store)
     points = tuple(Point(size, gemm) for size in sizes for gemm in Gemm)
     key = RunKey(problem, environment, MeasureKind.GPU, "standard", seed, points, "sglang")
-    config, compiled = Config({"BLOCK_SIZE_M": 16}), Compiled(Status.OK)
+    config = Config({"BLOCK_SIZE_M": 16})
+    compiled = Compiled(Status.OK if compiled else Status.INCUMBENT)
     own = {"default": Incumbent(config, status, 9.0 * gain)} if gain else {}
-    own |= {"shipped": Incumbent(config, status)} if shipped else {}
     entries = [Entry(point, config, status, 9.0, compiled, own, "") for point in points]
     results.finish_run(results.begin_run(key), entries, Totals())
 
@@ -279,14 +279,14 @@ class TestPlan:
     def test_what_a_prediction_keeps_answers_a_watch_of_predictions_alone(self, store):
         """What was not tuned answers nothing, though its status is the same."""
         predicted = replace(ENVIRONMENT, torch="", cuda="", driver="")
-        tuned(store, PROBLEMS[0], predicted, status=Status.INCUMBENT, shipped=True)
+        tuned(store, PROBLEMS[0], predicted, status=Status.INCUMBENT, compiled=False)
         tuned(store, PROBLEMS[1], predicted, status=Status.INCUMBENT)
         for measure, wanted in (("predict", "tuned"), ("gpu", "missing")):
             watch = replace(WATCH, measure=measure)
             judged = plan(WatchList((watch,)), store, DAY).watched
             assert [one.standing.value for one in judged] == [wanted, "missing"]
         newer = replace(predicted, kernel_hash="cd" * 32)
-        tuned(store, PROBLEMS[1], newer, status=Status.INCUMBENT, shipped=True)
+        tuned(store, PROBLEMS[1], newer, status=Status.INCUMBENT, compiled=False)
         judged = plan(WatchList((replace(WATCH, measure="predict"),)), store, DAY).watched
         assert [one.standing.value for one in judged] == ["stale", "tuned"]
 

@@ -336,8 +336,9 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
         nothing = "nothing was found that is faster than what runs without us, Triton's own"
-        shipped = all(entry.reason == KEPT for entry in entries)
-        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or (KEPT if shipped else nothing))
+        if all(winner.entry.reason == KEPT for winner in winners):
+            nothing = KEPT
+        return Advice(problem, Verdict.LEAVE, _no_time(unheld) or nothing)
     found = gains(entries)
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
 

@@ -47,11 +47,9 @@ def _point_text() -> ColumnElement[str]:
     return sum((" " + number for number in numbers), start=part)
 
 
-# Points at which a prediction keeps what the engine ships. Others of this status were not tuned:
-# their entries are compared with nothing. PostgreSQL groups by no expression with parameters.
-_KEPT = (winners.c.status == literal_column("'incumbent'")) & (
-    winners.c.over == literal_column("'shipped'")
-)
+# Points at which a prediction keeps what the engine ships: no kernel was compiled for them.
+# PostgreSQL groups by no expression with parameters.
+_KEPT = winners.c.compile_status == literal_column(f"'{Status.INCUMBENT.value}'")
 
 # One row for all points that a run published together: a store has 36 winners for each such row.
 _PUBLISHED = (

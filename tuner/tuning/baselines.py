@@ -38,7 +38,6 @@ class Baselines:
 
     configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" where there is one
     tuned_near: frozenset[Point]  # where the shipped entry was tuned for a batch of about this size
-
     uncompiled: bool = True  # whether a prediction keeps shipped entries without compiling them
 
     def pass_over(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tuner.engines.dispatch import Kernel, Runs
 from tuner.engines.settings import with_flags
 from tuner.problems.points import TRITON, Config, Point, title_of
-from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Totals, Trial
+from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Status, Totals, Trial
 from tuner.render import gain_text
 
 # Triton's own configurations: the one in the engine's file, where it finds one, comes first.
@@ -80,10 +80,14 @@ def gains(entries: Iterable[Entry]) -> list[Gain]:
 
 
 def not_compared(entries: Iterable[Entry]) -> list[str]:
-    """The sizes where what runs without us has no time, though it may run there."""
+    """The sizes where what runs without us has no time, though it may run there.
+
+    Where it stays, there is nothing to compare.
+    """
     by_size: dict[str, list[Incumbent]] = {}
     for entry in entries:
-        if own := reference(entry).incumbent:
+        own = reference(entry).incumbent
+        if own and entry.status is not Status.INCUMBENT:
             by_size.setdefault(entry.point.size, []).append(own)
     return [
         size

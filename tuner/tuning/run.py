@@ -115,12 +115,7 @@ def execute(
             watcher,
             race=on_gpu.race if on_gpu else None,
             tell=lambda chosen, trials: with_backends(
-                sorted([*chosen, *prepared.kept], key=lambda entry: entry.point)
-                if prepared.kept
-                else chosen,
-                trials,
-                runs,
-                source.backends,
+                _beside(prepared.kept, chosen), trials, runs, source.backends
             ),
         )
         watcher.step("storing the winners")
@@ -155,6 +150,11 @@ def execute(
         runs=runs,
         mishaps=found.mishaps,
     )
+
+
+def _beside(kept: Sequence[Entry], chosen: Sequence[Entry]) -> Sequence[Entry]:
+    """The chosen entries with those of points where nothing was tried, in their order."""
+    return sorted([*kept, *chosen], key=lambda entry: entry.point) if kept else chosen
 
 
 def runs_without_us(request: Request) -> Runs | None:

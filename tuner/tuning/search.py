@@ -22,7 +22,6 @@ from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import TRIES, Effort
 from tuner.tuning.space import Space
-from tuner.tuning.surrogate import Surrogate, suggestions
 
 # A kernel that fails to compile or to fit fails at every batch size. One that ended two processes
 # would probably end two more.
@@ -147,6 +146,8 @@ class Search:
             yield from map(track.space.nearest, track.seeds)
         elif known := list(self._known(track, round_)):
             yield from map(track.space.nearest, self._winners_nearby(track, round_))
+            from tuner.tuning.surrogate import Surrogate  # noqa: PLC0415  # predictions need none
+
             places, values = zip(*known, strict=True)
             pool = track.likely(c for c in self._pool(track, round_) if c not in passed_over)
             wanted = [track.place(config) for config in pool]
@@ -196,6 +197,8 @@ class Search:
         near = [n for c in best for n in (*space.neighbours(c), *space.exchanges(c))]
         if late:
             return dict.fromkeys(near)
+        from tuner.tuning.surrogate import suggestions  # noqa: PLC0415
+
         results = {config: self._results[Candidate(track.point, config)] for config in tried}
         suggested = suggestions(space, results, self._random(track.point, round_).getrandbits(32))
         return dict.fromkeys([*near, *suggested, *track.sample])

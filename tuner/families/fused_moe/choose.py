@@ -31,7 +31,7 @@ from tuner.tuning.tune import STAYS
 
 # Of entries in a file that servers do not ask for; the run's notes name the file.
 MAKERS = "the engine's makers tuned it on this card, in a file that servers do not ask for"
-SLOWER = "its makers' entry for this card is predicted to be slower than the {} configuration"
+SLOWER = "the {} configuration stays: the makers' entry for this card is predicted to be slower"
 
 
 @dataclass(frozen=True)
