@@ -95,8 +95,11 @@ def test_every_kind_is_tuned_and_no_candidate_is_lost(
     assert "lost" not in report.totals.extra
     tuned = [entry for entry in report.entries if entry.status is Status.OK]
     assert {entry.point.part for entry in tuned} == {*problem.parts}
-    for entry in tuned:
-        own = entry.incumbents["default"]
-        assert own.status not in MISHAPS, entry
-        assert entry.median_us is not None
-        assert own.median_us is None or entry.median_us <= 1.005 * own.median_us
+    own = [entry.incumbents["default"] for entry in tuned]
+    assert not [one for one in own if one.status in MISHAPS]
+    # What runs together is chosen together, so the sum over a size's kernels counts.
+    for size in {entry.point.size for entry in tuned}:
+        here = [entry for entry in tuned if entry.point.size == size]
+        own_us = [entry.incumbents["default"].median_us for entry in here]
+        if None not in own_us:
+            assert sum(entry.median_us for entry in here) <= 1.005 * sum(own_us), size
