@@ -49,7 +49,7 @@ def no_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_compiles")
 @pytest.mark.parametrize(("problem", "device"), [(MINIMAX, H100), (GEMM, H200)])
 def test_where_the_engine_ships_a_file_nothing_is_tried(
-    problem: Problem, device: Device, store: ResultStore
+    problem: Problem, device: Device, store: ResultStore, tmp_path: Path
 ) -> None:
     request = asked(problem, device)
     report = tuned(request, store)
@@ -64,7 +64,7 @@ def test_where_the_engine_ships_a_file_nothing_is_tried(
     # The store is whole: nothing is exported, and what a server finds is still the engine's file.
     winners = store.winners(device=device.name, engine="sglang", engine_version="0.5.16")
     assert {winner.entry.point for winner in winners} == set(prepare(request).points)
-    assert choose(store, device, ENGINE, allow_predicted=False).winners == []
+    assert choose(store, device, ENGINE, tmp_path, allow_predicted=False).winners == []
     (planned,) = plan_model([problem], ENGINE, device, {}, winners, lambda _: None).problems
     assert (planned.file, planned.gain) == (FoundFile.SHIPPED, None)
 
