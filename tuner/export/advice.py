@@ -139,7 +139,7 @@ def advise(
     if runs and kernel is None:
         return Advice(problem, Verdict.LEAVE, _open(runs))
     started = {**served, **(runs.needs if runs else {})}
-    mine = told(winners, kernel, settings_to_keep(engine[0], started))
+    mine = told(winners, kernel, settings_to_keep(engine[0], problem, started))
     presumed = {n: value for n, value in flags_alone(started).items() if flags.get(n) != value}
     if runs is None or kernel is None or kernel.triton:
         found = _files(problem, mine)
@@ -252,7 +252,7 @@ def for_servers(
         runs, kernel = _runs(problem, some, device, (engine.name, engine.version), served)
         started = {**served, **(runs.needs if runs else {})}
         if kernel or flags_alone(started) != flags_alone(_own(some)):
-            some = told(some, kernel, settings_to_keep(engine.name, started))
+            some = told(some, kernel, settings_to_keep(engine.name, problem, started))
         found += some
     return found
 
