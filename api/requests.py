@@ -340,7 +340,9 @@ def job_request(
         wide=body.fields(target.family.searching).get("wide"),
         seed=body.seed,
         model=body.name or label,
-        server=server_for(_model_of(body, target), asked.engine, flags, shaping.get("ep", 1)),
+        server=server_for(
+            _model_of(body, target), problem, asked.engine, flags, shaping.get("ep", 1)
+        ),
     )
     with _in_field("model"):
         refuse_undoable(request)

@@ -140,7 +140,7 @@ class Watch:
             selection=target.family.read_selection(problem, sizes),
             effort=parse_effort(self.effort),
             model=model,
-            server=server_for(target.server, engine, {}, ep),
+            server=server_for(target.server, problem, engine, {}, ep),
         )
         refuse_undoable(request)
         return request

@@ -32,9 +32,10 @@ from tuner.errors import (
     UnknownEngine,
     UnwritableOutput,
 )
-from tuner.export.advice import EngineRelease, Verdict, advise_all
+from tuner.export.advice import Verdict, advise_all
 from tuner.export.export import WinnerStore
 from tuner.export.selection import with_shipped
+from tuner.export.servers import EngineRelease
 from tuner.problems.results import Winner
 from tuner.shell import command_line
 

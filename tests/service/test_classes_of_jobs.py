@@ -152,7 +152,7 @@ def test_a_job_and_a_command_expect_the_same_of_servers(device):
             except BadInput:
                 continue
             jobs = [
-                JobRequest(p, device, engine, server=settings_to_keep(name, flags))
+                JobRequest(p, device, engine, server=settings_to_keep(name, p, flags))
                 for p, flags in by_command.items()
             ]  # as `tuner submit --all` makes them
             with suppress(BadInput):  # without experts, or with several kinds, or too many

@@ -31,9 +31,9 @@ from tuner.export.advice import (
     advise,
     advise_all,
     flags_to_start,
-    for_servers,
 )
 from tuner.export.plan import plan_model
+from tuner.export.servers import for_servers
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Entry, Incumbent, Status

@@ -13,6 +13,7 @@ from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
 from tuner.engines.dispatch import of_class, server_settings, what_runs
 from tuner.engines.settings import settings_kept, settings_to_keep
+from tuner.problems.registry import parse_problem
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 
 MISSING = "Performance might be sub-optimal! Config file not found at "
@@ -172,9 +173,10 @@ def test_plan_and_tune_of_a_log_know_it_too(tmp_path):
 def test_a_job_keeps_the_settings_that_choose_kernels_and_no_others():
     given = server_settings(
         "SGL_USE_AITER=1 SGLANG_ENABLE_JIT_DEEPGEMM=1 --api-key secret --port=1 "
-        "--quantization w8a8_int8 --moe-runner-backend=-odd"
+        "--quantization w8a8_int8 --moe-runner-backend=-odd --attention-backend fa3"
     )
-    kept = settings_to_keep("sglang", of_class(given, "MixtralForCausalLM"))
+    layer = parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16")
+    kept = settings_to_keep("sglang", layer, of_class(given, "MixtralForCausalLM"))
     # What holds without flags is left out, as SGLANG_ENABLE_JIT_DEEPGEMM=1 does.
     words = "SGLANG_USE_AITER=1 --moe-runner-backend=-odd --quantization w8a8_int8"
     assert kept == ServerSettings("MixtralForCausalLM", "", words)
@@ -184,6 +186,10 @@ def test_a_job_keeps_the_settings_that_choose_kernels_and_no_others():
         "--moe-runner-backend": "-odd",
         "--quantization": "w8a8_int8",
     }
+    decode = parse_problem("decode_attention:q_heads=8,kv_heads=1,Lq=64,Lv=64,dtype=bfloat16")
+    settings = {**given, "checkpoint": "fp8_w8a8 fp8"}  # by which no rule for attention asks
+    of_decode = ServerSettings("", "", "--attention-backend fa3")
+    assert settings_to_keep("sglang", decode, settings) == of_decode
     assert read_server(kept.as_json()) == kept
     assert read_server({"problem": "x"}) == UNKNOWN_SERVER
     assert not UNKNOWN_SERVER

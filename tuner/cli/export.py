@@ -166,9 +166,9 @@ def report(
     Writes one page of HTML, which holds its pictures.
     """
     from tuner.engines.engine import find_engine
-    from tuner.export.advice import for_servers
     from tuner.export.export import stored
     from tuner.export.files import write_all
+    from tuner.export.servers import for_servers
     from tuner.pictures.rows import by_problem, rows_of
     from tuner.pictures.write import as_text, page_of
 

@@ -85,7 +85,7 @@ def submit(
                 wide=choice.values.get("wide"),
                 seed=seed,
                 model=target if found.is_model and ":" not in target else "",
-                server=settings_to_keep(name, flags),
+                server=settings_to_keep(name, problem, flags),
             )
             for found in targets
             for problem in found.problems

@@ -164,7 +164,7 @@ def tune(
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
-            server=settings_to_keep(found_engine.name, flags),
+            server=settings_to_keep(found_engine.name, problem, flags),
         )
         for problem in problems
     ]

@@ -138,6 +138,15 @@ class DispatchTable:
         asked |= {flag for flags in self.alone.values() for flag in flags.values()}
         return frozenset({*self.defaults, *asked} - {ARCHITECTURE, CHECKPOINT})
 
+    def names_for(self, problem: Problem) -> frozenset[str]:
+        """The settings, the model's among them, that the rules for a kind of problem ask for."""
+        rules = [rule for rule in self.rules if problem.family in rule.problems]
+        facts = [self.unknown[rule.unknown] for rule in rules if rule.unknown]
+        asked = {name for rule in rules for name in (*rule.flags, *rule.to_triton)}
+        asked |= {fact.flag for fact in facts if fact.flag}
+        asked |= {CHECKPOINT for fact in facts if fact.checkpoint}
+        return frozenset({*asked, ARCHITECTURE, *self.alone.get(problem.family, {}).values()})
+
     def with_new_names(self, flags: Mapping[str, str]) -> dict[str, str]:
         """The flags, and each variable of an old name under its new name too."""
         renamed = {

@@ -7,23 +7,22 @@ from collections.abc import Iterator, Mapping
 
 from tuner.engines.dispatch import class_alone, options_text, server_settings
 from tuner.engines.dispatch_table import ARCHITECTURE, CHECKPOINT, dispatch_table
-from tuner.problems.server import ServerSettings
+from tuner.problems.points import Problem
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 
 
-def settings_to_keep(engine: str, settings: Mapping[str, str]) -> ServerSettings:
+def settings_to_keep(engine: str, problem: Problem, settings: Mapping[str, str]) -> ServerSettings:
     """Return of a server's settings what its engine's rules ask for. Others may hold secrets.
 
     Flags that say what holds without them are left out too.
     """
-    table, flags = dispatch_table(engine), dict[str, str]()
-    if table:
-        given = table.with_new_names(settings)
-        usual = table.defaults
-        flags = {name: given[name] for name in sorted(table.names & given.keys())}
-        flags = {name: value for name, value in flags.items() if usual.get(name) != value}
-    return ServerSettings(
-        settings.get(ARCHITECTURE, ""), settings.get(CHECKPOINT, ""), shlex.join(_words(flags))
-    )
+    if (table := dispatch_table(engine)) is None:
+        return UNKNOWN_SERVER
+    given, usual = table.with_new_names(settings), table.defaults
+    asked = sorted(table.names_for(problem) & given.keys())
+    kept = {name: given[name] for name in asked if usual.get(name) != given[name]}
+    architecture, checkpoint = kept.pop(ARCHITECTURE, ""), kept.pop(CHECKPOINT, "")
+    return ServerSettings(architecture, checkpoint, shlex.join(_words(kept)))
 
 
 def _words(flags: Mapping[str, str]) -> Iterator[str]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
@@ -19,27 +18,23 @@ from tuner.engines.dispatch import (
     NOT_KNOWN,
     Kernel,
     Runs,
-    class_alone,
     only_for,
     options_text,
     what_runs,
 )
-from tuner.engines.settings import flags_alone, settings_kept, settings_to_keep
+from tuner.engines.settings import flags_alone, settings_to_keep
 from tuner.export.selection import as_it_runs
+from tuner.export.servers import EngineRelease, running, told
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
-from tuner.problems.server import ServerSettings
 from tuner.render import gain_text
 from tuner.tuning.baselines import KEPT
 from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
-    OWN,
-    WITHOUT_US,
     Gain,
     gains,
     mean_gain,
-    name_of,
     not_compared,
     over_words,
     reference,
@@ -89,16 +84,6 @@ def flags_to_start(advice: Sequence[Advice]) -> dict[str, str]:
     return {name: value for one in advice for name, value in one.flags.items()}
 
 
-class EngineRelease(Protocol):
-    """An engine, as far as advice asks."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-
 def advise_all(
     winners: Sequence[Winner],
     device: Device,
@@ -138,12 +123,10 @@ def advise(
     """
     if stale := _stale(winners, device, engine):
         return Advice(problem, Verdict.LEAVE, stale)
-    served = _served(flags, winners)
-    runs, kernel = _runs(problem, winners, device, engine, served)
+    runs, kernel, started = running(problem, winners, device, engine, flags)
     if runs and kernel is None:
         return Advice(problem, Verdict.LEAVE, _open(runs))
-    started = {**served, **(runs.needs if runs else {})}
-    mine = told(winners, kernel, settings_to_keep(engine[0], started))
+    mine = told(winners, kernel, settings_to_keep(engine[0], problem, started))
     presumed = {n: value for n, value in flags_alone(started).items() if flags.get(n) != value}
     if runs is None or kernel is None or kernel.triton:
         found = _files(problem, mine)
@@ -152,7 +135,7 @@ def advise(
         return _with_flags(found, presumed) if presumed else found
     if not runs.to_triton:
         return Advice(problem, Verdict.LEAVE, runs.line())
-    found = _flags(problem, mine, kernel, _needed(runs, problem, device, engine, served))
+    found = _flags(problem, mine, kernel, _needed(runs, problem, device, engine, started))
     return replace(found, flags={**presumed, **found.flags}) if found.flags else found
 
 
@@ -160,34 +143,6 @@ def _with_flags(advice: Advice, flags: Mapping[str, str]) -> Advice:
     if advice.verdict is Verdict.LEAVE:
         return advice
     return replace(advice, verdict=Verdict.FLAGS, flags=flags, presumed=True)
-
-
-def _served(flags: Mapping[str, str], winners: Sequence[Winner]) -> dict[str, str]:
-    """The servers' settings: what `flags` leave open is as for the newest winners."""
-    known = _own(winners)
-    if class_alone(flags):
-        return dict(flags)
-    return {**class_alone(known), **flags} if flags else known
-
-
-def _own(winners: Sequence[Winner]) -> dict[str, str]:
-    """The settings of the servers that the newest winners were found for; empty: not known."""
-    known = [winner for winner in winners if winner.entry.server]
-    newest = max(known, key=lambda winner: winner.published_at, default=None)
-    return settings_kept(newest.entry.server) if newest else {}
-
-
-def _runs(
-    problem: Problem,
-    winners: Sequence[Winner],
-    device: Device,
-    engine: tuple[str, str],
-    served: Mapping[str, str],
-) -> tuple[Runs | None, Kernel | None]:
-    """What servers run by the rules, and which of these kernels it is; None: not known."""
-    runs = what_runs(*engine, problem, device, served)
-    own = what_runs(*engine, problem, device, _own(winners) or class_alone(served))
-    return runs, kernel_that_runs(runs, own, [winner.entry for winner in winners])
 
 
 def _agreeing(
@@ -221,83 +176,6 @@ def _agreeing(
         else one
         for one in found
     ]
-
-
-def kernel_that_runs(
-    runs: Runs | None, own: Runs | None, entries: Sequence[Entry]
-) -> Kernel | None:
-    """The kernel that servers run, as far as the rules and the entries say; None: not known.
-
-    What is installed was seen when the entries were tuned, for servers that run `own`. It is no
-    answer for servers whose flags make another choice.
-    """
-    if runs is None:
-        return None
-    if kernel := runs.without_us():
-        return kernel
-    names = {entry.without_us for entry in entries if entry.incumbents}
-    if not names:
-        return None
-    if own is None or runs.kernels != own.kernels or len(names - set(OWN)) > 1:
-        return None
-    if "" in names or (names - set(OWN) and names & set(OWN)):
-        return None
-    return next((one for one in runs.kernels if _is(one, names)), None)
-
-
-def for_servers(
-    winners: Sequence[Winner], device: Device, engine: EngineRelease, flags: Mapping[str, str]
-) -> list[Winner]:
-    """The winners with what servers run that are started with these flags, without stale times."""
-    found: list[Winner] = []
-    for problem, mine in groupby(without_stale(winners), key=lambda winner: winner.problem):
-        some = list(mine)
-        served = _served(flags, some)
-        runs, kernel = _runs(problem, some, device, (engine.name, engine.version), served)
-        started = {**served, **(runs.needs if runs else {})}
-        if kernel or flags_alone(started) != flags_alone(_own(some)):
-            some = told(some, kernel, settings_to_keep(engine.name, started))
-        found += some
-    return found
-
-
-def without_stale(winners: Sequence[Winner]) -> list[Winner]:
-    """The winners without times of backends of which another version is installed here."""
-    return [
-        replace(
-            winner,
-            entry=replace(
-                winner.entry,
-                incumbents={
-                    name: one
-                    for name, one in winner.entry.incumbents.items()
-                    if not stale_words(name, [winner.environment])
-                },
-            ),
-        )
-        for winner in winners
-    ]
-
-
-def told(winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings) -> list[Winner]:
-    """The winners with the name of what a server runs, where it is known."""
-    return [
-        replace(
-            winner,
-            entry=replace(
-                winner.entry,
-                without_us=name_of(kernel, winner.entry.incumbents) if kernel else "",
-                server=server,
-            ),
-        )
-        if winner.entry.incumbents
-        else winner
-        for winner in winners
-    ]
-
-
-def _is(kernel: Kernel, names: set[str]) -> bool:
-    return kernel.triton if names <= set(OWN) else names == {kernel.backend}
 
 
 def _stale(winners: Sequence[Winner], device: Device, engine: tuple[str, str]) -> str:

@@ -12,8 +12,8 @@ from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import Engine, engine_triton
 from tuner.errors import UnsupportedKernel
-from tuner.export.advice import for_servers
 from tuner.export.delivery import delivery_of
+from tuner.export.servers import for_servers
 from tuner.problems.points import TRITON, Problem, folder_version
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status, Winner

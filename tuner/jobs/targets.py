@@ -90,14 +90,15 @@ def server_of_model(target: str | bytes) -> ServerSettings:
 
 
 def server_for(
-    model: ServerSettings, engine: str, flags: Mapping[str, str], ep: int = 1
+    model: ServerSettings, problem: Problem, engine: str, flags: Mapping[str, str], ep: int = 1
 ) -> ServerSettings:
     """The settings of a server of a model that is started with flags, on `ep` ranks of experts.
 
     `engine` is its name or its name and version. Raises BadInput.
     """
     name, _ = parse_spec(engine)
-    return settings_to_keep(name, {**settings_kept(model), **with_experts(name, flags, ep)})
+    settings = {**settings_kept(model), **with_experts(name, flags, ep)}
+    return settings_to_keep(name, problem, settings)
 
 
 def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:

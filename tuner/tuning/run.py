@@ -166,7 +166,8 @@ def runs_without_us(request: Request) -> Runs | None:
 def _started(request: Request, runs: Runs | None) -> ServerSettings:
     """The request's server with the flags without which it would not start."""
     needs = runs.needs if runs else {}
-    return settings_to_keep(request.engine.name, {**settings_kept(request.server), **needs})
+    settings = {**settings_kept(request.server), **needs}
+    return settings_to_keep(request.engine.name, request.problem, settings)
 
 
 def _environment(prepared: Prepared, source: TimeSource) -> Environment:
