@@ -32,6 +32,7 @@ from tuner.tuning.baselines import KEPT
 from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
+    WITHOUT_US,
     Gain,
     gains,
     mean_gain,
