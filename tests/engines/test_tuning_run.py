@@ -114,6 +114,20 @@ def test_a_run_starts_from_what_the_store_has_and_keeps_it_unless_it_is_beaten()
         assert configs(quick, store) == best
 
 
+def test_one_configuration_for_both_gemms_is_as_fast_as_the_best_recorded_one() -> None:
+    """The best one's up gemm is far from the fastest up gemm."""
+    engine, source = find_engine("sglang==0.4.4"), Source(MeasureKind.REPLAY, INT8_RECORDING)
+    asked = Request(INT8, H200, engine, source, MoeSelection((1024,)), wide=False)
+    with ResultStore.open("sqlite://") as store:
+        standard, best = (
+            tuned(replace(asked, effort=effort), store).entries
+            for effort in (Effort.STANDARD, Effort.EXHAUSTIVE)
+        )
+    up, down = standard
+    assert up.config == down.config
+    assert up.median_us + down.median_us <= 1.005 * sum(entry.median_us for entry in best)
+
+
 # Several problems: each report is printed when its problem is done
 
 WORDS = ["tune", "qwen3-30b-a3b", "--attention", "--kv-splits", "8", "--device", "H200"]
