@@ -66,11 +66,6 @@ class ChildProcess:
         except TimeoutError:
             return None
 
-    def interrupt(self) -> None:
-        """Send the process what Ctrl-C would send it."""
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGINT)
-
     def end(self) -> None:
         """Kill the process and every process that it started. Any thread may call this."""
         if self._process.returncode is None:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 
+from tuner.devices.here import VISIBLE, is_visible, visible_gpus
 from tuner.devices.table import find_device
 from tuner.engines.engine import engine_names, find_engine, find_packages, version_order
 from tuner.errors import UnknownDevice
@@ -41,9 +43,10 @@ class LocalGpu:
 
 
 def detect_gpus(root: Path = Path("/")) -> list[LocalGpu]:
-    """The machine's GPUs that the device table knows. Logs why, where none can be used.
+    """The machine's GPUs that the device table knows and CUDA_VISIBLE_DEVICES has.
 
-    That is a warning if `root`, where the kernel shows its devices, has signs of an NVIDIA GPU.
+    Logs why none can be used. That is a warning if `root`, where the kernel shows its devices, has
+    signs of an NVIDIA GPU.
     """
     try:
         import pynvml  # noqa: PLC0415  # an optional extra, and only a worker needs it
@@ -57,22 +60,32 @@ def detect_gpus(root: Path = Path("/")) -> list[LocalGpu]:
         return []
     named = []
     try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-            except pynvml.NVMLError as error:  # one that is lost must not hide the others
-                log.warning("GPU %d is left out: %s", index, error)
-            else:
-                named.append((_text(uuid), _text(name)))
+        listed = _listed(pynvml)
+        visible = visible_gpus()
+        named = [(uuid, name) for at, uuid, name in listed if is_visible(at, uuid, visible)]
+        if not listed:
+            _log_none(root, f"the driver shows none: {_CHECK_DRIVER}")
+        elif not named:  # a part of a GPU (MIG) is no GPU of the driver's list
+            _log_none(root, f"{VISIBLE} names no whole GPU that the driver shows: unset it")
     except pynvml.NVMLError as error:
         _log_none(root, f"{error}: {_CHECK_DRIVER}")
-    else:
-        if not named:
-            _log_none(root, f"the driver shows none: {_CHECK_DRIVER}")
     finally:
         pynvml.nvmlShutdown()
     return known_gpus(named)
+
+
+def _listed(pynvml: ModuleType) -> list[tuple[int, str, str]]:
+    """The driver's GPUs: number, uuid, name. Raises NVMLError."""
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+        except pynvml.NVMLError as error:  # a GPU that is lost must not hide the others
+            log.warning("GPU %d is left out: %s", index, error)
+        else:
+            found.append((index, _text(uuid), _text(name)))
+    return found
 
 
 def _log_none(root: Path, why: str) -> None:

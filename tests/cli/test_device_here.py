@@ -7,8 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.devices.here import card_to_check_or_here, device_or_here, known_here
-from tuner.errors import UnknownDevice
+from tuner.devices.here import (
+    VISIBLE,
+    card_to_check_or_here,
+    device_or_here,
+    gpu_to_measure_on,
+    known_here,
+)
+from tuner.errors import BadInput, UnknownDevice
 
 TUNE = ("tune", "deepseek-r1", "--tp", "3")
 
@@ -17,6 +23,7 @@ TUNE = ("tune", "deepseek-r1", "--tp", "3")
 def smi(tmp_path, monkeypatch):
     """A nvidia-smi that a test writes; until then there is none."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(VISIBLE, raising=False)
     return tmp_path / "nvidia-smi"
 
 
@@ -81,22 +88,62 @@ def test_an_unknown_gpu_here_is_checked_by_its_compute_capability(smi, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("visible", "words", "said"),
     [
-        (("--gpus", "1"), "tp=3"),  # it gets so far that it resolves the model for the L40S
-        (("--gpus", "0,2"), "tp=3"),
-        (("--gpus", "1", "--device", "H200"), "GPU 1 here is NVIDIA L40S, and not NVIDIA_H200"),
-        (("--gpus", "0,1"), "GPU 0 is NVIDIA H200, GPU 1 is NVIDIA L40S: name GPUs of one kind"),
-        (("--gpus", "3"), "lists the GPUs 0 to 2 here, and no GPU 3"),
-        ((), "choose one with --device"),
-        (("--gpus", "1", "--device", "H200", "--measure", "predict"), "tp=3"),
+        (None, ("--gpu", "1"), "tp=3"),  # it gets so far that it resolves the model for the L40S
+        (None, ("--gpu", "1", "--device", "H200"), "GPU 1 here is NVIDIA L40S, and not NVIDIA_H20"),
+        (None, ("--gpu", "3"), "lists the GPUs 0 to 2 here, and no GPU 3"),
+        (None, (), "choose one with --device"),
+        (None, ("--gpu", "1", "--device", "H200", "--measure", "predict"), "tp=3"),
+        ("1,2", (), "tp=3"),
+        ("1,2", ("--device", "H200"), "GPU 1 here is NVIDIA L40S, and not NVIDIA_H200"),
+        ("GPU-b", ("--device", "H200"), "GPU GPU-b here is NVIDIA L40S, and not NVIDIA_H200"),
+        ("GPU-b", ("--gpu", "1"), "tp=3"),
+        ("GPU-b", ("--gpu", "0"), "GPU 0 is not in CUDA_VISIBLE_DEVICES=GPU-b: leave --gpu out"),
+        ("1,2", ("--gpu", "0"), "GPU 0 is not in CUDA_VISIBLE_DEVICES=1,2: leave --gpu out"),
+        ("1,2", ("--gpu", "0", "--device", "H200", "--measure", "predict"), "tp=3"),
+        ("MIG-c", ("--device", "H200"), "tp=3"),  # nvidia-smi does not list it
+        ("", ("--device", "H200"), "CUDA_VISIBLE_DEVICES names no GPU: unset it"),
+        ("-1", ("--device", "H200"), "CUDA_VISIBLE_DEVICES names no GPU: unset it"),
     ],
 )
-def test_the_gpus_to_measure_on_say_for_which_kind(smi, words, said):
-    answers(smi, "NVIDIA H200", "NVIDIA L40S", "NVIDIA H200")
+def test_the_gpu_to_measure_on_says_for_which_kind(smi, monkeypatch, visible, words, said):
+    smi.write_text(
+        "#!/bin/sh\ncase $1 in\n*uuid*) printf 'GPU-a1\\nGPU-b2\\nGPU-c3\\n';;\n"
+        "*) printf 'NVIDIA H200\\nNVIDIA L40S\\nNVIDIA H200\\n';;\nesac\n"
+    )
+    smi.chmod(0o755)
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
     done = CliRunner().invoke(app, [*TUNE, *words])
     assert done.exit_code == 2
     assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "taken"),
+    [
+        (None, None, "0"),
+        (None, 2, "2"),
+        ("3,1", None, "3"),
+        ("3,1", 1, "1"),
+        ("GPU-b2,GPU-a1", None, "GPU-b2"),
+        ("MIG-5", None, "MIG-5"),
+        ("2,-1,0", None, "2"),
+    ],
+)
+def test_what_cuda_visible_devices_names_is_measured_on_as_it_is(
+    smi, monkeypatch, visible, number, taken
+):
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
+    assert gpu_to_measure_on(number) == taken
+
+
+def test_a_gpu_behind_a_wrong_name_is_not_visible(smi, monkeypatch):
+    monkeypatch.setenv(VISIBLE, "2,-1,0")
+    with pytest.raises(BadInput, match="GPU 0 is not in CUDA_VISIBLE_DEVICES=2:"):
+        gpu_to_measure_on(0)
 
 
 def test_a_status_takes_the_first_known_gpu(smi: Path) -> None:

@@ -1,9 +1,8 @@
-"""Runs whatever their family: what is stored, printed and given to several GPUs."""
+"""Runs whatever their family: what is stored and printed."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from dataclasses import replace
@@ -14,7 +13,7 @@ from attention_cases import DECODE
 from cases import FP8, FP8_RECORDING, H200, INT8, INT8_RECORDING, SWEEP, tuned
 from typer.testing import CliRunner
 
-from tuner.cli import runs, side_by_side
+from tuner.cli import runs
 from tuner.cli.app import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
@@ -200,43 +199,3 @@ def test_a_problem_whose_kernels_cannot_be_lifted_does_not_end_the_command(
     assert f"not tuned: {problem.spec()}: sglang has another layout\n" in err
     with pytest.raises(UnsupportedKernel, match="another layout"):
         runs.run_all([unlifted, unlifted], None, as_json=True)
-
-
-# Several GPUs: the processes that tune, with real kernels and without a GPU
-
-
-def gpu_request(problem, size):
-    engine, selection = find_engine("sglang==0.5.16"), MoeSelection((size,), (Gemm.UP,))
-    return Request(problem, H200, engine, Source(MeasureKind.GPU), selection, Effort.QUICK)
-
-
-@pytest.fixture
-def told(tmp_path, monkeypatch):
-    """The file of what the GPUs' children were asked."""
-    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path / 'tuner.db'}")
-    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    monkeypatch.setattr(side_by_side, "MODULE", "one_fake_gpu")
-    return tmp_path / "told"
-
-
-@pytest.mark.timeout(900)
-def test_each_problem_is_measured_on_one_gpu_and_stored(tmp_path, told, capsys):
-    requests = [gpu_request(replace(FP8, E=64), 1), gpu_request(FP8, 16)]
-    side_by_side.run_side_by_side(requests, ("0", "1"), as_json=True)
-    gpus = {}
-    for line in told.read_text().splitlines():
-        asked, gpu = line.split(" GPU ")
-        gpus.setdefault(asked.split()[1], set()).add(gpu)
-    assert sorted(map(len, gpus.values())) == [1, 1]
-    assert set().union(*gpus.values()) == {"0", "1"}
-    out, err = capsys.readouterr()
-    reports = json.loads(out)["reports"]
-    assert [report["problem"] for report in reports] == [one.problem.spec() for one in requests]
-    assert "GPU 0: problem 1 of 2: " in err or "GPU 1: problem 1 of 2: " in err
-    with ResultStore.open(f"sqlite:///{tmp_path / 'tuner.db'}") as store:
-        for one, report in zip(requests, reports, strict=True):
-            stored = store.winners(device=H200.name, engine="sglang", problem=one.problem)
-            configs = [winner.entry.config for winner in stored]
-            assert report["entries"][0]["config"] in [dict(config) for config in configs]

@@ -10,13 +10,12 @@ from databases import both_databases
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
 from tuner.problems.points import Point, Problem
-from tuner.problems.registry import parse_problem
 from tuner.problems.results import Environment, MeasureKind, RunKey, Totals
 from tuner.store.database import Database
 from tuner.store.results import ResultStore
 from tuner.store.workers import Estimates
 from tuner.tuning.gains import Meter, cost_line, work_line
-from tuner.tuning.request import START_S, Effort, estimate_line, later_gpu_s, start_s, typical_gpu_s
+from tuner.tuning.request import START_S, Effort, estimate_line, typical_gpu_s
 
 ENVIRONMENT = Environment("NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "kernels", driver="550")
 POINTS = tuple(Point(size, gemm) for size in (1, 64) for gemm in Gemm)
@@ -59,39 +58,6 @@ def test_without_a_run_the_number_of_tries_says_it(store):
     # Few points take little less: it begins, and other backends are timed too.
     assert estimate(store, 3, Effort.QUICK) == pytest.approx(9.6, abs=0.1)
     assert estimate(store, 36, Effort.EXHAUSTIVE) is None
-
-
-@pytest.mark.parametrize(
-    ("problem", "points", "took_s"),
-    [
-        ("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16", 12, 24.7),
-        ("extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16", 6, 10.6),
-        ("fused_moe:E=257,N=256,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128", 36, 15.4),
-    ],
-)
-def test_the_kernels_that_compile_longest_are_not_thought_to_be_quick(
-    store, problem, points, took_s
-):
-    """Quick runs on an H100: benchmarks/results/h100/tune-deepseek-r1-rank-1-gpu.txt."""
-    asked = parse_problem(problem)
-    assert estimate(store, points, Effort.QUICK, asked) == pytest.approx(took_s, rel=0.1)
-    finish(store, took_s, problem=asked, effort="quick", points=POINTS)
-    again = estimate(store, len(POINTS), Effort.QUICK, asked)
-    assert again == pytest.approx(max(took_s, start_s(asked)))
-
-
-@pytest.mark.parametrize(
-    ("problem", "points", "took_s"),
-    [
-        ("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16", 12, 24.7),
-        ("extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16", 6, 10.6),
-        ("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128", 18, 5.8),
-    ],
-)
-def test_a_later_problem_of_a_command_finds_the_processes_started(problem, points, took_s):
-    asked = parse_problem(problem)
-    alone = typical_gpu_s(asked, points, Effort.QUICK)
-    assert later_gpu_s(asked, alone) == pytest.approx(took_s, rel=0.1)
 
 
 def test_a_done_job_says_what_it_cost(store, jobs, leases):

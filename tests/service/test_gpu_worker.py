@@ -216,7 +216,7 @@ def test_nothing_is_left_of_a_closed_lane():
         ({"needed_bytes": 5000}, NotEnoughMemory, "5,000 bytes of GPU memory, 1,000 are free"),
         ({"status": "crashed", "detail": "no GPU"}, MeasurerUnavailable, "no GPU"),
         ({"status": "bad_input", "detail": "not a tensor"}, BadInput, "not a tensor"),
-        ({"status": "in_use", "detail": "pid 7 measures"}, GpuInUse, "pid 7 measures: .* --gpus"),
+        ({"status": "in_use", "detail": "pid 7 measures"}, GpuInUse, "pid 7 measures: .* --gpu"),
     ],
 )
 def test_set_up_that_fails_says_why_and_leaves_nothing(answer, error, words):

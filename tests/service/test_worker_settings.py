@@ -173,6 +173,21 @@ def test_a_card_that_is_lost_hides_no_other(monkeypatch):
     assert detect_gpus() == [L40S]
 
 
+@pytest.mark.parametrize(
+    ("visible", "numbers"),
+    [("2,0", [0, 2]), ("GPU-1", [1]), ("3", []), ("", []), ("1,-1,0", [1]), ("MIG-1", [])],
+)
+def test_workers_are_for_the_gpus_that_cuda_visible_devices_has(
+    monkeypatch, caplog, machine, visible, numbers
+):
+    Driver(monkeypatch, *["NVIDIA L40S"] * 3)
+    everything = detect_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with caplog.at_level(logging.INFO, "tuner.gpus"):
+        assert detect_gpus(machine) == [everything[number] for number in numbers]
+    assert ("CUDA_VISIBLE_DEVICES names no whole GPU" in caplog.text) == (not numbers)
+
+
 @pytest.mark.parametrize("sign", ["sys", "proc/driver/nvidia/version", "dev/nvidia0"])
 @pytest.mark.parametrize("reason", ["no library", "no driver", "no module", "no card"])
 def test_a_gpu_that_cannot_be_used_is_warned_of(monkeypatch, caplog, machine, sign, reason):

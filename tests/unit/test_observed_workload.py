@@ -20,7 +20,7 @@ SGLANG = [
     "[2026-11-21 10:00:04 TP0] Decode batch, #running-req: 8, #token: 33000, token usage: 0.10, "
     "cuda graph: True, gen throughput (token/s): 400.00, #queue-req: 0,",
     "[2026-11-21 10:00:06 TP0] Decode batch. #running-req: 60, #token: 61440, token usage: 0.40, "
-    "gen throughput (token/s): 6000.00, #queue-req: 0,",
+    "gen throughput (token/s): 2000.00, #queue-req: 0,",
 ]
 VLLM = [
     "INFO GPU KV cache size: 100,000 tokens",
@@ -39,8 +39,24 @@ def test_a_log_of_sglang_weighs_batches_by_their_time():
         (Phase.DECODE, 8, 1, 4125),
         (Phase.DECODE, 60, 1, 1024),
     ]
-    # A decode line stands for a fixed number of steps: 8/400 + 8/400 against 60/6000 of a second.
-    assert [b.weight for b in found] == pytest.approx([1, 0.4, 0.4, 0.2])
+    # A decode line stands for a fixed number of steps: 8/400 + 8/400 against 60/2000 of a second.
+    assert [b.weight for b in found] == pytest.approx([1, 2 / 7, 2 / 7, 3 / 7])
+
+
+@pytest.mark.parametrize("idle", [1, 64, 65])
+def test_a_line_after_an_idle_hour_has_the_time_of_its_steps(idle):
+    line = "Decode batch. #running-req: {}, #token: 9999, gen throughput (token/s): {}, #queue-"
+    found = batches_of_log([line.format(idle, idle / 3600)] + [line.format(64, 2500.0)] * 2000)
+    assert found[0].sequences == idle
+    assert found[0].weight == pytest.approx(1 / 2001, rel=0.02)
+    assert sizes(found, LADDER) == [64]
+
+
+def test_a_step_with_more_requests_is_no_shorter():
+    line = "Decode batch. #running-req: {}, #token: 9999, gen throughput (token/s): {}, #queue-"
+    found = batches_of_log([line.format(n, speed) for n, speed in [(1, 50), (4, 40), (8, 200)]])
+    # Steps of 20, 100 and 40 ms: the 100 ms of 4 requests were no longer than the 40 ms of 8.
+    assert [b.weight for b in found] == pytest.approx([0.2, 0.4, 0.4])
 
 
 def test_a_log_of_vllm_tells_lengths_by_the_cache_in_use():
@@ -69,8 +85,8 @@ def test_rare_batches_are_left_out():
 def test_points_are_few_and_by_powers_of_two():
     assert points(batches_of_log(SGLANG)) == [
         WeightedBatch(Phase.PREFILL, 2, 512, 4096, 1.0),
-        WeightedBatch(Phase.DECODE, 8, 1, 4096, 0.8),
-        WeightedBatch(Phase.DECODE, 64, 1, 1024, 0.2),
+        WeightedBatch(Phase.DECODE, 8, 1, 4096, 0.571),
+        WeightedBatch(Phase.DECODE, 64, 1, 1024, 0.429),
     ]
     many = [WeightedBatch(Phase.DECODE, 1, 1, 1 << n, 1 / 20) for n in range(20)]
     assert len(points(many)) == 12

@@ -147,14 +147,10 @@ def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
 def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
     """Print reports as one JSON object, or as texts."""
     if as_json:
-        print_objects([report.as_json() for report in reports])
+        objects = [report.as_json() for report in reports]
+        print_json(objects[0] if len(objects) == 1 else {"reports": objects})
     else:
         typer.echo("\n\n".join(report_text(report, named=len(reports) > 1) for report in reports))
-
-
-def print_objects(objects: Sequence[object]) -> None:
-    """Print the JSON objects of reports as one object."""
-    print_json(objects[0] if len(objects) == 1 else {"reports": objects})
 
 
 def report_text(report: Report | CheckReport, *, named: bool) -> str:

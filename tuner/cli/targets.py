@@ -385,9 +385,3 @@ def refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
     """Raise BadInput where all families are tuned with a file that is of one family."""
     if every and (given := [flag for flag, file in files.items() if file is not None]):
         raise BadInput(f"{given[0]} is for one family of kernels: leave it or --all out")
-
-
-def refuse_several_gpus(files: Mapping[str, Path | None]) -> None:
-    """Raise BadInput if a file is given that only one process can use."""
-    if given := [flag for flag, file in files.items() if file is not None]:
-        raise BadInput(f"{given[0]} is for one GPU: leave it out, or name one GPU in --gpus")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,6 @@ from tuner.cli.targets import (
     TargetOptions,
     refuse_more_targets,
     refuse_one_file,
-    refuse_several_gpus,
     resolve,
     selection_of,
     server_of,
@@ -73,13 +73,14 @@ def tune(
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     engine: EngineOfTarget = "",
-    gpus: Annotated[
-        str,
+    gpu: Annotated[
+        int | None,
         typer.Option(
-            help="Numbers of the GPUs to measure on, as nvidia-smi lists them, e.g. 0,1: each has "
-            "a problem of its own; default: 0."
+            min=0,
+            help="Number of the GPU to measure on, as nvidia-smi lists them; default: the first of "
+            "CUDA_VISIBLE_DEVICES, else 0.",
         ),
-    ] = "",
+    ] = None,
     routing: Annotated[
         Path | None,
         typer.Option(
@@ -115,15 +116,14 @@ def tune(
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.engines.engine import find_engine
     from tuner.engines.settings import settings_to_keep
-    from tuner.problems.results import MeasureKind
-    from tuner.tuning.request import Request, parse_effort, parse_gpus, parse_source
+    from tuner.tuning.request import Request, parse_effort
 
-    wanted_effort, cards = parse_effort(effort), parse_gpus(gpus or "0")
-    source = parse_source(measure, gpu=cards[0], routing=routing)
+    wanted_effort = parse_effort(effort)
+    source = _source(measure, gpu, routing)
     problems: Sequence[Problem]
     notes: list[str] = []
     if cluster is not None:
-        card = _card(device, source, cards if gpus else ())
+        card = _card(device, source, gpu)
         given = {
             repr(target): target,
             "--all": every,
@@ -138,7 +138,7 @@ def tune(
         if not target:
             raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
         named = server_of(target)
-        card = _card(device or named.device, source, cards if gpus else ())
+        card = _card(device or named.device, source, gpu)
         found_engine = find_engine(engine or named.engine or "sglang")
         flags = settings_of(server_args, target)
         name, version = found_engine.name, found_engine.version
@@ -146,8 +146,7 @@ def tune(
         targets, flags = targets_and_settings(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
-    one_file = {"--record": record, "--routing": routing}
-    refuse_one_file(every, one_file)
+    refuse_one_file(every, {"--record": record, "--routing": routing})
     if every:
         made = planned(problems, found_engine, card, flags, choice, wanted_effort)
         say(made.as_text())
@@ -171,15 +170,19 @@ def tune(
     if requests:
         # The plan of all problems has said what runs.
         _announce(requests, notes, None if every else flags)
-    if source.kind is MeasureKind.GPU and len(cards) > 1 and len(requests) > 1:
-        from tuner.cli.side_by_side import run_side_by_side
+    run_all(requests, record, as_json)
 
-        refuse_several_gpus(one_file)
-        run_side_by_side(requests, cards[: len(requests)], as_json)
-    else:
-        if source.kind is MeasureKind.GPU and len(cards) > 1 and requests:
-            say(f"one problem is tuned on one GPU: {cards[0]}")
-        run_all(requests, record, as_json)
+
+def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
+    """The source of times. Raises BadInput, also for a GPU that may not be used."""
+    from tuner.devices.here import gpu_to_measure_on
+    from tuner.problems.results import MeasureKind
+    from tuner.tuning.request import parse_source
+
+    source = parse_source(measure, routing=routing)
+    if source.kind is not MeasureKind.GPU:
+        return source
+    return replace(source, gpu=gpu_to_measure_on(gpu))
 
 
 def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Problem]:
@@ -202,16 +205,17 @@ def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Pro
     return kept
 
 
-def _card(name: str, source: Source, gpus: Sequence[str]) -> Device:
-    """The kind of GPU to tune for: as named, else of the GPUs to measure on or of this machine.
+def _card(name: str, source: Source, gpu: int | None) -> Device:
+    """The kind of GPU to tune for: as named, else of the GPU to measure on or of this machine.
 
     Raises UnknownDevice.
     """
-    from tuner.devices.here import device_of_gpus, device_or_here
+    from tuner.devices.here import device_of_gpu, device_or_here, visible_gpus
     from tuner.problems.results import MeasureKind
 
-    if gpus and source.kind is MeasureKind.GPU:
-        return device_of_gpus(name, gpus)
+    chosen = gpu is not None or visible_gpus() is not None
+    if chosen and source.kind is MeasureKind.GPU:
+        return device_of_gpu(name, source.gpu)
     return device_or_here(name)
 
 

@@ -112,7 +112,6 @@ class Farm:
         timeout_s: float = 60.0,
         cache_dir: Path | None = None,
         spare_cores: int = 0,
-        beside: int = 1,
         triton: TritonRelease | None = None,
     ) -> None:
         folder = cache_dir or default_cache_dir()
@@ -124,7 +123,7 @@ class Farm:
         self.cached = 0  # jobs answered without compiling
         self.compile_s = 0.0  # summed over the processes
         cores = len(os.sched_getaffinity(0))
-        self.processes = processes or max(1, min(cores, 2 * cores // beside) - spare_cores)
+        self.processes = processes or max(1, cores - spare_cores)
         self._timeout_s = timeout_s
         self._held_limit_s = timeout_s  # for another `tuner` that compiles a kernel
         # A launch finds compiled kernels by the same source files and the same Triton cache.

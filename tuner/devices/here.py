@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from itertools import takewhile
 
 from tuner.devices.table import Device, card_to_check, find_device
-from tuner.errors import UnknownDevice
+from tuner.errors import BadInput, UnknownDevice
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY = "nvidia-smi --query-gpu={} --format=csv,noheader,nounits"
 _LIMIT_S = 20  # a driver that wakes up takes seconds
 
@@ -52,31 +55,70 @@ def known_here() -> Device | None:
     return None
 
 
-def device_of_gpus(name: str, gpus: Sequence[str]) -> Device:
-    """The kind of the GPUs of this machine with these numbers, as nvidia-smi numbers them.
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
+    """Return the numbers and uuids in CUDA_VISIBLE_DEVICES; None: all GPUs may be used.
 
-    Raises UnknownDevice where they are of several kinds, of another kind than `name`, or not there.
-    Without nvidia-smi, `name` is believed.
+    As CUDA does, ignore what follows the first name that is neither, such as -1.
+    """
+    if VISIBLE not in environ:
+        return None
+    names = [name.strip() for name in environ[VISIBLE].split(",")]
+    return tuple(takewhile(lambda name: name.isdigit() or name[:4] in ("GPU-", "MIG-"), names))
+
+
+def is_visible(number: int, uuid: str, visible: tuple[str, ...] | None) -> bool:
+    """Whether `visible_gpus` has the GPU of a number and a uuid. CUDA takes a uuid's beginning."""
+    if visible is None or str(number) in visible:
+        return True
+    return any(uuid.startswith(name) for name in visible if name.startswith("GPU-"))
+
+
+def gpu_to_measure_on(number: int | None) -> str:
+    """Return CUDA's number or uuid of the GPU with nvidia-smi's `number`, else of the first one.
+
+    Raises BadInput if CUDA_VISIBLE_DEVICES does not name it: it may be somebody else's.
+    """
+    visible = visible_gpus()
+    if visible is None:
+        return str(number or 0)
+    if not visible:
+        raise BadInput(f"{VISIBLE} names no GPU: unset it, or name a GPU in it")
+    if number is None:
+        return visible[0]
+    uuids = dict(enumerate(asked_here("uuid")))
+    if not is_visible(number, uuids.get(number, ""), visible):
+        raise BadInput(
+            f"GPU {number} is not in {VISIBLE}={','.join(visible)}: leave --gpu out, or name the "
+            f"GPU in {VISIBLE}"
+        )
+    return str(number)
+
+
+def device_of_gpu(name: str, gpu: str) -> Device:
+    """Return the kind of the GPU of this machine with nvidia-smi's number or uuid.
+
+    Raises UnknownDevice if it is of another kind than `name`, or not there. `name` is believed
+    without nvidia-smi, and for a part of a GPU (MIG), which nvidia-smi does not list.
     """
     here = asked_here("name")
-    if not here:
-        return device_or_here(name)
-    if missing := [gpu for gpu in gpus if int(gpu) >= len(here)]:
-        raise UnknownDevice(
-            f"nvidia-smi lists the GPUs 0 to {len(here) - 1} here, and no GPU {missing[0]}"
-        )
-    names = {gpu: here[int(gpu)] for gpu in gpus}
-    if not name and len(set(names.values())) > 1:
-        told = ", ".join(f"GPU {gpu} is {one}" for gpu, one in names.items())
-        raise UnknownDevice(f"{told}: name GPUs of one kind in --gpus")
-    wanted = find_device(name or next(iter(names.values())))
-    for gpu, one in names.items():
-        if find_device(one) != wanted:
+    if gpu.isdigit():
+        number = int(gpu)
+        if here and number >= len(here):
             raise UnknownDevice(
-                f"GPU {gpu} here is {one}, and not {wanted.name}: leave --device out, or name "
-                "another GPU in --gpus"
+                f"nvidia-smi lists the GPUs 0 to {len(here) - 1} here, and no GPU {gpu}"
             )
-    return wanted
+    else:
+        uuids = asked_here("uuid")
+        number = next((at for at, uuid in enumerate(uuids) if uuid.startswith(gpu)), len(here))
+    if number >= len(here):
+        return device_or_here(name)
+    found = find_device(here[number])
+    if name and find_device(name) != found:
+        raise UnknownDevice(
+            f"GPU {gpu} here is {here[number]}, and not {find_device(name).name}: leave --device "
+            "out, or name another GPU in --gpu"
+        )
+    return found
 
 
 def asked_here(fields: str, limit_s: float = _LIMIT_S) -> list[str]:

@@ -262,5 +262,5 @@ def _refuse_failed(answer: Mapping[str, Any]) -> None:
     if answer.get("status") == "bad_input":
         raise BadInput(answer["detail"])
     if answer.get("status") == "in_use":
-        wait = ": wait until it has ended, or name another GPU with --gpus"
+        wait = ": wait until it has ended, or name another GPU with --gpu"
         raise GpuInUse(answer["detail"], cli=wait)

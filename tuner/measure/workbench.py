@@ -21,15 +21,13 @@ class Workbench:
         self,
         child: str = CHILD_MODULE,
         *,
-        beside: int = 1,
         limits: ChildLimits = ChildLimits(),
         compile_s: float = 60.0,
     ) -> None:
         """`child` is the program of a GPU's child; it follows the protocol of `CHILD_MODULE`.
-        `beside`: how many workbenches work on this machine side by side. `compile_s`: as the
-        farm's `timeout_s`.
+        `compile_s`: as the farm's `timeout_s`.
         """
-        self._child, self._beside = child, beside
+        self._child = child
         self._limits, self._compile_s = limits, compile_s
         # What earlier runs of the command chose: first tries for problems that are like theirs.
         self.chosen: list[tuple[Problem, Mapping[Point, Config]]] = []
@@ -44,7 +42,6 @@ class Workbench:
             self._farm = farm = Farm(
                 timeout_s=self._compile_s,
                 spare_cores=spare_cores,
-                beside=self._beside,
                 triton=triton,
             )
         return farm

@@ -52,8 +52,8 @@ class Source:
     routing: Path | None = None  # captured top-k ids to measure with
 
 
-def parse_source(text: str, gpu: str = "0", routing: Path | None = None) -> Source:
-    """Read `gpu`, `predict` or `replay:FILE`. A GPU and a `routing` are for `gpu`.
+def parse_source(text: str, routing: Path | None = None) -> Source:
+    """Read `gpu`, `predict` or `replay:FILE`. A `routing` is for `gpu`.
 
     Raises BadInput, which names the nearest valid text.
     """
@@ -65,19 +65,9 @@ def parse_source(text: str, gpu: str = "0", routing: Path | None = None) -> Sour
     if text == MeasureKind.PREDICT.value:
         return Source(MeasureKind.PREDICT)
     if text == MeasureKind.GPU.value:
-        return Source(MeasureKind.GPU, gpu=gpu, routing=routing)
+        return Source(MeasureKind.GPU, routing=routing)
     near = one_of(kind, ["gpu", "predict", "replay:FILE"])
     raise BadInput(f"unknown way of measuring {text!r}{near}")
-
-
-def parse_gpus(text: str) -> tuple[str, ...]:
-    """Read CUDA device numbers, such as 0,1. Raises BadInput."""
-    names = tuple(part.strip() for part in text.split(","))
-    if not all(name.isascii() and name.isdigit() for name in names):
-        raise BadInput(f"GPUs must be numbers like 0,1, not {text!r}")
-    if len(set(names)) < len(names):
-        raise BadInput(f"{text!r} names a GPU twice")
-    return names
 
 
 def parse_effort(text: str) -> Effort:
@@ -111,10 +101,8 @@ class Request:
 
 
 # What a run takes beside its tries: the first kernels compile, references are computed, and other
-# backends are loaded, compiled and timed. Eight quick runs of 3 to 36 points on one H100 took 97 s
-# in all, and these two figures make it 94 s (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
-# A command's later problems find the processes and libraries started, and need AGAIN_S of it.
-START_S, AGAIN_S = 9.0, 2.0
+# backends are loaded, compiled and timed (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
+START_S = 9.0
 # The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
 _TRY_S = (27.4 - START_S) / 1440
 
@@ -122,11 +110,6 @@ _TRY_S = (27.4 - START_S) / 1440
 def start_s(problem: Problem) -> float:
     """The GPU seconds of a run beside its tries."""
     return max(START_S, family_of(problem).wait_s(problem))
-
-
-def later_gpu_s(problem: Problem, gpu_s: float) -> float:
-    """The seconds of a run that would take `gpu_s` alone, as a later one of a command."""
-    return gpu_s - start_s(problem) + AGAIN_S + family_of(problem).wait_s(problem)
 
 
 def typical_gpu_s(problem: Problem, points: int, effort: Effort) -> float | None:

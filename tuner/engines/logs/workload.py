@@ -7,10 +7,10 @@ other's time do not matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import islice
+from itertools import accumulate, islice
 
 # sglang: `log_decode_stats` and `log_prefill_stats` (0.4.4 to 0.5.23).
 _DECODE = re.compile(
@@ -67,12 +67,14 @@ def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
     """The batches in a log of sglang or vLLM; empty where the lines name none."""
     found: list[WeightedBatch] = []
     cache_tokens = 0
+    fastest: dict[int, float] = {}  # the most tokens/s of sglang's decode, by running requests
     for line in lines:
         if match := _DECODE.search(line):
             n, speed = int(match["n"]), _number(match["speed"] or "0")
-            if n and speed:  # a line stands for a fixed number of steps: their time is n / speed
+            if n and speed:
+                fastest[n] = max(speed, fastest.get(n, 0.0))
                 cached = int(match["tokens"]) // n if match["tokens"] else None
-                found.append(WeightedBatch(Phase.DECODE, n, 1, cached, n / speed))
+                found.append(WeightedBatch(Phase.DECODE, n, 1, cached, 0.0))
         elif match := _PREFILL.search(line):
             n, new = int(match["n"]), int(match["new"])
             if n and new:
@@ -84,7 +86,25 @@ def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
             n = int(match["n"])
             held = round(cache_tokens * _number(match["usage"]) / 100 / n)
             found.append(WeightedBatch(Phase.DECODE, n, 1, held or None, 1.0))
-    return merged(found)
+    # A line of sglang's decode stands for a fixed number of steps.
+    step_s = _step_times(fastest)
+    return merged(b if b.weight else replace(b, weight=step_s[b.sequences]) for b in found)
+
+
+def _step_times(fastest: Mapping[int, float]) -> dict[int, float]:
+    """The seconds of a step by running requests, from the most tokens/s at each.
+
+    A line's own speed does not tell them: it is over the time since the line before, in which the
+    server may have been idle. A step with fewer requests takes no longer, and a step with more
+    requests makes no fewer tokens/s.
+    """
+    counts = sorted(fastest)
+    speeds = accumulate((fastest[n] for n in counts), max)
+    longest = [*accumulate((n / fastest[n] for n in reversed(counts)), min)]
+    return {
+        n: min(n / speed, limit_s)
+        for n, speed, limit_s in zip(counts, speeds, reversed(longest), strict=True)
+    }
 
 
 @dataclass(frozen=True)
