@@ -46,10 +46,12 @@ def keep_uncompared(
         if size in unstored:
             return uncompared(entry, name, own[entry.point], why)
         trial = stored[entry.point]
+        as_stored = uncompared(entry, name, trial, why)
         return replace(
-            uncompared(entry, name, trial, why),
+            as_stored,
             status=trial.measurement.status,
             median_us=trial.measurement.median_us,
+            reason=f"{as_stored.reason}, so the stored entry stays",
         )
 
     return [kept(entry) for entry in entries]
