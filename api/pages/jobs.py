@@ -17,7 +17,14 @@ from api.fields import JobId
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, full_name, mistakes_in, refused_in
 from api.pages.names import readable, steps_of
-from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
+from api.pages.points import (
+    charts_of,
+    entries_of,
+    entries_so_far,
+    over_of,
+    server_of,
+    speedup_of,
+)
 from api.pages.render import as_time, go, page
 from api.paging import JobPage, Page
 from api.requests import SubmitJob
@@ -145,6 +152,7 @@ def show_job(job_id: JobId, request: Request, caller: Reader, api: ApiDep) -> Re
         charts=charts_of(timed) if entries else charts_of(so_far, running=True),
         speedup=speedup_of(timed),
         over=over_of(timed),
+        server=server_of(timed),
         finished=state.finished,
         may_cancel=not state.finished and owns,
         may_retry=owns and _may_retry(job),

@@ -11,10 +11,9 @@ from markupsafe import Markup
 
 from tuner.draw.chart import Chart, Series, Spot, draw_chart
 from tuner.draw.shapes import Colour, Drawing, Glyph, LogScale, svg_text
-from tuner.engines.settings import with_flags
 from tuner.problems.points import title_of
 from tuner.problems.registry import parts
-from tuner.problems.server import read_server
+from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain
 
 
@@ -198,11 +197,14 @@ def over_of(entries: Sequence[WinnerRow]) -> str:
     timed = [one for one in entries if one.running]
     names = dict.fromkeys(one.running for one in timed)
     said = " and ".join(f"Triton's {n}" if n in OWN else title_of(n) for n in names)
-    started = dict.fromkeys(with_flags(read_server(one.winner)) for one in timed)
-    without_us = f"{WITHOUT_US}{' or'.join(filter(None, started))}"
     if not timed or all(one.over_without_us for one in timed):
-        return f"{without_us}: {said}" if said else without_us
-    return f"{said}; {without_us} was {NOT_MEASURED}"
+        return f"{WITHOUT_US}: {said}" if said else WITHOUT_US
+    return f"{said}; {WITHOUT_US} was {NOT_MEASURED}"
+
+
+def server_of(entries: Sequence[WinnerRow]) -> ServerSettings:
+    """The settings of the servers that gains are of, as far as they are known."""
+    return next(filter(None, (read_server(one.winner) for one in entries)), UNKNOWN_SERVER)
 
 
 def charts_of(entries: Sequence[WinnerRow], running: bool = False) -> list[PartChart]:

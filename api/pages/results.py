@@ -15,7 +15,14 @@ from starlette.responses import Response
 from api.auth import Admin, Caller, Reader
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, mistakes_in
-from api.pages.points import WinnerRow, charts_of, entries_of, over_of, speedup_of
+from api.pages.points import (
+    WinnerRow,
+    charts_of,
+    entries_of,
+    over_of,
+    server_of,
+    speedup_of,
+)
 from api.pages.render import go, page
 from api.paging import Page, ResultOf, cursor_at
 from api.routes.results import get_result, list_run_trials, withdraw_result
@@ -143,6 +150,7 @@ def show_result(
         charts=charts_of(timed),
         speedup=speedup_of(timed),
         over=over_of(timed),
+        server=server_of(timed or entries),
         measured=bool(measured),
         history=[(one, speedup_of(entries_of(one["winners"]))) for one in histories],
         about=about,

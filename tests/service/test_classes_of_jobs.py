@@ -3,13 +3,17 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from urllib.parse import urlencode
 
 import pytest
-from api_server import MIXTRAL
+from api_server import ENTRY, MIXTRAL, serving
+from store_writer import KEY
 from tiers import only
 from typer.testing import CliRunner
 
 from api.requests import SubmitJob, job_request
+from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.targets import TargetOptions, settings_of, targets_and_settings
@@ -20,6 +24,8 @@ from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest, read_request
 from tuner.models.table import find_preset, presets
 from tuner.problems.points import Problem
+from tuner.problems.results import Totals
+from tuner.problems.server import ServerSettings, read_server
 from tuner.tuning.run import runs_without_us
 from workers import run_job
 from workers.settings import Settings
@@ -112,6 +118,21 @@ def test_a_posted_job_has_the_checkpoint_and_the_flags_that_choose_kernels(serve
             assert (request["checkpoint"], request["server_args"]) == (stored, kept)
             refused = server.call("POST", "/v1/jobs", {**posted, "server_args": "--a 'b"})
             assert "cannot read the server's flags" in refused.problem(422)
+
+
+def test_a_result_says_which_servers_it_is_of(tmp_path):
+    service = Settings(f"sqlite:///{tmp_path / 'tuner.db'}")
+    servers = ServerSettings("MixtralForCausalLM", "", "--quantization w8a8_int8")
+    with serving(ApiSettings(service, no_auth=True)) as server:
+        results = server.app.state.api.results
+        run = results.begin_run(KEY)
+        results.finish_run(run, [replace(ENTRY, server=servers)], Totals())
+        path = f"/results?{urlencode({'problem': KEY.problem.spec(), 'device': 'L40S'})}"
+        (place,) = server.call("GET", f"/v1{path}").json["environments"]
+        assert read_server(place["winners"][0]) == servers
+        page = server.call("GET", path, headers={"Accept": "text/html"}).body.decode()
+        assert "<code>--quantization w8a8_int8</code>" in page
+        assert "architecture=MixtralForCausalLM" in page  # of "Tune again"
 
 
 def test_flags_that_contradict_a_posted_job_are_refused(server):

@@ -228,6 +228,22 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         assert b'value="mixtral' in refused.body  # what was filled in stays
 
 
+def test_pages_carry_the_flags_of_servers_and_the_checkpoint(visitor: Visitor) -> None:
+    problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=int8_w8a8,per_channel_quant"
+    stored = {"checkpoint": "int8_w8a8 compressed-tensors int8", "architecture": "A1"}
+    posted = {"model": problem, "device": "L40S", "measure": "predict", **stored}
+    answer = visitor.post("/jobs", {**posted, "server_args": "--moe-runner-backend triton"})
+    assert answer.status == 303, answer.body
+    html = visitor.open("/" + answer.headers["location"].removeprefix("./"))
+    assert "<code>--moe-runner-backend triton</code>" in html
+    (link,) = re.findall(r'href="[./]*(jobs/new\?[^"]+)">Post one like it', html)
+    form = unescape(visitor.open(f"/{unescape(link)}"))
+    for name, value in {**stored, "server_args": "--moe-runner-backend triton"}.items():
+        assert re.search(rf'name="{name}" value="{value}"', form), name
+    refused = visitor.post("/jobs", {**posted, "server_args": "--a 'b"})
+    assert (refused.status, b'id="server_args-mistake"' in refused.body) == (422, True)
+
+
 def test_a_form_takes_any_name_of_a_device(visitor: Visitor) -> None:
     assert '<option value="NVIDIA_L40S" selected>' in visitor.open("/jobs/new?device=L40S")
 

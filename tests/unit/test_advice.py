@@ -394,3 +394,15 @@ def test_a_plan_shows_no_gain_over_another_version():
     assert plans["0.4.6"].problems[0].gain_words.endswith("measured")
     assert plans["0.4.5"].problems[0].gain_words == "unknown"
     assert "no gain is known of decode_attention" in plans["0.4.5"].as_text()
+
+
+def test_a_plan_shows_no_gain_over_triton_s_own_where_another_kernel_runs():
+    """As `tune` and `export` say: what runs without us was not measured."""
+
+    def gain(flags: Mapping[str, str]) -> str:
+        found = winners(DECODE, entries(DECODE))
+        made = plan_model([DECODE], cast("Engine", Served()), H200, flags, found, lambda _: None)
+        return made.problems[0].gain_words
+
+    assert gain({}) == "unknown"  # FlashAttention 3 runs
+    assert gain(ON_TRITON) == "2.00x measured"

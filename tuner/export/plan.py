@@ -209,8 +209,11 @@ def _stale(winners: Sequence[Winner]) -> str:
 
 
 def _known_gain(entries: Sequence[Entry]) -> tuple[float | None, Status | None]:
-    """The geometric mean of stored gains, of measured ones if there are any."""
+    """The geometric mean of stored gains over what runs without us, of measured ones if there are
+    any.
+    """
+    told = [entry for entry in entries if reference(entry).without_us]
     for status in (Status.OK, Status.PREDICTED):
-        if found := gains(entry for entry in entries if entry.status is status):
+        if found := gains(entry for entry in told if entry.status is status):
             return mean_gain(one.ratio for one in found), status
     return None, None
