@@ -115,7 +115,7 @@ audit: $(LOCK)/.installed
 	      "with a known vulnerability, or a database that did not answer" >&2; exit 1; }; \
 	done
 
-# About 20 minutes on two cores with PostgreSQL, then MINUTES with SQLite. It harms only what it
+# About 20 minutes on two cores with PostgreSQL, then up to 25 with SQLite. It harms only what it
 # started. It fills a disk of its own, which takes root; without: `make chaos CHAOS='--full-disk 0'`.
 chaos: install $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/operations.md $(CHAOS)
