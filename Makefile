@@ -115,7 +115,9 @@ audit: $(LOCK)/.installed
 	      "with a known vulnerability, or a database that did not answer" >&2; exit 1; }; \
 	done
 
-# About 25 minutes on two cores with PostgreSQL, then MINUTES with SQLite. It harms only what it
+# About 25 minutes on two cores with PostgreSQL, then some with SQLite. It harms only what it started.
+# It fills a disk of its own, which takes root; without: `make chaos CHAOS='--full-disk 0'`. Random
+# operations on a queue go on for five minutes; for longer: `make chaos QUEUE='--seconds 3600'`.
 # started. It fills a disk of its own, which takes root; without: `make chaos CHAOS='--full-disk 0'`.
 # Random operations on a queue go on for five minutes; longer: `make chaos QUEUE='--seconds 3600'`.
 chaos: install $(VENV)/.installed-dev

@@ -138,7 +138,7 @@ def chaos(options: argparse.Namespace, home: Path) -> Verdict:
             let_go(jobs)
             environ = {**os.environ, "TUNER_DATABASE_URL": url}
             neighbours = Neighbours(home / FILE, environ, options.lanes, options.blows, dice)
-            stack.callback(neighbours.stop)
+            stack.callback(neighbours.end)
             neighbours.start()
         started = time.monotonic()
         clients = start_clients(

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,15 @@ class Said:
         return [one for one, looks in self.deleted.items() if looks >= LOOKS]
 
 
+def open_files() -> Iterator[tuple[str, str]]:
+    """(process id, file) of what is open on this machine, as far as this user may see it."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            for link in (folder / "fd").iterdir():
+                with contextlib.suppress(OSError):  # the file was closed
+                    yield folder.name, str(link.readlink())
+
+
 class Neighbours:
     """Run COMMANDS one after the other without a pause, on several lanes at a time.
 
@@ -94,6 +103,13 @@ class Neighbours:
         """Start no further command."""
         self._over.set()
 
+    def end(self) -> None:
+        """Stop, and return when the last command has ended."""
+        self.stop()
+        for lane in self._lanes:
+            if lane.is_alive():
+                lane.join(JOIN_S)
+
     @property
     def running(self) -> bool:
         return any(lane.is_alive() for lane in self._lanes)
@@ -108,18 +124,14 @@ class Neighbours:
             done = done and self.said.runs.keys() >= COMMANDS.keys()
         if over and done:
             self.stop()
-        for link in Path("/proc").glob("[0-9]*/fd/*"):
-            with contextlib.suppress(OSError):  # the process, or its right to look, is gone
-                name = str(link.readlink())
-                if name.startswith(str(self._file)) and name.endswith(" (deleted)"):
-                    self.said.deleted[f"{link.parts[2]} {name}"] += 1
+        for pid, name in open_files():
+            if name.startswith(str(self._file)) and name.endswith(" (deleted)"):
+                self.said.deleted[f"{pid} {name}"] += 1
 
     def judge(self, jobs: JobStore) -> Said:
         """Look for the keys that were printed, and have SQLite check the file."""
         self.said.complete = self._over.is_set()
-        self.stop()
-        for lane in self._lanes:
-            lane.join(JOIN_S)
+        self.end()
         keys = KeyStore(jobs.database)
         self.said.keys_lost = sum(keys.find(token) is None for token in self.said.keys)
         with jobs.database.read() as connection:
