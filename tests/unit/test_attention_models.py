@@ -14,7 +14,7 @@ from tuner.devices.table import find_device
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
 from tuner.families.attention.models import attention_problems, find_attention
 from tuner.families.attention.problem import Attention, AttentionPhase
-from tuner.models.attention_json import attention_shape, read_attention
+from tuner.models.attention_json import attention_places, attention_shape, read_attention
 from tuner.models.config_json import parse_checkpoint
 from tuner.models.model import Model
 from tuner.models.table import find_preset, presets
@@ -301,6 +301,33 @@ class TestConfigJson:
         assert [(kind.window, kind.count) for kind in shape.layers] == windows
 
     @pytest.mark.parametrize(
+        ("changes", "places"),
+        [
+            (  # Llama 4, as newer releases of transformers write it
+                {"layer_types": ["chunked_attention"] * 3 + ["full_attention"]},
+                [0, 1, 2, 3],
+            ),
+            (  # Kimi Linear
+                {
+                    **{"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+                    **{"v_head_dim": 128, "num_hidden_layers": 8},
+                    "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4, 8]},
+                },
+                [3, 7],
+            ),
+            ({"layer_group_size": 8, "num_hidden_layers": 24}, [7, 15, 23]),  # Ling 2.5
+            ({"layer_group_size": [1, 0, 1, 0], "num_hidden_layers": 4}, [1, 3]),
+            ({"layer_group_size": 1, "num_hidden_layers": 2}, [0, 1]),
+            ({"attn_type_list": [0, 0, 1, 0, 1]}, [2, 4]),  # MiniMax-M1
+        ],
+    )
+    def test_layers_of_linear_attention_are_left_out(self, changes, places):
+        fields = config(**changes)
+        shape = attention_shape(fields)
+        assert [kind.count for kind in shape.layers] == [len(places)]
+        assert attention_places(fields, "Qwen3ForCausalLM", shape) == (places,)
+
+    @pytest.mark.parametrize(
         ("changes", "cap"),
         [
             ({"architectures": ["Grok1ModelForCausalLM"]}, 30.0),
@@ -359,6 +386,7 @@ WORDS = [
     *("attn_layer_period", "attn_layer_offset", "full_attention_interval", "num_hidden_layers"),
     *("rope_scaling", "max_position_embeddings", "attn_logit_softcapping", "global_head_dim"),
     *("sliding_window_pattern", "swa_head_dim", "torch_dtype", "full_attn_idxs"),
+    *("linear_attn_config", "layer_group_size", "attn_type_list"),
 ]
 
 

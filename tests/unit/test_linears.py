@@ -18,7 +18,7 @@ from tuner.models.linears import (
     refuses,
     why_unread,
 )
-from tuner.models.linears_json import parse_linears_json, read_linears
+from tuner.models.linears_json import parse_linears_json, read_linears, sparse_places
 from tuner.models.quantization import Quantization
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
@@ -293,6 +293,28 @@ class TestConfigJson:
         assert (both.N, both.count) == (2 * 2 * 768, 33)
         qwen = experts | {"architectures": ["Qwen3MoeForCausalLM"]}
         assert "mlp.gate_up_proj" not in of_rank(read(**qwen))
+
+    @pytest.mark.parametrize(
+        ("fields", "sparse"),
+        [
+            ({"expert_layer_period": 2, "expert_layer_offset": 1}, [1, 3, 5, 7]),  # Jamba
+            ({"num_dense_layers": 2}, [2, 3, 4, 5, 6, 7]),  # LFM2
+            (  # Ernie 4.5
+                {"moe_layer_start_index": 1, "moe_layer_end_index": 6, "moe_layer_interval": 1},
+                [1, 2, 3, 4, 5, 6],
+            ),
+            (
+                {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 2},
+                [1, 3, 5, 7],
+            ),
+            ({"moe_layers_enum": "4,5, 6"}, [4, 5, 6]),  # Step 3
+            ({"moe_layers_enum": [4, 5, 6]}, [4, 5, 6]),
+            ({}, [*range(8)]),
+        ],
+    )
+    def test_fields_say_which_layers_have_experts(self, fields, sparse):
+        experts = {"num_experts": 8, "num_hidden_layers": 8}
+        assert sparse_places({**experts, **fields}, "AnyForCausalLM") == sparse
 
     def test_llama_4_interleaves_experts(self):
         sizes = {"intermediate_size": 8192, "intermediate_size_mlp": 16384}

@@ -18,7 +18,7 @@ from tuner.models.fields import (
     torch_dtype,
 )
 from tuner.models.folder import read_with
-from tuner.models.layer_counts import count_layers, layer_total, place_layers
+from tuner.models.layer_counts import count_layers, place_layers
 from tuner.problems.dtypes import Dtype
 
 _Q_HEADS = ("num_attention_heads", "n_heads", "n_head")
@@ -107,7 +107,7 @@ def attention_places(
 ) -> tuple[list[int], ...]:
     """The numbers of the layers that have each of `shape.layers`; empty where unknown."""
     if shape.kv_lora_rank:
-        return (list(range(layer_total(fields))),)
+        return (place_layers(fields, 1)[0],)
     full, sliding = place_layers(fields, _FULL_EVERY.get(architecture, 1))
     return tuple(sliding if kind.window else full for kind in shape.layers)
 
@@ -116,7 +116,7 @@ def _latent(fields: Json) -> Layers:
     heads = _heads(fields)
     nope, rope = (_required(fields, (f"qk_{part}_head_dim",)) for part in ("nope", "rope"))
     value = _required(fields, ("v_head_dim",))
-    return Layers(heads, heads, nope + rope, value, count=layer_total(fields))
+    return Layers(heads, heads, nope + rope, value, count=count_layers(fields, 1)[0])
 
 
 def _kinds(fields: Json, architecture: str) -> list[Layers]:

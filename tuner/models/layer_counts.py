@@ -5,12 +5,15 @@ Layers of other kinds (Mamba, linear attention, convolutions) are not among them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tuner.errors import MalformedCheckpoint
 from tuner.models.fields import Json, size
 
 LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 PATTERN = "hybrid_override_pattern"  # Nemotron H: a letter for each layer
-_FULL = ("full_attention", "attention")
+# Llama 4 has chunks, which the engines' Triton kernels do not know.
+_FULL = ("full_attention", "attention", "chunked_attention")
 _SLIDING = "sliding_attention"
 _MAX_LAYERS = 10_000
 
@@ -38,19 +41,37 @@ def place_layers(fields: Json, full_every: int) -> tuple[Places, Places]:
     pattern = fields.get(PATTERN)
     if isinstance(pattern, str):
         return _at(pattern, ("*",)), []
-    listed = fields.get("full_attn_idxs")  # LFM2
-    if isinstance(listed, list):
-        return [at for at in listed if isinstance(at, int)], []
+    if (listed := _listed(fields)) is not None:
+        return listed, []
     layers = layer_total(fields)
     if period := size(fields, ("attn_layer_period",)):  # Jamba
         return list(range(size(fields, ("attn_layer_offset",)) or 0, layers, period)), []
-    if interval := size(fields, ("full_attention_interval",)):  # Qwen3-Next
+    # Qwen3-Next, and Ling 2.5 (bailing_moe_linear.py)
+    if interval := size(fields, ("full_attention_interval", "layer_group_size")):
         return list(range(interval - 1, layers, interval)), []
     every = size(fields, ("sliding_window_pattern",)) or full_every
     if full_every == 1:
         return list(range(layers)), []
     full = list(range(every - 1, layers, every))
     return full, [at for at in range(layers) if (at + 1) % every]
+
+
+def _listed(fields: Json) -> Places | None:
+    """The attention layers among layers of linear attention, if a field lists them."""
+    kinds = fields.get("attn_type_list")  # MiniMax-M1: 0 for lightning attention
+    if isinstance(kinds, list):
+        return _at(kinds, (1,))
+    listed = fields.get("full_attn_idxs")  # LFM2
+    if isinstance(listed, list):
+        return [at for at in listed if isinstance(at, int)]
+    linear = fields.get("linear_attn_config")  # Kimi Linear, which numbers layers from 1
+    listed = linear.get("full_attn_layers") if isinstance(linear, Mapping) else None
+    if isinstance(listed, list):
+        return [at - 1 for at in listed if isinstance(at, int) and at > 0]
+    kinds = fields.get("layer_group_size")  # Ling (bailing_moe_v3.py): 1 for linear attention
+    if isinstance(kinds, list):
+        return [at for at, kind in enumerate(kinds) if kind != 1]
+    return None
 
 
 def layer_total(fields: Json) -> int:

@@ -113,7 +113,28 @@ def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
         step = size(fields, ("interleave_moe_layer_step",))
         step = 1 if step is None else step
         return [at for at in range(total) if step == 0 or (at + 1) % step]
-    return ()  # sglang's other classes make every layer sparse
+    return _dense_by_field(fields, total)
+
+
+def _dense_by_field(fields: Json, total: int) -> Sequence[int]:
+    """The layers without experts, by fields that few classes have; none without such a field."""
+    if period := size(fields, ("expert_layer_period",)):  # Jamba (transformers' configuration)
+        offset = size(fields, ("expert_layer_offset",)) or 0
+        return [at for at in range(total) if at % period != offset]
+    if first := size(fields, ("num_dense_layers",)):  # lfm2_moe.py
+        return range(min(first, total))
+    if (begin := size(fields, ("moe_layer_start_index",))) is not None:  # ernie45_moe.py
+        end = fields.get("moe_layer_end_index")
+        end = end if isinstance(end, int) and end >= 0 else total - 1
+        every = size(fields, ("moe_layer_interval",)) or 1
+        return [at for at in range(total) if not begin <= at <= end or (at + 1) % every]
+    listed = fields.get("moe_layers_enum")  # step3_text.py: "4,5,6"
+    if isinstance(listed, str):
+        listed = listed.split(",")
+    if isinstance(listed, list):
+        sparse = {str(at).strip() for at in listed}
+        return [at for at in range(total) if str(at) not in sparse]
+    return ()  # other classes make every layer sparse
 
 
 def sparse_places(fields: Json, architecture: str) -> list[int]:

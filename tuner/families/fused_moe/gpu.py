@@ -50,12 +50,13 @@ class MoeOnGpu:
             last_cache_bytes(),
             captured,
             foreign_blocks=self._kernels.foreign_blocks,
+            free_bytes=torch.cuda.mem_get_info()[0],
         )
         self._copy_rate = copy_bytes_per_us()
         self._thorough = request["thorough"]
         self._errors: dict[tuple[Point, Config], float] = {}  # the worst, of what was compared
-        largest = max(read_point(fields).batch_size for fields in request["points"])
-        self.ready: Fields = {"needed_bytes": self._layer.needed_bytes(largest)}
+        points = [read_point(fields) for fields in request["points"]]
+        self.ready: Fields = {"needed_bytes": self._layer.plan(points)}
 
     def measure(self, request: Fields) -> Fields:
         """Time one candidate, then compare its outputs, unless it is surely slower than the best.

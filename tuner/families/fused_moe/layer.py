@@ -6,7 +6,8 @@ HBM and not from L2. Outputs are filled with NaN and then compared with a float3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -41,6 +42,8 @@ CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are checked: a uniform
 SKEWED = 3  # the number of routings that are drawn from a Zipf distribution over the experts
 SKEW = 0.8
 COPIED_BYTES = 1 << 28
+KEPT_BYTES = 1 << 33  # of points' tensors, without weights
+LARGEST_BLOCK_M = 256
 # The largest |difference| / (|expected| + rms) of a correct kernel: three to four times the worst
 # error on an H200, which the comments give. A wrong row or scale errs by about 1.
 WORST_ERROR = {
@@ -84,7 +87,7 @@ class PointInputs:
     output: Tensor  # C (M * top_k, n)
     read_bytes: int  # of weights, by the launch with the first routing
     cold: ColdCache  # weights come from memory: a server's other layers push them out of L2
-    _sorted: dict[int, list[Activations]] = field(default_factory=dict)
+    _sorted: tuple[int, list[Activations]] | None = None  # of the last BLOCK_SIZE_M that was asked
 
     @cached_property
     def references(self) -> list[Reference]:
@@ -109,17 +112,19 @@ class PointInputs:
         ]
 
     def _sorted_of(self, block_m: int, slots: Sequence[Slots]) -> list[Activations]:
-        if block_m not in self._sorted:
+        if self._sorted is None or self._sorted[0] != block_m:
+            self._sorted = None  # gives its memory back first
             valid = self.activations.a.shape[0]
             rows = sorted_slots(valid, self.routings.experts, block_m)
-            self._sorted[block_m] = [sort_activations(self.activations, s, rows) for s in slots]
-        return self._sorted[block_m]
+            made = [sort_activations(self.activations, s, rows) for s in slots]
+            self._sorted = block_m, made
+        return self._sorted[1]
 
 
 class Layer:
-    """The tensors of one problem. `captured`: expert ids to use instead of random ones.
+    """The tensors of one problem. If they need too much memory, the least recently used go.
 
-    `foreign_blocks`: see `align`.
+    All points of a gemm share its weights.
     """
 
     def __init__(
@@ -130,54 +135,117 @@ class Layer:
         captured: Tensor | None = None,
         *,
         foreign_blocks: bool,
+        free_bytes: int,
+        device: str = "cuda",
     ) -> None:
+        """`captured`: expert ids to use instead of random ones. `foreign_blocks`: see `align`.
+        `free_bytes`: memory of the device for all tensors.
+        """
         self.problem = problem
+        self._free_bytes, self._device = free_bytes, device
         self._foreign_blocks = foreign_blocks
         self._seed = seed
         self._l2_bytes = l2_bytes
         self._captured = captured
-        self._weights: dict[Gemm, Weights] = {}
+        self._weights: dict[Gemm, list[Weights]] = {}
         self._routings: dict[int, Routings] = {}
-        self._inputs: dict[Point, PointInputs] = {}
+        self._inputs: OrderedDict[Point, PointInputs] = OrderedDict()
+        self._most_bytes = 0
 
     def inputs(self, point: Point) -> PointInputs:
+        """The tensors of a point of those that `plan` was told."""
         if point not in self._inputs:
+            while self._inputs and self._held([*self._inputs, point]) > self._most_bytes:
+                self._inputs.popitem(last=False)  # gives its memory back first
             self._inputs[point] = self._make(point)
+        self._inputs.move_to_end(point)
         return self._inputs[point]
 
-    def needed_bytes(self, batch_size: int) -> int:
-        """Bytes of device memory for a batch size's tensors, including the references."""
-        problem = self.problem
-        weights = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits // 8
-        slots = batch_size * problem.top_k
-        widest = max(2 * problem.N, problem.K)
+    def plan(self, points: Collection[Point]) -> int:
+        """Bytes of device memory for the largest of these points, the least that is needed.
+
+        What is left of the free memory decides how many points are kept.
+        """
+        weights = {gemm: self.problem.E * self._expert_bytes(gemm) for gemm in Gemm}
+        copies = dict.fromkeys(Gemm, 1)
+        for point in points:
+            gemm = gemm_of(point)
+            drawn = self._routings_at(point.batch_size).drawn
+            copies[gemm] = max(copies[gemm], self._copies(gemm, drawn))
+        # Weights of a gemm are there twice while they are made; then come a point's temporaries.
+        passing = max([*weights.values(), *map(self._passing_bytes, points)])
+        shared = sum(weights[gemm] * copies[gemm] for gemm in Gemm) + passing
+        self._most_bytes = min(KEPT_BYTES, self._free_bytes - shared)
+        return shared + max(self._held([point]) for point in points)
+
+    def _held(self, points: Collection[Point]) -> int:
+        """Bytes of the tensors of points, without what all share."""
+        return sum(map(self._point_bytes, points))
+
+    def _point_bytes(self, point: Point) -> int:
+        problem, gemm = self.problem, gemm_of(point)
+        rows, n, k = self._shape(point)
+        valid = point.batch_size * problem.top_k
+        held_rows = rows
+        if gemm is Gemm.DOWN:  # with TMA also sorted, for each launch
+            held_rows += LAUNCHES * sorted_slots(valid, problem.E, LARGEST_BLOCK_M)
+        activations = held_rows * k * problem.dtype.activation_bits // 8
         # The output, references with scales, and a difference.
-        outputs = slots * widest * (2 + 6 * len(CHECKED) + 4)
-        return weights + outputs
+        return activations + valid * n * (2 + 6 * len(CHECKED) + 4)
+
+    def _passing_bytes(self, point: Point) -> int:
+        """Bytes of a point's activations in float32, while they are quantised or compared."""
+        rows, _, k = self._shape(point)
+        return 4 * rows * k * 4
+
+    def _shape(self, point: Point) -> tuple[int, int, int]:
+        """(rows of A, n, k)"""
+        gemm, rows = gemm_of(point), point.batch_size
+        if gemm is Gemm.DOWN:
+            rows *= self.problem.top_k
+        return rows, *self.problem.gemm_shape(gemm)
+
+    def _expert_bytes(self, gemm: Gemm) -> int:
+        """Bytes of one expert's weights."""
+        n, k = self.problem.gemm_shape(gemm)
+        return n * k * self.problem.dtype.weight_bits // 8
 
     def _make(self, point: Point) -> PointInputs:
         problem, gemm = self.problem, gemm_of(point)
         compute = "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
-        if gemm not in self._weights:
-            self._weights[gemm] = make_weights(
-                problem, gemm, device="cuda", seed=self._seed, compute=compute
-            )
-        weights = self._weights[gemm]
         routings = self._routings_at(point.batch_size)
-        copies = self._copies(weights, routings.drawn)
+        copies = self._copies(gemm, routings.drawn)
+        weights = self._weights_of(gemm, copies, compute)
         n, _ = problem.gemm_shape(gemm)
         shape = (point.batch_size * problem.top_k, n)
         return PointInputs(
             point,
-            [weights, *(replace(weights, b=weights.b.clone()) for _ in range(copies - 1))],
+            weights,
             make_activations(
-                problem, gemm, point.batch_size, device="cuda", seed=self._seed + 1, compute=compute
+                problem,
+                gemm,
+                point.batch_size,
+                device=self._device,
+                seed=self._seed + 1,
+                compute=compute,
             ),
             routings,
-            torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
-            _touched([routings.drawn[0]]) * weights.b[0].nbytes,
-            ColdCache(self._l2_bytes, self._graph_bytes(weights, routings.drawn, copies)),
+            torch.empty(shape, dtype=TORCH_TYPES[compute], device=self._device),
+            _touched([routings.drawn[0]]) * self._expert_bytes(gemm),
+            ColdCache(self._l2_bytes, self._graph_bytes(gemm, routings.drawn, copies)),
         )
+
+    def _weights_of(self, gemm: Gemm, copies: int, compute: str) -> list[Weights]:
+        """So many copies of a gemm's weights, which all its points share."""
+        if gemm not in self._weights:
+            self._weights[gemm] = [
+                make_weights(
+                    self.problem, gemm, device=self._device, seed=self._seed, compute=compute
+                )
+            ]
+        made = self._weights[gemm]
+        made += [replace(made[0], b=made[0].b.clone()) for _ in range(copies - len(made))]
+        return made[:copies]
 
     def _routings_at(self, batch_size: int) -> Routings:
         if batch_size not in self._routings:
@@ -189,26 +257,27 @@ class Layer:
         def make(i: int) -> Routing:
             skew = SKEW if i >= LAUNCHES - SKEWED else 0.0
             seed = self._seed + 100 + i
-            return random_routing(self.problem, batch_size, device="cuda", seed=seed, skew=skew)
+            return random_routing(
+                self.problem, batch_size, device=self._device, seed=seed, skew=skew
+            )
 
         routings = [make(i) for i in range(LAUNCHES)]
         if self._captured is None:
             return routings
-        rows = torch.arange(batch_size, device="cuda")
+        rows = torch.arange(batch_size, device=self._device)
         return [
             replace(r, ids=self._captured[(rows + i * batch_size) % len(self._captured)])
             for i, r in enumerate(routings)
         ]
 
-    @staticmethod
-    def _graph_bytes(weights: Weights, routings: Sequence[Routing], copies: int) -> int:
+    def _graph_bytes(self, gemm: Gemm, routings: Sequence[Routing], copies: int) -> int:
         """Bytes of weights that the launches of a graph read together."""
         apart = [[routing] for routing in routings] if copies > 1 else [routings]
-        return sum(map(_touched, apart)) * int(weights.b[0].nbytes)
+        return sum(map(_touched, apart)) * self._expert_bytes(gemm)
 
-    def _copies(self, weights: Weights, routings: Sequence[Routing]) -> int:
+    def _copies(self, gemm: Gemm, routings: Sequence[Routing]) -> int:
         """1 if the experts of a graph's launches exceed L2, else one copy per launch."""
-        touched_bytes = _touched(routings) * weights.b[0].nbytes
+        touched_bytes = _touched(routings) * self._expert_bytes(gemm)
         return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
 
 
