@@ -118,8 +118,6 @@ audit: $(LOCK)/.installed
 # About 25 minutes on two cores with PostgreSQL, then some with SQLite. It harms only what it started.
 # It fills a disk of its own, which takes root; without: `make chaos CHAOS='--full-disk 0'`. Random
 # operations on a queue go on for five minutes; for longer: `make chaos QUEUE='--seconds 3600'`.
-# started. It fills a disk of its own, which takes root; without: `make chaos CHAOS='--full-disk 0'`.
-# Random operations on a queue go on for five minutes; longer: `make chaos QUEUE='--seconds 3600'`.
 chaos: install $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos_queue.py $(QUEUE)
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/operations.md $(CHAOS)
