@@ -4,8 +4,8 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
@@ -17,6 +17,7 @@ from api.app import create_app
 from api.requests import EXAMPLE_CLUSTER
 from api.serve import uvicorn_options
 from api.settings import ApiSettings
+from tuner.families.fused_moe.problem import BATCH_SIZES
 from tuner.jobs.job import Job, JobFilter
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store.connect import connect
@@ -46,6 +47,8 @@ for old, new in (
     ),
 ):
     CLUSTER = CLUSTER.replace(old, new)
+# An entry for each size, as an export asks for it.
+WHOLE = [replace(ENTRY, point=replace(POINTS[0], batch_size=size)) for size in BATCH_SIZES]
 JOB = {"model": "deepseek-r1", "device": "L40S", "tp": 32, "dtype": "int8_w8a8"}
 MIXTRAL = {
     "architectures": ["MixtralForCausalLM"],
@@ -161,14 +164,14 @@ def serving(
         stop()
 
 
-def work(leases: Leases, *, finish: bool = True) -> Job:
+def work(leases: Leases, *, finish: bool = True, entries: Sequence[Entry] = (ENTRY,)) -> Job:
     """What a worker does with the next job: some trials, then the end."""
     lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "test")
     store = leases.store(lease)
     run = store.begin_run(KEY)
     store.add_trials(run, batch(0))
     if finish:
-        store.finish_run(run, [ENTRY], Totals(measurements=100))
+        store.finish_run(run, entries, Totals(measurements=100))
     return JobStore(leases.database).get(lease.job_id)
 
 

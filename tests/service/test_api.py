@@ -8,13 +8,13 @@ import tarfile
 import threading
 
 import pytest
-from api_server import JOB, MIXTRAL, NEVER, eventually, serving, work
+from api_server import JOB, MIXTRAL, NEVER, WHOLE, eventually, serving, work
 from attention_cases import fill
 from databases import both_databases
 from job_submitter import go_on, submitting
 
 from api.settings import ApiSettings
-from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.jobs.job import Job, JobState
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
@@ -248,7 +248,7 @@ class TestResults:
         assert "no winners for NVIDIA_L40S" in nothing
         assert nothing.endswith("post a job for the device NVIDIA_L40S first")
         server.submit()
-        work(leases)
+        work(leases, entries=WHOLE)
         first, again = (server.call("GET", "/v1/exports/L40S.tar") for _ in range(2))
         assert (first.status, first.body) == (200, again.body)
         with tarfile.open(fileobj=io.BytesIO(first.body)) as tar:
@@ -272,7 +272,8 @@ class TestResults:
         config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
         own = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 12.0)}
         entries = [
-            Entry(Point(8, gemm), config, Status.OK, 9.0, Compiled(Status.OK), own, "")
+            Entry(Point(n, gemm), config, Status.OK, 9.0, Compiled(Status.OK), own, "")
+            for n in BATCH_SIZES
             for gemm in Gemm
         ]
         path = "/v1/exports/H200.tar?engine=sglang==0.5.16"

@@ -11,7 +11,7 @@ from html import unescape
 from urllib.parse import quote
 
 import pytest
-from api_server import CLUSTER, ENTRY, Server
+from api_server import CLUSTER, WHOLE, Server
 from store_writer import ENVIRONMENT, KEY, PROBLEM
 from test_pages import STEERING, filled_server
 from visitor import Visitor
@@ -38,7 +38,7 @@ def server_of_forms(url: str) -> Iterator[Server]:
                 run = ResultStore(store).begin_run(
                     replace(KEY, environment=replace(ENVIRONMENT), seed=8)
                 )
-                ResultStore(store).finish_run(run, [ENTRY], Totals())
+                ResultStore(store).finish_run(run, WHOLE, Totals())
             yield running
 
 
