@@ -45,7 +45,7 @@ from tuner.problems.results import (
 from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.report import Report, mark_untested
-from tuner.tuning.request import Effort, Known, Prepared, Request, triton_version
+from tuner.tuning.request import Effort, Known, Prepared, Request, origin_of, triton_version
 from tuner.tuning.space import space_identity
 from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
 
@@ -243,7 +243,8 @@ def _prove_recordable(prepared: Prepared, path: Path, add: bool) -> None:
 def _record(prepared: Prepared, path: Path, trials: Iterable[Trial], add: bool) -> None:
     tried = [trial for trial in trials if trial.candidate.backend == TRITON]
     try:
-        prepared.write_recording(path, prepared.request.problem, tried, add)
+        origin = prepared.recording.origin if prepared.recording else origin_of(prepared.request)
+        prepared.write_recording(path, prepared.request.problem, tried, add, origin)
     except UnwritableOutput as error:
         raise UnwritableOutput(
             f"{error}; the run is done and its winners are stored: run it again to record it"
@@ -323,7 +324,7 @@ class RecordedTimes:
     def bench(self, prepared: Prepared) -> SerialBench:
         assert prepared.recording is not None  # the request has one
         self._sha256 = prepared.recording.sha256
-        replay = Replay(prepared.recording)
+        replay = Replay(prepared.recording, prepared.request.device)
         return SerialBench(replay, replay, prepared.points)
 
     def environment(self) -> dict[str, str]:
