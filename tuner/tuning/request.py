@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tuner.compile.candidates import Binder, Companions
 from tuner.devices.table import Device
-from tuner.devices.target import Target
+from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, triton_for
 from tuner.errors import BadInput, CompilerUnavailable, one_of
 from tuner.measure import Measurer
@@ -189,6 +189,7 @@ def prepare(request: Request) -> Prepared:
     Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
     """
     refuse_unpredicted(request.problem, request.source.kind)
+    refuse_unmeasured(request.device, request.source.kind)
     prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
     _ = (
         prepared.kernels.hash
@@ -230,6 +231,20 @@ def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
             cli="with the same command and --measure gpu",
             api='with "measure": "gpu"',
             page="with times from gpu",
+        )
+        error.field = "measure"
+        raise error
+
+
+def refuse_unmeasured(device: Device, kind: MeasureKind) -> None:
+    """Raise BadInput for times of a GPU on which nothing here measures."""
+    if kind is MeasureKind.GPU and device.target.backend != CUDA:
+        error = BadInput(
+            f"this tuner measures on NVIDIA's GPUs alone, and not on {device.name}: predict the "
+            "times, ",
+            cli="with the same command and --measure predict",
+            api='with "measure": "predict"',
+            page="with times from predict",
         )
         error.field = "measure"
         raise error
