@@ -40,12 +40,14 @@ from tuner.families.fused_moe.space import space_for
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import refuse_undoable
 from tuner.kernels.binding import Pointer
+from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Status
 from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Request, Source, prepare
+from tuner.tuning.run import open_source
 
 MI300X, MI355X, R9700 = find_device("MI300X"), find_device("MI355X"), find_device("R9700")
 ENGINE, NEWEST = find_engine("sglang==0.5.16"), find_engine("sglang==0.5.23")
@@ -311,8 +313,10 @@ def test_measuring_is_refused_with_the_way_to_go_on() -> None:
     with pytest.raises(BadInput, match="NVIDIA's GPUs alone"):
         refuse_undoable(job)
     refuse_undoable(replace(job, measure="predict"))
-    with pytest.raises(BadInput, match="NVIDIA's GPUs alone"):
-        prepare(Request(FP8, MI300X, NEWEST, Source(MeasureKind.GPU)))
+    asked = Request(FP8, MI300X, NEWEST, Source(MeasureKind.GPU))
+    with Workbench() as workbench, pytest.raises(BadInput, match="NVIDIA's GPUs alone"):
+        open_source(asked, workbench)
+    assert prepare(asked)  # what the engine launches can be compiled
 
 
 @pytest.mark.timeout(900)

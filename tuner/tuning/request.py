@@ -189,7 +189,6 @@ def prepare(request: Request) -> Prepared:
     Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
     """
     refuse_unpredicted(request.problem, request.source.kind)
-    refuse_unmeasured(request.device, request.source.kind)
     prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
     _ = (
         prepared.kernels.hash

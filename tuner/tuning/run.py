@@ -45,7 +45,15 @@ from tuner.problems.results import (
 from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.report import Report, mark_untested
-from tuner.tuning.request import Effort, Known, Prepared, Request, origin_of, triton_version
+from tuner.tuning.request import (
+    Effort,
+    Known,
+    Prepared,
+    Request,
+    origin_of,
+    refuse_unmeasured,
+    triton_version,
+)
 from tuner.tuning.space import space_identity
 from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
 
@@ -356,7 +364,8 @@ TimeSource = GpuTimes | RecordedTimes | PredictedTimes
 
 
 def open_source(request: Request, workbench: Workbench) -> TimeSource:
-    """The source of times that a request names."""
+    """The source of times that a request names. Raises BadInput for a GPU that is not measured."""
+    refuse_unmeasured(request.device, request.source.kind)
     if request.source.kind is MeasureKind.GPU:
         return GpuTimes(request, workbench)
     replay = request.source.kind is MeasureKind.REPLAY
