@@ -118,8 +118,8 @@ def pooled(trials: Mapping[Candidate, Trial], at: Mapping[Point, Space]) -> dict
 
 def moe_case(path: Path) -> Case:
     recording = read_recording(path)
-    device, problem, points = recording.device, recording.problem, recording.points
-    assert device is not None  # it is in the file's name
+    problem, points = recording.problem, recording.points
+    device = find_device(recording.origin.device)
     engine = moe_engine(ENGINE)
     spaces = {gemm: space_for(problem, device, gemm) for gemm in Gemm}
     at = spaces_at(points, problem, spaces)

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 RECORDINGS = ROOT / "tests" / "data" / "recordings"
 FP8_RECORDING = RECORDINGS / "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
 INT8_RECORDING = RECORDINGS / "h200_E256_N64_K7168_top8_int8w8a8.csv.gz"
-SWEEP = ROOT / "benchmarks/results/h200/attention_sweep.csv.gz"
+SWEEP = ROOT / "benchmarks/results/h200/h200_attention_sweep.csv.gz"
 
 
 def config(

@@ -51,7 +51,7 @@ RECORDING = DATA / "recordings" / "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz
 GEMM = "block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"
 INT8_LAYER = "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant"
 # Its times are a model's, rounded, and the engine's own constants are the slower ones by far.
-ATTENTION_RECORDING = RECORDS / "attention.csv.gz"
+ATTENTION_RECORDING = RECORDS / "l40s_attention.csv.gz"
 LATENT_DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 EXTEND = "extend_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16"
 # FlashInfer may run there by default, so servers must be told to read files of attention.

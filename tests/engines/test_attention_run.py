@@ -332,7 +332,7 @@ def recorded_splits(path: Path, sizes=SIZES) -> Request:
 
 
 def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, tmp_path):
-    entries = tuned(recorded_splits(tmp_path / "splits.csv.gz"), store).entries
+    entries = tuned(recorded_splits(tmp_path / "h200_splits.csv.gz"), store).entries
     assert len(entries) == 8
     for size in SIZES:
         both = [e for e in entries if (e.point.batch_size, e.point.cached_tokens) == size]
@@ -346,7 +346,7 @@ def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, 
 
 
 def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tmp_path):
-    asked = recorded_splits(tmp_path / "splits.csv.gz", SIZES[:2])
+    asked = recorded_splits(tmp_path / "h200_splits.csv.gz", SIZES[:2])
     first = tuned(asked, store)
     alone = configs(first)
 

@@ -149,7 +149,7 @@ def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NA
                 candidate = Candidate(Point(size[0], part, size[1]), config)
                 measured = Measurement(Status.OK, time_us(candidate))
                 trials.append(Trial(candidate, Compiled(Status.OK, 1024), measured))
-    path = folder / f"{engine}.csv"
+    path = folder / f"h100_{engine}.csv"
     write_trials(path, problem, trials)
     source, selection = Source(MeasureKind.REPLAY, path), PromptSelection(prompts)
     asked = Request(problem, H100, find_engine(engine), source, selection, Effort.QUICK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from cases import FP8, tuned
 from real_sglang import RELEASES
 from strata import of_each_kind
 from tiers import only
+from typer.testing import CliRunner
 
+from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm
 from tuner.compile.hsaco import HsacoResources, read_resources
 from tuner.compile.kernel import compile_kernel
@@ -20,7 +23,7 @@ from tuner.engines.config_files import AMD_OPTIONS, TILES, fields_on
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
-from tuner.errors import UnsupportedKernel
+from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.attention.problem import AttentionPhase
 from tuner.families.dense_gemm.check import check_files as check_gemm_files
 from tuner.families.dense_gemm.engine import gemm_engine
@@ -34,13 +37,17 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.space import space_for
+from tuner.jobs.job import JobRequest
+from tuner.jobs.targets import refuse_undoable
 from tuner.kernels.binding import Pointer
+from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Status
 from tuner.store.results import ResultStore
-from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.request import Effort, Request, Source, prepare
+from tuner.tuning.run import open_source
 
 MI300X, MI355X, R9700 = find_device("MI300X"), find_device("MI355X"), find_device("R9700")
 ENGINE, NEWEST = find_engine("sglang==0.5.16"), find_engine("sglang==0.5.23")
@@ -295,6 +302,21 @@ def test_a_prediction_leaves_the_options_to_the_compiler(card: str) -> None:
     listed = GemmPredictor(device, GEMM).shortlist(point, space.configs(), 40)
     assert len(listed) == 40
     assert not any("waves_per_eu" in config for config in listed)
+
+
+def test_measuring_is_refused_with_the_way_to_go_on() -> None:
+    for words in (FP8.spec(), "deepseek-r1"):
+        done = CliRunner().invoke(app, ["tune", words, "--device", "MI300X"])
+        assert done.exit_code == 2
+        assert "not on AMD_Instinct_MI300X: predict the times, with the same" in done.output
+    job = JobRequest(FP8, "MI300X", "sglang==0.5.16")
+    with pytest.raises(BadInput, match="NVIDIA's GPUs alone"):
+        refuse_undoable(job)
+    refuse_undoable(replace(job, measure="predict"))
+    asked = Request(FP8, MI300X, NEWEST, Source(MeasureKind.GPU))
+    with Workbench() as workbench, pytest.raises(BadInput, match="NVIDIA's GPUs alone"):
+        open_source(asked, workbench)
+    assert prepare(asked)  # what the engine launches can be compiled
 
 
 @pytest.mark.timeout(900)

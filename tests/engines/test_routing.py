@@ -139,7 +139,7 @@ class RecordedGpu(SerialBench):
     backends = ()  # none is installed
 
     def __init__(self) -> None:
-        replay = Replay(recorded())
+        replay = Replay(recorded(), find_device("H200"))
         super().__init__(replay, replay)
 
 

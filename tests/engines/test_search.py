@@ -291,7 +291,7 @@ def test_search_misses_little(recording, corpus, seed):
     seeds = seeds_for(at, problem, H200, spaces, corpus, foreseen=foreseen)
     budget = budget_for(Effort.STANDARD, len(points), 1920)
     search = Search(spaces, points, seeds, budget, seed, at, predictor.estimate_all)
-    replay = Replay(recording)
+    replay = Replay(recording, H200)
     found: dict[Point, dict[Config, float]] = {point: {} for point in points}
     kernels = set()
     while asked := search.ask():

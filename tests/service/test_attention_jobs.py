@@ -27,7 +27,7 @@ from workers.watches import Watch, watch_list_of
 SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 PROBLEM: Attention = parse_attention(SPEC)
 POINTS = [{"batch_size": size, "cached_tokens": 4096} for size in (1, 64)]
-JOB = {"model": SPEC, "device": "H200", "measure": "replay:decode.csv", "workload": POINTS}
+JOB = {"model": SPEC, "device": "H200", "measure": "replay:h200_decode.csv", "workload": POINTS}
 STAGES = (Stage.DECODE, Stage.REDUCE)
 
 
@@ -45,7 +45,7 @@ def settings(store_url, tmp_path):
         for stage in STAGES
         for config in attention_space(PROBLEM, device, stage, CHOICES[stage]).configs()
     ]
-    write_trials(tmp_path / "decode.csv", PROBLEM, trials)
+    write_trials(tmp_path / "h200_decode.csv", PROBLEM, trials)
     return Settings(store_url, recordings=tmp_path)
 
 
@@ -158,7 +158,7 @@ def test_every_field_that_does_not_apply_is_pointed_at(untouched):
 
 def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings):
     with Database.open(settings.database_url) as store:
-        watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
+        watch = Watch((SPEC,), ("H200",), measure="replay:h200_decode.csv")
         nights = NightStore(store)
         nights.add_watch(watch.as_json(), watch.key, "test")
         on_gpu = Watch((SPEC,), ("H200",))

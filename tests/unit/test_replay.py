@@ -1,20 +1,24 @@
 """Recordings: reading them strictly, writing them, and answering from them."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cases import FP8, H200
 
 from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedRecording, UnwritableOutput
+from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import read_recording, write_recording
 from tuner.measure import recording as recording_file
-from tuner.measure.recording import Replay
+from tuner.measure.recording import Origin, Replay
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import UNTUNED, Compiled, Measurement, Status, Trial
+from tuner.problems.results import UNTUNED, Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.tuning.request import Prepared, Request, Source, origin_of, prepare
 
 NAME = "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
 PATH = Path(__file__).parents[1] / "data" / "recordings" / NAME
@@ -43,7 +47,7 @@ def make(tmp_path: Path, *lines: str, name: str = NAME) -> Path:
 
 def test_a_recording_says_what_it_holds(recording):
     assert recording.problem == FP8
-    assert recording.device == H200
+    assert recording.origin == Origin("NVIDIA_H200")
     assert recording.points == sorted(Point(m, g) for m in (2, 16, 128, 1024, 4096) for g in Gemm)
     assert len(recording.trials) == 12_480
     statuses = [trial.measurement.status for trial in recording.trials.values()]
@@ -69,7 +73,7 @@ def test_the_hash_is_of_the_text_not_of_its_packing(tmp_path):
 
 
 def test_a_name_without_a_gpu_leaves_the_device_open(tmp_path):
-    assert read_recording(make(tmp_path, HEADER, OK, name="mine.csv.gz")).device is None
+    assert read_recording(make(tmp_path, HEADER, OK, name="mine.csv.gz")).origin == Origin()
 
 
 @pytest.mark.parametrize(
@@ -156,29 +160,70 @@ def test_a_recording_that_is_too_large_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_problem_must_be_the_recorded_one(recording):
-    recording.check(FP8, recording.points, H200)
+    recording.check(FP8, recording.points)
     other = FusedMoe(256, 128, 7168, 8, Dtype.FP8_W8A8, (128, 128))
     with pytest.raises(BadInput, match=r"holds fused_moe:E=256,N=256.*, not .*N=128"):
-        recording.check(other, recording.points, H200)
+        recording.check(other, recording.points)
 
 
 def test_the_points_must_be_recorded_ones(recording):
     with pytest.raises(BadInput, match="nothing for M=3 up; it holds M=2 down, M=2 up"):
-        recording.check(FP8, [Point(2, Gemm.UP), Point(3, Gemm.UP)], H200)
+        recording.check(FP8, [Point(2, Gemm.UP), Point(3, Gemm.UP)])
 
 
-def test_the_device_must_be_the_recorded_one(recording, tmp_path):
-    with pytest.raises(BadInput, match="was recorded on NVIDIA_H200, not NVIDIA_L40S"):
-        recording.check(FP8, recording.points, find_device("L40S"))
-    unnamed = read_recording(make(tmp_path, HEADER, OK, name="somewhere.csv.gz"))
-    unnamed.check(FP8, unnamed.points, find_device("L40S"))
+ASKED = Request(FP8, H200, find_engine("sglang==0.5.16"), Source(MeasureKind.REPLAY, PATH))
+
+
+def replayed(path: Path, device: str = "H200") -> Prepared:
+    source = Source(MeasureKind.REPLAY, path)
+    points = MoeSelection((2,), (Gemm.UP,))
+    return prepare(replace(ASKED, device=find_device(device), source=source, selection=points))
+
+
+def test_an_old_recording_is_of_the_card_in_its_name(tmp_path):
+    with pytest.raises(BadInput, match="recorded on NVIDIA_H200, not NVIDIA_L40S, sglang 0.5.16"):
+        replayed(PATH, "L40S")
+    assert "does not say which engine and Triton" in " ".join(replayed(PATH).notes)
+    unnamed = tmp_path / "somewhere.csv.gz"
+    unnamed.write_bytes(PATH.read_bytes())
+    with pytest.raises(BadInput, match="does not say on which card .* begin its name with"):
+        replayed(unnamed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, ""),
+        ({"device": "NVIDIA_L40S"}, "recorded on NVIDIA_L40S, sglang 0.5.16, Triton .*, not NVID"),
+        ({"engine": "vllm"}, "recorded on NVIDIA_H200, vllm 0.5.16"),
+        ({"engine_version": "0.5.12"}, "sglang 0.5.12, Triton .*, not NVIDIA_H200, sglang 0.5.16"),
+        ({"triton": "2.0.0"}, "Triton 2.0.0, not NVIDIA_H200"),
+    ],
+)
+def test_a_recording_says_what_its_times_are_of(tmp_path, recording, changed, says):
+    origin = replace(origin_of(ASKED), **changed)
+    path = tmp_path / "h100_by_its_name.csv.gz"  # columns count before the name
+    write_recording(path, FP8, recording.trials.values(), origin)
+    assert read_recording(path).origin == origin
+    if not says:
+        assert not [note for note in replayed(path).notes if "does not say" in note]
+        return
+    with pytest.raises(BadInput, match=says):
+        replayed(path)
+
+
+def test_rows_of_two_engines_are_no_recording(tmp_path):
+    header = HEADER.replace(",M,", ",engine,M,")
+    rows = [OK.replace(f",{at},", f",{name},{at},", 1) for at, name in ((2, "sglang"), (2, "vllm"))]
+    with pytest.raises(MalformedRecording, match="column engine: 'vllm', but 'sglang' in the firs"):
+        read_recording(make(tmp_path, header, *rows))
 
 
 def test_a_format_without_the_column_fits_either_kind_of_scale(tmp_path):
     silent = read_recording(make(tmp_path, HEADER, OK.replace('"128,128"', "")))
     for channels in (False, True):
         problem = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, per_channel_quant=channels)
-        silent.check(problem, silent.points, H200)
+        silent.check(problem, silent.points)
 
 
 # Writing
@@ -213,7 +258,7 @@ def test_what_is_written_reads_back(tmp_path, recording, problem):
     read = read_recording(path)
     assert read.problem == problem
     assert list(read.trials.values()) == trials
-    read.check(problem, read.points, H200)
+    read.check(problem, read.points)
 
 
 def test_the_same_trials_make_the_same_file(tmp_path, recording):
@@ -235,7 +280,7 @@ def test_a_folder_that_is_not_there_cannot_be_written(tmp_path):
 
 
 def test_replay_answers_a_compiler_and_a_measurer(recording):
-    replay = Replay(recording)
+    replay = Replay(recording, H200)
     trials = list(recording.trials.values())[::1000]
     replay.submit([t.candidate for t in trials])
     assert replay.poll(wait=False) == [(t.candidate, t.compiled) for t in trials]
@@ -244,8 +289,19 @@ def test_replay_answers_a_compiler_and_a_measurer(recording):
         assert replay.measure(t.candidate, t.compiled) == t.measurement
 
 
+def test_a_kernel_that_does_not_fit_the_card_is_out_of_resources(recording):
+    l40s = find_device("L40S")
+    replay = Replay(recording, l40s)
+    replay.submit(recording.trials)
+    for candidate, compiled in replay.poll(wait=False):
+        recorded = recording.trials[candidate].compiled
+        fits = recorded.shared_bytes <= l40s.shared_optin_bytes
+        status = recorded.status if fits else Status.OUT_OF_RESOURCES
+        assert compiled.status is status
+
+
 def test_what_is_absent_is_not_guessed(recording):
-    replay = Replay(recording)
+    replay = Replay(recording, H200)
     here = next(iter(recording.trials))
     absent = Candidate(here.point, here.config.replace(GROUP_SIZE_M=8))
     replay.submit([absent])
@@ -257,7 +313,7 @@ def test_what_is_absent_is_not_guessed(recording):
 
 
 def test_a_replay_compiles_nothing(recording):
-    replay = Replay(recording)
+    replay = Replay(recording, H200)
     config = next(iter(recording.trials)).config
     replay.submit(Candidate(point, config) for point in recording.points)
     assert len(replay.poll(wait=False)) == 10

@@ -27,7 +27,7 @@ Timed = tuple[str, Problem, Point, float]  # device, and the time in microsecond
 RECORDINGS = [
     *sorted((ROOT / "tests/data/recordings").glob("*.csv.gz")),
     ROOT / "benchmarks/results/h200/r1.csv.gz",
-    ROOT / "benchmarks/results/h200/attention_sweep.csv.gz",
+    ROOT / "benchmarks/results/h200/h200_attention_sweep.csv.gz",
 ]
 REPORTS = sorted(
     path

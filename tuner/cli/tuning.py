@@ -208,15 +208,19 @@ def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Pro
 def _card(name: str, source: Source, gpu: int | None) -> Device:
     """The kind of GPU to tune for: as named, else of the GPU to measure on or of this machine.
 
-    Raises UnknownDevice.
+    Raises UnknownDevice, and BadInput for a card on which nothing here measures.
     """
     from tuner.devices.here import device_of_gpu, device_or_here, visible_gpus
     from tuner.problems.results import MeasureKind
+    from tuner.tuning.request import refuse_unmeasured
 
     chosen = gpu is not None or visible_gpus() is not None
     if chosen and source.kind is MeasureKind.GPU:
-        return device_of_gpu(name, source.gpu)
-    return device_or_here(name)
+        card = device_of_gpu(name, source.gpu)
+    else:
+        card = device_or_here(name)
+    refuse_unmeasured(card, source.kind)
+    return card
 
 
 def _announce(
@@ -228,13 +232,10 @@ def _announce(
     kernel it runs.
     """
     from tuner.engines.dispatch import engine_runs
-    from tuner.problems.results import MeasureKind
 
     engine, card = requests[0].engine, requests[0].device
     for note in notes:
         say(note)
-    if card.untested_vendor and requests[0].source.kind is MeasureKind.GPU:
-        say(f"measuring on a card of {card.untested_vendor}'s is written, and was never tried")
     if flags is not None:
         problems = [request.problem for request in requests]
         for kernel in engine_runs(engine.name, engine.version, problems, card, flags):

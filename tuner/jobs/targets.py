@@ -34,7 +34,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of, find_family, parse_problem
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
-from tuner.tuning.request import refuse_unpredicted
+from tuner.tuning.request import refuse_unmeasured, refuse_unpredicted
 
 
 @dataclass(frozen=True)
@@ -387,10 +387,11 @@ _GIB = 1 << 30
 def refuse_undoable(request: JobRequest) -> None:
     """Refuse a job that no worker can do.
 
-    Raises BadInput if it asks for predicted times that nothing predicts, and BadProblem if the
+    Raises BadInput if it asks for times that nothing predicts or measures, and BadProblem if the
     smallest launch that it selects needs more memory than the card has.
     """
     refuse_unpredicted(request.problem, request.source.kind)
+    refuse_unmeasured(find_device(request.device), request.source.kind)
     if not request.points:
         return  # a replay of all that its recording has
     held_bytes = family_of(request.problem).held_bytes

@@ -10,23 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tuner.devices.table import architecture
-from tuner.measure.this_gpu import local_target
 from tuner.problems.dtypes import Dtype
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.int8: 127.0}
-_FLOATS = {"fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz}
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 SMALLEST_MAGNITUDE = 1e-10  # avoids a division by zero for a tile of zeros
 
 
-def stored_type(dtype: Dtype, device: str) -> torch.dtype:
-    """The type of quantised numbers on a device, "cpu" or "cuda". MI300s have a kind of float that
-    no other card has.
-    """
-    if dtype is not Dtype.FP8_W8A8:
-        return torch.int8
-    rocm = device == "cuda" and torch.version.hip
-    return _FLOATS[architecture(local_target()).require_fp8() if rocm else "fp8e4nv"]
+def stored_type(dtype: Dtype) -> torch.dtype:
+    """The type of quantised numbers."""
+    return torch.float8_e4m3fn if dtype is Dtype.FP8_W8A8 else torch.int8
 
 
 def random_matrix(shape: tuple[int, int], device: str, generator: torch.Generator) -> Tensor:

@@ -1,26 +1,38 @@
 """Recordings of trials of any family: CSV files, packed or plain, with one trial per row.
 
 Columns: problem, part, batch_size, new_tokens, cached_tokens, config (its key), compile_status,
-shared_bytes, n_regs, n_spills, status, median_us, detail. Other columns are ignored. One file may
-hold several problems. A file is read whole or refused, and written whole or not at all. `Replay`
-answers from a recording in place of a compiler and a GPU.
+shared_bytes, n_regs, n_spills, status, median_us, detail, and those of `Origin`, which old files
+lack. Other columns are ignored. One file may hold several problems. A file is read whole or
+refused, and written whole or not at all. `Replay` answers from a recording in place of a compiler
+and a GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import hashlib
 import io
 import math
+import re
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from tuner.errors import BadInput, BadProblem, MalformedRecording, UnwritableOutput, did_you_mean
+from tuner.compile.candidates import fit
+from tuner.devices.table import Device, find_device
+from tuner.errors import (
+    BadInput,
+    BadProblem,
+    MalformedRecording,
+    UnknownDevice,
+    UnwritableOutput,
+    did_you_mean,
+)
 from tuner.files import read_limited
 from tuner.problems.points import Candidate, Config, Part, Point, Problem
 from tuner.problems.registry import family_of, parse_problem
@@ -30,8 +42,41 @@ COLUMNS = ("problem", "part", "batch_size", "new_tokens", "cached_tokens", "conf
 FIGURES = ("compile_status", "shared_bytes", "n_regs", "n_spills", "status", "median_us", "detail")
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where recorded times are from; empty: not known. Each field is a column of recordings."""
+
+    device: str = ""
+    engine: str = ""
+    engine_version: str = ""
+    triton: str = ""
+
+    def differs(self, other: Origin) -> bool:
+        """Whether anything that both know is not the same."""
+        return any(a and b and a != b for a, b in zip(astuple(self), astuple(other), strict=True))
+
+    def __str__(self) -> str:
+        engine = f", {self.engine} {self.engine_version}" * bool(self.engine)
+        return f"{self.device}{engine}" + f", Triton {self.triton}" * bool(self.triton)
+
+
+ORIGIN = tuple(field.name for field in fields(Origin))
+
+
+def read_origin(path: Path, cells: Mapping[str, str]) -> Origin:
+    """The origin in a row's cells. An old file's name may start with the card, as in `h200_...`."""
+    found = Origin(**{name: cells.get(name, "") for name in ORIGIN})
+    if not found.device:
+        with contextlib.suppress(UnknownDevice):
+            return Origin(find_device(re.split("[_.]", path.name)[0]).name)
+    return found
+
+
 class RecordedTrials(Protocol):
     """Trials that a run may be replayed from, whatever the format of their file."""
+
+    @property
+    def origin(self) -> Origin: ...
 
     @property
     def sha256(self) -> str:
@@ -51,6 +96,7 @@ class TrialRecording:
 
     sha256: str  # of the file
     trials: Mapping[Candidate, Trial]
+    origin: Origin
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -66,13 +112,14 @@ def read_trials(path: Path, problem: Problem) -> TrialRecording:
     data = read_packed(path)
     parts = family_of(problem).parts
     trials: dict[Candidate, Trial] = {}
-    others = set()
+    others, origins = set(), set()
     for line, row in _rows(path, data):
         try:
             if parse_problem(row["problem"]) != problem:
                 others.add(row["problem"])
                 continue
             trial = _trial(row, parts)
+            origins.add(read_origin(path, row))
         except (ValueError, BadProblem) as error:
             raise MalformedRecording(f"{path}, line {line}: {error}") from None
         if trial.candidate in trials:
@@ -84,10 +131,19 @@ def read_trials(path: Path, problem: Problem) -> TrialRecording:
     if not trials:
         held = ", ".join(sorted(others))
         raise BadInput(f"{path} has no trial of {problem.spec()}, only of {held}")
-    return TrialRecording(hashlib.sha256(data).hexdigest(), trials)
+    if len(origins) > 1:
+        held = "; ".join(sorted(map(str, origins)))
+        raise MalformedRecording(f"{path} mixes trials of one problem: {held}")
+    return TrialRecording(hashlib.sha256(data).hexdigest(), trials, origins.pop())
 
 
-def write_trials(path: Path, problem: Problem, trials: Iterable[Trial], add: bool = False) -> None:
+def write_trials(
+    path: Path,
+    problem: Problem,
+    trials: Iterable[Trial],
+    add: bool = False,
+    origin: Origin = Origin(),
+) -> None:
     """Write a recording, packed if the name ends in .gz.
 
     With `add`, the file keeps its trials of other problems. Raises UnwritableOutput, and with
@@ -95,12 +151,12 @@ def write_trials(path: Path, problem: Problem, trials: Iterable[Trial], add: boo
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow((*COLUMNS, *FIGURES))
+    writer.writerow((*COLUMNS, *FIGURES, *ORIGIN))
     if add and path.exists():
         for _, row in _rows(path, read_packed(path)):
             if row["problem"] != problem.spec():
-                writer.writerow([row[name] for name in (*COLUMNS, *FIGURES)])
-    writer.writerows(_row(problem, trial) for trial in trials)
+                writer.writerow([row.get(name, "") for name in (*COLUMNS, *FIGURES, *ORIGIN)])
+    writer.writerows((*_row(problem, trial), *astuple(origin)) for trial in trials)
     write_text(path, stream.getvalue())
 
 
@@ -245,14 +301,18 @@ _ABSENT = "not in the recording"
 
 
 class Replay:
-    """A `Compiler` and a `Measurer` in one: a recording holds the results of both."""
+    """A `Compiler` and a `Measurer` in one: a recording holds the results of both.
+
+    A kernel that needs more shared memory than the device has does not fit here either.
+    """
 
     compile_s = 0.0
     compiled_count = 0
     cached_count = 0
 
-    def __init__(self, recording: RecordedTrials) -> None:
+    def __init__(self, recording: RecordedTrials, device: Device) -> None:
         self._recording = recording
+        self._limit_bytes = device.shared_optin_bytes
         self._pending: dict[Candidate, None] = {}
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
@@ -269,4 +329,6 @@ class Replay:
 
     def _compiled(self, candidate: Candidate) -> Compiled:
         trial = self._recording.trials.get(candidate)
-        return trial.compiled if trial else Compiled(Status.NOT_RECORDED, detail=_ABSENT)
+        if trial is None:
+            return Compiled(Status.NOT_RECORDED, detail=_ABSENT)
+        return fit(trial.compiled, self._limit_bytes)

@@ -1,7 +1,4 @@
-"""What this process knows of its GPU, NVIDIA's or AMD's. This module imports torch and triton.
-
-The branches for ROCm were never run: no AMD card was there to try them on.
-"""
+"""What this process knows of its GPU, which is NVIDIA's. This module imports torch and triton."""
 
 from __future__ import annotations
 
@@ -11,9 +8,7 @@ from pathlib import Path
 import torch
 import triton
 
-from tuner.devices.table import find_device
 from tuner.devices.target import Target
-from tuner.errors import UnknownDevice
 from tuner.measure.gpu_lock import lock_gpu
 
 
@@ -35,22 +30,13 @@ def lock_this_gpu() -> int:
 
 
 def last_cache_bytes() -> int:
-    """The last cache before memory. ROCm reports the L2 of one die, behind which AMD's Infinity
-    Cache lies, so there the table's figure counts where it is larger.
-    """
+    """The last cache before memory."""
     reported: int = torch.cuda.get_device_properties(0).L2_cache_size
-    if not torch.version.hip:
-        return reported
-    try:
-        return max(reported, find_device(local_name()).l2_bytes)
-    except UnknownDevice:
-        return reported
+    return reported
 
 
 def driver_version() -> str:
     """The driver version that the kernel module reports; empty where no file shows it."""
-    if torch.version.hip:
-        return _text(Path("/sys/module/amdgpu/version")).strip()
     found = re.search(
         r"Kernel Module.*?\s(\d+\.[\d.]+)\s", _text(Path("/proc/driver/nvidia/version"))
     )
@@ -58,8 +44,8 @@ def driver_version() -> str:
 
 
 def runtime_version() -> str:
-    """The version of CUDA, or "ROCm" and HIP's version."""
-    return f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda or ""
+    """The version of CUDA."""
+    return torch.version.cuda or ""
 
 
 def _text(path: Path) -> str:

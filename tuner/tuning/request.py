@@ -8,18 +8,24 @@ store.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 from tuner.compile.candidates import Binder, Companions
 from tuner.devices.table import Device
-from tuner.devices.target import Target
+from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, triton_for
 from tuner.errors import BadInput, CompilerUnavailable, one_of
 from tuner.measure import Measurer
-from tuner.measure.recording import RecordedTrials, TrialRecording, read_trials, write_trials
+from tuner.measure.recording import (
+    Origin,
+    RecordedTrials,
+    TrialRecording,
+    read_trials,
+    write_trials,
+)
 from tuner.problems.points import Config, Part, Point, Problem
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, MeasureKind, Winner
@@ -187,7 +193,32 @@ def prepare(request: Request) -> Prepared:
     _ = (
         prepared.kernels.hash
     )  # of some engines and families, kernels are only lifted when asked for
-    return prepared
+    if prepared.recording is None:
+        return prepared
+    return replace(prepared, notes=[*prepared.notes, *_origin_notes(request, prepared.recording)])
+
+
+def _origin_notes(request: Request, recording: RecordedTrials) -> list[str]:
+    """What is not known of a recording. Raises BadInput if it is of something else."""
+    path, origin, asked = request.source.recording, recording.origin, origin_of(request)
+    if not origin.device:
+        raise BadInput(
+            f"{path} does not say on which card it was recorded: begin its name with the card, "
+            "as in h200_layer.csv.gz, or record it again with --record"
+        )
+    if origin.differs(asked):
+        raise BadInput(f"{path} was recorded on {origin}, not {asked}: tune for what it is of")
+    if not origin.engine:
+        return [f"{path} does not say which engine and Triton its times are of"]
+    return []
+
+
+def origin_of(request: Request) -> Origin:
+    """What a request's times are of."""
+    engine, triton = request.engine, triton_version(request.engine)
+    return Origin(
+        request.device.name, engine.name, engine.version, "" if triton == "none" else triton
+    )
 
 
 def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
@@ -199,6 +230,20 @@ def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
             cli="with the same command and --measure gpu",
             api='with "measure": "gpu"',
             page="with times from gpu",
+        )
+        error.field = "measure"
+        raise error
+
+
+def refuse_unmeasured(device: Device, kind: MeasureKind) -> None:
+    """Raise BadInput for times of a GPU on which nothing here measures."""
+    if kind is MeasureKind.GPU and device.target.backend != CUDA:
+        error = BadInput(
+            f"this tuner measures on NVIDIA's GPUs alone, and not on {device.name}: predict the "
+            "times, ",
+            cli="with the same command and --measure predict",
+            api='with "measure": "predict"',
+            page="with times from predict",
         )
         error.field = "measure"
         raise error

@@ -45,7 +45,15 @@ from tuner.problems.results import (
 from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.report import Report, mark_untested
-from tuner.tuning.request import Effort, Known, Prepared, Request, triton_version
+from tuner.tuning.request import (
+    Effort,
+    Known,
+    Prepared,
+    Request,
+    origin_of,
+    refuse_unmeasured,
+    triton_version,
+)
 from tuner.tuning.space import space_identity
 from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
 
@@ -244,7 +252,8 @@ def _prove_recordable(prepared: Prepared, path: Path, add: bool) -> None:
 def _record(prepared: Prepared, path: Path, trials: Iterable[Trial], add: bool) -> None:
     tried = [trial for trial in trials if trial.candidate.backend == TRITON]
     try:
-        prepared.write_recording(path, prepared.request.problem, tried, add)
+        origin = prepared.recording.origin if prepared.recording else origin_of(prepared.request)
+        prepared.write_recording(path, prepared.request.problem, tried, add, origin)
     except UnwritableOutput as error:
         raise UnwritableOutput(
             f"{error}; the run is done and its winners are stored: run it again to record it"
@@ -324,7 +333,7 @@ class RecordedTimes:
     def bench(self, prepared: Prepared) -> SerialBench:
         assert prepared.recording is not None  # the request has one
         self._sha256 = prepared.recording.sha256
-        replay = Replay(prepared.recording)
+        replay = Replay(prepared.recording, prepared.request.device)
         return SerialBench(replay, replay, prepared.points)
 
     def environment(self) -> dict[str, str]:
@@ -356,7 +365,8 @@ TimeSource = GpuTimes | RecordedTimes | PredictedTimes
 
 
 def open_source(request: Request, workbench: Workbench) -> TimeSource:
-    """The source of times that a request names."""
+    """The source of times that a request names. Raises BadInput for a GPU that is not measured."""
+    refuse_unmeasured(request.device, request.source.kind)
     if request.source.kind is MeasureKind.GPU:
         return GpuTimes(request, workbench)
     replay = request.source.kind is MeasureKind.REPLAY

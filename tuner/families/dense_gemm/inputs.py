@@ -102,5 +102,5 @@ def reference(a: Quantised, b: Quantised, rows: Tensor | slice = slice(None)) ->
 
 
 def _quantised(x: Tensor, tile: tuple[int, int], problem: DenseGemm) -> Quantised:
-    values, scale = quantise(x, tile, stored_type(problem.dtype, x.device.type))
+    values, scale = quantise(x, tile, stored_type(problem.dtype))
     return Quantised(values, scale, tile)

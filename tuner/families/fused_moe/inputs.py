@@ -140,7 +140,7 @@ def make_activations(
         tile = (1, problem.block_shape[1])
     else:
         tile = (1, k) if problem.per_channel_quant else (rows, k)
-    a, scale = quantise(x, tile, stored_type(problem.dtype, device))
+    a, scale = quantise(x, tile, stored_type(problem.dtype))
     return Activations(a, scale.view(-1) if tile[0] > 1 else scale, tile)
 
 
@@ -364,7 +364,7 @@ def _quantise_weight(
             b, zero = pack_nibbles(b, 1), None if zero is None else pack_nibbles(zero, 0)
         return b, scale, zero
     tile = _weight_tile(problem, (x.shape[0], x.shape[1]))
-    b, scale = quantise(x, tile, stored_type(problem.dtype, x.device.type))
+    b, scale = quantise(x, tile, stored_type(problem.dtype))
     if problem.block_shape or problem.per_channel_quant:
         return b, scale, None  # (blocks, blocks) or (n, 1)
     return b, scale.view(-1) if problem.dtype is Dtype.INT8_W8A16 else scale.view(()), None

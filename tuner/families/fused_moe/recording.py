@@ -1,7 +1,8 @@
 """Recordings of a fused-MoE layer's trials, for a search without a GPU.
 
 A recording is a gzip CSV file of one problem on one device, with a row per (M, gemm, config). Its
-columns are the problem (E, N, K, topk, dtype, block, and per_channel_quant if true), the point
+columns are the problem (E, N, K, topk, dtype, block, and per_channel_quant if true), the `Origin`
+of the times (old files lack it), the point
 (M, gemm), the configuration (all columns from BLOCK_SIZE_M to the one before `shared`), the
 compiled kernel (shared, n_regs, n_spills) and the measurement (min_us, median_us, status).
 """
@@ -13,20 +14,27 @@ import hashlib
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from tuner.devices.table import Device, find_device
-from tuner.errors import BadInput, BadProblem, MalformedRecording, UnknownDevice, did_you_mean
+from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.measure.recording import read_packed, unpack, write_text
+from tuner.measure.recording import (
+    ORIGIN,
+    Origin,
+    read_origin,
+    read_packed,
+    unpack,
+    write_text,
+)
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import UNTUNED, Compiled, Measurement, Status, Trial
 
 _PROBLEM = ("E", "N", "K", "topk", "dtype", "block")
-_RARE = ("per_channel_quant", "ep", "shared_experts")  # columns that a recording may lack
+# Columns that a recording may lack.
+_RARE = ("per_channel_quant", "ep", "shared_experts", *ORIGIN)
 _POINT = ("M", "gemm")
 _CONFIG = (
     "BLOCK_SIZE_M",
@@ -52,6 +60,7 @@ class Recording:
     problem: FusedMoe
     trials: Mapping[Candidate, Trial]
     sha256: str  # of the unpacked text, so it does not depend on the packing
+    origin: Origin
     # Without the column, fp8 without blocks may have one scale per tensor or one per channel.
     says_channels: bool = field(default=False, compare=False)
 
@@ -60,23 +69,13 @@ class Recording:
         """The recorded points, ascending."""
         return sorted({candidate.point for candidate in self.trials})
 
-    @property
-    def device(self) -> Device | None:
-        """The GPU with which the file's name starts, as in `h200_...`; None without one."""
-        try:
-            return find_device(self.path.name.partition("_")[0])
-        except UnknownDevice:
-            return None
-
-    def check(self, problem: FusedMoe, points: Iterable[Point], device: Device) -> None:
-        """Raises BadInput if the recording lacks a point, or has another problem or device."""
+    def check(self, problem: FusedMoe, points: Iterable[Point]) -> None:
+        """Raises BadInput if the recording lacks a point, or has another problem."""
         ours, theirs = problem.spec(), self.problem.spec()
         if not self.says_channels:
             ours, theirs = (s.removesuffix(",per_channel_quant") for s in (ours, theirs))
         if ours != theirs:
             raise BadInput(f"{self.path} holds {self.problem.spec()}, not {problem.spec()}")
-        if self.device not in (None, device):
-            raise BadInput(f"{self.path} was recorded on {self.device.name}, not {device.name}")
         held = self.points
         if missing := [str(point) for point in points if point not in held]:
             has = ", ".join(map(str, held))
@@ -96,10 +95,14 @@ def read_recording(path: Path) -> Recording:
     if rows.problem is None:
         raise MalformedRecording(f"{path} holds no rows")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Recording(path, rows.problem, rows.trials, digest, "per_channel_quant" in rows.column)
+    origin = read_origin(path, rows.problem_cells)
+    says_channels = "per_channel_quant" in rows.column
+    return Recording(path, rows.problem, rows.trials, digest, origin, says_channels)
 
 
-def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> None:
+def write_recording(
+    path: Path, problem: FusedMoe, trials: Iterable[Trial], origin: Origin = Origin()
+) -> None:
     """Write the measured ones of `trials`. The same trials produce the same bytes.
 
     Raises UnwritableOutput.
@@ -110,6 +113,7 @@ def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> N
         "per_channel_quant": "true" * problem.per_channel_quant,
         "ep": problem.ep if problem.ep > 1 else "",
         "shared_experts": problem.shared_experts or "",
+        **asdict(origin),
     }
     rare = {name: cell for name, cell in rare.items() if cell}
     text = io.StringIO(newline="")
@@ -149,7 +153,7 @@ class _Rows:
         self._config_columns = header[self.column["BLOCK_SIZE_M"] : self.column["shared"]]
         self.trials: dict[Candidate, Trial] = {}
         self.problem: FusedMoe | None = None
-        self._problem_cells: dict[str, str] = {}
+        self.problem_cells: dict[str, str] = {}
         self._configs: dict[tuple[str, ...], Config] = {}
 
     def add(self, line: int, cells: Sequence[str]) -> None:
@@ -191,10 +195,10 @@ class _Rows:
     def _same_problem(self) -> None:
         cells = {name: self._cell(name) for name in (*_PROBLEM, *self._rare_columns())}
         if self.problem is None:
-            self.problem, self._problem_cells = self._read_problem(), cells
-        elif cells != self._problem_cells:
-            column = next(name for name in cells if cells[name] != self._problem_cells[name])
-            first = self._problem_cells[column]
+            self.problem, self.problem_cells = self._read_problem(), cells
+        elif cells != self.problem_cells:
+            column = next(name for name in cells if cells[name] != self.problem_cells[name])
+            first = self.problem_cells[column]
             self._fail(column, f"{cells[column]!r}, but {first!r} in the first row")
 
     def _rare_columns(self) -> list[str]:

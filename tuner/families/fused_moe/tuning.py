@@ -142,7 +142,9 @@ def prepare(request: Request) -> Prepared:
         recording=recording,
         kept=kept,
         notes=_notes(layer),
-        write_recording=lambda path, problem, trials, add: write_recording(path, problem, trials),
+        write_recording=lambda path, problem, trials, add, origin: write_recording(
+            path, problem, trials, origin
+        ),
         shares_recordings=False,
     )
 
@@ -155,7 +157,7 @@ def _points(
     points = tuple(Point(size, gemm) for size in sorted(set(sizes)) for gemm in selected.gemms)
     if recording:
         assert isinstance(request.problem, FusedMoe)
-        recording.check(request.problem, points, request.device)
+        recording.check(request.problem, points)
     return points
 
 
