@@ -22,7 +22,7 @@ from engine_sizes import engine_sizes
 from tiers import only
 
 from tuner.devices.table import find_device
-from tuner.devices.target import cuda_target
+from tuner.devices.target import CUDA, Target, cuda_target
 from tuner.engines.engine import names_model
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import BadProblem
@@ -111,10 +111,12 @@ PLACES = {  # the module and class whose rule a model's class inherits
     "DeepseekV2ForCausalLM": ("deepseek_v2", "DeepseekV2ForCausalLM"),
     "DeepseekV3ForCausalLM": ("deepseek_v2", "DeepseekV2ForCausalLM"),
     "Glm4MoeForCausalLM": ("glm4_moe", "Glm4MoeForCausalLM"),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
+    "MiniMaxM3SparseForConditionalGeneration": ("minimax_m3", "MiniMaxM3SparseForCausalLM"),
 }
 
 
-def engine_fuses(version: str, model: str, arch: int, ep: int) -> int:
+def engine_fuses(version: str, model: str, target: Target, ep: int) -> int:
     """What the engine's own rule answers; only the machine that it asks about is stood in for."""
     preset = find_preset(model)
     module, class_name = PLACES[preset.architecture]
@@ -126,12 +128,14 @@ def engine_fuses(version: str, model: str, arch: int, ep: int) -> int:
         n_routed_experts=preset.E,
         n_shared_experts=preset.n_shared_experts,
     )
-    scope = _machine(arch, ep)
+    scope = _machine(target, ep)
     exec(compile(ast.Module([rule], []), str(file), "exec"), scope)  # noqa: S102
     owner = SimpleNamespace(
         config=config,
         quant_config=SimpleNamespace(get_name=lambda: "fp8"),
-        fused_shared_experts_architecture="DeepseekV3ForCausalLM",
+        fused_shared_experts_architecture=(
+            "Glm4MoeLiteForCausalLM" if module == "glm4_moe_lite" else "DeepseekV3ForCausalLM"
+        ),
         num_fused_shared_experts=0,
     )
     if rule.name == "determine_num_fused_shared_experts":
@@ -160,16 +164,18 @@ class _WithoutImports(ast.NodeTransformer):
         return ast.copy_location(ast.Pass(), node)
 
 
-def _machine(arch: int, ep: int) -> dict[str, Any]:
+def _machine(target: Target, ep: int) -> dict[str, Any]:
     def no(*_: object) -> bool:
         return False
 
     names = ("disable_shared_experts_fusion", "enforce_shared_experts_fusion")
     flags = SimpleNamespace(**dict.fromkeys(names, False))
-    capability = (arch // 10, arch % 10)
+    cuda, capability = target.backend == CUDA, target.capability
     return {
-        "_is_cuda": True,
-        "_is_hip": False,
+        "_is_cuda": cuda,
+        "_is_hip": not cuda,
+        "_is_gfx95_supported": not cuda and capability == (9, 5),
+        "_device_sm": target.sm,
         "_is_musa": False,
         "torch": SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability)),
         "global_server_args_dict": {"disable_shared_experts_fusion": False},
@@ -180,7 +186,7 @@ def _machine(arch: int, ep: int) -> dict[str, Any]:
         "get_parallel": lambda: SimpleNamespace(moe_ep_size=ep),
         "get_moe_a2a_backend": lambda: SimpleNamespace(is_deepep=no, is_mori=no),
         "get_moe_runner_backend": lambda: SimpleNamespace(is_marlin=no),
-        "is_sm90_supported": lambda: arch == 90,
+        "is_sm90_supported": lambda: target.is_sm(90),
         "is_sbo_enabled": no,
         "is_tbo_enabled": no,
         "is_deepep_class_backend": no,
@@ -197,11 +203,31 @@ def _machine(arch: int, ep: int) -> dict[str, Any]:
 )
 def test_the_rule_is_the_engine_s(version, subtests):
     models = ("deepseek-r1", "kimi-k2", "deepseek-v2", "glm-4.5")
-    for model, (arch, ep) in product(models, ((89, 1), (90, 1), (80, 1), (75, 1), (90, 8))):
-        with subtests.test(model=model, arch=arch, ep=ep):
-            target = cuda_target(*divmod(arch, 10))
+    if version == "0.5.23":
+        models += ("minimax-m3", "glm-4.7-flash")
+    targets = [cuda_target(*divmod(arch, 10)) for arch in (75, 80, 89, 90)]
+    targets += [find_device(name).target for name in ("MI210", "MI300X", "MI355X", "R9700")]
+    for model, target, ep in product(models, targets, (1, 8)):
+        with subtests.test(model=model, target=target.name, ep=ep):
             ours = shared_expert_fusion(find_preset(model), version, target, tp=8, ep=ep)
-            assert ours.experts == ours.top_k == engine_fuses(version, model, arch, ep)
+            assert ours.experts == ours.top_k == engine_fuses(version, model, target, ep)
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "device", "experts"),
+    [
+        ("deepseek-r1", "0.5.5", "MI300X", 0),
+        ("deepseek-r1", "0.5.5.post3", "MI300X", 1),
+        ("glm-4.6", "0.5.9", "MI300X", 0),
+        ("glm-4.6", "0.5.10", "MI300X", 1),
+        ("minimax-m3", "0.5.20", "MI355X", 0),
+        ("minimax-m3", "0.5.21", "MI355X", 1),
+        ("qwen3-next", "0.5.23", "MI300X", 0),
+    ],
+)
+def test_amd_through_the_releases(model, version, device, experts):
+    target = find_device(device).target
+    assert shared_expert_fusion(find_preset(model), version, target, tp=8).experts == experts
 
 
 def test_there_was_no_fusion_in_0_4_4():

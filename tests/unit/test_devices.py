@@ -9,12 +9,10 @@ from tuner.devices.table import Device, architecture, card_to_check, devices, fi
 from tuner.devices.target import Target, cuda_target
 from tuner.devices.tile_model import Footprint, blocks_per_sm
 from tuner.engines.sglang.fused_moe.binding import takes_tma
-from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.space import space_for
 from tuner.kernels.source import platform_probes
-from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
@@ -195,11 +193,6 @@ class TestAnAmdCard:
         assert broken is not None and broken.name == rule
         assert space_for(FP8, mi300x, Gemm.UP).broken_rule(config) is None
         assert blocks_per_sm(mi300x, 4, Footprint(1024, 128)) == 4  # 131,072 / 128 / 256
-
-    def test_fuses_shared_experts_by_no_rule_for_cuda(self, mi300x):
-        found = shared_expert_fusion(find_preset("deepseek-r1"), "0.5.16", mi300x.target)
-        assert found.experts == 0
-        assert "on gfx942, only on sm_80 and later" in found.why
 
     def test_is_given_registers_in_its_own_steps(self):
         # gfx1201 gives 121 registers as 144: 98,304 / 144 / 32 / 4 warps.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tuner.devices.target import Target
+from tuner.devices.target import HIP, Target
 from tuner.engines.engine import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.engine import Fusion
@@ -119,7 +119,7 @@ def _deepseek_v3(case: _Case) -> str | None:
     packed = case.model.quantization.startswith("compressed-tensors")
     if case.version >= (0, 5, 16) and packed and case.dtype is Dtype.INT4_W4A16:
         return _PACKED
-    return _common(case)
+    return _common_or_amd(case, (0, 5, 5, 3))
 
 
 def _deepseek_v32(case: _Case) -> str | None:
@@ -134,7 +134,7 @@ def _glm4_moe(case: _Case) -> str | None:
         return f"of a GLM with {case.model.E} routed experts before 0.5.1"
     if (0, 5, 4, 1) <= case.version < (0, 5, 6):
         return "of GLM-4.5 from 0.5.4.post1 to 0.5.5"
-    return _common(case)
+    return _common_or_amd(case, (0, 5, 10))
 
 
 def _qwen3_next(case: _Case) -> str | None:
@@ -142,7 +142,17 @@ def _qwen3_next(case: _Case) -> str | None:
         return "of Qwen3-Next before 0.5.14"
     if case.model.shared_intermediate != case.model.intermediate:
         return "of another width than the routed ones"
+    if case.target.backend == HIP:
+        return f"on {case.target.name} without SGLANG_USE_AITER=1, with which AITER runs them"
     return None
+
+
+def _minimax_m3(case: _Case) -> str | None:
+    if case.target.backend == HIP and case.version >= (0, 5, 21):
+        if case.target.capability != (9, 5):
+            return f"on {case.target.name}, of AMD's cards only on gfx950"
+        return "under expert parallelism" if case.ep > 1 else None
+    return _common(case)
 
 
 def _bailing_v3(case: _Case) -> str | None:
@@ -154,7 +164,15 @@ def _bailing_v3(case: _Case) -> str | None:
         return "of another width than the routed ones, or several of them"
     if case.model.quantization.startswith("compressed-tensors") and case.dtype is Dtype.INT4_W4A16:
         return _PACKED
-    return _common(replace(case, ep=1))
+    return _common_or_amd(replace(case, ep=1), (0, 5, 23))
+
+
+def _common_or_amd(case: _Case, since: Release) -> str | None:
+    """Classes that fuse from a HIP capability of (9, 4) on, even under expert parallelism."""
+    if case.target.backend != HIP or case.version < since:
+        return _common(case)
+    old = case.target.capability < (9, 4)
+    return f"on {case.target.name}, of AMD's cards only on gfx942 and later" if old else None
 
 
 def _common(case: _Case) -> str | None:
@@ -176,7 +194,7 @@ _RULES: dict[str, tuple[Release, Callable[[_Case], str | None]]] = {
     "Glm4MoeLiteForCausalLM": ((0, 5, 8), _common),
     "Glm5NextForConditionalGeneration": ((0, 5, 23), _common),
     "Glm4vMoeForConditionalGeneration": ((0, 5, 7), _common),
-    "MiniMaxM3SparseForConditionalGeneration": ((0, 5, 16), _common),
-    "MiniMaxM3SparseForCausalLM": ((0, 5, 16), _common),
+    "MiniMaxM3SparseForConditionalGeneration": ((0, 5, 16), _minimax_m3),
+    "MiniMaxM3SparseForCausalLM": ((0, 5, 16), _minimax_m3),
     "Qwen3NextForCausalLM": (_ANY, _qwen3_next),
 }
