@@ -44,7 +44,7 @@ CASES = {
     ),
     "cluster-h20-2x8-sglang": (
         "H20",
-        "fused_moe:E=257,N=128,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128",
+        "fused_moe:E=257,N=128,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128,shared_experts=1",
     ),
     "cluster-h20-2x8-vllm": (
         "H20",

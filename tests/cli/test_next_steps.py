@@ -1,14 +1,12 @@
 """Errors of commands that need what this machine lacks say where to run them."""
 
-import json
 import re
 
 import pytest
 
 from tuner.cli import tuning as commands
 from tuner.engines.engine import find_engine
-from tuner.errors import MeasurerFailed, MeasurerUnavailable
-from tuner.families.fused_moe import prove
+from tuner.errors import MeasurerUnavailable
 from tuner.jobs.targets import resolve_target
 from tuner.measure.gpu_worker import ChildLimits, GpuWorker
 from tuner.models.serving import Serving
@@ -30,23 +28,6 @@ def test_measuring_without_torch_names_the_next_step(modules):
     assert re.search("run it with the Python that serves the engine, .*--measure predict$", said)
     assert "measure=predict" in caught.value.in_api_words()
     assert "--measure" not in caught.value.in_api_words()
-
-
-def test_proving_without_the_engine_names_the_next_step(modules, monkeypatch):
-    class Layer:
-        PROVING_CHILD = "no_torch"
-
-    sidecar = modules / prove.PROVENANCE / "x.json"
-    sidecar.parent.mkdir(parents=True)
-    environment = {"device": "NVIDIA_H200", "engine": "sglang"}
-    about = {
-        "problem": "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16",
-        "entries": {"1": {"environment": environment}},
-    }
-    sidecar.write_text(json.dumps(about))
-    monkeypatch.setattr(prove, "engine_module", lambda *_: Layer)
-    with pytest.raises(MeasurerFailed, match="install engine-tuner beside sglang where it serves"):
-        prove.prove(modules, "NVIDIA_H200", "sglang")
 
 
 def test_what_no_server_can_load_is_told_before_the_work(capsys):

@@ -28,11 +28,11 @@ from tuner.export.export import export_device
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.predict import CLEAR_GAIN
 from tuner.families.dense_gemm.space import find_baselines
+from tuner.families.fused_moe.baselines import find_baselines as moe_baselines
 from tuner.families.fused_moe.choose import MoeChooser
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import read_recording
-from tuner.families.fused_moe.space import baseline_configs
 from tuner.families.fused_moe.tuning import policy_for
 from tuner.measure.recording import read_trials
 from tuner.problems.points import Candidate, Config, Part, Point, Problem
@@ -114,7 +114,7 @@ class Case:
             found = find_baselines(gemm_engine(self.real), self.problem, self.device, ())
             return dict.fromkeys(TRITONS, found)
         about = moe_engine(self.real), self.problem, self.device
-        return {triton: baseline_configs(*about, triton, tuple(Gemm), ()) for triton in TRITONS}
+        return {t: moe_baselines(*about, t, tuple(Gemm), ()).configs for t in TRITONS}
 
     @cached_property
     def own(self) -> dict[tuple[int, str], tuple[dict[Part, Config], float | None]]:

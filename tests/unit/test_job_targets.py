@@ -38,11 +38,7 @@ def test_a_problem_of_a_kind_nearly_right_names_the_right_one():
 @pytest.mark.parametrize("option", [*MOE.selecting, *MOE.searching], ids=lambda one: one.name)
 def test_an_option_of_a_layer_is_refused_for_attention(option):
     shared = option.name in {one.name for one in GEMM.options}
-    whose = (
-        "a fused-MoE layer, quantised dense GEMMs and the state update of Mamba-2 layers"
-        if shared
-        else "a fused-MoE layer"
-    )
+    whose = "a fused-MoE layer and quantised dense GEMMs" if shared else "a fused-MoE layer"
     said = f"{option.flag} is for {whose}: leave it out"
     with pytest.raises(OptionsRefused) as of_problem:
         resolve_target(DECODE, Serving(), given=[option.name])

@@ -26,19 +26,25 @@ def compared(monkeypatch):
         seen.append(kernel)
         return 1.0 if kernel == WRONG else 0.0
 
-    def timed(kernel: Config, best_us: float | None) -> Measurement:
+    def timed(kernel: Config, best_us: float | None, before: object) -> Measurement:
         return Measurement(Status.OK, kernel["US"], kernel["US"], 1)
 
     monkeypatch.setattr(gpu, "check", check)
     monkeypatch.setattr(gpu, "capture", lambda kernel, launches, least: kernel)
     monkeypatch.setattr(gpu, "time_graph", timed)
-    monkeypatch.setattr(gpu, "race", lambda kernels, rounds: [[k["US"]] * rounds for k in kernels])
+    monkeypatch.setattr(
+        gpu, "race", lambda kernels, rounds, before: [[k["US"]] * rounds for k in kernels]
+    )
     return seen
 
 
 def session(monkeypatch: pytest.MonkeyPatch, *, thorough: bool = False) -> gpu.MoeOnGpu:
     opened = object.__new__(gpu.MoeOnGpu)
-    inputs = SimpleNamespace(launches=lambda kernel, config: [[]] * 10, read_bytes=1e9)
+    inputs = SimpleNamespace(
+        launches=lambda kernel, config: [[]] * 10,
+        read_bytes=1e9,
+        cold=SimpleNamespace(push_out=lambda: None),
+    )
     opened._layer = SimpleNamespace(
         inputs=lambda point: inputs, problem=SimpleNamespace(dtype=Dtype.BFLOAT16)
     )

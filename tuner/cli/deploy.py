@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -197,5 +196,5 @@ def _say_others(folder: Path, shown: Set[str]) -> None:
     if others:
         say(
             f"{len(others)} other config files under {folder}: servers load them without the "
-            f"plugin, and `tuner check {shlex.quote(str(folder))}` checks them"
+            f"plugin, and `{command_line('tuner', 'check', folder)}` checks them"
         )
