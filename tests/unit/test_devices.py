@@ -193,6 +193,7 @@ class TestAnAmdCard:
         assert broken is not None and broken.name == rule
         assert space_for(FP8, mi300x, Gemm.UP).broken_rule(config) is None
         assert blocks_per_sm(mi300x, 4, Footprint(1024, 128)) == 4  # 131,072 / 128 / 256
+        assert blocks_per_sm(mi300x, 4, Footprint(0, 128)) == 4  # a kernel without LDS
 
     def test_is_given_registers_in_its_own_steps(self):
         # gfx1201 gives 121 registers as 144: 98,304 / 144 / 32 / 4 warps.

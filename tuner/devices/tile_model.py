@@ -42,10 +42,11 @@ def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
     arch = device.architecture
     steps = math.ceil(max(footprint.n_regs, LEAST_REGISTERS) / arch.register_step)
     registers = steps * arch.register_step * arch.target.warp_size * warps
+    shared = max(1, footprint.shared_bytes + arch.shared_reserved_bytes)  # AMD's kernels may use 0
     return max(
         1,
         min(
-            arch.shared_per_sm_bytes // (footprint.shared_bytes + arch.shared_reserved_bytes),
+            arch.shared_per_sm_bytes // shared,
             arch.registers_per_sm // registers,
             arch.max_warps_per_sm // warps,
             arch.max_blocks_per_sm,
