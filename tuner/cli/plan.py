@@ -87,6 +87,8 @@ def plan(
         for note in [note for one in targets for note in one.notes]:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
+        if note := _too_large(target, problems, card):
+            say(note)
         classes = {one.server.architecture for one in targets if one.server.architecture}
         served = all(names_model(found.name, found.version, one) for one in classes)
     made = planned(problems, found, card, flags, choice, wanted)
@@ -152,6 +154,21 @@ def _given(context: typer.Context) -> Iterator[str]:
             yield parameter.opts[0]
         if context.params[name] is not True:
             yield str(context.params[name])
+
+
+def _too_large(target: str, problems: Sequence[Problem], device: Device) -> str:
+    """A sentence if a preset does not fit the cards, as far as its experts show."""
+    from tuner.errors import UnknownModel
+    from tuner.families.fused_moe.models import too_large
+    from tuner.families.fused_moe.problem import FusedMoe
+    from tuner.models.table import find_preset
+
+    try:
+        model = find_preset(target)
+    except UnknownModel:
+        return ""
+    layers = (problem for problem in problems if isinstance(problem, FusedMoe))
+    return next(filter(None, (too_large(model, layer, device) for layer in layers)), "")
 
 
 def _is_model(target: str, choice: FamilyChoice) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 
+from tuner.devices.table import Device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape, LacksLayers
@@ -137,6 +138,31 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
     if problems[0].ep > 1:
         notes.append(_EP_NOTE)
     return Resolved(tuple(problems), (*notes, *_class_notes(model.architecture)))
+
+
+# The least share of a model's layers that have experts. The first ones are often dense, and every
+# second one of Llama 4 Maverick.
+_LEAST_SHARE = {"Llama4ForConditionalGeneration": 0.5}
+
+
+def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
+    """A sentence if one rank's experts alone exceed a card's memory; "" if that is not known.
+
+    Layers whose number is not known, and Mamba models, whose attention layers have no experts, are
+    not counted.
+    """
+    kinds = model.attention.layers if model.attention and not model.mamba else ()
+    layers = sum(kind.count for kind in kinds) + (
+        model.delta.layers if model.delta and kinds else 0
+    )
+    layer_bytes = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits / 8
+    needed = layer_bytes * layers * _LEAST_SHARE.get(model.architecture, 0.9)
+    if needed <= device.memory_bytes:
+        return ""
+    return (
+        f"{model.name} does not fit: its experts alone take at least about {needed / 2**30:.0f} "
+        f"GiB of each rank, and {device.name} has {device.memory_bytes / 2**30:.0f} GiB"
+    )
 
 
 def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
