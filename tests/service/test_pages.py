@@ -340,6 +340,7 @@ def test_names_are_read_back_from_problems() -> None:
     mixtral = "fused_moe:E=8,N=1792,K=4096,top_k=2,dtype=bfloat16"
     assert list(models_of(parse_problem(mixtral))) == ["mixtral-8x7b TP 8"]
     shared = "fused_moe:E=257,N=64,K=7168,top_k=9,dtype=int8_w8a8,per_channel_quant"
+    shared += ",shared_experts=1"
     assert "deepseek-r1 int8_w8a8 TP 32" in models_of(parse_problem(shared))
     assert models_of(parse_problem("fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16")) == ()
     assert problem_words(mixtral) == "fused moe · E 8 · N 1792 · K 4096 · top 2 · bfloat16"
