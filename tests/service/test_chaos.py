@@ -20,7 +20,7 @@ OPTIONS = (
 )
 
 
-# Most of its minute passes until the job of a killed worker is queued again.
+# Most of its time passes until the job of a killed worker is queued again.
 ON_SQLITE = (
     "--store sqlite --jobs 24 --clients 4 --every 1 --blows 2 --lanes 1 "
     "--reclaim-limit 600 --limit 300"
