@@ -121,8 +121,7 @@ def test_a_use_is_taken_by_name(server, workload):
         ({"dtype": "fp8_w8a8"}, "dtype is for a model"),
         (
             {"batch_sizes": [1]},
-            "batch_sizes is for a fused-MoE layer, quantised dense GEMMs and the state update of "
-            "Mamba-2 layers: leave it out",
+            "batch_sizes is for a fused-MoE layer and quantised dense GEMMs: leave it out",
         ),
         ({"workload": "offlin"}, "'offline'"),
         (

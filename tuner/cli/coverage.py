@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import groupby
@@ -16,7 +17,7 @@ from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, 
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.options import parse_batch_sizes
-from tuner.render import printable
+from tuner.render import columns, printable
 
 if TYPE_CHECKING:
     from tuner.jobs.queue import Watching
@@ -194,11 +195,16 @@ def _sections(texts: Iterable[tuple[str, str]]) -> str:
 
 
 def item(first: str, what: str, detail: str) -> str:
-    """What it is, and below it, where there is more to say, the detail."""
-    lines = [f"{first}  {printable(what)}"]
-    if detail:
-        lines.append(f"{' ' * len(first)}  {printable(detail)}")
-    return "\n".join(lines)
+    """What it is, and below it, where there is more to say, the detail.
+
+    A problem's text that is wider than the terminal goes on after one of its commas.
+    """
+    what, width = printable(what), columns() - len(first) - 2
+    if len(what) > width:
+        rows = textwrap.wrap(what.replace(",", ", "), width)
+        what = "\n".join(row.replace(", ", ",") for row in rows)
+    text = f"{what}\n{printable(detail)}" if detail else what
+    return f"{first}  {textwrap.indent(text, ' ' * (len(first) + 2)).lstrip()}"
 
 
 def _listed(values: Iterable[object]) -> str:

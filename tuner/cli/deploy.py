@@ -196,5 +196,5 @@ def _say_others(folder: Path, shown: Set[str]) -> None:
     if others:
         say(
             f"{len(others)} other config files under {folder}: servers load them without the "
-            f"plugin, and `{command_line('tuner', 'check', folder)}` checks them"
+            f"plugin, and `{command_line('tuner', 'check', str(folder))}` checks them"
         )

@@ -44,6 +44,14 @@ class Target:
         """Whether it is this CUDA architecture or a later one; False on every other backend."""
         return self.backend == CUDA and isinstance(self.arch, int) and self.arch >= arch
 
+    def is_gfx(self, major: int, minor: int) -> bool:
+        """Whether it is AMD's architecture of that HIP capability: (9, 5) is gfx950."""
+        return self.backend == HIP and self.capability == (major, minor)
+
+    def is_gfx_or_later(self, major: int, minor: int) -> bool:
+        """Whether it is AMD's architecture of that HIP capability or a later one."""
+        return self.backend == HIP and self.capability >= (major, minor)
+
     def is_sm_family(self, arch: int) -> bool:
         """Whether it is a CUDA architecture of the same generation: sm_103 is one of 100."""
         return self.backend == CUDA and isinstance(self.arch, int) and self.arch // 10 == arch // 10

@@ -149,7 +149,7 @@ def _qwen3_next(case: _Case) -> str | None:
 
 def _minimax_m3(case: _Case) -> str | None:
     if case.target.backend == HIP and case.version >= (0, 5, 21):
-        if case.target.capability != (9, 5):
+        if not case.target.is_gfx(9, 5):
             return f"on {case.target.name}, of AMD's cards only on gfx950"
         return "under expert parallelism" if case.ep > 1 else None
     return _common(case)
@@ -171,7 +171,7 @@ def _common_or_amd(case: _Case, since: Release) -> str | None:
     """Classes that fuse from a HIP capability of (9, 4) on, even under expert parallelism."""
     if case.target.backend != HIP or case.version < since:
         return _common(case)
-    old = case.target.capability < (9, 4)
+    old = not case.target.is_gfx_or_later(9, 4)
     return f"on {case.target.name}, of AMD's cards only on gfx942 and later" if old else None
 
 
