@@ -11,7 +11,7 @@ import pytest
 from databases import both_databases
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import insert, text
+from sqlalchemy import insert, text, update
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
@@ -37,7 +37,9 @@ from tuner.store.connect import connect
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore, trial_cursor
 from tuner.store.rows import trial_row
+from tuner.store.tables import problems as problems_table
 from tuner.store.tables import trials as trials_table
+from workers.coverage import stored_rows
 
 UP, DOWN = POINTS
 ATTENTION = Attention(AttentionPhase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
@@ -213,6 +215,34 @@ class TestWinners:
         publish(store, KEY, replace(one, without_us="cutlass"))  # which was not measured
         (summary,) = Lookups(store.database).stored_summaries(None, None, 9)
         assert (summary.speedup, summary.over_without_us) == (pytest.approx(1.25), False)
+
+    def test_problems_of_another_release_are_left_out(self, store):
+        """A release may have families that this one lacks, newer and older ones."""
+        others = [replace(PROBLEM, E=number) for number in (16, 32, 64, 128)]
+        for problem in (*others, PROBLEM):
+            publish(store, replace(KEY, problem=problem), entry(UP))
+        with store.database._writer.begin() as connection:
+            for problem, there in zip(
+                others,
+                ("kda:heads=8", f"{PROBLEM.family}:new=1", "state_update:dim=64"),
+                strict=False,
+            ):
+                connection.execute(
+                    update(problems_table)
+                    .where(problems_table.c.spec == problem.spec())
+                    .values(spec=there, family=there.partition(":")[0])
+                )
+        known = [others[3], PROBLEM]
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert [winner.problem for winner in found] == known
+        lookups = Lookups(store.database)
+        first = lookups.stored_summaries(None, None, 1)
+        second = lookups.stored_summaries(None, first[0].cursor, 1)
+        assert [one.problem for one in (*first, *second)] == known
+        assert lookups.stored_summaries(None, second[0].cursor, 1) == []
+        (seen,) = lookups.environments({"NVIDIA_L40S"})
+        rows = stored_rows(lookups.stored_summaries(None, None, 9), [seen])
+        assert [row["problem"] for row in rows] == [problem.spec() for problem in known]
 
     def test_entries_come_back_with_what_they_hold_for(self, store):
         run = store.begin_run(KEY)

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from tuner.problems.points import Problem
-from tuner.problems.registry import parse_problem
+from tuner.problems.registry import parse_problem, problem_names
 from tuner.problems.results import WINNING, Environment, Published, Status
 from tuner.store.current_winners import current_points
 from tuner.store.database import Queries
@@ -148,7 +148,7 @@ class Lookups(Queries):
         family = (
             select(problems.c.family)
             .join(winners, problems.c.id == winners.c.problem_id)
-            .where(mine)
+            .where(mine, problems.c.family.in_(problem_names()))
             .order_by(winners.c.problem_id)  # which PostgreSQL then takes from the index
             .limit(1)
             .scalar_subquery()
@@ -160,7 +160,7 @@ class Lookups(Queries):
             return [
                 EnvironmentSeen(read_environment(row), row["family"], row["newest"])
                 for row in rows
-                if row["newest"]
+                if row["newest"] and row["family"]
             ]
 
     def stored_summaries(
@@ -256,7 +256,7 @@ def _summaries(
     limit: int | None,
     since: datetime | None = None,
 ) -> list[StoredSummary]:
-    """The next `limit` problems of one environment with an id above `past`.
+    """The next `limit` problems of one environment with an id above `past` that can be read.
 
     With `since`, only the problems with a winner that was published later.
     """
@@ -290,7 +290,7 @@ def _summaries(
     place = read_environment(environment)
     rows = connection.execute(query).mappings().all()
     gains = _mean_gains(connection, environment["id"], [row["problem_id"] for row in rows])
-    return [
+    found = [
         StoredSummary(
             cursor=(environment["id"], row["problem_id"]),
             environment=place,
@@ -302,4 +302,9 @@ def _summaries(
             over_without_us=row["problem_id"] in gains and gains[row["problem_id"]][1],
         )
         for row in rows
+        if is_readable(row["spec"])
     ]
+    if len(found) < len(rows) == limit:  # the page is filled up after those that are left out
+        last = rows[-1]["problem_id"]
+        found += _summaries(connection, environment, last, limit - len(found), since)
+    return found

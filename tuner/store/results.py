@@ -45,6 +45,7 @@ from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
     entry_row,
     environment_row,
+    is_readable,
     read_run,
     read_trial,
     read_winner,
@@ -176,7 +177,8 @@ class ResultStore(Queries):
     def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
         query = SELECT_WINNERS.where(*conditions).order_by(problems.c.id, *by_point())
         with self._read() as connection:
-            return [read_winner(row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(query).mappings()
+            return [read_winner(row) for row in rows if is_readable(row["spec"])]
 
     def winners_at(self, problem: Problem, device: str, engine: str) -> Sequence[Winner]:
         """The winners of all environments, for a problem on a device with an engine."""
