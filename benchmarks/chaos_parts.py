@@ -33,7 +33,7 @@ from workers.settings import Settings
 ROOT = Path(__file__).parents[1]
 DEVICE = "NVIDIA_H200"
 BATCH_SIZES = (2, 16)
-SMALL = "small.csv.gz"
+SMALL = "h200_small.csv.gz"
 RESTART_S = 2.0  # as `tuner worker` waits before it starts a process again
 
 
