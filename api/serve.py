@@ -118,7 +118,7 @@ class Parser(h11.Connection):
         return self.their_state is h11.SEND_BODY
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11's, but PAUSED before a piece of a body that nobody has asked for."""
+        """Return what h11 would, but PAUSED before a piece of a body that no handler asked for."""
         if self.in_body and not self.asked:
             return h11.PAUSED
         event = super().next_event()
@@ -203,8 +203,7 @@ class ClientConnection(H11Protocol):
             nonlocal ends
             if message["type"] == "http.response.start":
                 if ends := self.conn.in_body:
-                    close = (b"connection", b"close")
-                    message = {**message, "headers": [*message["headers"], close]}
+                    message = {**message, "headers": [*message["headers"], _CLOSE]}
             elif ends:
                 message = {**message, "more_body": True}
             await send(message)
