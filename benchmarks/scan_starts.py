@@ -122,9 +122,9 @@ def stand_in_vllm(name: str, root: Path, family: str) -> None:
 def hook(engine: str) -> None:
     """Start the engine's plugin, as its servers do."""
     if engine == "vllm":
-        importlib.import_module("tuner.engines.vllm.plugin").register()
+        importlib.import_module("tuner.bindings.vllm.plugin").register()
     else:
-        plugin = importlib.import_module("tuner.engines.sglang.plugin.scan")
+        plugin = importlib.import_module("tuner.bindings.sglang.plugin.scan")
         plugin.hook_scan(Path(os.environ["TUNER_SCAN_CONFIG_DIR"]))
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts
-from tuner.engines.sglang.plugin.files import AttentionFile
-from tuner.engines.sglang.plugin.gemm_files import GemmFile
+from tuner.bindings.sglang.plugin.file_checks import RuntimeFacts
+from tuner.bindings.sglang.plugin.files import AttentionFile
+from tuner.bindings.sglang.plugin.gemm_files import GemmFile
 from tuner.problems.results import Status
 
 _HERE = {

@@ -18,8 +18,8 @@ from unittest.mock import MagicMock, patch
 
 from tiers import only
 
-from tuner.engines.sglang.attention.binding import launcher_source
-from tuner.engines.sglang.fused_moe import binding
+from tuner.bindings.sglang.attention.binding import launcher_source
+from tuner.bindings.sglang.fused_moe import binding
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.families.attention.problem import AttentionPhase
 from tuner.families.fused_moe.problem import FusedMoe, Gemm

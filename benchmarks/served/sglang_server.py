@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.served.server import Answer, Post, ServerLaunch, flag_value
-from tuner.engines.sglang.attention.backend import BACKEND_FLAG
+from tuner.bindings.sglang.attention.backend import BACKEND_FLAG
 
 # This module starts the server too, after it has replaced the values of dummy weights.
 _DUMMY_SERVER = "benchmarks.served.sglang_dummy"

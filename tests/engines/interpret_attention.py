@@ -8,9 +8,9 @@ import json
 import sys
 from pathlib import Path
 
+from tuner.bindings.sglang.attention.binding import lift_attention
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.inputs import compared, launch, make_inputs, output_of, reference
 from tuner.families.attention.problem import AttentionPhase, parse_attention

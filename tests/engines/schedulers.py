@@ -11,8 +11,8 @@ from pathlib import Path
 from interpreter import run_interpreted
 from plugin_cases import put
 
-from tuner.engines.sglang.plugin.files import AttentionFile
-from tuner.engines.sglang.plugin.gemm_files import GemmFile
+from tuner.bindings.sglang.plugin.files import AttentionFile
+from tuner.bindings.sglang.plugin.gemm_files import GemmFile
 
 if sys.version_info >= (3, 11):
     import tomllib

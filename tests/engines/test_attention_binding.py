@@ -15,11 +15,11 @@ from interpreter import interpreted
 from strata import of_each_kind
 from tiers import only
 
+from tuner.bindings.sglang.attention.binding import lift_attention
 from tuner.compile import CompileJob, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage, parse_attention
 from tuner.families.attention.splits import kv_splits
 from tuner.kernels.binding import Constant

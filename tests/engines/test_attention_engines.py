@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from real_sglang import RELEASES, package
 
 from tuner.backends.operands import AttentionOperands, Unsupported
+from tuner.bindings.sglang.attention.kv_splits import engine_kv_splits
 from tuner.devices.target import cuda_target
 from tuner.engines.dispatch_table import dispatch_table
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.errors import BadProblem
 from tuner.families.attention.batch import operands_of
 from tuner.families.attention.engine import attention_engine

@@ -3,10 +3,10 @@
 import pytest
 from real_sglang import RELEASES
 
+from tuner.bindings.sglang.attention.binding import CHOICES, lift_attention
 from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import CHOICES, lift_attention
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.space import attention_space

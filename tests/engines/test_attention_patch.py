@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tiers import only
 
+from tuner.bindings.sglang.attention.binding import LAUNCHERS
+from tuner.bindings.sglang.attention.crash import explain
+from tuner.bindings.sglang.attention.remedy import find_remedy, launches_table
 from tuner.compile import CompileJob
 from tuner.compile.candidates import fit
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import LAUNCHERS
-from tuner.engines.sglang.attention.crash import explain
-from tuner.engines.sglang.attention.remedy import find_remedy, launches_table
 from tuner.families.attention.check import check_problems
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.models import attention_problems, find_attention

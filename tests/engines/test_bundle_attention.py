@@ -22,17 +22,17 @@ from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, fill, published
 from bundle_cases import CASES, build, example, files_of, place, printed
 from bundle_cases import fill as fill_moe
 
-from tuner.deploy.bundle.build import Bundle
-from tuner.deploy.bundle.notes import attention_notes, usable_winners
-from tuner.deploy.cluster import Cluster
-from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine
-from tuner.engines.sglang.plugin.files import (
+from tuner.bindings.sglang.plugin.files import (
     CONFIG_DIR_VARIABLE,
     attention_root,
     find_attention_files,
     read_attention_file,
 )
+from tuner.deploy.bundle.build import Bundle
+from tuner.deploy.bundle.notes import attention_notes, usable_winners
+from tuner.deploy.cluster import Cluster
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused
 from tuner.export.delivery import delivery_of
 from tuner.families.attention.problem import Attention, parse_attention

@@ -13,10 +13,10 @@ import torch
 from interpreter import run_interpreted
 from tiers import only
 
-from tuner.engines.sglang.plugin import launches, splits_kernel
-from tuner.engines.sglang.plugin.chosen_splits import ChosenSplits, choose_splits
-from tuner.engines.sglang.plugin.files import AttentionFile
-from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
+from tuner.bindings.sglang.plugin import launches, splits_kernel
+from tuner.bindings.sglang.plugin.chosen_splits import ChosenSplits, choose_splits
+from tuner.bindings.sglang.plugin.files import AttentionFile
+from tuner.bindings.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.families.attention.problem import parse_attention
 
 HEADS, COLUMNS, ENGINES = 4, 32, 8

@@ -19,6 +19,7 @@ from cases import FP8, FP8_RECORDING, INT8, config
 from strata import of_each_kind
 from tiers import only
 
+from tuner.bindings.sglang.fused_moe.binding import lift_fused_moe
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.candidates import fit
 from tuner.compile.farm import triton_build
@@ -26,7 +27,6 @@ from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import TritonRelease, find_engine
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import CompilerUnavailable, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import Variant

@@ -13,10 +13,10 @@ import pytest
 from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, entry, fill, point, published
 from cases import H200
 
+from tuner.bindings.sglang.attention.export import AttentionFileExport
+from tuner.bindings.sglang.plugin.files import read_attention_file
+from tuner.bindings.sglang.plugin.splits import SplitsRow
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.export import AttentionFileExport
-from tuner.engines.sglang.plugin.files import read_attention_file
-from tuner.engines.sglang.plugin.splits import SplitsRow
 from tuner.errors import ExportRefused
 from tuner.export.export import ExportReport, export, export_device
 from tuner.export.files import write_all

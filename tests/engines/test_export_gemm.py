@@ -11,12 +11,12 @@ from cases import H200, deliver
 from gemm_cases import tile
 from real_gemm import RealGemm
 
+from tuner.bindings.sglang.dense_gemm import open_delivery
+from tuner.bindings.sglang.dense_gemm.delivery import GemmDelivery
+from tuner.bindings.sglang.plugin.gemm_files import find_gemm_files, read_gemm_file
 from tuner.engines.config_files import launch_config
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.dense_gemm import open_delivery
-from tuner.engines.sglang.dense_gemm.delivery import GemmDelivery
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, read_gemm_file
 from tuner.errors import ExportRefused
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm

@@ -17,13 +17,13 @@ from log_lines import parse_log
 from real_gemm import RealGemm
 from real_sglang import RELEASES
 
+from tuner.bindings.sglang.dense_gemm import parse_warning, resolve_warning
+from tuner.bindings.sglang.dense_gemm.files import format_file_name
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.config_files import config_file_text, entry_json, read_config_file
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.dense_gemm import parse_warning, resolve_warning
-from tuner.engines.sglang.dense_gemm.files import format_file_name
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, gemm_engine

@@ -14,6 +14,8 @@ from strata import of_each_kind
 from tiers import only
 from typer.testing import CliRunner
 
+from tuner.bindings.sglang.attention.binding import lift_attention
+from tuner.bindings.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm
 from tuner.compile.hsaco import HsacoResources, read_resources
@@ -21,8 +23,6 @@ from tuner.compile.kernel import compile_kernel
 from tuner.devices.table import find_device
 from tuner.engines.config_files import AMD_OPTIONS, TILES, fields_on
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.attention.problem import AttentionPhase
 from tuner.families.dense_gemm.check import check_files as check_gemm_files

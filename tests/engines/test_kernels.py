@@ -6,10 +6,10 @@ import pytest
 from cases import FP8, INT8, config
 from real_sglang import RELEASES, VERSIONS, kernel_source
 
+from tuner.bindings.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.devices.target import cuda_target
 from tuner.engines.config_files import LAUNCH_OPTIONS, TILES, fields_on
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm, padded_slots
 from tuner.kernels.binding import ABSENT, Binding, Constant, Descriptor, Integer

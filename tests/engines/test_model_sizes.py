@@ -21,10 +21,10 @@ from cases import resolve
 from engine_sizes import engine_sizes
 from tiers import only
 
+from tuner.bindings.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.devices.table import find_device
 from tuner.devices.target import CUDA, Target, cuda_target
 from tuner.engines.engine import names_model
-from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import BadProblem
 from tuner.jobs.targets import resolve_all
 from tuner.models.config_json import read_checkpoint

@@ -19,12 +19,12 @@ from real_sglang import kernel_source
 from schedulers import run_scheduler, write_files
 from tiers import only
 
+from tuner.bindings.sglang.attention.binding import lift_attention
+from tuner.bindings.sglang.plugin.backend import BACKEND
+from tuner.bindings.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.bindings.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.engines.sglang.plugin.backend import BACKEND
-from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
-from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
 from tuner.families.attention.problem import AttentionPhase, Stage
 from tuner.kernels.launcher import Launcher
 from tuner.problems.points import Config

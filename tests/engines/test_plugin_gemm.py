@@ -19,9 +19,9 @@ from gemm_scheduler import kernel_modules
 from schedulers import run_scheduler, write_files
 from tiers import only
 
+from tuner.bindings.sglang.plugin.gemm_files import GemmFile
+from tuner.bindings.sglang.plugin.gemm_loaders import FP8_BLOCKS, INT8_BLOCKS, LOADERS
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.plugin.gemm_files import GemmFile
-from tuner.engines.sglang.plugin.gemm_loaders import FP8_BLOCKS, INT8_BLOCKS, LOADERS
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.problems.points import Config

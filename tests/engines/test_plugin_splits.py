@@ -13,7 +13,7 @@ from schedulers import run_scheduler, write_files
 from test_plugin_engines import DEVICE, VERSIONS, attention_file
 from tiers import only
 
-from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
+from tuner.bindings.sglang.plugin.splits import SplitsRow, SplitsTable
 
 PROGRAM = "decode_scheduler.py"
 PROBLEM = "decode_attention:q_heads=2,kv_heads=1,Lq=32,Lv=32,dtype=float16"

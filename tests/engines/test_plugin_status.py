@@ -10,14 +10,14 @@ from gemm_cases import tile
 from plugin_cases import attention_file, gemm_file
 from typer.testing import CliRunner
 
+from tuner.bindings.sglang.attention.binding import lift_attention
+from tuner.bindings.sglang.attention.status import attention_status
+from tuner.bindings.sglang.plugin.files import AttentionEntry
+from tuner.bindings.sglang.plugin.splits import SplitsRow, SplitsTable
+from tuner.bindings.sglang.status import server_status
 from tuner.cli.app import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.engines.sglang.attention.status import attention_status
-from tuner.engines.sglang.plugin.files import AttentionEntry
-from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
-from tuner.engines.sglang.status import server_status
 from tuner.export.presence import triton_of
 from tuner.families.attention.problem import Stage
 from tuner.families.dense_gemm.engine import gemm_engine
@@ -44,7 +44,7 @@ def _installed(monkeypatch, tmp_path):
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-tuner-here\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\ntuner_attention = tuner.engines.sglang.plugin:register\n"
+        "[sglang.srt.plugins]\ntuner_attention = tuner.bindings.sglang.plugin:register\n"
     )
     monkeypatch.syspath_prepend(str(info.parent))
     for variable in (*VARIABLES, "SGLANG_PLUGINS"):

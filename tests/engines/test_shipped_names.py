@@ -12,9 +12,9 @@ import pytest
 from cases import FP8, INT8
 from real_sglang import package
 
+from tuner.bindings.sglang.fused_moe.files import file_key
 from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.files import file_key
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.fused_moe.engine import Fusion, MoeFileKey, moe_engine

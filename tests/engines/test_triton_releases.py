@@ -10,11 +10,11 @@ from cases import FP8, config
 from gemm_cases import BLOCKS, tile
 from tiers import only
 
+from tuner.bindings.sglang.attention.binding import lift_attention
+from tuner.bindings.sglang.fused_moe.binding import lift_fused_moe
 from tuner.compile import CompileJob, Farm, ptxas
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import RECORD, TritonRelease, find_engine, find_triton, triton_for
-from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import CompilerUnavailable
 from tuner.families.attention.problem import AttentionPhase, parse_attention

@@ -13,11 +13,11 @@ from attention_cases import DECODE
 from cases import FP8, FP8_RECORDING, H200, INT8, INT8_RECORDING, SWEEP, tuned
 from typer.testing import CliRunner
 
+from tuner.bindings.sglang.attention.binding import SGLangAttentionKernels
 from tuner.cli import runs
 from tuner.cli.app import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import SGLangAttentionKernels
 from tuner.errors import UnsupportedKernel, UnwritableOutput
 from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint

@@ -12,9 +12,9 @@ from interpreter import interpreted
 from real_vllm import LAYER, RELEASES, VERSIONS, functions
 from tiers import only
 
+from tuner.bindings.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import ABSENT, Constant, Integer, Pointer

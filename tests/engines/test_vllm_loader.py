@@ -16,10 +16,10 @@ from moe_loader_cases import KINDS, problem, quick, random_entry
 from moe_loader_cases import problems as all_problems
 from real_vllm import RELEASES, RealVLLM
 
+from tuner.bindings.vllm.fused_moe.files import VLLMFusedMoe, parse_file_name
 from tuner.devices.table import find_device
 from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import find_engine
-from tuner.engines.vllm.fused_moe.files import VLLMFusedMoe, parse_file_name
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, format_file_name, moe_engine

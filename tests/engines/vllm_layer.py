@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe import fused_moe
 
-from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
+from tuner.bindings.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.families.fused_moe.inputs import TORCH_TYPES, Weights, make_weights
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype

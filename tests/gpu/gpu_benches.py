@@ -9,11 +9,11 @@ from pathlib import Path
 
 import cases
 
+from tuner.bindings.sglang.attention.binding import lift_attention
+from tuner.bindings.sglang.fused_moe.binding import lift_fused_moe
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.families.attention.problem import Attention
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm

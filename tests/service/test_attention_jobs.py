@@ -6,8 +6,8 @@ import pytest
 from api_server import serving
 
 from api.settings import ApiSettings
+from tuner.bindings.sglang.attention.binding import CHOICES
 from tuner.devices.table import find_device
-from tuner.engines.sglang.attention.binding import CHOICES
 from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.jobs.attempts import AttemptOutcome

@@ -11,8 +11,8 @@ from databases import both_databases
 from real_sglang import kernel_source
 from sqlalchemy import update
 
+from tuner.bindings.sglang.fused_moe.binding import lift_fused_moe
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import BadInput
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.family import MoeSelection

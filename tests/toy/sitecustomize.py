@@ -6,4 +6,4 @@ from tuner.engines import engine
 from tuner.problems import registry
 
 registry.register("toy_family")
-engine.register("toyengine", "toy_engine")
+engine.register("toyengine", "toy_engine", "toy_bindings")

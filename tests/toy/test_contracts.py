@@ -101,8 +101,9 @@ def toys() -> Iterator[None]:
         patch.setenv("TUNER_ENGINE_PATH", str(HERE / "disk"))
         patch.setattr(registry, "_PACKAGES", list(registry._PACKAGES))
         patch.setattr(engines, "_PACKAGES", dict(engines._PACKAGES))
+        patch.setattr(engines, "_BINDINGS", dict(engines._BINDINGS))
         registry.register("toy_family")
-        engines.register("toyengine", "toy_engine")
+        engines.register("toyengine", "toy_engine", "toy_bindings")
         yield
     registry.forget_what_was_read()
 

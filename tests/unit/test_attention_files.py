@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from plugin_cases import attention_file, put
 
-from tuner.engines.sglang.plugin.files import (
+from tuner.bindings.sglang.plugin.files import (
     AttentionEntry,
     attention_root,
     file_name,
     find_attention_files,
     read_attention_file,
 )
-from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
+from tuner.bindings.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.errors import MalformedConfigFile
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config

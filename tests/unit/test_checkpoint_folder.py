@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.engines.vllm import fused_moe as vllm
+from tuner.bindings.vllm import fused_moe as vllm
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
 from tuner.families.dense_gemm.models import resolve as resolve_gemm
 from tuner.families.fused_moe.models import Cut, fitted_block, resolve

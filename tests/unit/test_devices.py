@@ -5,10 +5,10 @@ import re
 import pytest
 from cases import FP8
 
+from tuner.bindings.sglang.fused_moe.binding import takes_tma
 from tuner.devices.table import Device, architecture, card_to_check, devices, find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.devices.tile_model import Footprint, blocks_per_sm
-from tuner.engines.sglang.fused_moe.binding import takes_tma
 from tuner.errors import UnknownDevice, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm, swaps_ab
 from tuner.families.fused_moe.space import space_for

@@ -8,9 +8,9 @@ import pytest
 from gemm_cases import tile
 from plugin_cases import gemm_file, here, put
 
-from tuner.engines.sglang.plugin import gemm
-from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_gemm_file
-from tuner.engines.sglang.plugin.gemm_files import (
+from tuner.bindings.sglang.plugin import gemm
+from tuner.bindings.sglang.plugin.file_checks import RuntimeFacts, check_gemm_file
+from tuner.bindings.sglang.plugin.gemm_files import (
     find_gemm_files,
     gemm_file_name,
     gemm_root,

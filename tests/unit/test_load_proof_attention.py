@@ -9,12 +9,12 @@ from attention_cases import DECODE, EXTEND
 from log_lines import parse_log
 from plugin_cases import attention_file, here, put
 
+from tuner.bindings.sglang.plugin import backend, kernels
+from tuner.bindings.sglang.plugin.file_checks import check_file
+from tuner.bindings.sglang.plugin.files import AttentionEntry
 from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed
 from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome
-from tuner.engines.sglang.plugin import backend, kernels
-from tuner.engines.sglang.plugin.file_checks import check_file
-from tuner.engines.sglang.plugin.files import AttentionEntry
 from tuner.families.attention.problem import Attention, Stage
 from tuner.problems.points import Config
 from tuner.problems.results import Status

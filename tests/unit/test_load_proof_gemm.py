@@ -8,10 +8,10 @@ from gemm_cases import tile
 from log_lines import parse_log
 from plugin_cases import gemm_file, here, put
 
+from tuner.bindings.sglang.plugin import gemm
 from tuner.deploy.load_proof import render_proof
 from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import LoadOutcome
-from tuner.engines.sglang.plugin import gemm
 from tuner.families.dense_gemm.problem import DenseGemm, parse_dense_gemm
 from tuner.problems.points import Config
 from tuner.problems.results import Status

@@ -11,7 +11,7 @@ from draws import json_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.engines.sglang.fused_moe import parse_config_name
+from tuner.bindings.sglang.fused_moe import parse_config_name
 from tuner.errors import (
     BadInput,
     BadProblem,

@@ -7,12 +7,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from plugin_cases import attention_file, here, put
 
-import tuner.engines.sglang.plugin
-from tuner.engines.sglang.plugin import backend
-from tuner.engines.sglang.plugin.file_checks import check_file, title
-from tuner.engines.sglang.plugin.files import AttentionEntry
-from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
-from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
+import tuner.bindings.sglang.plugin
+from tuner.bindings.sglang.plugin import backend
+from tuner.bindings.sglang.plugin.file_checks import check_file, title
+from tuner.bindings.sglang.plugin.files import AttentionEntry
+from tuner.bindings.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
+from tuner.bindings.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config
@@ -65,11 +65,11 @@ def test_files_of_scans_wait_for_the_modules_of_kernels(
     before = list(sys.meta_path)
     monkeypatch.setattr(sys, "meta_path", list(before))
     monkeypatch.setenv("TUNER_SCAN_CONFIG_DIR", str(tmp_path))
-    tuner.engines.sglang.plugin.register()
+    tuner.bindings.sglang.plugin.register()
     assert sys.meta_path == before
     (tmp_path / "chunk_scan" / "triton_3_6_0").mkdir(parents=True)
     (tmp_path / "chunk_scan" / "triton_3_6_0" / f"{family},file.json").touch()
-    tuner.engines.sglang.plugin.register()
+    tuner.bindings.sglang.plugin.register()
     assert (
         len(sys.meta_path) == len(before) + modules
     )  # a file is in either of two packages, or in one
@@ -80,7 +80,7 @@ def test_files_of_scans_wait_for_the_modules_of_kernels(
 def test_files_of_either_variable_hook_the_backend(registry, variable, monkeypatch, tmp_path):
     put(tmp_path, made())
     monkeypatch.setenv(variable, str(tmp_path))
-    tuner.engines.sglang.plugin.register()
+    tuner.bindings.sglang.plugin.register()
     target = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
     assert registry == [(target, "around", ("tuner_attention", "engine-tuner"))]
 
@@ -97,7 +97,7 @@ def test_without_files_or_a_scheduler_nothing_is_registered_or_said(
     if root is not None:
         monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", root and str(tmp_path / root))
     with caplog.at_level(logging.INFO):
-        tuner.engines.sglang.plugin.register()
+        tuner.bindings.sglang.plugin.register()
     assert registry == []
     assert caplog.records == []
 

@@ -12,9 +12,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from log_lines import parse_log
 
+from tuner.bindings.vllm import plugin as vllm_plugin
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
-from tuner.engines.vllm import plugin as vllm_plugin
 from tuner.families.chunk_scan.problem import SsdKernel, parse_chunk_scan
 from tuner.families.chunk_scan.stages import SCAN
 from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta

@@ -10,8 +10,8 @@ from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuner.bindings.sglang.fused_moe.binding import takes_tma
 from tuner.devices.table import find_device
-from tuner.engines.sglang.fused_moe.binding import takes_tma
 from tuner.families.attention.space import smaller_configs
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import read_recording

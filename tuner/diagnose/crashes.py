@@ -15,7 +15,7 @@ from tuner.diagnose.files import why_not
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.diagnose.tracebacks import chosen, package_of
-from tuner.engines.engine import engine_names, engine_package, supports
+from tuner.engines.engine import engine_module, engine_names, engine_package, supports
 from tuner.engines.logs.served import ENGINES
 from tuner.errors import BadInput
 from tuner.families.attention.engine import attention_engine
@@ -96,7 +96,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added:
     for name in engine_names():
         if not supports(name, "attention") or context.engine_of(finding) not in ("", name):
             continue
-        module = import_module(f"{engine_package(name)}.attention.crash")
+        module = engine_module(name, "attention.crash")
         place = (frame.path, frame.line) if frame else None
         if answer := module.explain(required, limit, place, context.version(name), cards):
             details |= answer.details

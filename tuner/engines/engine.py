@@ -37,12 +37,14 @@ from tuner.shell import command_line
 # The release of each that this program was checked with most: what to add if nobody names one.
 CHECKED = {"sglang": "0.5.16", "vllm": "0.33.0"}
 _PACKAGES = {name: f"tuner.engines.{name}" for name in ("sglang", "vllm")}
+# Those stand above the families, so they are imported by name when a family is asked for.
+_BINDINGS = {name: f"tuner.bindings.{name}" for name in _PACKAGES}
 
 
 class Engine(Protocol):
     """One version of an engine on disk: what all families of kernels have in common.
 
-    The rest is in the engine's package, one module for each family; see `engine_module`.
+    The rest is in the engine's bindings, one module for each family; see `engine_module`.
     """
 
     @property
@@ -63,9 +65,9 @@ class Engine(Protocol):
         ...
 
 
-def register(name: str, package: str) -> None:
-    """Add an engine. `package` is the dotted name of its package."""
-    _PACKAGES[name] = package
+def register(name: str, package: str, bindings: str) -> None:
+    """Add an engine, by the dotted names of its package and of the package of its bindings."""
+    _PACKAGES[name], _BINDINGS[name] = package, bindings
 
 
 def engine_names() -> Sequence[str]:
@@ -78,8 +80,14 @@ def engine_package(engine: str) -> str:
     return _PACKAGES.get(engine, f"{__package__}.{engine}")
 
 
+def config_folders(engine: str) -> Mapping[str, str]:
+    """By the variables that point servers at folders, a pattern of what such a folder holds."""
+    found: Mapping[str, str] = import_module(f"{_BINDINGS[engine]}.config_folders").CONFIG_FOLDERS
+    return found
+
+
 def engine_module(engine: str, family: str) -> ModuleType:
-    """The engine's module for a family.
+    """Return the module of an engine's bindings for a family.
 
     Raises UnsupportedFamily, which names the engines that have one.
     """
@@ -88,7 +96,7 @@ def engine_module(engine: str, family: str) -> ModuleType:
         raise UnsupportedFamily(
             f"{family} is not tuned for {engine}, only for {' and '.join(others) or 'no engine'}"
         )
-    return import_module(f"{_PACKAGES[engine]}.{family}")
+    return import_module(f"{_BINDINGS[engine]}.{family}")
 
 
 def kernel_hash(engine: Engine, family: str) -> str:
@@ -103,7 +111,7 @@ def kernel_hash(engine: Engine, family: str) -> str:
 @cache
 def supports(engine: str, family: str) -> bool:
     """Whether this program can tune a family for an engine."""
-    return find_spec(f"{_PACKAGES[engine]}.{family}") is not None
+    return find_spec(f"{_BINDINGS[engine]}.{family}") is not None
 
 
 def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:

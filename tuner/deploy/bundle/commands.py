@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from tuner.bindings.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
 from tuner.deploy.cluster import Cluster, ClusterNode
 from tuner.deploy.preflight import PreflightReport
 from tuner.deploy.preflight.check_network import HOST_VARIABLES, INTERFACE_VARIABLES
 from tuner.deploy.preflight.network import is_ip
 from tuner.engines.launch import all_config_variables
-from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
 from tuner.errors import MalformedCluster
 
 Command = tuple[str, ...]

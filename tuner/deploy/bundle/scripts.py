@@ -16,7 +16,7 @@ from tuner.errors import MalformedCluster
 
 MOUNTED = f"/opt/tuner/{CONFIGS}"  # in a container
 HUB_CACHE = "/root/.cache/huggingface"
-PLUGIN_IMPORT = "-c 'import tuner.engines.sglang.plugin'"  # arguments of the engine's python3
+PLUGIN_IMPORT = "-c 'import tuner.bindings.sglang.plugin'"  # arguments of the engine's python3
 
 _HEAD = r"""#!/usr/bin/env bash
 # {title}

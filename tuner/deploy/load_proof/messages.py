@@ -3,7 +3,7 @@
 The engines' messages are those of sglang 0.4.4 to 0.5.23 (`get_moe_configs`, the loaders for dense
 GEMMs, the plugin registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
 
-Of the plugin (`tuner.engines.sglang.plugin`), a rank logs which attention files it uses when its
+Of the plugin (`tuner.bindings.sglang.plugin`), a rank logs which attention files it uses when its
 attention backend is built, and again when a second backend (for a draft model) changes that. The
 last line of a rank counts. It logs each file of a GEMM or of a chunked scan when the engine asks
 for it, and refused ones with the first.

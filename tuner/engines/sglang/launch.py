@@ -9,27 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tuner.engines.launch import ServingFlags, number_of
-from tuner.engines.sglang.fused_moe.files import CONFIG_DIR_VARIABLE as MOE_VARIABLE
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_VARIABLE
-from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER
-from tuner.engines.sglang.plugin.gemm_files import CONFIG_DIR_VARIABLE as GEMM_VARIABLE
-from tuner.engines.sglang.plugin.gemm_files import FOLDER as GEMM_FOLDER
 from tuner.errors import did_you_mean
-from tuner.families.scans.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
-from tuner.families.scans.files import FOLDER as SCAN_FOLDER
 from tuner.problems.dtypes import Dtype
 
 # Older releases are asked on disk: `fused_moe/files.py` looks for the variable's name.
 CONFIG_FOLDER_SINCE = ""
-
-# The variables of config folders, each with what a folder must hold for it.
-CONFIG_FOLDERS = {
-    MOE_VARIABLE: "configs",
-    ATTENTION_VARIABLE: ATTENTION_FOLDER,
-    GEMM_VARIABLE: GEMM_FOLDER,
-    SCAN_VARIABLE: SCAN_FOLDER,
-}
 
 # The words of --quantization for formats that the Triton kernels read. Words for a checkpoint's
 # own format, such as compressed-tensors, change nothing.

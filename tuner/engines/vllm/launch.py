@@ -6,15 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from tuner.engines.engine import Engine
 from tuner.engines.launch import ServingFlags, number_of
-from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
-from tuner.families.scans.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE
-from tuner.families.scans.files import FOLDER as SCAN_FOLDER
 from tuner.problems.dtypes import Dtype
 
 # VLLM_TUNED_CONFIG_FOLDER is in vllm/envs.py of 0.10.1's wheel, and not in 0.10.0's (PR 22791).
 CONFIG_FOLDER_SINCE = "0.10.1"
-# Each with what a folder must hold for it.
-CONFIG_FOLDERS = {CONFIG_DIR_VARIABLE: "*.json", SCAN_VARIABLE: SCAN_FOLDER}
 UNFUSING_FLAG = ""
 
 

@@ -1,0 +1,1 @@
+"""The toy engine's bindings: the toy family in it."""

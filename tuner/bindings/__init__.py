@@ -1,0 +1,1 @@
+"""What each engine does with each family of kernels: its kernels, files, plugin and delivery."""

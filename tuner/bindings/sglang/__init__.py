@@ -1,0 +1,1 @@
+"""sglang: each family of kernels in it."""

@@ -1,0 +1,25 @@
+"""The Mamba-2 scan in sglang."""
+
+from __future__ import annotations
+
+from tuner.bindings.sglang.chunk_scan.binding import SGLangChunkScan
+from tuner.engines.sglang.package import SGLang
+from tuner.families.scans.export import ScanDelivery
+from tuner.models.mamba_json import MambaShape
+from tuner.problems.dtypes import Dtype, check_state_dtype
+
+__all__ = ["open_delivery", "open_family", "state_dtype"]
+
+open_family = SGLangChunkScan
+
+
+def open_delivery(engine: SGLang) -> ScanDelivery:
+    """How the winners of chunked scans reach the servers of one copy of sglang."""
+    return ScanDelivery(engine)
+
+
+def state_dtype(shape: MambaShape, dtype: Dtype) -> str:
+    """The type of states with SGLANG_MAMBA_SSM_DTYPE unset: `mamba2_state_dtype` in
+    srt/configs/mamba_utils.py of 0.5.16 and 0.5.23. Raises BadProblem for an unknown one.
+    """
+    return check_state_dtype(shape.sglang_state_dtype or "float32")

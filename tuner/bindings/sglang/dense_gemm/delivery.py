@@ -1,0 +1,184 @@
+"""How tuned GEMMs reach sglang's servers.
+
+Its loaders read one folder in the engine's package and no variable. So there are two ways: files in
+that folder, or files under another root for this package's plugin, which hooks the loaders.
+The status of files needs no GPU, and imports nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tuner.bindings.sglang.dense_gemm.files import SGLangDenseGemm
+from tuner.bindings.sglang.plugin.file_checks import FileCheck, check_gemm_file
+from tuner.bindings.sglang.plugin.gemm_files import (
+    CONFIG_DIR_VARIABLE,
+    FOLDER,
+    GemmFile,
+    find_gemm_files,
+    gemm_file_name,
+    gemm_root,
+    read_gemm_file,
+)
+from tuner.bindings.sglang.plugin.gemm_loaders import fields_of
+from tuner.bindings.sglang.plugin.kernels import PLUGIN
+from tuner.devices.table import Device
+from tuner.engines.config_files import config_file_text
+from tuner.engines.sglang.package import SGLang
+from tuner.engines.sidecars import PROVENANCE
+from tuner.errors import ExportRefused, UnsupportedKernel
+from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
+from tuner.export.presence import FilesStatus, facts_here, files_status
+from tuner.export.sized_files import Content, Layout, SizedFile
+from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
+from tuner.families.dense_gemm.problem import DenseGemm
+from tuner.problems.points import Problem, version_folder
+from tuner.problems.results import Winner
+
+
+@dataclass(frozen=True)
+class PackageLayout:
+    """The engine's own files: `<root>/configs/<the engine's name>`."""
+
+    gemm: SGLangDenseGemm
+    device: Device
+    root: Path
+
+    def path(self, problem: Problem, triton: str) -> Path:
+        return self.root / "configs" / self.gemm.file_name(gemm_of(problem), self.device)
+
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        return self.gemm.sizes(gemm_of(problem), self.device)
+
+    def sidecar(self, path: Path) -> Path:
+        return self.root / PROVENANCE / path.name
+
+    def text(self, content: Content) -> str:
+        return config_file_text(content.entries, fields_of(gemm_of(content.problem).block))
+
+
+@dataclass(frozen=True)
+class PluginLayout:
+    """The plugin's files: `<root>/gemm/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`."""
+
+    gemm: SGLangDenseGemm
+    device: Device
+    root: Path
+
+    def path(self, problem: Problem, triton: str) -> Path:
+        name = gemm_file_name(gemm_of(problem), self.device.name)
+        return self.root / FOLDER / version_folder(triton) / name
+
+    def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
+        return self.gemm.sizes(gemm_of(problem), self.device)
+
+    def sidecar(self, path: Path) -> Path:
+        return self.root / PROVENANCE / FOLDER / path.parent.name / path.name
+
+    def text(self, content: Content) -> str:
+        return plugin_file(content).text()
+
+
+@dataclass(frozen=True)
+class GemmDelivery(Delivery):
+    """The two ways of dense GEMMs."""
+
+    gemm: SGLangDenseGemm
+
+    note = (
+        "the GEMM files are for servers with engine-tuner installed; sglang asks for them only "
+        "where it runs its Triton kernel"
+    )
+    variable = CONFIG_DIR_VARIABLE
+    by_plugin = True
+
+    @property
+    def engine_root(self) -> Path:
+        return self.gemm.package_root
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        assert isinstance(problem, DenseGemm)
+        self.gemm.file_name(problem, device)  # the plugin is asked where the engine's loader is
+        return [gemm_file_name(problem, device.name)]
+
+    def shipped_file(self, problem: Problem, device: Device) -> Path | None:
+        return self.gemm.find_file(None, gemm_of(problem), device)
+
+    def obstacle(self, *, into_engine: bool) -> str:
+        engine = self.gemm.engine
+        if into_engine or engine.loads_plugins():
+            return ""
+        return (
+            f"{engine.name} {engine.version} loads no plugins, and GEMM files outside its package "
+            "need one: write them into its package instead (--into-engine)"
+        )
+
+    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
+        layout: Layout = PluginLayout(self.gemm, device, root)
+        if root == self.engine_root:
+            layout = PackageLayout(self.gemm, device, root)
+        for winner in winners:
+            assert isinstance(winner.problem, DenseGemm)
+            self._refuse_unread(winner.problem, device)
+        files = plan_gemm(winners, self.gemm, device, layout)
+        for file in files:
+            if isinstance(layout, PluginLayout):
+                prove_readable(file, partial(_verify_plugins, file))
+        return files
+
+    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+        for file in files:
+            assert isinstance(file, SizedFile)  # `plan` made it
+            if root == self.engine_root:
+                verify_gemm(file, self.gemm, device, root)
+            else:
+                _verify_plugins(file, file.path)
+
+    def _refuse_unread(self, problem: DenseGemm, device: Device) -> None:
+        try:
+            self.gemm.file_name(problem, device)
+        except UnsupportedKernel as error:
+            raise ExportRefused(str(error)) from None
+
+
+def plugin_file(content: Content) -> GemmFile:
+    """The plugin's file with this content."""
+    environment = content.environment
+    return GemmFile(
+        gemm_of(content.problem),
+        environment.device,
+        environment.engine,
+        environment.engine_version,
+        environment.triton,
+        environment.kernel_hash,
+        entries=content.entries,
+        statuses=content.statuses,
+    )
+
+
+def _verify_plugins(file: SizedFile, written: Path) -> None:
+    """Raises ExportRefused if the file `written` reads as other entries than `file` holds."""
+    read_back(file.path.name, written, read_gemm_file, plugin_file(file.content))
+
+
+def gemm_status(
+    engine: SGLang, device: Device | None, root: Path | None, environ: Mapping[str, str]
+) -> FilesStatus[FileCheck[GemmFile]]:
+    """Check the files under a root. `root` None: the root that the environment names.
+
+    Raises BadInput if the root is not a folder.
+    """
+    gemm = SGLangDenseGemm(engine)
+    facts = facts_here(engine, device, lambda: gemm.lift().hash)
+    about = "GEMM", CONFIG_DIR_VARIABLE, FOLDER
+
+    def check(folder: Path) -> list[FileCheck[GemmFile]]:
+        return [
+            check_gemm_file(path, facts, gemm.launchers.reads_files)
+            for path in find_gemm_files(folder)
+        ]
+
+    return files_status(engine, PLUGIN, environ, root, gemm_root(environ), about, check)

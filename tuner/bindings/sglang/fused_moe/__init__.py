@@ -1,0 +1,85 @@
+"""Fused-MoE layers in sglang."""
+
+from __future__ import annotations
+
+import re
+
+from tuner.bindings.sglang.fused_moe.files import SGLangFusedMoe
+from tuner.bindings.sglang.fused_moe.shared_experts import (
+    fuses_in_some_release,
+    shared_expert_fusion,
+)
+from tuner.engines.engine import Release, release_of
+from tuner.engines.sglang.package import SGLang
+from tuner.families.fused_moe.export import MoeDelivery
+from tuner.families.fused_moe.models import Block, Cut, fitted_block
+from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
+from tuner.models.model import Model
+from tuner.models.serving import Resolved, Serving
+
+__all__ = [
+    "open_delivery",
+    "open_family",
+    "parse_config_name",
+    "rank_block",
+    "resolve_warning",
+    "shared_expert_fusion",
+]
+
+
+open_family = SGLangFusedMoe
+
+
+def open_delivery(engine: SGLang) -> MoeDelivery:
+    """How a layer's winners reach the servers of one copy of sglang."""
+    return MoeDelivery(SGLangFusedMoe(engine), replaces_packaged=True)
+
+
+BLOCKS_REFUSED = ""  # no release that was read makes blocks smaller
+
+
+def rank_block(cut: Cut, engine_version: str | None) -> Block:
+    """The block of a rank's weights, the same in all releases. Raises BadProblem if none fits."""
+    return fitted_block(cut)
+
+
+# Folders in which releases kept their config files, and the first release without each.
+_LAYOUTS: tuple[tuple[str, Release], ...] = (
+    ("fused_moe_triton/configs/E=", (0, 4, 7)),
+    ("fused_moe_triton/configs/triton_", (0, 5, 11)),
+)
+# None of those pins a newer Triton: a folder of one is of a build that keeps the old layout.
+_NEWEST_TRITON = (3, 6)
+_TRITON = re.compile(r"configs/triton_(\d+)_(\d+)_")
+
+
+def parse_config_name(text: str) -> NamedLayer | None:
+    """Find a config file's name in a line or a path; None if there is none.
+
+    Raises BadProblem for an unknown dtype.
+    """
+    path = text.replace("\\", "/")
+    before = next((version for folder, version in _LAYOUTS if folder in path), None)
+    if (triton := _TRITON.search(path)) and (int(triton[1]), int(triton[2])) > _NEWEST_TRITON:
+        before = None
+    return find_config_name(text, packed=True, before=before)
+
+
+def resolve_warning(text: str, serving: Serving) -> Resolved | None:
+    """The problem whose file a line names; None if it names no file. Raises BadProblem."""
+    missing = parse_config_name(text)
+    return resolve_missing(missing, serving, _fusions) if missing else None
+
+
+_ONE_FOR_ALL = (0, 4, 7)  # the first release with one copy of the shared experts
+
+
+def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
+    """The numbers of shared experts that a release may have appended."""
+    if not fuses_in_some_release(model.architecture):
+        return set()
+    # Before, there was one copy for each rank. A name without its folder may be of any release.
+    if missing.before is None and model.since and release_of(model.since) < _ONE_FOR_ALL:
+        return {moe_tp, model.n_shared_experts}
+    old = missing.before is not None and missing.before <= _ONE_FOR_ALL
+    return {moe_tp if old else model.n_shared_experts}

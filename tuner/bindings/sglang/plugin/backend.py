@@ -1,0 +1,186 @@
+"""Hooks sglang's Triton attention, through sglang's own HookRegistry.
+
+There are two steps, so that no module is imported too early. Registration hooks only the
+constructor of the attention backend: its module does not initialise CUDA, and a scheduler is
+about to import it anyway. The kernels' modules query the GPU's capability on import, so they are
+hooked when a backend is built, just before it imports them itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.bindings.sglang.plugin.chosen_splits import TritonAttnBackend, choose_splits
+from tuner.bindings.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file
+from tuner.bindings.sglang.plugin.files import AttentionFile, find_attention_files
+from tuner.bindings.sglang.plugin.hooks import guarded, hook_registry, register_hook, runtime_facts
+from tuner.bindings.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES, KernelSignature
+from tuner.bindings.sglang.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
+
+if TYPE_CHECKING:
+    from tuner.engines.sglang.package import SGLang
+
+BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
+
+log = logging.getLogger("tuner.plugin")
+
+
+@dataclass
+class _State:
+    """The hooks of this process."""
+
+    hooked: bool = False
+    kernels: list[TunedLaunches] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    kv_splits: frozenset[int] = frozenset()  # of the backends built so far
+    files: list[AttentionFile] = field(default_factory=list)  # in use
+    said: set[str] = field(default_factory=set)  # lines that are logged once
+
+
+_state = _State()
+
+
+def hook_backend(root: Path) -> None:
+    """Apply the files under a root when the process builds its attention backend."""
+
+    def around(
+        build: Callable[..., None], backend: TritonAttnBackend, *args: object, **kwargs: object
+    ) -> None:
+        guarded("attention", hook_kernels)
+        build(backend, *args, **kwargs)
+        guarded("attention", lambda: _use_for(backend, root))
+        guarded("attention", lambda: _choose_splits(backend, *args, **kwargs))
+
+    register_hook(BACKEND, around)
+
+
+def apply_files(root: Path, kv_splits: int | None) -> str:
+    """Hook this process's kernels and use the files under a root. Returns the line to log."""
+    hook_kernels()
+    return _use(root, None if kv_splits is None else frozenset({kv_splits}))
+
+
+def hook_kernels() -> None:
+    """Hook the kernels and their launchers once. This imports the engine's modules."""
+    if _state.hooked:
+        return
+    _state.hooked = True
+    package = _package()
+    for launcher in LAUNCHERS:
+        _hook_launcher(package, *launcher)
+    found = [(kernel, _hook_kernel(package, kernel)) for kernel in KERNELS]
+    hook_registry().HookRegistry.apply_hooks()
+    for kernel, launches in found:
+        if launches is None:
+            continue
+        now = _find(package, kernel.module, kernel.name)
+        if now is launches.jitted:  # the registry logs a failed hook, and does not raise
+            _state.troubles.append(f"sglang did not hook {kernel.name}")
+        else:
+            _state.kernels.append(launches)
+
+
+def _hook_launcher(package: str, module: str, function: str, parameter: str) -> None:
+    launcher = _find(package, module, function)
+    if launcher is None or parameter not in inspect.signature(launcher).parameters:
+        _state.troubles.append(f"sglang has no {function} with a {parameter}")
+    else:
+        register_hook(f"{package}.{module}.{function}", note_longest(launcher, parameter))
+
+
+def _hook_kernel(package: str, kernel: KernelSignature) -> TunedLaunches | None:
+    jitted: Jitted | None = _find(package, kernel.module, kernel.name)
+    why = _unfit(kernel, jitted) if jitted else f"sglang has no {kernel.name}"
+    if jitted is None or why:
+        _state.troubles.append(why)
+        return None
+    launches = TunedLaunches(kernel, jitted)
+    register_hook(f"{package}.{kernel.module}.{kernel.name}", stand_in(launches))
+    return launches
+
+
+def _find(package: str, module: str, name: str) -> Any:  # noqa: ANN401  # the engine's
+    try:
+        return getattr(import_module(f"{package}.{module}"), name, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def _unfit(kernel: KernelSignature, jitted: Jitted) -> str:
+    if not {"grid", "warmup"} <= inspect.signature(jitted.run).parameters.keys():
+        return f"this triton launches {kernel.name} in a way that this version does not know"
+    return kernel.unfit(jitted.arg_names)
+
+
+def _use_for(backend: TritonAttnBackend, root: Path) -> None:
+    """Use the files under a root for a backend that was just built."""
+    splits = _state.kv_splits | {int(backend.max_kv_splits)}
+    if splits == _state.kv_splits:  # nothing new; a draft model's backend may have other splits
+        return
+    _state.kv_splits = splits
+    # Deterministic inference promises that a request's result does not depend on its batch. But
+    # a tuned configuration depends on the batch size, and it changes the order of summation.
+    if backend.enable_deterministic is not False:
+        log.info("tuner attention: inference is deterministic, so the engine's own constants stay")
+        return
+    log.info("%s", _use(root, splits))
+
+
+def _choose_splits(backend: TritonAttnBackend, runner: Any, *_: object, **__: object) -> None:  # noqa: ANN401
+    said = choose_splits(backend, runner, _state.files, _kv_splits_flag(runner))
+    if said and said not in _state.said:
+        _state.said.add(said)
+        log.info("tuner attention: KV splits of %s", said)
+
+
+def _kv_splits_flag(runner: Any) -> int:  # noqa: ANN401  # the engine's
+    """The server's --triton-attention-num-kv-splits."""
+    module = import_module(BACKEND.rpartition(".Triton")[0])
+    # Later releases keep their settings in a context, and not in the runner.
+    settings = module.get_exec().kernel if hasattr(module, "get_exec") else runner.server_args
+    return int(settings.triton_attention_num_kv_splits)
+
+
+def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
+    facts = _runtime_facts(kv_splits)
+    checks = [check_file(path, facts) for path in find_attention_files(root)]
+    for check in checks:
+        if check.file is None:
+            log.warning("tuner attention: %s", check)
+    files = [check.file for check in checks if check.used and check.file]
+    _state.files = files
+    for launches in _state.kernels:
+        launches.use(files)
+    return _line(checks if _state.kernels else [], _state.troubles)
+
+
+def _line(checks: Sequence[FileCheck[AttentionFile]], troubles: Sequence[str]) -> str:
+    used = [str(c) for c in checks if c.used]
+    refused = [str(c) for c in checks if c.file and not c.used]
+    return f"tuner attention: {'; '.join([*(used or ['no file applies']), *refused, *troubles])}"
+
+
+def _runtime_facts(kv_splits: frozenset[int] | None) -> RuntimeFacts:
+    def kernel_hash(engine: SGLang) -> str:
+        from tuner.bindings.sglang.attention.binding import lift_attention  # noqa: PLC0415
+
+        return lift_attention(engine).hash
+
+    return runtime_facts(kernel_hash, lambda problem: kv_splits)
+
+
+def _package() -> str:
+    for package in PACKAGES:
+        try:
+            if find_spec(f"{package}.{KERNELS[0].module}"):
+                return package
+        except ModuleNotFoundError:  # a parent package does not exist
+            continue
+    raise ModuleNotFoundError(f"no attention kernels in {' or '.join(PACKAGES)}")

@@ -1,0 +1,283 @@
+"""Replacements for the engine's kernels, which launch them with the constants of a file.
+
+The choice for a launch is made once and cached under everything that it depends on, so a later
+launch costs one look-up. In any doubt the launch keeps the engine's own constants.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, Protocol
+
+from tuner.bindings.sglang.plugin.files import AttentionFile
+from tuner.bindings.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, KernelSignature
+from tuner.bindings.sglang.plugin.traits import (
+    Grid,
+    ProblemKey,
+    launch_key,
+    problem_key,
+    tuned_grid,
+)
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config
+from tuner.problems.results import Status
+
+log = logging.getLogger("tuner.plugin")
+
+Run = Callable[..., object]
+_Args = tuple[Any, ...]
+_Kwargs = dict[str, Any]
+_Reader = Callable[[_Args, _Kwargs], object]
+_REMEMBERED = 4096  # launches; a limit, because extend has arbitrary lengths
+# Launch options that an engine may pass along with a kernel's arguments.
+_PASSED = frozenset({*OPTIONS, "launch_pdl"})
+_dtype = attrgetter("dtype")
+
+
+class Jitted(Protocol):
+    """The attributes of a jitted kernel that are used here (Triton's KernelInterface)."""
+
+    arg_names: Sequence[str]
+    fn: Run
+    run: Run  # takes `grid` and `warmup` by name, and the kernel's arguments
+
+
+class _Longest(threading.local):
+    """The new tokens of the longest sequence in the launcher that this thread is running."""
+
+    tokens: object = 0
+
+
+longest = _Longest()
+
+
+class _Room(threading.local):
+    """The splits that a decode file made room for in the launcher that this thread is running."""
+
+    splits: int = 0
+
+
+_room = _Room()
+
+
+@contextmanager
+def decode_room(splits: int) -> Iterator[None]:
+    """Launches within were given their splits by a file's table, with room for so many."""
+    _room.splits = splits
+    try:
+        yield
+    finally:
+        _room.splits = 0
+
+
+def note_longest(launcher: Run, name: str) -> Run:
+    """A hook around an engine's launcher that keeps its parameter `name` in `longest`."""
+    position = list(inspect.signature(launcher).parameters).index(name)
+
+    def around(original: Run, *args: object, **kwargs: object) -> object:
+        longest.tokens = kwargs[name] if name in kwargs else args[position]
+        try:
+            return original(*args, **kwargs)
+        finally:
+            longest.tokens = 0
+
+    return around
+
+
+class _Change(NamedTuple):
+    """How a cached launch is changed."""
+
+    grid: Grid
+    tuned: _Kwargs
+    engines: _Kwargs  # the engine's values of the same arguments
+
+
+class TunedLaunches:
+    """The launches of one kernel; `stand_in` makes the object that replaces the kernel."""
+
+    def __init__(self, kernel: KernelSignature, jitted: Jitted) -> None:
+        """`jitted`: the engine's kernel. No launch is changed until `use` is called."""
+        self.kernel = kernel
+        self.jitted = jitted
+        self._names: Sequence[str] = jitted.arg_names
+        parameters = inspect.signature(jitted.fn).parameters.values()
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._files: dict[ProblemKey, AttentionFile] = {}
+        self._compiled: set[ProblemKey | None] = set()
+        self._readers: dict[tuple[int, int], _Reader] = {}  # by the number of args and of kwargs
+        self._decided: dict[object, _Change | None] = {}
+
+    def use(self, files: Sequence[AttentionFile]) -> None:
+        """Give launches of these files' problems the files' constants from now on.
+
+        If the kernel cannot tell several problems apart, the simplest one's file serves all.
+        """
+        paged = "PAGE_SIZE" in self._names
+        fitting = [file for file in files if self.kernel.stage in file.problem.parts]
+        self._files = {}
+        for file in sorted(fitting, key=lambda file: _traits(file.problem)):
+            self._files.setdefault(problem_key(self.kernel, file.problem, paged=paged), file)
+        self._compiled = set()
+        self._decided = {}
+
+    def at(self, grid: Any) -> Run:  # noqa: ANN401  # the engine's
+        """The function that `kernel[grid]` returns, which launches the kernel."""
+        run = self.jitted.run
+
+        def launch(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401
+            # There are many arguments: to stay cheap, read few of them and copy them only once.
+            try:
+                read = self._readers[len(args), len(kwargs)]
+                key = grid, longest.tokens, _room.splits, read(args, kwargs)
+                change = self._decided[key]
+            except Exception:  # not decided yet, or an unsupported launch
+                key, change = self._decide(grid, args, kwargs)
+            if change is None:
+                return run(*args, grid=grid, warmup=False, **kwargs)
+            kwargs.update(change.tuned)
+            try:
+                return run(*args, grid=change.grid, warmup=False, **kwargs)
+            except Exception as error:
+                # Triton raises its errors (mostly: out of shared memory) before it launches, so
+                # the engine's constants can take over. After a CUDA error the kernel may have run.
+                if not _is_tritons(error):
+                    raise
+                self._decided[key] = None
+                name, given = self.kernel.name, change.tuned
+                log.warning("tuner attention: %s %s: not with %s: %s", name, grid, given, error)
+                kwargs.update(change.engines)
+                return run(*args, grid=grid, warmup=False, **kwargs)
+
+        return launch
+
+    def _decide(self, grid: Any, args: _Args, kwargs: _Kwargs) -> tuple[Any, _Change | None]:  # noqa: ANN401
+        key: Any = None
+        change = None
+        if len(self._decided) >= _REMEMBERED:
+            self._decided = {}
+        try:
+            arranged = len(args), len(kwargs)
+            if arranged not in self._readers:
+                self._readers[arranged] = self._reader(args, kwargs)
+            key = grid, longest.tokens, _room.splits, self._readers[arranged](args, kwargs)
+            self._decided[key] = None
+            change = self._change(grid, args, kwargs)
+            self._decided[key] = change
+        except Exception:  # the tuner must not make a launch fail
+            log.debug("tuner attention: %s is left alone", self.kernel.name, exc_info=True)
+        return key, change
+
+    def _reader(self, args: _Args, kwargs: _Kwargs) -> _Reader:
+        """A function that reads the decisive arguments from launches with this arrangement."""
+        placed = {name: i for i, name in enumerate(self._names[: len(args)])}
+        tensors = _getter([placed[name] for name in self.kernel.tensors])
+        decisive = (*self.kernel.values, *self.kernel.plain)
+        numbers = _getter([placed[name] for name in decisive if name in placed])
+        named = _getter([name for name in decisive if name in kwargs])
+
+        def read(args: _Args, kwargs: _Kwargs) -> object:
+            return tuple(map(_dtype, tensors(args))), numbers(args), named(kwargs)
+
+        return read
+
+    def _change(self, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Change | None:
+        launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
+        found = launch_key(self.kernel, launch, grid, _room.splits)
+        file = self._files.get(found) if found else None
+        if file is None or any(n not in self._names and n not in _PASSED for n in kwargs):
+            return None
+        entry = file.pick(self.kernel.stage, grid[0], self._longest())
+        if found not in self._compiled:
+            self._compiled.add(found)
+            self._compile(file, grid, args, kwargs)
+        # Nothing was faster here: keep the engine's own constants, even if they have changed since.
+        if entry is None or entry.status is Status.INCUMBENT:
+            return None
+        new_grid = tuned_grid(self.kernel, launch, grid, entry.config, self._longest())
+        tuned = self._constants(entry.config)
+        # An argument passed by position cannot be replaced by name: the KeyError stops the change.
+        engines = {name: kwargs[name] for name in tuned}
+        return _Change(new_grid, tuned, engines) if new_grid else None
+
+    def _compile(self, file: AttentionFile, grid: Grid, args: _Args, kwargs: _Kwargs) -> None:
+        """Compile the file's configurations without launching them.
+
+        The first launch is part of a server's warm-up; users wait for the later ones.
+        """
+        for constants in self._variants(file):
+            changed = {**kwargs, **constants}
+            try:
+                self.jitted.run(*args, grid=grid, warmup=True, **changed)
+            except Exception:  # the launch will report it again
+                log.debug("tuner attention: %s did not compile", constants, exc_info=True)
+
+    def _variants(self, file: AttentionFile) -> list[dict[str, int]]:
+        """The constants that launches of the file's problem may have."""
+        if file.splits is None or self.kernel.stage is not Stage.REDUCE:
+            return [self._constants(config) for config in file.configs(self.kernel.stage)]
+        return [  # the second kernel's loop has a constant number of turns
+            {**self._constants(entry.config), "MAX_KV_SPLITS": row.room}
+            for entry in file.entries
+            if entry.part is Stage.REDUCE and not (row := file.splits.row(entry.batch_size)).engines
+        ]
+
+    def _constants(self, config: Config) -> dict[str, int]:
+        constants = {name: bool(v) if name in FLAGS else v for name, v in config.items()}
+        for leader, follower in FOLLOWERS.items():
+            if leader in constants and follower in self._names:
+                constants[follower] = constants[leader]
+        return constants
+
+    def _longest(self) -> int:
+        """New tokens of the longest sequence; 1 for decode. Raises ValueError if not known."""
+        if self.kernel.stage in (Stage.DECODE, Stage.REDUCE):
+            return 1
+        if type(longest.tokens) is not int or longest.tokens < 1:
+            raise ValueError(f"{longest.tokens!r} new tokens")
+        return longest.tokens
+
+
+class _Forwarding(type):
+    """The type of a class that has all attributes of its kernel."""
+
+    jitted: Jitted
+
+    def __getattr__(cls, name: str) -> object:
+        return getattr(cls.jitted, name)
+
+
+def stand_in(launches: TunedLaunches) -> type:
+    """A class that replaces the kernel: `stand_in[grid](...)` launches it.
+
+    It is a class because sglang's registry installs classes unchanged. A function around the
+    kernel's `run` would copy all arguments of a launch twice more.
+    """
+    kernel = launches.jitted
+    return _Forwarding(
+        launches.kernel.name, (), {"jitted": kernel, "__class_getitem__": launches.at}
+    )
+
+
+def _traits(problem: Attention) -> tuple[int, int, bool]:
+    return problem.page_size, problem.window, problem.sinks
+
+
+def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Like `itemgetter`, but always returns a tuple."""
+    if not keys:
+        return lambda source: ()
+    if len(keys) == 1:
+        only = keys[0]
+        return lambda source: (source[only],)
+    return itemgetter(*keys)
+
+
+def _is_tritons(error: Exception) -> bool:
+    from triton.errors import TritonError  # noqa: PLC0415  # only servers need triton
+
+    return isinstance(error, TritonError)

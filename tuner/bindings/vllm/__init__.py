@@ -1,0 +1,1 @@
+"""vLLM: each family of kernels in it."""

@@ -1,0 +1,61 @@
+"""Bind vLLM's kernels of the Mamba-2 scan as its own launchers launch them.
+
+The layer (`MambaMixer2.conv_ssm_forward`) decides what the tensors are. A chunk never has tokens of
+two sequences. Prompts are followed that begin here; their last states go straight into the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.bindings.vllm.scan_kernels import VLLMScanKernels
+from tuner.devices.target import CUDA, Target
+from tuner.engines.vllm.package import VLLM
+from tuner.families.chunk_scan.problem import NAME, ChunkScan
+from tuner.families.scans.engine import ScanEngine
+from tuner.families.scans.scan import Call, ScanProblem
+from tuner.kernels.stand_ins import RecordedKernel, TensorSpec
+from tuner.problems.points import Point
+
+
+def _launch_autotuned(kernel: RecordedKernel, grid: Any, **arguments: object) -> None:  # noqa: ANN401
+    """vLLM's function of that name, which remembers what an autotuner chose."""
+    kernel[grid](**arguments)
+
+
+@dataclass(frozen=True)
+class VLLMSsdKernels(VLLMScanKernels):
+    """The kernels of one version of vLLM."""
+
+    def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
+        assert isinstance(problem, ChunkScan)
+        found = super()._arguments(problem, point, call)
+        sequences, chunks = point.batch_size, found["CB"].shape[0]
+        return {
+            **found,
+            "seq_idx": TensorSpec("chunk_sequence", (chunks,), "i32"),
+            "cu_chunk_seqlens": TensorSpec("chunk_ends", (chunks + 1,), "i32"),
+            "last_chunk_indices": TensorSpec("last_chunks", (sequences,), "i32"),
+            "final_states": TensorSpec(
+                "final",
+                (sequences, problem.heads, problem.head_dim * problem.state_size),
+                found["passed"].dtype,
+            ),
+            "final_state_indices": TensorSpec("final_slots", (sequences,), "i32"),
+        }
+
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+        return {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
+
+
+@dataclass(frozen=True)
+class VLLMChunkScan(ScanEngine):
+    """The Mamba-2 scan of one copy of vLLM."""
+
+    engine: VLLM
+
+    def lift(self, backend: str = CUDA) -> VLLMSsdKernels:
+        return VLLMSsdKernels.of(self.engine, NAME, backend, differs={"passes_before": False})

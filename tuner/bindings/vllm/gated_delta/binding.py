@@ -1,0 +1,57 @@
+"""Bind vLLM's kernels of gated delta nets as its own launchers launch them.
+
+`chunk_gated_delta_rule` (ops/chunk.py) decides which launchers run, and `GatedDeltaNetAttention`
+what the tensors are: contiguous rows of all prompts of a batch, with q and k of length 1. Prompts
+are followed that begin here, from states of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.bindings.vllm.scan_kernels import VLLMScanKernels
+from tuner.bindings.vllm.scan_sources import CHAIN
+from tuner.devices.target import CUDA, Target, cuda_target
+from tuner.engines.vllm.package import VLLM
+from tuner.errors import UnsupportedKernel
+from tuner.families.gated_delta.problem import NAME, DeltaKernel, GatedDelta
+from tuner.families.scans.engine import ScanEngine, chunk_lists, fla_answers
+from tuner.problems.points import Point
+
+_KEYS, _VALUES = 64, 32  # of a problem that tells the dimensions of states apart
+
+
+@dataclass(frozen=True)
+class VLLMDeltaKernels(VLLMScanKernels):
+    """The kernels of one version of vLLM."""
+
+    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+        return {**fla_answers(target), **chunk_lists(self._given)}
+
+    def shape_of_states(self) -> tuple[int, ...]:
+        """How the states of a head with _KEYS and _VALUES numbers lie."""
+        problem = GatedDelta(1, 1, _KEYS, _VALUES, chain=CHAIN)
+        point, tile = Point(1, DeltaKernel.STATES, problem.chunk_size), {"BV": _VALUES}
+        call = self._stage(point.part).calls[0]
+        launch = self._launched(problem, point, call, tile, cuda_target(9, 0))
+        shape: tuple[int, ...] = launch.arguments["h"].shape[-2:]
+        return shape
+
+
+@dataclass(frozen=True)
+class VLLMGatedDelta(ScanEngine):
+    """The scan of gated delta nets of one copy of vLLM."""
+
+    engine: VLLM
+
+    def lift(self, backend: str = CUDA) -> VLLMDeltaKernels:
+        """The kernels. Raises UnsupportedKernel also for 0.15.1, whose states lie otherwise."""
+        found = VLLMDeltaKernels.of(self.engine, NAME, backend)
+        shape = found.shape_of_states()
+        if shape != (_VALUES, _KEYS):
+            raise UnsupportedKernel(
+                f"{found.lifted.origin} has no kernels for states of values by keys, but of {shape}"
+            )
+        return found
