@@ -69,7 +69,7 @@ def find_attention(text: str) -> HasAttention:
 
 
 def _rules(engine: str) -> ModuleType:
-    """The engine's rules for attention: `engines/<engine>/attention`."""
+    """The engine's rules for attention: `bindings/<engine>/attention`."""
     return engine_module(engine, "attention")
 
 

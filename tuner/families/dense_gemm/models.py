@@ -141,5 +141,5 @@ def _engines() -> list[str]:
 
 
 def _rules(engine: str) -> ModuleType:
-    """The engine's rules for dense GEMMs: `engines/<engine>/dense_gemm`."""
+    """The engine's rules for dense GEMMs: `bindings/<engine>/dense_gemm`."""
     return engine_module(engine, "dense_gemm")

@@ -391,5 +391,5 @@ def _engines() -> list[str]:
 
 
 def _rules(engine: str) -> ModuleType:
-    """The engine's rules for fused-MoE layers: `engines/<engine>/fused_moe`."""
+    """The engine's rules for fused-MoE layers: `bindings/<engine>/fused_moe`."""
     return engine_module(engine, "fused_moe")
