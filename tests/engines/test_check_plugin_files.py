@@ -107,7 +107,7 @@ def test_files_that_are_compiled_have_a_report_of_their_own(root, compile_cache)
     folder = root / "configs" / "triton_3_6_0"
     folder.mkdir(parents=True)
     name = "E=256,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8.json"
-    (folder / name).write_text(json.dumps({"64": {k: v for k, v in TILE.items()}}))
+    (folder / name).write_text(json.dumps({"64": dict(TILE)}))
     put_gemm(root)
     code, report = checked(root)
     compiled, plugin = report["reports"]

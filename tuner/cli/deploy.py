@@ -11,6 +11,7 @@ from tuner.cli.app import command, say, show
 from tuner.cli.options import Captures, Json
 from tuner.errors import BadInput
 from tuner.render import folded
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.deploy.preflight import Expected
