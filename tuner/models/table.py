@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tuner.errors import MalformedCheckpoint, UnknownModel
 from tuner.files import shipped_toml
-from tuner.models.attention import AttentionShape, Layers
 from tuner.models.config_json import parse_checkpoint
-from tuner.models.delta_json import DeltaShape
 from tuner.models.fields import architecture_of, is_path, parse
 from tuner.models.folder import read_with
-from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
-from tuner.models.linears import LinearShape
-from tuner.models.mamba_json import MambaShape
 from tuner.models.model import Model
-from tuner.models.quantization import Quantization, unquantised
+from tuner.models.rows import read_rows
 from tuner.problems.dtypes import Dtype
 from tuner.shell import command_line
 
@@ -35,7 +29,7 @@ _CONFIG_ON_PAGES = ": the page Models lists the known ones, and the API takes a 
 @cache
 def presets() -> tuple[Model, ...]:
     """Every model of the table, in its order."""
-    return tuple(_model(row) for row in shipped_toml("tuner.models", "models.toml")["model"])
+    return tuple(read_rows(shipped_toml("tuner.models", "models.toml")["model"]))
 
 
 def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
@@ -164,80 +158,3 @@ def _by_key() -> dict[str, Model]:
 
 def _key(text: str) -> str:
     return re.sub(r"[\s_-]+", "", text.rpartition("/")[2]).casefold()
-
-
-def _model(row: dict[str, Any]) -> Model:
-    dtype, block = row.get("dtype"), row.get("block_shape")
-    shape = _attention(row["attention"], row["source"]) if "attention" in row else None
-    linears, mamba = row.get("linears"), row.get("mamba")
-    named = row["name"], row["architecture"]
-    converted: dict[str, Any] = {
-        "aliases": tuple(row.get("aliases", ())),
-        "dtype": Dtype(dtype) if dtype else None,
-        "block_shape": (block[0], block[1]) if block else None,
-        "attention": shape,
-        "linears": None,
-        "mamba": MambaShape(*named, **mamba) if mamba else None,
-        "delta": _delta(*named, **row["delta"]) if "delta" in row else None,
-    }
-    model = Model(**{**row, **converted})
-    if linears is None or shape is None:
-        return model
-    return replace(model, linears=_linears(model, shape, linears, row["source"]))
-
-
-def _delta(name: str, architecture: str, *, layers: int, **heads: int) -> DeltaShape:
-    found = LinearAttention(**heads)
-    return DeltaShape(name, architecture, found, Dtype.BFLOAT16, layers)
-
-
-def _linears(
-    model: Model, attention: AttentionShape, row: dict[str, Any], source: str
-) -> LinearShape:
-    """The linear layers of a row; its own source, where it has one, replaces the row's."""
-    total = row.get("layers", sum(kind.count for kind in attention.layers))
-    dense = row.get("dense_layers", 0 if model.E else total)
-    skipped = row.get("unquantised", [])
-    sizes = LinearSizes(
-        hidden=row.get("hidden", model.hidden),
-        attention=attention,
-        attention_at=tuple(range(kind.count) for kind in attention.layers),
-        q_lora_rank=row.get("q_lora_rank", 0),
-        index_heads=row.get("index_heads", 0),
-        index_head_dim=row.get("index_head_dim", 0),
-        index_wk_quantised=row.get("index_wk_quantised", True),
-        intermediate=row.get("intermediate", 0),
-        dense_at=range(dense),
-        shared_intermediate=model.shared_intermediate,
-        shared_at=range(dense, total),
-    )
-    return linear_shape(
-        sizes,
-        STYLES[model.architecture],
-        Quantization(model.quantization, model.dtype, model.block_shape, model.per_channel_quant)
-        if model.quantization != "none"
-        else unquantised(model.dtype.value if model.dtype else None),
-        lambda name, at: any(one in name for one in skipped),
-        source=row.get("source", source),
-    )
-
-
-def _attention(row: dict[str, Any], source: str) -> AttentionShape:
-    """The shape of a row's attention; its own source, where it has one, replaces the row's."""
-    heads = {name: row.get(name, 0) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
-    if "kv_lora_rank" in row:
-        heads["kv_heads"] = heads["q_heads"]
-        heads["head_dim"] = row["qk_nope_head_dim"] + row["qk_rope_head_dim"]
-    heads["v_head_dim"] = heads["v_head_dim"] or heads["head_dim"]
-    common = {**heads, "count": row.get("layers", 0), "sinks": row.get("sinks", False)}
-    kinds = [Layers(**common)]
-    if "windowed" in row:
-        kinds.append(Layers(**{**common, **row["windowed"]}))
-    return AttentionShape(
-        layers=tuple(kinds),
-        kv_lora_rank=row.get("kv_lora_rank", 0),
-        qk_rope_head_dim=row.get("qk_rope_head_dim", 0),
-        logit_cap=row.get("logit_cap", 0.0),
-        context_length=row.get("context_length", 0),
-        source=row.get("source", source),
-    )
