@@ -314,7 +314,7 @@ def _served(
     family: Family, device: Device, engine: Engine, model: TargetOptions, choice: FamilyChoice
 ) -> _Server:
     """What a server of the model asks for and runs. Raises as `resolve` does."""
-    from tuner.cli.targets import divided, resolve, settings_of
+    from tuner.cli.targets import divided, resolve
     from tuner.engines.dispatch import engine_runs
 
     found = resolve(model, replace(choice, family=family))
@@ -324,9 +324,9 @@ def _served(
     names = family.module("check").asked_names
     asked = [name for card in cards for name in names(found.problems, card, engine)]
     ep = f", ep={choice.values['ep']}" if choice.values.get("ep") else ""
-    server = f"{model.target} at tp={model.tp}{ep} on {device.name}"
+    server = f"{model.target.text} at tp={model.tp}{ep} on {device.name}"
     who = f"For {server}, {engine.name} {engine.version}"
-    flags = divided(settings_of("", model.target), engine.name, choice)
+    flags = divided(model.target.settings(""), engine.name, choice)
     runs = engine_runs(engine.name, engine.version, found.problems, device, flags)
     return _Server(who, list(dict.fromkeys(asked)), runs)
 

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 OWN = ("name", "aliases", "source")  # a row like another one does not get these from it
 _COPIED = "its repository's config.json, from a public copy"
-_NEVER = {"detail", "doubt", "image_intermediate"}  # a checkpoint alone says these
+_NEVER = {"detail", "doubt", "image_intermediate", "unread"}  # a checkpoint alone says these
 _KNOWN = {
     "": {"like", *(field.name for field in fields(Model))} - _NEVER,
     "attention": {

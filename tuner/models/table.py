@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from tuner.errors import MalformedCheckpoint, UnknownModel
 from tuner.files import shipped_toml
-from tuner.models.config_json import parse_checkpoint
-from tuner.models.fields import architecture_of, is_path, parse
-from tuner.models.folder import read_with
+from tuner.models.config_json import parse_model, read_model
+from tuner.models.fields import is_path
 from tuner.models.model import Model
 from tuner.models.rows import read_rows
 from tuner.problems.dtypes import Dtype
 from tuner.shell import command_line
 
-T = TypeVar("T")
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PATHS = ("/", "./", "../", "~")
 _CONFIG_IN_API = "; post its config.json; GET /v1/models lists the presets"
@@ -32,54 +28,31 @@ def presets() -> tuple[Model, ...]:
     return tuple(read_rows(shipped_toml("tuner.models", "models.toml")["model"]))
 
 
-def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
-    """The preset of that name, or the result of `read` for a folder or file of that name.
+def find_model(target: str | bytes, name: str = "config.json") -> Model:
+    """The preset of that name, or the model of a config.json: its bytes, its path or its folder's.
 
-    Where both exist, the preset is taken; ./NAME is the folder. Raises UnknownModel, and any
-    error of `read`.
+    Where a preset and a folder of one name exist, the preset is taken; ./NAME is the folder.
+    `name` is that of a model of which the bytes are given. Raises UnknownModel and
+    MalformedCheckpoint.
     """
-    if "/" in text and is_path(text):
-        return read(Path(text))
+    if isinstance(target, bytes):
+        return parse_model(target, name)
+    if "/" in target and is_path(target):
+        return read_model(Path(target))
     try:
-        return find_preset(text)
+        return find_preset(target)
     except UnknownModel:
-        if is_path(text):
-            return read(Path(text))
+        if is_path(target):
+            return read_model(Path(target))
         raise
 
 
-def class_of(target: str | bytes) -> str:
-    """The class of a preset, or of the config.json in a folder, a file or bytes; "" if it is none
-    of these, or names no class.
-    """
+def model_or_none(target: str | bytes) -> Model | None:
+    """Like `find_model`; None for a text or a file that stands for no model."""
     try:
-        if isinstance(target, bytes):
-            return architecture_of(parse(target))
-        found = preset_or_file(
-            target, lambda path: read_with(path, lambda data, _: architecture_of(parse(data)))
-        )
+        return find_model(target)
     except (UnknownModel, MalformedCheckpoint):
-        return ""
-    return found if isinstance(found, str) else found.architecture
-
-
-def stored_as(target: str | bytes) -> str:
-    """How experts of a preset or a config.json are stored: type, format, and what is special.
-
-    As "int4_w4a16 compressed-tensors int4 asymmetric", or "bfloat16 none"; "" if it is not known.
-    """
-    try:
-        model = (
-            parse_checkpoint(target, "model")
-            if isinstance(target, bytes)
-            else preset_or_file(target, lambda path: read_with(path, parse_checkpoint))
-        )
-    except (UnknownModel, MalformedCheckpoint):
-        return ""
-    plain = model.quantization.startswith("none")
-    if model.dtype is None or (plain and model.doubt):
-        return ""
-    return f"{model.dtype.value} {model.quantization} {model.detail}".rstrip()
+        return None
 
 
 def find_preset(text: str) -> Model:
