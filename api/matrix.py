@@ -20,8 +20,8 @@ from anyio import to_thread
 
 from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import models_of
 from tuner.jobs.workers import WorkerStatus
+from tuner.models.served_as import models_of
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status

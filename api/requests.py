@@ -45,17 +45,8 @@ from tuner.devices.table import find_device
 from tuner.engines.dispatch import server_settings
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, IndivisibleShape
-from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import (
-    TuningTarget,
-    as_flags_say,
-    engine_version_here,
-    only_problem,
-    refuse_undoable,
-    resolve_target,
-    server_for,
-)
-from tuner.jobs.workers import JobRequirements, WorkerStatus
+from tuner.jobs.job import JobRequest, refuse_undoable
+from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Note, Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.options import Option
@@ -64,6 +55,7 @@ from tuner.problems.results import MeasureKind
 from tuner.problems.server import ServerSettings
 from tuner.store.api_key import check_name, parse_expiry, parse_scopes
 from tuner.store.database import utc_now
+from tuner.targets import TuningTarget, as_flags_say, only_problem, resolve_target, server_for
 from tuner.tuning.request import Effort
 from workers.settings import Settings
 from workers.watches import Watch, check_model, is_preset, model_name, named

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tuner.devices.table import Device, find_device
@@ -14,15 +15,17 @@ from tuner.families.attention.problem import Attention
 from tuner.families.fused_moe import models as moe_models
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.job import JobRequest, Priority, Submitted
-from tuner.jobs.targets import resolve_target
 from tuner.measure.workbench import Workbench
+from tuner.models.config_json import parse_model, read_model
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
+from tuner.models.table import find_model
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_named
 from tuner.problems.results import Compiled, Measurement, Status, Trial, Winner
 from tuner.store.jobs import JobStore
+from tuner.targets import resolve_target
 from tuner.tuning.report import Report
 from tuner.tuning.request import Request, prepare
 from tuner.tuning.run import RunStore, execute, open_source
@@ -102,12 +105,34 @@ def resolve(text: str, **how: object) -> Layer:
     """The layer that a problem's text, a line, a preset or a path stands for."""
     target = resolve_target(text, serving(**how))
     if target.is_model:
-        return _layer(moe_models.resolve(text, serving(**how)))
+        return _layer(problems_of(moe_models, text, serving(**how)))
     return _layer(Resolved(target.problems, target.notes))
 
 
 def resolve_model(model: Model, **how: object) -> Layer:
-    return _layer(moe_models.resolve_model(model, serving(**how)))
+    return _layer(moe_models.problems(model, serving(**how)))
+
+
+def problems_of(models: ModuleType, named: str | bytes | Path, how: Serving) -> Resolved:
+    """The problems of a family, by its module `models`, of a line, a preset or a config.json."""
+    if isinstance(named, str) and models.reads(named):
+        found: Resolved = models.of_line(named, how)
+        return found
+    return models.problems(find_model(str(named) if isinstance(named, Path) else named, "x"), how)
+
+
+def parse_experts(data: bytes, name: str) -> Model:
+    """The model of a config.json's bytes. Raises MalformedCheckpoint without experts."""
+    model = parse_model(data, name)
+    model.refuse_unread("experts")
+    return model
+
+
+def read_experts(path: Path) -> Model:
+    """The model of a config.json. Raises MalformedCheckpoint without experts."""
+    model = read_model(path)
+    model.refuse_unread("experts")
+    return model
 
 
 def resolve_attention(text: str, **how: object) -> Resolved:

@@ -19,7 +19,7 @@ from typing import Any
 from tuner.engines.engine import find_engine, kernel_hash, parse_spec, version_order
 from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import engine_version_here
+from tuner.jobs.workers import engine_version_here
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_named, family_of
 from tuner.problems.results import Environment, MeasureKind, Published, Status

@@ -10,8 +10,7 @@ from typing import Any
 
 from tuner.errors import BadInput, TunerError
 from tuner.jobs.job import Job, JobRequest, JobState, Priority, iso
-from tuner.jobs.targets import engine_version_here
-from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus
+from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus, engine_version_here
 from tuner.problems.results import Winner
 from tuner.store.api_key import LOCAL, NIGHTLY
 from tuner.store.current_winners import current_winners

@@ -31,22 +31,14 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.files import Table, parse_toml
-from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import (
-    engine_version_here,
-    only_problem,
-    reader_of,
-    refuse_options,
-    refuse_undoable,
-    resolve_target,
-    server_for,
-)
-from tuner.jobs.workers import JobRequirements, WorkerStatus
+from tuner.jobs.job import JobRequest, refuse_undoable
+from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import find_family, parse_problem
 from tuner.store.nights import NightStore, StoredWatch
+from tuner.targets import only_problem, reader_of, refuse_options, resolve_target, server_for
 from tuner.tuning.request import parse_effort, parse_source
 from workers.settings import Settings
 

@@ -34,7 +34,7 @@ from api.state import ApiDep
 from tuner.devices.table import devices
 from tuner.errors import BadInput, UnknownModel
 from tuner.jobs.job import HELD
-from tuner.jobs.targets import models_of
+from tuner.models.served_as import models_of
 from tuner.models.table import find_preset
 from tuner.problems.registry import families, parse_problem
 from tuner.store.api_key import Scope

@@ -28,7 +28,7 @@ from api.routes.service import list_devices
 from api.state import Api, ApiDep
 from tuner.deploy.bundle.build import Bundle
 from tuner.errors import BadInput, ExportRefused, UnknownDevice, UnknownEngine
-from tuner.jobs.targets import served_as
+from tuner.models.served_as import served_as
 from tuner.problems.registry import parse_problem
 from tuner.tuning.gains import WITHOUT_US
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from tuner.jobs.job import UnreadableRequest
-from tuner.jobs.targets import models_of
+from tuner.models.served_as import models_of
 from tuner.models.table import presets
 from tuner.problems.registry import parse_problem
 from tuner.render import gain_text

@@ -31,7 +31,7 @@ from api.streams import progress_of
 from tuner.deploy.bundle.build import Bundle
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput
-from tuner.jobs.targets import models_of
+from tuner.models.served_as import models_of
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Environment, Trial, Winner, entry_json
 from tuner.store.current_winners import current_winners

@@ -15,10 +15,10 @@ from api.requests import KeyIn
 from api.schemas_service import DevicesOut, KeysOut, ModelsOut, NewKeyOut, StatusOut, WorkersOut
 from api.state import Api, ApiDep
 from tuner.devices.table import devices
-from tuner.jobs.targets import families_of
 from tuner.models.table import presets
 from tuner.store.api_key import ApiKey, parse_expiry, parse_scopes, scope_names
 from tuner.store.database import utc_now
+from tuner.targets import families_of
 from workers.metrics import CONTENT_TYPE
 
 health = APIRouter(tags=["health"])

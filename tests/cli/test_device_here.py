@@ -12,7 +12,6 @@ from tuner.devices.here import (
     card_to_check_or_here,
     device_or_here,
     gpu_to_measure_on,
-    known_here,
 )
 from tuner.errors import BadInput, UnknownDevice
 
@@ -144,10 +143,3 @@ def test_a_gpu_behind_a_wrong_name_is_not_visible(smi, monkeypatch):
     monkeypatch.setenv(VISIBLE, "2,-1,0")
     with pytest.raises(BadInput, match="GPU 0 is not in CUDA_VISIBLE_DEVICES=2:"):
         gpu_to_measure_on(0)
-
-
-def test_a_status_takes_the_first_known_gpu(smi: Path) -> None:
-    assert known_here() is None
-    answers(smi, "Tesla V100-SXM2-16GB", "NVIDIA L40S")
-    found = known_here()
-    assert found is not None and found.name == "NVIDIA_L40S"

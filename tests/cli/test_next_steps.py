@@ -7,9 +7,9 @@ import pytest
 from tuner.cli import tuning as commands
 from tuner.engines.engine import find_engine
 from tuner.errors import MeasurerUnavailable
-from tuner.jobs.targets import resolve_target
 from tuner.measure.gpu_worker import ChildLimits, GpuWorker
 from tuner.models.serving import Serving
+from tuner.targets import resolve_target
 
 
 @pytest.fixture

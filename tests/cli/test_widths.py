@@ -66,7 +66,6 @@ REPLAY_ATTENTION = (
         (("export", "--device", "H200", "--engine", ENGINE), 0),
         (("jobs",), 0),
         (("coverage",), 0),
-        (("status", "--engine", "sglang==0.4.4"), 1),
         (("bench-report", BENCH), 0),
         (("preflight", f"--node=l40s-01={CLUSTER / 'l40s-miswired'}"), 1),
     ],

@@ -19,10 +19,11 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.attention.check import check_problems
 from tuner.families.attention.engine import attention_engine
-from tuner.families.attention.models import attention_problems, find_attention
+from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.launcher import Launcher, TensorSpec
+from tuner.models.table import find_preset
 from tuner.problems.points import Point
 
 REPOSITORY = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def applied(remedy, folder):
 def extend_jobs(kernels, target):
     """DeepSeek's extend launches at TP 32, and launches with a mask of the caller's."""
     point = Point(19, Stage.EXTEND, 128, 1024)
-    for problem in attention_problems(find_attention("deepseek-r1"), 32):
+    for problem in attention_problems(find_preset("deepseek-r1"), 32):
         if problem.phase is AttentionPhase.EXTEND:
             config = kernels.default_config(problem, point, target)
             binding = kernels.bind(problem, point, config, target)
@@ -96,7 +97,7 @@ def test_the_patch_changes_nothing_for_other_gpus(version, device, tmp_path):
     own = attention_engine(engine).lift("cuda")
     other = attention_engine(engine).lift("cuda", {AttentionPhase.EXTEND: patched})
     point = Point(1, Stage.EXTEND, 128, 1024)
-    for problem in attention_problems(find_attention("deepseek-r1"), 8):
+    for problem in attention_problems(find_preset("deepseek-r1"), 8):
         if problem.phase is AttentionPhase.EXTEND:
             for target in (find_device("A100").target, find_device("H200").target):
                 before = own.default_config(problem, point, target)

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cases import L40S
@@ -15,9 +14,8 @@ from interpreter import interpreted
 from tiers import only
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import engine_module, find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
-from tuner.export import presence
 from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.chunk_scan.check import check_files, check_problems, claims
@@ -42,7 +40,6 @@ NANO = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128
 CONSTANTS, CHOOSING, VLLM = "sglang==0.5.16", "sglang==0.5.23", "vllm==0.33.0"
 ENGINES = [CONSTANTS, CHOOSING, VLLM]
 LONG = (1, 8192)
-PLUGINS = [SimpleNamespace(name="tuner_attention"), SimpleNamespace(name="tuner_kernels")]
 
 
 def kernels_of(engine: str) -> ScanKernels:
@@ -206,42 +203,24 @@ def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "newer", "alone"),
+    ("engine", "newer"),
     # The kernels of 0.5.23 differ in empty lines, so their hash does.
-    [(CONSTANTS, CHOOSING, "SGLANG_PLUGINS"), (VLLM, "vllm==0.24.0", "VLLM_BATCH_INVARIANT")],
+    [(CONSTANTS, CHOOSING), (VLLM, "vllm==0.24.0")],
 )
-def test_status_tells_which_files_servers_use(engine, newer, alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(presence, "entry_points", lambda group: PLUGINS)
-    monkeypatch.setattr(presence, "triton_of", lambda engine: "3.6.0")
+def test_exported_files_are_checked_against_the_release(engine, newer, tmp_path):
     root, found = tmp_path / "out", find_engine(engine)
     report = replayed(engine, tmp_path)
     report = replace(report, environment=replace(report.environment, triton="3.6.0"))
-    (file,) = delivery_of(found, "chunk_scan").plan(winners_of(report), H100, root)
+    delivery = delivery_of(found, "chunk_scan")
+    (file,) = delivery.plan(winners_of(report), H100, root)
     file.path.parent.mkdir(parents=True)
     file.path.write_text(file.text())
-    status = engine_module(found.name, "status").server_status
-    here = status(found, H100, root, {})
-    told = here.as_json()
-    assert here.ok
-    assert told["environment"] == {"TUNER_SCAN_CONFIG_DIR": str(root)}
-    assert [(row["used"], row["family"]) for row in told["files"]] == [(True, "chunk_scan")]
-    assert "chunked scan, 64x64 heads" in here.as_text()
-    named = {"TUNER_SCAN_CONFIG_DIR": str(root)}
-    elsewhere = status(found, L40S, None, named)
-    assert not elsewhere.ok
-    assert "this is NVIDIA_L40S" in elsewhere.as_text()
-    assert alone in status(found, H100, None, {**named, alone: "1"}).as_text()
-    later = status(find_engine(newer), H100, root, {})
-    assert "whose kernels are not those" in str(later.as_json())
-
-
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_a_variable_may_leave_the_plugin_out(engine, monkeypatch):
-    monkeypatch.setattr(presence, "entry_points", lambda group: PLUGINS)
-    plugin = engine_module(engine, "status").PLUGIN
-    told = [presence.missing_plugin(plugin, {plugin.variable: v}) for v in ("", plugin.name, "x")]
-    # sglang takes an empty list as all plugins, vLLM as none.
-    assert [bool(text) for text in told] == [engine == "vllm", False, True]
+    assert delivery.refusal(file.path, "3.6.0") == ""
+    assert delivery.refusal(file.path, "3.8.0") == "made for triton 3.6.0, this is 3.8.0"
+    later = delivery_of(find_engine(newer), "chunk_scan").refusal(file.path, "3.6.0")
+    assert later is not None and "whose kernels are not those" in later
+    assert delivery.refusal(file.sidecar, "3.6.0") is None
+    assert delivery.refusal(root / "attention" / "triton_3_6_0" / file.path.name, "3.6.0") is None
 
 
 def test_malformed_files_are_refused_by_name(tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import problems_of
 from interpret_scans import CASES
 from interpreter import interpreted
 from tiers import only
@@ -21,8 +22,7 @@ from tuner.errors import (
     MalformedCheckpoint,
     UnsupportedKernel,
 )
-from tuner.families.gated_delta import inputs
-from tuner.families.gated_delta.models import resolve
+from tuner.families.gated_delta import inputs, models
 from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
 from tuner.families.scans.engine import scan_engine
 from tuner.families.scans.gpu import ScanOnGpu
@@ -147,24 +147,24 @@ def test_a_release_without_the_kernels_says_so():
 
 def test_a_models_config_gives_the_heads_of_a_rank(tmp_path):
     folder = str(MODELS / "qwen3.5-35b-a3b")
-    found = resolve(folder, Serving(tp=2))
+    found = problems_of(models, folder, Serving(tp=2))
     assert [problem.spec() for problem in found.problems] == [
         "gated_delta:key_heads=8,value_heads=16,key_dim=128,value_dim=128,dtype=bfloat16,"
         "state_dtype=float32"
     ]
     assert found.notes == ("30 gated delta nets of 16 key and 32 value heads",)
-    kept = resolve(folder, Serving(options={"mamba_state_dtype": "bfloat16"}))
+    kept = problems_of(models, folder, Serving(options={"mamba_state_dtype": "bfloat16"}))
     assert kept.problems[0].state_dtype == "bfloat16"
     for name, kept in (("qwen3.5-35b-a3b", "float32"), ("qwen3-next-80b-a3b", "bfloat16")):
-        (problem,) = resolve(name, Serving(engine="vllm", tp=2)).problems
+        (problem,) = problems_of(models, name, Serving(engine="vllm", tp=2)).problems
         assert problem.spec().endswith(f"state_dtype={kept},chain=split")
     with pytest.raises(IndivisibleShape, match="nearest that works is tp=2"):
-        resolve(folder, Serving(tp=3))
+        problems_of(models, folder, Serving(tp=3))
     with pytest.raises(LacksLayers, match="no gated delta nets are known of deepseek-r1: name"):
-        resolve(str(MODELS / "deepseek-r1"), Serving())
-    assert resolve("qwen3.5-35b-a3b-fp8", Serving(tp=2)) == found
+        problems_of(models, str(MODELS / "deepseek-r1"), Serving())
+    assert problems_of(models, "qwen3.5-35b-a3b-fp8", Serving(tp=2)) == found
     with pytest.raises(MalformedCheckpoint, match="give the folder of its config.json") as unknown:
-        resolve("qwen3.8-2.4t-a95b", Serving())
+        problems_of(models, "qwen3.8-2.4t-a95b", Serving())
     assert not isinstance(unknown.value, LacksLayers)  # its class has such layers
     with pytest.raises(BadProblem, match="do not divide"):
         parse_gated_delta("gated_delta:key_heads=3,value_heads=32,key_dim=128,value_dim=128")
@@ -177,4 +177,4 @@ def test_presets_have_the_layers_that_their_attention_leaves():
     for name, (delta, attention) in shapes.items():
         # Every fourth layer is full attention.
         assert delta.layers == 3 * sum(kind.count for kind in attention.layers), name
-        assert resolve(name, Serving(tp=4)).problems[0].key_heads == 4
+        assert problems_of(models, name, Serving(tp=4)).problems[0].key_heads == 4

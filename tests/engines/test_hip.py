@@ -37,8 +37,7 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.space import space_for
-from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import refuse_undoable
+from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.kernels.binding import Pointer
 from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype

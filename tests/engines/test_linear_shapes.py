@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from real_sglang import RELEASES, package
 from tiers import only
 
+from tuner.models.config_json import parse_model
 from tuner.models.linears import (
     Columns,
     Group,
-    HasLinears,
     Linear,
     Ranks,
     Split,
     linear_layers,
     refuses,
 )
-from tuner.models.linears_json import parse_linears_json
+from tuner.models.model import Model
 from tuner.models.quantization import Quantization
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
@@ -63,7 +63,7 @@ def shipped(version: str, *, dtype: str, block: Shape | None) -> set[Shape]:
     return found
 
 
-def shapes(model: HasLinears, *ranks: Ranks, scheme: Quantization | None = None) -> set[Shape]:
+def shapes(model: Model, *ranks: Ranks, scheme: Quantization | None = None) -> set[Shape]:
     return {(one.N, one.K) for some in ranks for one in linear_layers(model, some, scheme=scheme)}
 
 
@@ -83,7 +83,7 @@ def test_every_shipped_fp8_file_is_for_a_layer_of_a_model(version: str) -> None:
     assert len(files) >= 13
     assert files <= of_models | WITHOUT_Q_LORA
     fields = json.loads(R1.read_text()) | {"q_lora_rank": None}
-    plain = parse_linears_json(json.dumps(fields).encode(), "x")
+    plain = parse_model(json.dumps(fields).encode(), "x")
     assert shapes(plain, *both(1, 8, 16)) >= WITHOUT_Q_LORA
 
 

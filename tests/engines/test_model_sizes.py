@@ -26,13 +26,13 @@ from tuner.devices.table import find_device
 from tuner.devices.target import CUDA, Target, cuda_target
 from tuner.engines.engine import names_model
 from tuner.errors import BadProblem
-from tuner.jobs.targets import resolve_all
-from tuner.models.config_json import read_checkpoint
+from tuner.models.config_json import read_model
 from tuner.models.fields import language_fields
 from tuner.models.model import Model
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
+from tuner.targets import resolve_all
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 ENGINES = Path(sys.prefix) / "share" / "tuner" / "engines"
@@ -86,7 +86,7 @@ def checkpoints(engine: str) -> list[tuple[Path, Model, Path]]:
     """(folder, its model, the engine's file) of the checkpoints whose classes can be evaluated."""
     found = []
     for folder in sorted(MODELS.iterdir()):
-        model = read_checkpoint(folder)
+        model = read_model(folder)
         file = FILES[model.architecture][list(FOLDERS).index(engine)]
         if file:
             found.append((folder, model, FOLDERS[engine] / f"{file}.py"))

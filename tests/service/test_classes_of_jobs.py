@@ -16,7 +16,7 @@ from api.requests import SubmitJob, job_request
 from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, settings_of, targets_and_settings
+from tuner.cli.targets import TargetOptions, read_named, targets_and_settings
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import of_model, what_runs
 from tuner.engines.settings import settings_kept, settings_to_keep
@@ -144,8 +144,9 @@ def test_flags_that_contradict_a_posted_job_are_refused(server):
 def commanded(model: str, device: str, engine: str) -> Iterator[tuple[Problem, Mapping[str, str]]]:
     """The problems of a model at TP 8, with the settings that `tuner tune` asks the rules with."""
     name, version = engine.split("==")
-    flags = settings_of("", model)
-    asked = TargetOptions(model, find_device(device), name, version, 8, flags=flags)
+    named = read_named(model)
+    flags = named.settings("")
+    asked = TargetOptions(named, find_device(device), name, version, 8, flags=flags)
     targets, found = targets_and_settings(asked, FamilyChoice(None, {}), every=True)
     return ((problem, found) for target in targets for problem in target.problems)
 

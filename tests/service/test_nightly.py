@@ -19,7 +19,7 @@ from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.jobs.job import JobFilter, JobRequest, JobState
 from tuner.jobs.queue import JobQuery
-from tuner.jobs.targets import _engine_version_here
+from tuner.jobs.workers import _engine_version_here
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (

@@ -24,8 +24,8 @@ from tuner.devices.table import find_device
 from tuner.draw.shapes import Colour
 from tuner.families.fused_moe.family import least_us
 from tuner.jobs.job import JobFilter
-from tuner.jobs.targets import models_of
 from tuner.jobs.workers import WorkerInfo
+from tuner.models.served_as import models_of
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Measurement, Status, Totals
 from tuner.store.database import Database

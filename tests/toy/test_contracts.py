@@ -24,9 +24,9 @@ from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.engines.launch import all_config_variables
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.export.delivery import Delivery, delivery_of
-from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import refuse_undoable
+from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.models.serving import Resolved, Serving
+from tuner.models.table import find_model
 from tuner.problems import registry
 from tuner.problems.options import Whole
 from tuner.problems.points import ChartPosition, Part, Point
@@ -202,8 +202,7 @@ class TestEveryFamily:
         [
             ("tuning", "prepare", ["request"]),
             ("models", "reads", ["text", "engine"]),
-            ("models", "resolve", ["text", "serving"]),
-            ("models", "resolve_config", ["data", "name", "serving"]),
+            ("models", "problems", ["model", "serving"]),
         ],
     )
     def test_modules_have_what_their_users_call(
@@ -298,7 +297,9 @@ class TestEveryFamily:
     def test_a_model_becomes_problems_of_the_family(self, family: Family) -> None:
         module = family.module("models")
         model, engine = MODELS.get(family.name, (QUANTISED, "sglang"))
-        resolved: Resolved = module.resolve(model, Serving(engine=engine, device=L40S, tp=2))
+        resolved: Resolved = module.problems(
+            find_model(model), Serving(engine=engine, device=L40S, tp=2)
+        )
         assert resolved.problems
         assert all(family_of(problem) is family for problem in resolved.problems)
         assert not module.reads(model)

@@ -5,19 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases import resolve_attention
+from cases import parse_experts, resolve_attention
 from draws import json_values
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
-from tuner.families.attention.models import attention_problems, find_attention
+from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import Attention, AttentionPhase
-from tuner.models.attention_json import attention_places, attention_shape, read_attention
-from tuner.models.config_json import parse_checkpoint
-from tuner.models.model import Model
-from tuner.models.table import find_preset, presets
+from tuner.models.attention_json import attention_places, attention_shape
+from tuner.models.config_json import read_model
+from tuner.models.table import find_model, find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import parse_problem
 
@@ -69,7 +68,7 @@ class TestPresets:
             if folder.name not in WITHOUT:
                 with subtests.test(folder.name):
                     preset = find_preset(folder.name).attention
-                    assert read_attention(folder).attention == replace(preset, source="")
+                    assert read_model(folder).attention == replace(preset, source="")
 
     def test_an_unknown_shape_is_refused_by_name(self):
         model = replace(find_preset("mixtral-8x7b"), attention=None)
@@ -230,14 +229,14 @@ class TestNames:
         found = resolve_attention(str(tmp_path), tp=8)
         assert {(p.q_heads, p.kv_heads, p.Lq) for p in found.problems} == {(4, 1, 128)}
         with pytest.raises(MalformedCheckpoint, match="not a mixture-of-experts model"):
-            parse_checkpoint((tmp_path / "config.json").read_bytes(), "x")
+            parse_experts((tmp_path / "config.json").read_bytes(), "x")
 
     def test_a_path_is_read_where_it_has_a_slash_or_no_preset_has_its_name(self, monkeypatch):
         monkeypatch.chdir(DATA)
-        assert not isinstance(find_attention("./deepseek-r1"), Model)
-        assert isinstance(find_attention("deepseek-r1"), Model)
+        assert find_model("./deepseek-r1").source == ""
+        assert find_model("deepseek-r1").source != ""
         monkeypatch.chdir(DATA / "dbrx")
-        assert find_attention("config.json").architecture == "DbrxForCausalLM"
+        assert find_model("config.json").architecture == "DbrxForCausalLM"
 
     @pytest.mark.parametrize("text", ["", "deepsek-r1", "x\0y"])
     def test_an_unknown_name_is_refused(self, text):
@@ -376,7 +375,10 @@ class TestConfigJson:
 
     def test_experts_are_read_where_attention_cannot_be(self):
         fields = json.loads((DATA / "dbrx" / "config.json").read_text()) | {"n_heads": None}
-        assert parse_checkpoint(json.dumps(fields).encode(), "x").attention is None
+        model = parse_experts(json.dumps(fields).encode(), "x")
+        assert model.attention is None
+        with pytest.raises(MalformedCheckpoint, match="no num_attention_heads"):
+            attention_problems(model)
 
 
 WORDS = [

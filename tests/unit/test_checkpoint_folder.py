@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import problems_of, read_experts
 
 from tuner.bindings.vllm import fused_moe as vllm
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
-from tuner.families.dense_gemm.models import resolve as resolve_gemm
-from tuner.families.fused_moe.models import Cut, fitted_block, resolve
-from tuner.models.config_json import read_checkpoint
+from tuner.families.dense_gemm import models as gemm_models
+from tuner.families.fused_moe import models as moe_models
+from tuner.families.fused_moe.models import Cut, fitted_block
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 
@@ -49,7 +50,7 @@ def mixed(experts: str, others: str) -> dict[str, Any]:
 def test_modelopt_s_file_alone_is_no_model(tmp_path):
     folder = checkpoint(tmp_path / "x", modelopt(quant_algo="NVFP4"))
     with pytest.raises(MalformedCheckpoint, match="give the folder, or the config.json"):
-        read_checkpoint(folder / "hf_quant_config.json")
+        read_experts(folder / "hf_quant_config.json")
 
 
 def test_modelopt_s_file_is_read(tmp_path, subtests):
@@ -63,31 +64,31 @@ def test_modelopt_s_file_is_read(tmp_path, subtests):
         (mixed("NVFP4", "FP8"), (None, None, False)),
     ]:
         with subtests.test(str(beside)):
-            model = read_checkpoint(checkpoint(tmp_path, beside))
+            model = read_experts(checkpoint(tmp_path, beside))
             assert (model.dtype, model.block_shape, model.per_channel_quant) == expected
             assert model.doubt == ""
 
 
 def test_the_quantisation_of_config_json_goes_first(tmp_path):
     folder = checkpoint(tmp_path, modelopt(quant_algo="NVFP4"), quantization_config=BLOCKS)
-    assert read_checkpoint(folder).block_shape == (128, 128)
+    assert read_experts(folder).block_shape == (128, 128)
     # The list of layers of a mixed precision may lie beside it alone.
     quant = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     folder = checkpoint(tmp_path, mixed("FP8", "NVFP4"), quantization_config=quant)
-    assert read_checkpoint(folder).dtype is FP8
+    assert read_experts(folder).dtype is FP8
 
 
 def test_linear_layers_are_read_with_it(tmp_path):
     folder = checkpoint(tmp_path, modelopt(quant_algo="FP8"))
     with pytest.raises(BadProblem, match="stored as modelopt fp8 with one scale for a tensor"):
-        resolve_gemm(str(folder), Serving())
+        problems_of(gemm_models, str(folder), Serving())
 
 
 def test_a_malformed_file_is_named(tmp_path):
     folder = checkpoint(tmp_path)
     (folder / "hf_quant_config.json").write_text("[1]")
     with pytest.raises(MalformedCheckpoint, match=r"hf_quant_config\.json beside it: not a JSON"):
-        read_checkpoint(folder)
+        read_experts(folder)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +104,19 @@ def test_a_malformed_file_is_named(tmp_path):
 )
 def test_what_speaks_of_quantisation_is_not_ignored(tmp_path, name, beside, said):
     folder = checkpoint(tmp_path / name, beside)
-    (note,) = [n for n in resolve(str(folder), Serving()).notes if "--dtype" in n]
+    (note,) = [n for n in problems_of(moe_models, str(folder), Serving()).notes if "--dtype" in n]
     assert note.startswith(said) and "is taken as bfloat16" in note
     # Nothing is doubtful if the caller says the type, or config.json does.
-    assert not [n for n in resolve(str(folder), Serving(dtype=FP8)).notes if "--dtype" in n]
+    assert not [
+        n for n in problems_of(moe_models, str(folder), Serving(dtype=FP8)).notes if "--dtype" in n
+    ]
     checkpoint(folder, quantization_config=BLOCKS)
-    assert not [n for n in resolve(str(folder), Serving()).notes if "--dtype" in n]
+    assert not [n for n in problems_of(moe_models, str(folder), Serving()).notes if "--dtype" in n]
 
 
 def test_a_plain_name_is_not_doubted(tmp_path):
     for name in ("Qwen9-30B-A3B", "Llama-9-Scout-17B-16E", "fp800-model"):
-        assert read_checkpoint(checkpoint(tmp_path / name)).doubt == ""
+        assert read_experts(checkpoint(tmp_path / name)).doubt == ""
 
 
 def test_experts_that_are_left_unquantised(tmp_path):
@@ -121,17 +124,17 @@ def test_experts_that_are_left_unquantised(tmp_path):
         return BLOCKS | {"modules_to_not_convert": list(ignored)}
 
     every = [f"model.layers.{at}.mlp.experts" for at in range(4)]
-    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant(*every)))
+    model = read_experts(checkpoint(tmp_path, quantization_config=quant(*every)))
     assert (model.dtype, model.block_shape) == (Dtype.BFLOAT16, None)
-    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant(every[0])))
+    model = read_experts(checkpoint(tmp_path, quantization_config=quant(every[0])))
     assert model.dtype is FP8
     assert model.doubt == "the experts of 1 of 4 layers are not quantised"
     gate = quant("model.layers.0.mlp.gate")
-    assert read_checkpoint(checkpoint(tmp_path, quantization_config=gate)).doubt == ""
+    assert read_experts(checkpoint(tmp_path, quantization_config=gate)).doubt == ""
     awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
     for ignored, dtype in (("gate", Dtype.INT4_W4A16), ("mlp.experts", Dtype.BFLOAT16)):
         quantised = awq | {"modules_to_not_convert": [ignored]}
-        model = read_checkpoint(checkpoint(tmp_path, quantization_config=quantised))
+        model = read_experts(checkpoint(tmp_path, quantization_config=quantised))
         assert (model.dtype, model.doubt) == (dtype, "")
 
 
@@ -145,7 +148,7 @@ def test_settings_of_experts_in_quark(tmp_path):
         "global_quant_config": settings("per_tensor"),
         "layer_quant_config": {"*o_proj": {}, "*mlp.experts*": settings("per_channel")},
     }
-    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant))
+    model = read_experts(checkpoint(tmp_path, quantization_config=quant))
     assert (model.dtype, model.per_channel_quant) == (FP8, True)
 
 
@@ -156,12 +159,12 @@ def test_the_group_of_the_experts_counts(tmp_path):
 
     groups = {"a": group(8, "re:.*self_attn.*"), "b": group(4, "re:.*mlp\\.experts.*")}
     quant = {"quant_method": "compressed-tensors", "config_groups": groups}
-    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant))
+    model = read_experts(checkpoint(tmp_path, quantization_config=quant))
     assert (model.dtype, model.block_shape) == (Dtype.INT4_W4A16, (0, 32))
     # A pattern need not name experts to match them.
     for pattern in ("re:.*mlp.*(gate|up|down)_proj$", "re:.*ffn.*(gate|up|down)_proj$"):
         groups["b"] = group(4, pattern)
-        model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant))
+        model = read_experts(checkpoint(tmp_path, quantization_config=quant))
         assert (model.dtype, model.block_shape) == (Dtype.INT4_W4A16, (0, 32))
 
 
@@ -171,14 +174,14 @@ class TestBlocks:
         folder = str(checkpoint(tmp_path, quantization_config=BLOCKS))
         serving = Serving(engine, tp=2)
         if engine == "vllm":
-            found = resolve(folder, serving)
+            found = problems_of(moe_models, folder, serving)
             ending = "N=320,K=2560,top_k=8,dtype=fp8_w8a8,block_shape=64x64"
             assert found.problems[0].spec().endswith(ending)
             note = "vllm makes the quantisation blocks of 128x128 smaller, 64x64: N=320"
             assert f"{note}; vllm 0.27.0 and older stop at this shape" in found.notes
         else:
             with pytest.raises(IndivisibleShape) as refused:
-                resolve(folder, serving)
+                problems_of(moe_models, folder, serving)
             said = str(refused.value)
             assert "= 320 is not divisible by weight quantization block_n = 128" in said
             assert "the nearest that works is tp=1; with sglang's --ep-size" in said

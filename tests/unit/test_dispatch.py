@@ -21,10 +21,10 @@ from tuner.engines.dispatch import (
 from tuner.engines.dispatch_table import DispatchRule, UnknownFact
 from tuner.engines.engine import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
-from tuner.families.fused_moe.models import resolve, resolve_config
+from tuner.families.fused_moe.models import problems
 from tuner.files import shipped_toml
 from tuner.models.serving import Serving
-from tuner.models.table import stored_as
+from tuner.models.table import find_model
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem, problem_names
@@ -149,7 +149,7 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
             }
             data, (engine, version) = json.dumps(config).encode(), release.split()
             serving = Serving(engine=engine, engine_version=version)
-            (problem,) = resolve_config(data, "x", serving).problems
+            (problem,) = problems(find_model(data), serving).problems
             flags = of_model({}, data)
             found = what_runs(engine, version, problem, find_device(device), flags)
             assert found
@@ -173,14 +173,14 @@ def test_16_bit_experts_that_a_server_quantises_as_it_loads_have_no_stored_scale
         with subtests.test(flags):
             settings = of_model(flags, "gemma-4-26b-a4b")
             serving = Serving(engine="vllm", dtype=Dtype.FP8_W8A8)
-            (problem,) = resolve("gemma-4-26b-a4b", serving).problems
+            (problem,) = problems(find_model("gemma-4-26b-a4b"), serving).problems
             device = find_device("RTX PRO 6000 Blackwell Server Edition")
             found = what_runs("vllm", "0.33.0", problem, device, settings)
             assert found and [one.name for one in found.kernels] == kernels
-    assert stored_as("gemma-4-26b-a4b") == "bfloat16 none"
+    assert find_model("gemma-4-26b-a4b").stored_as == "bfloat16 none"
     config = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "hidden_size": 64}
     config |= {"intermediate_size": 512, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}
-    assert stored_as(json.dumps(config).encode()) == "bfloat16 none"
+    assert find_model(json.dumps(config).encode()).stored_as == "bfloat16 none"
 
 
 def test_triton_s_attention_is_not_offered_where_a_release_refuses_it(subtests):

@@ -152,10 +152,8 @@ def test_a_file_that_the_engine_does_not_ask_for_is_refused(tmp_path):
     assert check.reason == "sglang 0.5.16 asks for no file for such a GEMM"
 
 
-def test_what_is_not_known_yet_waits(tmp_path):
-    check = check_gemm_file(put(tmp_path, made()), here(device=None, triton=None))
-    assert check.used
-    assert check.waits == ("the GPU (made for NVIDIA_H200)", "triton (made for 3.6.0)")
+def test_what_is_not_known_is_not_compared(tmp_path):
+    assert check_gemm_file(put(tmp_path, made()), here(device=None, triton=None)).used
 
 
 def test_served_files_never_raise(tmp_path, monkeypatch, caplog):

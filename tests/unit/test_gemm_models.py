@@ -1,7 +1,7 @@
 """From what people name to the dense GEMMs of one rank."""
 
 import pytest
-from cases import L40S, ROOT
+from cases import L40S, ROOT, problems_of
 
 from tuner.errors import BadProblem
 from tuner.families.dense_gemm import models
@@ -23,7 +23,7 @@ SHARED = {(512, 7168), (7168, 256)}  # the shared experts' two of them
 
 
 def resolved(text: str, **how: object) -> Resolved:
-    return models.resolve(text, Serving(device=L40S, **how))
+    return problems_of(models, text, Serving(device=L40S, **how))
 
 
 def shapes(found: Resolved) -> list[tuple[int, int]]:
@@ -79,10 +79,10 @@ def test_shared_experts_are_gemms_only_where_the_engine_does_not_fuse_them(
 ):
     serving = Serving(device=L40S, tp=8, engine_version=version, options=options)
     if source == "deepseek-r1":
-        found = models.resolve(source, serving)
+        found = problems_of(models, source, serving)
     else:
         data = (ROOT / "tests/data/models" / "deepseek-r1" / "config.json").read_bytes()
-        found = models.resolve_config(data, "my-model", serving)
+        found = problems_of(models, data, serving)
     assert (set(shapes(found)) & SHARED) == (SHARED if apart else set())
     assert len(shapes(found)) == (9 if version == "0.4.4" else 6) + 2 * (
         apart and version != "0.4.4"
@@ -91,12 +91,12 @@ def test_shared_experts_are_gemms_only_where_the_engine_does_not_fuse_them(
 
 
 def test_a_dense_model_has_gemms_too():
-    found = models.resolve("qwen3-32b-fp8", Serving(device=L40S, tp=2))
+    found = problems_of(models, "qwen3-32b-fp8", Serving(device=L40S, tp=2))
     assert shapes(found) == [(5120, 5120), (5120, 4096), (25600, 5120), (5120, 12800)]
 
 
 def test_a_model_in_16_bits_says_what_to_ask_for():
     with pytest.raises(BadProblem, match="--dtype fp8_w8a8"):
-        models.resolve("qwen3-32b", Serving(device=L40S, tp=2))
-    found = models.resolve("qwen3-32b", Serving(device=L40S, tp=2, dtype=Dtype.FP8_W8A8))
+        problems_of(models, "qwen3-32b", Serving(device=L40S, tp=2))
+    found = problems_of(models, "qwen3-32b", Serving(device=L40S, tp=2, dtype=Dtype.FP8_W8A8))
     assert all(problem.family == "channel_gemm" for problem in found.problems)

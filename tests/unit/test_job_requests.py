@@ -11,8 +11,7 @@ from tuner.families.attention.problem import Stage
 from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.jobs.job import JobRequest, read_request
-from tuner.jobs.targets import refuse_undoable
+from tuner.jobs.job import JobRequest, read_request, refuse_undoable
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.server import ServerSettings

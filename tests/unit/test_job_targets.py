@@ -13,12 +13,12 @@ from tuner.errors import (
     OptionsRefused,
     UnknownModel,
 )
-from tuner.jobs.targets import families_of, in_words, other_families, resolve_all, resolve_target
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families, find_family
 from tuner.problems.server import UNKNOWN_SERVER
+from tuner.targets import families_of, in_words, other_families, resolve_all, resolve_target
 
 LAYER = "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"

@@ -9,16 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError
+from tuner.models.config_json import parse_model, read_model
 from tuner.models.linears import (
-    HasLinears,
     RankLinear,
     Ranks,
     Split,
+    known_linears,
     linear_layers,
     refuses,
     why_unread,
 )
-from tuner.models.linears_json import parse_linears_json, read_linears, sparse_places
+from tuner.models.linears_json import sparse_places
+from tuner.models.model import Model
 from tuner.models.quantization import Quantization
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
@@ -65,7 +67,7 @@ def config(quantization: object = BLOCKS, **changes: object) -> bytes:
     return json.dumps({k: v for k, v in fields.items() if v is not None}).encode()
 
 
-def of_rank(model: HasLinears, **ranks: object) -> dict[str, RankLinear]:
+def of_rank(model: Model, **ranks: object) -> dict[str, RankLinear]:
     found = linear_layers(model, Ranks(**ranks))
     return {layer.name: layer for layer in found}
 
@@ -74,11 +76,13 @@ def shape(layer: RankLinear) -> tuple[int, int]:
     return layer.N, layer.K
 
 
-def read(quantization: object = BLOCKS, **changes: object) -> HasLinears:
-    return parse_linears_json(config(quantization, **changes), "x")
+def read(quantization: object = BLOCKS, **changes: object) -> Model:
+    model = parse_model(config(quantization, **changes), "x")
+    known_linears(model)
+    return model
 
 
-def assert_whole(model: HasLinears, tp: int) -> None:
+def assert_whole(model: Model, tp: int) -> None:
     """What the ranks have of each layer is the layer, or its division is refused."""
     try:
         found = linear_layers(model, Ranks(tp=tp))
@@ -103,7 +107,7 @@ class TestTable:
 
     def test_gated_attention_and_delta_nets(self):
         # Qwen3.8-27B-FP8, whose shapes are those of Qwen3.5-27B, at TP 2.
-        found = of_rank(read_linears(DATA / "dense_models" / "qwen3.5-27b"), tp=2)
+        found = of_rank(read_model(DATA / "dense_models" / "qwen3.5-27b"), tp=2)
         assert {name: (one.N, one.K, one.count) for name, one in found.items()} == {
             "self_attn.qkv_proj": (7168, 5120, 16),
             "self_attn.o_proj": (5120, 3072, 16),
@@ -122,7 +126,7 @@ class TestTable:
         assert "self_attn.indexer.wk" not in of_rank(find_preset("glm-5-fp8"), tp=8)
 
     def test_two_kinds_of_attention_layers(self):
-        found = linear_layers(read_linears(DATA / "models" / "mimo-v2-flash"), Ranks(tp=4))
+        found = linear_layers(read_model(DATA / "models" / "mimo-v2-flash"), Ranks(tp=4))
         kinds = [(one.N, one.count) for one in found if one.name == "self_attn.qkv_proj"]
         # 16 query heads of 192 columns, and 1 or 2 heads of 192 + 128; no block divides 3392.
         assert kinds == [(16 * 192 + 320, 9), (16 * 192 + 2 * 320, 39)]
@@ -232,7 +236,7 @@ class TestConfigJson:
             with subtests.test(folder.name):
                 linears = find_preset(folder.name).linears
                 assert linears
-                assert read_linears(folder).linears == replace(linears, source="")
+                assert read_model(folder).linears == replace(linears, source="")
 
     def test_every_preset_is_sourced_and_counted(self, subtests):
         for model in KNOWN:
@@ -327,7 +331,7 @@ class TestConfigJson:
 
     def test_a_class_that_is_not_known_is_refused(self):
         with pytest.raises(MalformedCheckpoint, match="DbrxForCausalLM are not known"):
-            read_linears(DATA / "models" / "dbrx")
+            known_linears(read_model(DATA / "models" / "dbrx"))
 
 
 class TestSkipped:
@@ -413,7 +417,7 @@ values = st.recursive(
 def test_any_config_json_gives_layers_or_a_clear_error(changes):
     fields = json.loads(config()) | changes
     try:
-        model = parse_linears_json(json.dumps(fields).encode(), "x")
+        model = parse_model(json.dumps(fields).encode(), "x")
         linear_layers(model, Ranks(tp=2))
     except TunerError as error:
         assert "\n" not in str(error)

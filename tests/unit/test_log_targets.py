@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, server_of, targets_of
+from tuner.cli.targets import TargetOptions, read_named, targets_of
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 
@@ -23,7 +23,7 @@ def resolved(tmp_path):
     def resolved(*lines: str):
         log = tmp_path / "server.log"
         log.write_text("\n".join(lines))
-        asked = TargetOptions(str(log), find_device("H20"), "sglang", "0.5.16")
+        asked = TargetOptions(read_named(str(log)), find_device("H20"), "sglang", "0.5.16")
         return targets_of(asked, FamilyChoice(None, {}), every=False)
 
     return resolved
@@ -52,8 +52,8 @@ def test_what_is_not_known_is_left_out_and_said(resolved):
 def test_engine_and_gpu_are_the_logs_or_the_lines(tmp_path):
     log = tmp_path / "server.log"
     log.write_text(f"sglang: 0.5.12\n{SERVER}\n{MOE}{FOLDER}{R1}.json\n")
-    named = server_of(str(log))
+    named = read_named(str(log)).served_by()
     assert (named.engine, named.device) == ("sglang==0.5.12", "NVIDIA_H20")
-    named = server_of(f"/x/vllm/model_executor/layers/fused_moe/configs/{R1}.json")
+    named = read_named(f"/x/vllm/model_executor/layers/fused_moe/configs/{R1}.json").served_by()
     assert (named.engine, named.device) == ("vllm", "NVIDIA_H20")
-    assert server_of("deepseek-r1").engine == ""
+    assert read_named("deepseek-r1").served_by().engine == ""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import problems_of
 
 from tuner.errors import (
     BadProblem,
@@ -11,7 +12,7 @@ from tuner.errors import (
     MalformedCheckpoint,
     UnknownModel,
 )
-from tuner.families.chunk_scan.models import resolve, resolve_config
+from tuner.families.chunk_scan import models
 from tuner.families.chunk_scan.problem import ChunkScan, parse_chunk_scan
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
@@ -27,7 +28,7 @@ def served(tp: int = 1, dtype: Dtype | None = None, **options: str) -> Serving:
 
 
 def problem_of(name: str, serving: Serving) -> ChunkScan:
-    (found,) = resolve(str(MODELS / name), serving).problems
+    (found,) = problems_of(models, str(MODELS / name), serving).problems
     assert isinstance(found, ChunkScan)
     return found
 
@@ -46,7 +47,7 @@ def test_each_class_names_its_sizes(name, sizes, cache):
     found = problem_of(name, served())
     assert (found.heads, found.head_dim, found.state_size, found.groups) == sizes
     assert found.state_dtype == cache
-    assert resolve_config((MODELS / name / "config.json").read_bytes(), name, served()).problems
+    assert problems_of(models, (MODELS / name / "config.json").read_bytes(), served()).problems
 
 
 @pytest.mark.parametrize(
@@ -58,12 +59,12 @@ def test_each_class_names_its_sizes(name, sizes, cache):
     ],
 )
 def test_presets_have_their_layers(preset, sizes):
-    (scan,) = resolve(preset, served()).problems
+    (scan,) = problems_of(models, preset, served()).problems
     assert isinstance(scan, ChunkScan)
     found = scan.heads, scan.head_dim, scan.groups, scan.state_size, scan.chunk_size
     assert found == sizes
     with pytest.raises(LacksLayers, match="no Mamba-2 layers are known of qwen3-8b"):
-        resolve("qwen3-8b", served())
+        problems_of(models, "qwen3-8b", served())
 
 
 def test_ranks_share_heads_and_groups():
@@ -97,10 +98,10 @@ def test_models_without_such_layers_are_refused(name):
 
 def test_what_cannot_be_resolved_says_what_to_do():
     with pytest.raises(LacksLayers, match="no Mamba-2 layers are known of deepseek-r1: give"):
-        resolve("deepseek-r1", served())
+        problems_of(models, "deepseek-r1", served())
     for text, said in (("no-such-model", "NAME"), ("some/model-x", "some/model-x")):
         with pytest.raises(UnknownModel) as caught:
-            resolve(text, served())
+            problems_of(models, text, served())
         assert f"hf download {said} config" in caught.value.cli
 
 
@@ -118,7 +119,7 @@ def test_missing_and_bad_fields_are_named(tmp_path):
         ),
     ]:
         with pytest.raises(MalformedCheckpoint, match=said):
-            resolve_config(text.encode(), "model", served())
+            problems_of(models, text.encode(), served())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from cases import L40S, resolve
+from cases import L40S, parse_experts, problems_of, read_experts, resolve
 from draws import json_values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,16 +21,16 @@ from tuner.errors import (
     TunerError,
     UnknownModel,
 )
+from tuner.families.fused_moe import models
 from tuner.families.fused_moe.engine import MoeFileKey, format_file_name
-from tuner.families.fused_moe.models import find_model, moe_problem, resolve_config
-from tuner.families.fused_moe.models import resolve as resolve_moe
+from tuner.families.fused_moe.models import moe_problem
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.jobs.targets import TuningTarget, only_problem
-from tuner.models.config_json import parse_checkpoint, read_checkpoint
+from tuner.models.config_json import parse_model
 from tuner.models.serving import Note, Serving
-from tuner.models.table import find_preset, presets
+from tuner.models.table import find_model, find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import find_family
+from tuner.targets import TuningTarget, only_problem
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = sorted(path.parent for path in (DATA / "models").glob("*/config.json"))
@@ -131,11 +131,11 @@ class TestConfigJson:
         )
         for folder in MODELS:
             with subtests.test(folder.name):
-                assert same(read_checkpoint(folder)) == same(find_preset(folder.name))
+                assert same(read_experts(folder)) == same(find_preset(folder.name))
 
     def test_folder_and_file_are_the_same(self, monkeypatch):
         folder = DATA / "models" / "deepseek-r1"
-        assert read_checkpoint(folder) == read_checkpoint(folder / "config.json")
+        assert read_experts(folder) == read_experts(folder / "config.json")
         assert find_model(str(folder)).source == ""  # read, not the preset
         monkeypatch.chdir(folder.parent)
         assert find_model("./deepseek-r1").source == ""
@@ -150,7 +150,7 @@ class TestConfigJson:
             moe_intermediate_size=[1536, 512],
             moe_num_shared_experts=2,
         )
-        found = resolve_config(data, "x", Serving(tp=4))
+        found = models.problems(parse_model(data, "x"), Serving(tp=4))
         assert [(one.E, one.N) for one in found.problems] == [(64, 384), (64, 128)]
         assert "experts for text are 1536 wide, those for images 512" in found.notes
         target = TuningTarget(find_family("fused_moe:E=1"), found.problems, (), True)
@@ -188,7 +188,7 @@ class TestConfigJson:
         ],
     )
     def test_other_words_for_the_same_sizes(self, words):
-        model = parse_checkpoint(config(**words), "x")
+        model = parse_experts(config(**words), "x")
         assert (model.E, model.intermediate, model.hidden, model.top_k) == (128, 768, 2048, 8)
         shared = 2 if any("shared" in word for word in words) else 0
         assert (model.n_shared_experts, model.shared_intermediate) == (shared, shared * 768)
@@ -237,7 +237,7 @@ class TestConfigJson:
         ],
     )
     def test_quantisation(self, quantization, expected):
-        model = parse_checkpoint(config(quantization), "x")
+        model = parse_experts(config(quantization), "x")
         assert (model.dtype, model.block_shape, model.per_channel_quant) == expected
 
     @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ class TestConfigJson:
         inputs = {"num_bits": activations} if activations else None
         group = {"weights": weights, "input_activations": inputs, "targets": ["Linear"]}
         quant = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-        model = parse_checkpoint(config(quant), "x")
+        model = parse_experts(config(quant), "x")
         assert (model.dtype, model.block_shape, model.per_channel_quant) == expected
 
     def test_experts_of_drafts_have_a_group_of_their_own(self):
@@ -276,7 +276,7 @@ class TestConfigJson:
         rest = {"weights": NVFP4, "targets": [experts.format("(?:[1-9]|[1-3][0-9]|4[0-5])")]}
         for groups in ({"a": draft, "b": rest}, {"a": rest, "b": draft}):
             quant = {"quant_method": "compressed-tensors", "config_groups": groups}
-            model = parse_checkpoint(config(quant, num_hidden_layers=46), "x")
+            model = parse_experts(config(quant, num_hidden_layers=46), "x")
             assert model.quantization == "compressed-tensors float4 with 16-bit activations"
 
     @pytest.mark.parametrize(
@@ -291,20 +291,20 @@ class TestConfigJson:
     )
     def test_dynamic_rules_of_gptq(self, rules, dtype, doubt):
         quant = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": rules}
-        model = parse_checkpoint(config(quant, num_hidden_layers=4), "x")
+        model = parse_experts(config(quant, num_hidden_layers=4), "x")
         assert (model.dtype, bool(model.doubt)) == (dtype, bool(doubt))
         assert doubt in model.doubt
 
     def test_a_page_s_source_is_read(self):
         escaped = config().replace(b'"', b"&quot;")
-        assert parse_checkpoint(escaped, "x") == parse_checkpoint(config(), "x")
+        assert parse_experts(escaped, "x") == parse_experts(config(), "x")
 
     def test_float16_weights(self):
-        assert parse_checkpoint(config(torch_dtype="float16"), "x").dtype is Dtype.FLOAT16
+        assert parse_experts(config(torch_dtype="float16"), "x").dtype is Dtype.FLOAT16
 
     def test_fp4_experts_beside_fp8_layers(self):
         quant = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-        model = parse_checkpoint(config(quant, expert_dtype="fp4"), "x")
+        model = parse_experts(config(quant, expert_dtype="fp4"), "x")
         assert model.dtype is None and model.quantization == "mxfp4"
 
     @pytest.mark.parametrize(
@@ -330,16 +330,16 @@ class TestConfigJson:
     )
     def test_what_cannot_be_read_is_malformed(self, data, words):
         with pytest.raises(MalformedCheckpoint) as caught:
-            parse_checkpoint(data, "x")
+            parse_experts(data, "x")
         assert words in str(caught.value)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
     def test_files_that_cannot_be_read(self, tmp_path):
         with pytest.raises(MalformedCheckpoint, match="No such file"):
-            read_checkpoint(tmp_path)
+            read_experts(tmp_path)
         (tmp_path / "config.json").write_bytes(b" " * ((16 << 20) + 1))
         with pytest.raises(MalformedCheckpoint, match="larger than 16 MiB"):
-            read_checkpoint(tmp_path)
+            read_experts(tmp_path)
 
 
 WORDS = [
@@ -387,7 +387,7 @@ class TestAnyInput:
 
 def _only_tuner_errors(data: bytes) -> None:
     try:
-        moe_problem(parse_checkpoint(data, "x"))
+        moe_problem(parse_experts(data, "x"))
     except TunerError as error:
         assert "\n" not in str(error)
 
@@ -500,7 +500,9 @@ class TestWarningLine:
         for model in [model for model in presets() if model.E]:
             for tp in (2, 8):
                 try:
-                    (problem, *_) = resolve_moe(model.name, Serving(tp=tp, **asked)).problems
+                    (problem, *_) = problems_of(
+                        models, model.name, Serving(tp=tp, **asked)
+                    ).problems
                 except (BadProblem, IndivisibleShape):
                     continue
                 packed = engine == "sglang" and problem.dtype is Dtype.INT4_W4A16
@@ -515,14 +517,16 @@ class TestWarningLine:
                 name = format_file_name(key, ", " if engine == "sglang" else ",")
                 serving = Serving(**asked, model=model.name, ranks=(tp, tp))
                 with subtests.test(model.name, tp=tp):
-                    found = resolve_moe(f"/x/{folder}/{name}", serving).problems
+                    found = problems_of(models, f"/x/{folder}/{name}", serving).problems
                     assert found == (problem,)
 
     def test_int4_counts_bytes_in_sglang_and_elements_in_vllm(self):
         line = "Config file not found at /x/E=8,N=7168,device_name=NVIDIA_L40S,dtype=int4_w4a16"
         sizes = {"hidden_size": 4096, "top_k": 2, "block_shape": (0, 128)}
         found = {
-            engine: resolve_moe(f"{line}.json", Serving(engine=engine, options=sizes)).problems[0].N
+            engine: problems_of(models, f"{line}.json", Serving(engine=engine, options=sizes))
+            .problems[0]
+            .N
             for engine in ("sglang", "vllm")
         }
         assert found == {"sglang": 14336, "vllm": 7168}
@@ -531,13 +535,15 @@ class TestWarningLine:
         name = "E=128,N=384,device_name=NVIDIA_H100,dtype=fp8_w8a8,block_shape=[128,128].json"
         line = f"Config file not found at /tuned/{name}, /usr/lib/vllm/configs/{name}"
         sizes = {"hidden_size": 4096, "top_k": 8}
-        (problem,) = resolve_moe(line, Serving(engine="vllm", options=sizes)).problems
+        (problem,) = problems_of(models, line, Serving(engine="vllm", options=sizes)).problems
         assert (problem.E, problem.N, problem.block_shape) == (128, 384, (128, 128))
-        (deepseek,) = resolve_moe("deepseek-r1", Serving("vllm", device=L40S, tp=8)).problems
+        (deepseek,) = problems_of(
+            models, "deepseek-r1", Serving("vllm", device=L40S, tp=8)
+        ).problems
         assert (deepseek.E, deepseek.top_k) == (256, 8)
         with pytest.raises(BadProblem, match="only AITER"):
             fused = Serving(engine="vllm", device=L40S, tp=8, options={"fuse_shared": True})
-            resolve_moe("deepseek-r1", fused)
+            problems_of(models, "deepseek-r1", fused)
 
     def test_fused_experts_are_matched_too(self):
         name = "E=161,N=192,device_name=NVIDIA_H200.json"
@@ -588,7 +594,7 @@ def test_a_problem_is_taken_as_it_is():
     ],
 )  # fmt: skip
 def test_another_dtype_than_the_checkpoints_says_what_is_assumed(model, dtype, says, never):
-    found = resolve_moe(model, Serving(tp=2, dtype=dtype))
+    found = problems_of(models, model, Serving(tp=2, dtype=dtype))
     (note,) = [note for note in found.notes if "taken" in note]
     assert "no blocks" in note and says in note
     assert [problem.block_shape for problem in found.problems] == [None]
@@ -599,7 +605,9 @@ def test_another_dtype_than_the_checkpoints_says_what_is_assumed(model, dtype, s
 def test_weight_only_types_have_groups_and_a_scale_for_each_channel():
     def taken(**options) -> Note:
         serving = Serving(tp=2, dtype=Dtype.INT8_W8A16, options=options)
-        (note,) = [one for one in resolve_moe("llama-4-scout", serving).notes if "taken" in one]
+        (note,) = [
+            one for one in problems_of(models, "llama-4-scout", serving).notes if "taken" in one
+        ]
         return note
 
     assert "taken with a scale for each channel and no groups; for a checkpoint with" in taken()
@@ -608,10 +616,10 @@ def test_weight_only_types_have_groups_and_a_scale_for_each_channel():
 
 
 def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_words():
-    own = resolve_moe("deepseek-r1", Serving(tp=2, dtype=Dtype.FP8_W8A8))
+    own = problems_of(models, "deepseek-r1", Serving(tp=2, dtype=Dtype.FP8_W8A8))
     assert own.problems[0].block_shape == (128, 128)
     asked = Serving(tp=2, dtype=Dtype.FP8_W8A8, options={"block_shape": (128, 128)})
-    found = resolve_moe("qwen3-30b-a3b", asked)
+    found = problems_of(models, "qwen3-30b-a3b", asked)
     assert found.problems[0].block_shape == (128, 128)
     assert not [note for note in own.notes if "taken" in note]
     (note,) = [note for note in found.notes if "taken" in note]
@@ -643,7 +651,7 @@ def test_deepseek_v4_1_has_fp4_experts_beside_fp8_layers_of_blocks_of_32():
             "expert_dtype": "fp4",
         },
     }
-    read = parse_checkpoint(json.dumps(config).encode(), "config.json")
+    read = parse_experts(json.dumps(config).encode(), "config.json")
     preset = find_preset("deepseek-v4.1")
     for name in ("architecture", "E", "intermediate", "hidden", "top_k", "n_shared_experts"):
         assert getattr(read, name) == getattr(preset, name)

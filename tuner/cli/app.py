@@ -31,7 +31,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "export": "Write what was found as the files that the engine loads",
         "diff": "Say what changed between two exports or nights, and by how much",
         "report": "Draw the stored results: engine's time, tuned, roofline",
-        "status": "Show which tuned files a server here would load, and why",
     },
     "Check": {
         "check": "Compile config files, or an engine's default constants",
@@ -99,7 +98,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner report --device L40S",
         "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",
     ),
-    "status": ("tuner status --dir configs_out --device H200",),
     "check": (
         "tuner check configs/*.json --device L40S",
         "tuner check --attention deepseek-r1 --tp 8 --engine sglang==0.4.4",

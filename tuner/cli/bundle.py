@@ -11,7 +11,7 @@ from tuner.cli import complete
 from tuner.cli.app import command, open_store, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json
-from tuner.cli.targets import TargetOptions, problems_to_ship
+from tuner.cli.targets import asked_model, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
@@ -172,9 +172,7 @@ def _wanted(
 ) -> Sequence[Problem]:
     """The problems of `--problem` and `--model`; none if neither is given."""
     parallel = cluster.parallel
-    asked = (
-        TargetOptions(model, device, engine.name, engine.version, parallel.tp) if model else None
-    )
+    asked, _ = asked_model(model, "", device, engine, parallel.tp, None)
     return problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
 
 

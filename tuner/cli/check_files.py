@@ -115,10 +115,7 @@ def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
             f"that is not compiled here: {path.name} is not checked"
         )
     examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
-    return (
-        f"{path.name!r} is not the name of a file that {engine.name} reads, like {examples}; "
-        "`tuner status --dir FOLDER` checks the files of the plugin"
-    )
+    return f"{path.name!r} is not the name of a file that {engine.name} reads, like {examples}"
 
 
 def _other_reader(name: str, engine: Engine) -> str:
@@ -188,16 +185,15 @@ class CheckReport(Protocol):
 
 
 @dataclass(frozen=True)
-class NotChecked:
-    """Files that could not be checked, such as those of one family beside those of others."""
+class NotCompiled:
+    """Files whose entries were not compiled: the plugin's, or those of a family whose kernels
+    cannot be read.
+    """
 
     device: str
     reason: str
     unread: Sequence[UnreadFile] = ()
-
-    @property
-    def fits(self) -> bool:
-        return False
+    fits: bool = False
 
     def as_json(self) -> dict[str, Any]:
         unread = [one.as_json() for one in self.unread]
@@ -217,11 +213,11 @@ def check_names(
 
     Raises MalformedConfigFile for a name of no family, and `refused` if a server may read a file.
     """
-    read = _by_family(paths, engine, _checkable(engine), named)
+    read, of_plugin = _by_family(paths, engine, _checkable(engine), named)
     unread = list(_misspelled([path for some in read.values() for path in some], engine))
-    if len(unread) < sum(map(len, read.values())):
+    if of_plugin or len(unread) < sum(map(len, read.values())):
         raise refused
-    return NotChecked(device, f"not compiled: {refused}", unread)
+    return NotCompiled(device, f"not compiled: {refused}", unread)
 
 
 def check_files(
@@ -236,6 +232,7 @@ def check_files(
     """Check config files; a file's name tells its family.
 
     With a model, a file for which the engine never asks for this model is named, and does not fit.
+    Files of the engine's plugin are not compiled: their report names those that servers refuse.
 
     A file that is not `named` lies below a folder: if it is of no family, a message says so. If
     the kernels of one of several families cannot be read, its report says so and does not fit.
@@ -245,7 +242,7 @@ def check_files(
     from tuner.families.check import not_among
 
     known = _checkable(engine)
-    by_family = _by_family(paths, engine, known, named)
+    by_family, of_plugin = _by_family(paths, engine, known, named)
     reports: list[CheckReport] = []
     for family in known:
         if not (mine := by_family.get(family.name)):
@@ -267,11 +264,30 @@ def check_files(
             once = {one.file: one for one in unread}  # what holds for the model goes last
             reports.append(replace(report, unread=[*once.values()]))
         except UnsupportedKernel as error:
-            if len(by_family) == 1:
+            if len(by_family) == 1 and not of_plugin:
                 raise
             reason = f"not checked: {len(mine)} files of {family.title}: {error}"
-            reports.append(NotChecked(device.name, reason))
+            reports.append(NotCompiled(device.name, reason))
+    if of_plugin:
+        reports.append(_report_of_plugin(of_plugin, device, engine))
     return reports
+
+
+def _report_of_plugin(refusals: Mapping[Path, str], device: Device, engine: Engine) -> NotCompiled:
+    """Say which files of the engine's plugin its servers refuse, and why."""
+    from tuner.families.check import UnreadFile
+
+    unread = [
+        UnreadFile(str(path), (), f"The plugin refuses {path}: {why}.")
+        for path, why in refusals.items()
+        if why
+    ]
+    reason = (
+        f"{len(refusals)} files are for engine-tuner's plugin in servers. Their entries are not "
+        f"compiled here; in {engine.name} {engine.version} the plugin refuses "
+        f"{len(unread) or 'none'} of them."
+    )
+    return NotCompiled(device.name, reason, unread, fits=not unread)
 
 
 def _checkable(engine: Engine) -> list[Family]:
@@ -298,7 +314,7 @@ def _served(
     family: Family, device: Device, engine: Engine, model: TargetOptions, choice: FamilyChoice
 ) -> _Server:
     """What a server of the model asks for and runs. Raises as `resolve` does."""
-    from tuner.cli.targets import divided, resolve, settings_of
+    from tuner.cli.targets import divided, resolve
     from tuner.engines.dispatch import engine_runs
 
     found = resolve(model, replace(choice, family=family))
@@ -308,34 +324,52 @@ def _served(
     names = family.module("check").asked_names
     asked = [name for card in cards for name in names(found.problems, card, engine)]
     ep = f", ep={choice.values['ep']}" if choice.values.get("ep") else ""
-    server = f"{model.target} at tp={model.tp}{ep} on {device.name}"
+    server = f"{model.target.text} at tp={model.tp}{ep} on {device.name}"
     who = f"For {server}, {engine.name} {engine.version}"
-    flags = divided(settings_of("", model.target), engine.name, choice)
+    flags = divided(model.target.settings(""), engine.name, choice)
     runs = engine_runs(engine.name, engine.version, found.problems, device, flags)
     return _Server(who, list(dict.fromkeys(asked)), runs)
 
 
 def _by_family(
     paths: Sequence[Path], engine: Engine, known: Sequence[Family], named: Sequence[Path]
-) -> dict[str, list[Path]]:
-    """The files of each family; a message names those of none. Raises MalformedConfigFile."""
+) -> tuple[dict[str, list[Path]], dict[Path, str]]:
+    """The files of each family, and those of the engine's plugin with why its servers refuse them.
+
+    A message names those of none. Raises MalformedConfigFile.
+    """
     by_family: dict[str, list[Path]] = {}
     others: list[Path] = []
     for path in paths:
         claimed = (f for f in known if f.module("check").claims(path.name, engine))
-        family = next(claimed, None)
-        if family is None and path not in named:
+        if family := next(claimed, None):
+            by_family.setdefault(family.name, []).append(path)
+        else:
             others.append(path)
-            continue
-        if family is None:
-            raise MalformedConfigFile(_unclaimed(path, engine, known))
-        by_family.setdefault(family.name, []).append(path)
-    if others:
-        text = (
-            f"{len(others)} files are of kinds that this does not compile, like {others[0].name}; "
-        )
-        text += "`tuner status --dir FOLDER` checks the files of the plugin"
-        if not by_family:
+    of_plugin = _refusals(others, engine)
+    left = [path for path in others if path not in of_plugin]
+    if wrong := next((path for path in left if path in named), None):
+        raise MalformedConfigFile(_unclaimed(wrong, engine, known))
+    if left:
+        text = f"{len(left)} files are of kinds that this does not compile, like {left[0].name}"
+        if not by_family and not of_plugin:
             raise MalformedConfigFile(text)
         say(f"left out: {text}")
-    return by_family
+    return by_family, of_plugin
+
+
+def _refusals(paths: Sequence[Path], engine: Engine) -> dict[Path, str]:
+    """The files of the engine's plugin, each with why its servers refuse it; "" if they take it."""
+    from tuner.engines.engine import engine_triton, supports
+    from tuner.export.delivery import delivery_of
+
+    found: dict[Path, str] = {}
+    if not paths:
+        return found
+    triton = engine_triton(engine)
+    for family in families():
+        if supports(engine.name, family.name):
+            delivery = delivery_of(engine, family.name)
+            told = {path: delivery.refusal(path, triton) for path in paths if path not in found}
+            found |= {path: why for path, why in told.items() if why is not None}
+    return found

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli import complete
 from tuner.cli.app import command, say, show
-from tuner.cli.options import Captures, EngineSpec, Json
-from tuner.devices.table import find_device
+from tuner.cli.options import Captures, Json
 from tuner.errors import BadInput
 from tuner.render import folded
 from tuner.shell import command_line
@@ -145,56 +141,3 @@ def _expected(path: Path) -> Expected:
     from tuner.deploy.preflight.facts import read_expected
 
     return read_expected(path) if path.suffix == ".json" else read_cluster(path).expected()
-
-
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir", metavar="DIR", help="Folder that `export` wrote; default: the environment's."
-    ),
-]
-DeviceHere = Annotated[
-    str,
-    typer.Option(
-        autocompletion=complete.devices, help="The GPU, e.g. H200; default: this machine's GPU."
-    ),
-]
-
-
-@command
-def status(
-    folder: Folder = None,
-    device: DeviceHere = "",
-    engine: EngineSpec = "sglang",
-    as_json: Json = False,
-) -> None:
-    """Show which files of the plugin a server on this machine would load, and why.
-
-    Exit 1 if a kind of files is there and it would load none of them.
-    """
-    from tuner.devices.here import known_here
-    from tuner.engines.engine import engine_module, find_engine
-
-    card = find_device(device) if device else known_here()
-    found = find_engine(engine)
-    report = engine_module(found.name, "status").server_status(found, card, folder, os.environ)
-    show(as_json, report.as_json, report.as_text)
-    if folder:
-        _say_others(folder, {one["path"] for one in report.as_json()["files"]})
-    if not report.ok:
-        raise typer.Exit(1)
-
-
-def _say_others(folder: Path, shown: Set[str]) -> None:
-    """Say how many files below a folder servers load without the plugin, so that none is missed."""
-    from tuner.cli.check_files import without_sidecars
-    from tuner.jobs.targets import reader_of
-
-    others = [
-        path for path in without_sidecars(folder) if str(path) not in shown and reader_of(path.name)
-    ]
-    if others:
-        say(
-            f"{len(others)} other config files under {folder}: servers load them without the "
-            f"plugin, and `{command_line('tuner', 'check', str(folder))}` checks them"
-        )

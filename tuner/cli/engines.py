@@ -42,8 +42,8 @@ def devices(as_json: Json = False) -> None:
 @command
 def models(as_json: Json = False) -> None:
     """List the models that can be named without a config.json."""
-    from tuner.jobs.targets import families_of
     from tuner.models.table import presets
+    from tuner.targets import families_of
 
     known = [(model, families_of(model.name)) for model in presets()]
     if as_json:

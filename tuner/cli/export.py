@@ -24,7 +24,7 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster
-from tuner.cli.targets import TargetOptions, divided, problems_to_ship, settings_of
+from tuner.cli.targets import asked_model, divided, problems_to_ship
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.registry import parse_problem
@@ -88,11 +88,10 @@ def export(
         }
         found, wanted, flags = asked_by_cluster(cluster, card, given)
     else:
-        found, flags = find_engine(engine), settings_of(server_args, model)
-        name, version = found.name, found.version
-        asked = TargetOptions(model, card, name, version, tp, dtype, flags) if model else None
+        found = find_engine(engine)
+        asked, flags = asked_model(model, server_args, card, found, tp, dtype)
         wanted = problems_to_ship(problem or (), asked, choice)
-        flags = divided(flags, name, choice)
+        flags = divided(flags, found.name, choice)
     with open_store() as store:
         report = export_device(
             store,
@@ -173,13 +172,11 @@ def report(
     from tuner.pictures.write import as_text, page_of
 
     card, found = find_device(device), find_engine(engine)
-    flags = settings_of(server_args, model)
-    name, version = found.name, found.version
-    asked = TargetOptions(model, card, name, version, tp, dtype, flags) if model else None
+    asked, flags = asked_model(model, server_args, card, found, tp, dtype)
     wanted = problems_to_ship(problem or (), asked, choice)
     with open_store() as store:
         winners = stored(store, card, found, wanted)
-    winners = for_servers(winners, card, found, divided(flags, name, choice))
+    winners = for_servers(winners, card, found, divided(flags, found.name, choice))
     page = out / f"device_name={card.name}.html"
     write_all(out, {page: page_of(winners, card).encode()})
     winners_of = by_problem(winners)

@@ -288,7 +288,7 @@ def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None 
 def _name(request: JobRequest | UnreadableRequest) -> str:
     """The model and its tensor-parallel size with the problem, or on a terminal with its kind."""
     from tuner.jobs.job import JobRequest
-    from tuner.jobs.targets import with_sizes
+    from tuner.models.served_as import with_sizes
 
     if not (isinstance(request, JobRequest) and request.model):
         return request.spec

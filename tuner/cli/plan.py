@@ -22,12 +22,12 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
+    read_named,
     selection_of,
-    settings_of,
     targets_and_settings,
 )
 from tuner.errors import BadInput
-from tuner.problems.registry import family_of, find_family
+from tuner.problems.registry import family_of
 from tuner.shell import command_line
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.export.plan import ModelPlan
+    from tuner.models.model import Model
     from tuner.problems.points import Problem
     from tuner.tuning.request import Effort
 
@@ -77,17 +78,18 @@ def plan(
             "--server-args": server_args,
         }
         found, problems, flags = asked_by_cluster(cluster, card, given)
-        served = True  # not asked of the models of a cluster file
+        every, served = False, True  # not asked of the models of a cluster file
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
-        found, flags = find_engine(engine), settings_of(server_args, target)
-        asked = TargetOptions(target, card, found.name, found.version, tp, dtype, flags)
-        targets, flags = targets_and_settings(asked, choice, every=_is_model(target, choice))
+        found, named = find_engine(engine), read_named(target)
+        every, flags = choice.family is None and not named.is_one, named.settings(server_args)
+        asked = TargetOptions(named, card, found.name, found.version, tp, dtype, flags)
+        targets, flags = targets_and_settings(asked, choice, every)
         for note in [note for one in targets for note in one.notes]:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
-        if note := _too_large(target, problems, card):
+        if note := _too_large(named.model, problems, card):
             say(note)
         classes = {one.server.architecture for one in targets if one.server.architecture}
         served = all(names_model(found.name, found.version, one) for one in classes)
@@ -96,7 +98,7 @@ def plan(
     if not served:
         say(f"next: plan with a release of {found.name} that has the model's class")
     elif any(one.to_tune for one in made.problems):
-        words = [*_given(context), *["--all"] * (cluster is None and _is_model(target, choice))]
+        words = [*_given(context), *["--all"] * every]
         say(f"next, on a machine with this GPU: {command_line('tuner', 'tune', *words)}")
 
 
@@ -156,22 +158,12 @@ def _given(context: typer.Context) -> Iterator[str]:
             yield str(context.params[name])
 
 
-def _too_large(target: str, problems: Sequence[Problem], device: Device) -> str:
-    """A sentence if a preset does not fit the cards, as far as its experts show."""
-    from tuner.errors import UnknownModel
+def _too_large(model: Model | None, problems: Sequence[Problem], device: Device) -> str:
+    """A sentence if a model does not fit the cards, as far as its experts show."""
     from tuner.families.fused_moe.models import too_large
     from tuner.families.fused_moe.problem import FusedMoe
-    from tuner.models.table import find_preset
 
-    try:
-        model = find_preset(target)
-    except UnknownModel:
+    if model is None:
         return ""
     layers = (problem for problem in problems if isinstance(problem, FusedMoe))
     return next(filter(None, (too_large(model, layer, device) for layer in layers)), "")
-
-
-def _is_model(target: str, choice: FamilyChoice) -> bool:
-    from tuner.jobs.targets import reader_of
-
-    return choice.family is None and not find_family(target) and not reader_of(target)

@@ -27,8 +27,8 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
+    read_named,
     selection_of,
-    settings_of,
     targets_and_settings,
 )
 from tuner.devices.table import Device, find_device
@@ -63,16 +63,16 @@ def submit(
     """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
-    from tuner.jobs.job import JobRequest, Priority
-    from tuner.jobs.targets import refuse_undoable
+    from tuner.jobs.job import JobRequest, Priority, refuse_undoable
     from tuner.tuning.request import parse_effort
 
     with open_jobs(server) as queue:
         card = find_device(device)
         pinned = _pinned(queue, card, engine, measure)
         name, version = parse_spec(pinned)
-        flags = settings_of(server_args, target)
-        asked = TargetOptions(target, card, name, version, tp, dtype, flags)
+        named = read_named(target)
+        flags = named.settings(server_args)
+        asked = TargetOptions(named, card, name, version, tp, dtype, flags)
         targets, flags = targets_and_settings(asked, choice, every)
         requests = [
             JobRequest(
@@ -132,8 +132,7 @@ def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
     Raises UnknownEngine where neither they nor this machine has one.
     """
     from tuner.engines.engine import find_engine
-    from tuner.jobs.targets import engine_version_here
-    from tuner.jobs.workers import JobRequirements
+    from tuner.jobs.workers import JobRequirements, engine_version_here
 
     need = JobRequirements(device.name, measure == "gpu", spec)
     pinned = need.pinned(queue.workers(), engine_version_here(spec)).engine

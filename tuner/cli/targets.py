@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from tuner.cli.family_options import FamilyChoice, observed_fields
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice, UnknownModel
 from tuner.problems.dtypes import parse_dtype
-from tuner.problems.registry import Family, Selection, families, find_family, parse_problem
+from tuner.problems.registry import Family, Selection, families, parse_problem
 from tuner.shell import command_line
 
 if TYPE_CHECKING:
@@ -21,71 +20,73 @@ if TYPE_CHECKING:
     from tuner.diagnose import Hints
     from tuner.diagnose.context import Context
     from tuner.diagnose.findings import Findings
-    from tuner.jobs.targets import TuningTarget
+    from tuner.engines.engine import Engine
+    from tuner.models.model import Model
     from tuner.models.serving import Resolved, Serving
     from tuner.problems.points import Problem
+    from tuner.targets import Target, TuningTarget
 
 
 @dataclass(frozen=True)
-class TargetOptions:
-    """A target and the common options that it is resolved with."""
+class Named:
+    """A target of a command line, read once: a problem, an engine's line, a model or a log."""
 
-    target: str
-    device: Device
-    engine: str
-    engine_version: str | None
-    tp: int = 1
-    dtype: str | None = None
-    flags: Mapping[str, str] = field(default_factory=dict)  # of the server, as `settings_of`
+    text: str
+    found: Target | None  # None: a log
+    findings: Findings | None = None  # what a log or a line says
 
+    @property
+    def model(self) -> Model | None:
+        return self.found.model if self.found else None
 
-def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
-    """The problems that a command line names; raises as `resolve_target` does."""
-    from tuner.jobs.targets import resolve_target
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a problem, or an engine's line about a file."""
+        return self.found is not None and self.found.family is not None
 
-    serving = _serving(asked, choice)
-    return resolve_target(asked.target, serving, family=choice.family, given=_given(asked, choice))
+    def served_by(self) -> ServedBy:
+        """The engine and the GPU that a log or a line names."""
+        if self.findings is None:
+            return ServedBy()
+        from tuner.diagnose import Hints
 
+        context = self.context(Hints())
+        device = context.device()
+        return ServedBy(context.spec(context.engine_name()), device.name if device else "")
 
-def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
-    """The problems to tune: of one family, or with `every` of all families of a model.
+    def context(self, hints: Hints) -> Context:
+        """What a log or a line says beside the hints."""
+        from tuner.diagnose.context import Context
 
-    A model's notes name its other families, and with `every` the options that select points of
-    families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
-    says how such a family is served.
-    """
-    from tuner.jobs.targets import in_words, other_families, reader_of
+        assert self.findings is not None
+        return Context(hints, self.findings.facts)
 
-    if is_log(asked.target):
-        return _of_log(asked, choice)
-    if every:
-        return _every_family(asked, choice)
-    found = _resolve_or_hint(asked, choice)
-    if not found.is_model or reader_of(asked.target):
-        return [found]
-    others = other_families(found.family, asked.target, _serving(asked, choice))
-    if not others:
-        return [found]
-    also = f"{asked.target} also has {in_words(others)}; --all tunes everything"
-    return [replace(found, notes=(*found.notes, also))]
+    def settings(self, server_args: str) -> dict[str, str]:
+        """The flags and variables of a server, and what its model tells of its kernels.
 
+        Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
+        quotation marks that are not closed.
+        """
+        from tuner.engines.dispatch import of_model, server_settings
 
-def _resolve_or_hint(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
-    """Like `resolve`; the error about a pasted message names the command that knows messages."""
-    try:
-        return resolve(asked, choice)
-    except UnknownModel as error:
-        from tuner.diagnose import diagnose_text
+        said = self.findings.facts.settings if self.findings and self.found is None else {}
+        settings = {**said, **server_settings(server_args)}
+        return of_model(settings, self.model) if self.model else settings
 
-        if diagnose_text(asked.target).known:
-            error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
-        raise
+    def shown_settings(
+        self, problems: Sequence[Problem], asked: TargetOptions, flags: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The settings, with what lines about missing files show of the server's kernels."""
+        from tuner.engines.dispatch import seen_to_run
 
+        if self.findings is None:
+            return dict(flags)
+        from tuner.diagnose.files import names_missing_file
 
-def is_log(target: str) -> bool:
-    """Whether a target is a log, and not a line, a model or a config.json."""
-    path = Path(target)
-    return target == "-" or (path.suffix != ".json" and _is_file(path))
+        if not any(map(names_missing_file, self.findings.found)):
+            return dict(flags)
+        version = asked.engine_version or ""
+        return {**flags, **seen_to_run(asked.engine, version, problems, asked.device, flags)}
 
 
 @dataclass(frozen=True)
@@ -96,42 +97,101 @@ class ServedBy:
     device: str = ""
 
 
-def _read_log(target: str, hints: Hints) -> tuple[Findings, Context]:
-    from tuner.diagnose.context import Context
+def read_named(text: str) -> Named:
+    """Read a target of a command line. Raises as `read_target` does.
 
-    findings = _findings_of(target)
-    return findings, Context(hints, findings.facts)
+    The error about a pasted message names the command that knows messages.
+    """
+    from tuner.targets import read_target
+
+    if is_log(text):
+        from tuner.diagnose import read_log
+
+        return Named(text, None, read_log(Path(text)))
+    try:
+        found = read_target(text)
+    except UnknownModel as error:
+        from tuner.diagnose import diagnose_text
+
+        if diagnose_text(text).known:
+            error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
+        raise
+    if found.family is None or found.is_problem:
+        return Named(text, found)
+    from tuner.diagnose import diagnose_text
+
+    return Named(text, found, diagnose_text(text).findings)
 
 
-def _findings_of(target: str) -> Findings:
-    return _findings(target, Path(target).stat().st_mtime_ns if target != "-" else 0)
+@dataclass(frozen=True)
+class TargetOptions:
+    """A target and the common options that it is resolved with."""
+
+    target: Named
+    device: Device
+    engine: str
+    engine_version: str | None
+    tp: int = 1
+    dtype: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)  # of the server, as `Named.settings`
 
 
-@lru_cache(maxsize=1)  # standard input can be read once only
-def _findings(target: str, written: int) -> Findings:
-    from tuner.diagnose import read_log
+def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
+    """The problems that a command line names.
 
-    return read_log(Path(target))
+    Raises as `resolve_target` does, and BadInput for a log.
+    """
+    from tuner.targets import resolve_target
+
+    if asked.target.found is None:
+        raise BadInput(f"{asked.target.text} is a log of a server: name a model or its config.json")
+    serving, given = _serving(asked, choice), _given(asked, choice)
+    return resolve_target(asked.target.found, serving, family=choice.family, given=given)
 
 
-def server_of(target: str) -> ServedBy:
-    """The engine and the GPU that a log or a line names."""
-    from tuner.problems.registry import is_problem
+def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
+    """The problems to tune: of one family, or with `every` of all families of a model.
 
-    if is_problem(target):
-        return ServedBy()
-    from tuner.diagnose import Hints, diagnose_text
-    from tuner.diagnose.context import Context
-    from tuner.jobs.targets import reader_of
+    A model's notes name its other families, and with `every` the options that select points of
+    families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
+    says how such a family is served.
+    """
+    from tuner.targets import in_words, other_families
 
-    if is_log(target):
-        context = _read_log(target, Hints())[1]
-    elif reader_of(target):
-        context = Context(Hints(), diagnose_text(target).findings.facts)
-    else:
-        return ServedBy()
-    device = context.device()
-    return ServedBy(context.spec(context.engine_name()), device.name if device else "")
+    if asked.target.found is None:
+        return _of_log(asked, choice)
+    if every:
+        return _every_family(asked, choice)
+    found = resolve(asked, choice)
+    if not (model := asked.target.model):
+        return [found]
+    others = other_families(found.family, model, _serving(asked, choice))
+    if not others:
+        return [found]
+    also = f"{asked.target.text} also has {in_words(others)}; --all tunes everything"
+    return [replace(found, notes=(*found.notes, also))]
+
+
+def asked_model(
+    model: str | None, server_args: str, device: Device, engine: Engine, tp: int, dtype: str | None
+) -> tuple[TargetOptions | None, dict[str, str]]:
+    """What `--model` names, if it is given, and the settings of the servers.
+
+    Raises as `read_named` and `Named.settings` do.
+    """
+    from tuner.engines.dispatch import server_settings
+
+    if not model:
+        return None, server_settings(server_args)
+    named = read_named(model)
+    flags = named.settings(server_args)
+    return TargetOptions(named, device, engine.name, engine.version, tp, dtype, flags), flags
+
+
+def is_log(target: str) -> bool:
+    """Whether a target is a log, and not a line, a model or a config.json."""
+    path = Path(target)
+    return target == "-" or (path.suffix != ".json" and _is_file(path))
 
 
 def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
@@ -142,20 +202,23 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     """
     from tuner.diagnose import Hints
     from tuner.diagnose.files import missing_files
-    from tuner.jobs.targets import TuningTarget, refuse_options, server_of_model
+    from tuner.models.table import model_or_none
+    from tuner.targets import TuningTarget, refuse_options, server_of_model
 
     spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
-    tp = asked.tp if asked.tp != 1 else 0
-    findings, context = _read_log(asked.target, Hints(spec, asked.device.name, "", tp))
+    hints = Hints(spec, asked.device.name, "", asked.tp if asked.tp != 1 else 0)
+    findings, context = asked.target.findings, asked.target.context(hints)
+    assert findings is not None  # a log has some
     found = missing_files(findings, context, _serving(asked, choice))
     if not found:
+        text = asked.target.text
         raise BadInput(
-            f"{asked.target} is a log that names no missing config file: "
-            f"`{command_line('tuner', 'diagnose', asked.target)}` says what else it holds"
+            f"{text} is a log that names no missing config file: "
+            f"`{command_line('tuner', 'diagnose', text)}` says what else it holds"
         )
     known = {o.name for one in found if one.family for o in one.family.options}
     refuse_options(found[0].family or families()[0], choice.values.keys() - known)
-    targets, errors, server = [], [], server_of_model(context.target())
+    targets, errors, server = [], [], server_of_model(model_or_none(context.target()))
     for missing in found:
         family = missing.family
         if family is None:
@@ -190,38 +253,39 @@ def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
 
 
 def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
-    from tuner.jobs.targets import reader_of, resolve_all
+    from tuner.targets import listed, resolve_all
 
     if choice.family:
         raise BadInput(f"--all tunes every family: leave {choice.family.flag} out")
-    if find_family(asked.target) or reader_of(asked.target):
+    if not (model := asked.target.model):
         raise BadInput("--all is for a model, and this is one problem: leave it out")
-    found = resolve_all(asked.target, _serving(asked, choice))
+    serving = _serving(asked, choice)
+    found = resolve_all(model, serving)
     known = {option.name for target in found for option in target.family.options}
     unused = [name for name in choice.values if name not in known]
     titles = {name: _titles_with(name) for name in unused}
     served = {option.name: option.flag for one in families() for option in one.shaping}
     if refused := [name for name in unused if name in served]:
-        _refuse_if_left_out(refused, asked, _serving(asked, choice))
+        _refuse_if_left_out(refused, model, serving)
         raise OptionsRefused({name: f"for {titles[name]}" for name in refused}, served)
     flags = {option.name: option.flag for one in families() for option in one.options}
     bounds = [line for target in found for line in _not_bounding(target.family, choice)]
-    have = _listed([target.family.title for target in found])
-    notes = [f"{flags[n]} is for {titles[n]}; {asked.target} has {have} alone" for n in unused]
+    have = listed([target.family.title for target in found])
+    notes = [f"{flags[n]} is for {titles[n]}; {asked.target.text} has {have} alone" for n in unused]
     notes += dict.fromkeys(bounds)
     return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
 
 
-def _refuse_if_left_out(names: Sequence[str], asked: TargetOptions, serving: Serving) -> None:
+def _refuse_if_left_out(names: Sequence[str], model: Model, serving: Serving) -> None:
     """Raise BadInput, with the reason, if the first family with one of these options was left out
     though the model may have its layers.
     """
-    from tuner.jobs.targets import why_left_out
+    from tuner.targets import why_left_out
 
     for name in names:
         having = (one for one in families() if name in {option.name for option in one.shaping})
         family = next(having)
-        if why := why_left_out(family, asked.target, serving):
+        if why := why_left_out(family, model, serving):
             flag = next(option.flag for option in family.shaping if option.name == name)
             raise BadInput(f"{flag} cannot count: left out {family.title}: {why}")
 
@@ -239,21 +303,18 @@ def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
 
 def _titles_with(name: str) -> str:
     """The families that have an option, in words."""
+    from tuner.targets import listed
+
     having = [one for one in families() if name in {option.name for option in one.options}]
-    return _listed([one.title for one in having])
-
-
-def _listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, or `a, b and c`."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return listed([one.title for one in having])
 
 
 def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
     """How the server runs, as the options and its flags say. Raises BadInput if they contradict
     each other, or if a flag changes problems in a way that is not read.
     """
-    from tuner.jobs.targets import as_flags_say
     from tuner.models.serving import Serving
+    from tuner.targets import as_flags_say
 
     shaping = tuple(option for one in families() for option in one.shaping)
     serving = Serving(
@@ -278,22 +339,6 @@ def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict
     return with_experts(engine, flags, ep.get("ep", 1))
 
 
-def settings_of(server_args: str, target: str | None) -> dict[str, str]:
-    """The flags and variables of a server, and the class of its model if the target is a model.
-
-    Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
-    quotation marks that are not closed.
-    """
-    from tuner.engines.dispatch import of_class, of_model, server_settings
-    from tuner.problems.registry import is_problem
-
-    settings = server_settings(server_args)
-    if not target or is_problem(target):
-        return of_class(settings, "")
-    said = _findings_of(target).facts.settings if is_log(target) else {}
-    return of_model({**said, **settings}, target)
-
-
 def targets_and_settings(
     asked: TargetOptions, choice: FamilyChoice, every: bool
 ) -> tuple[list[TuningTarget], dict[str, str]]:
@@ -304,34 +349,8 @@ def targets_and_settings(
     problems = [problem for found in targets for problem in found.problems]
     # Of a log, its text names the model.
     known = {**settings_kept(targets[0].server), **asked.flags}
-    return targets, seen_settings(
-        asked.target, problems, asked, divided(known, asked.engine, choice)
-    )
-
-
-def seen_settings(
-    target: str, problems: Sequence[Problem], asked: TargetOptions, flags: Mapping[str, str]
-) -> dict[str, str]:
-    """The settings, with what a log or a line about missing files shows of the server's kernels."""
-    from tuner.problems.registry import is_problem
-
-    if is_problem(target):
-        return dict(flags)
-    from tuner.diagnose import diagnose_text
-    from tuner.diagnose.files import names_missing_file
-    from tuner.engines.dispatch import seen_to_run
-    from tuner.jobs.targets import reader_of
-
-    if is_log(target):
-        findings = _findings_of(target)
-    elif reader_of(target):
-        findings = diagnose_text(target).findings
-    else:
-        return dict(flags)
-    if not any(map(names_missing_file, findings.found)):
-        return dict(flags)
-    version = asked.engine_version or ""
-    return {**flags, **seen_to_run(asked.engine, version, problems, asked.device, flags)}
+    flags = divided(known, asked.engine, choice)
+    return targets, asked.target.shown_settings(problems, asked, flags)
 
 
 def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:
@@ -359,16 +378,15 @@ def problems_to_ship(
 
     Raises as `resolve` does where the model has no problem, or tp does not divide it.
     """
-    from tuner.jobs.targets import reader_of, resolve_all
+    from tuner.targets import resolve_all
 
     found = [parse_problem(spec) for spec in specs]
     if model is None:
         return found
-    if find_family(model.target) or reader_of(model.target):
+    if not (named := model.target.model):
         return [*found, *resolve(model, choice).problems]
-    of_model = resolve_all(
-        model.target, _serving(model, choice), [choice.family] if choice.family else None
-    )
+    among = [choice.family] if choice.family else None
+    of_model = resolve_all(named, _serving(model, choice), among)
     if model.dtype:
         for note in [note for target in of_model for note in target.notes]:
             say(note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,12 +39,12 @@ from tuner.cli.plan import asked_by_cluster, planned
 from tuner.cli.runs import print_reports, run_all, waiting
 from tuner.cli.targets import (
     TargetOptions,
+    asked_model,
+    read_named,
     refuse_more_targets,
     refuse_one_file,
     resolve,
     selection_of,
-    server_of,
-    settings_of,
     targets_and_settings,
 )
 from tuner.errors import BadInput, CompilerUnavailable, UnknownDevice
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tuner.engines.engine import Engine
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family
-    from tuner.tuning.request import Request, Source
+    from tuner.tuning.request import Effort, Request, Source
 
 
 @command
@@ -114,16 +114,12 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.engines.engine import find_engine
     from tuner.engines.settings import settings_to_keep
     from tuner.tuning.request import Request, parse_effort
 
     wanted_effort = parse_effort(effort)
     source = _source(measure, gpu, routing)
-    problems: Sequence[Problem]
-    notes: list[str] = []
     if cluster is not None:
-        card = _card(device, source, gpu)
         given = {
             repr(target): target,
             "--all": every,
@@ -132,45 +128,85 @@ def tune(
             "--engine": engine,
             "--server-args": server_args,
         }
-        found_engine, problems, flags = asked_by_cluster(cluster, card, given)
-        every = True
+        card = _card(device, source, gpu)
+        work = _Work(card, *asked_by_cluster(cluster, card, given), plans=True)
     else:
-        if not target:
-            raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
-        named = server_of(target)
-        card = _card(device or named.device, source, gpu)
-        found_engine = find_engine(engine or named.engine or "sglang")
-        flags = settings_of(server_args, target)
-        name, version = found_engine.name, found_engine.version
-        asked = TargetOptions(target, card, name, version, tp, dtype, flags)
-        targets, flags = targets_and_settings(asked, choice, every)
-        problems = [problem for found in targets for problem in found.problems]
-        notes = [note for found in targets for note in found.notes]
-    refuse_one_file(every, {"--record": record, "--routing": routing})
-    if every:
-        made = planned(problems, found_engine, card, flags, choice, wanted_effort)
-        say(made.as_text())
-        problems = [one.problem for one in made.problems if one.to_tune or include_unread]
-    problems = _predicted_ones(problems, source)
+        served = _Served(device, engine, tp, dtype, server_args)
+        work = _of_target(target, served, source, gpu, choice, every)
+    refuse_one_file(work.plans, {"--record": record, "--routing": routing})
+    if work.plans:
+        work = _worth_tuning(work, choice, wanted_effort, include_unread)
+    problems = _predicted_ones(work.problems, source)
     requests = [
         Request(
             problem=problem,
-            device=card,
-            engine=found_engine,
+            device=work.card,
+            engine=work.engine,
             selection=selection_of(family_of(problem), problem, choice),
             source=source,
             effort=wanted_effort,
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
-            server=settings_to_keep(found_engine.name, problem, flags),
+            server=settings_to_keep(work.engine.name, problem, work.flags),
         )
         for problem in problems
     ]
     if requests:
-        # The plan of all problems has said what runs.
-        _announce(requests, notes, None if every else flags)
+        _announce(requests, work)
     run_all(requests, record, as_json)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a command line asks to tune."""
+
+    card: Device
+    engine: Engine
+    problems: Sequence[Problem]
+    flags: Mapping[str, str]  # of the servers
+    notes: Sequence[str] = ()
+    plans: bool = False  # whether problems are planned, and only those worth it are tuned
+
+
+@dataclass(frozen=True)
+class _Served:
+    """How the servers of a target run, as the command line says it."""
+
+    device: str
+    engine: str
+    tp: int
+    dtype: str | None
+    server_args: str
+
+
+def _of_target(
+    target: str, served: _Served, source: Source, gpu: int | None, choice: FamilyChoice, every: bool
+) -> _Work:
+    """What a model, a problem, a line or a log asks to tune. Raises BadInput."""
+    from tuner.engines.engine import find_engine
+
+    if not target:
+        raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
+    named = read_named(target)
+    said = named.served_by()
+    card = _card(served.device or said.device, source, gpu)
+    engine = find_engine(served.engine or said.engine or "sglang")
+    flags = named.settings(served.server_args)
+    name, version = engine.name, engine.version
+    asked = TargetOptions(named, card, name, version, served.tp, served.dtype, flags)
+    targets, flags = targets_and_settings(asked, choice, every)
+    problems = [problem for found in targets for problem in found.problems]
+    notes = [note for found in targets for note in found.notes]
+    return _Work(card, engine, problems, flags, notes, every)
+
+
+def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort, include_unread: bool) -> _Work:
+    """The work without problems that are not worth tuning; says the plan of all."""
+    made = planned(work.problems, work.engine, work.card, work.flags, choice, effort)
+    say(made.as_text())
+    kept = [one.problem for one in made.problems if one.to_tune or include_unread]
+    return replace(work, problems=kept)
 
 
 def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
@@ -190,8 +226,8 @@ def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Pro
 
     Says which are left out. Raises BadInput if all are.
     """
-    from tuner.jobs.targets import listed
     from tuner.problems.results import MeasureKind
+    from tuner.targets import listed
     from tuner.tuning.request import refuse_unpredicted
 
     kept = [one for one in problems if family_of(one).predicts]
@@ -223,25 +259,18 @@ def _card(name: str, source: Source, gpu: int | None) -> Device:
     return card
 
 
-def _announce(
-    requests: Sequence[Request],
-    notes: Sequence[str],
-    flags: Mapping[str, str] | None,
-) -> None:
-    """Say, before the work, what users should know of it. With `flags` of a server, also which
-    kernel it runs.
-    """
+def _announce(requests: Sequence[Request], work: _Work) -> None:
+    """Say, before the work, what users should know of it, and which kernel the servers run."""
     from tuner.engines.dispatch import engine_runs
 
-    engine, card = requests[0].engine, requests[0].device
-    for note in notes:
+    engine, problems = work.engine, [request.problem for request in requests]
+    for note in work.notes:
         say(note)
-    if flags is not None:
-        problems = [request.problem for request in requests]
-        for kernel in engine_runs(engine.name, engine.version, problems, card, flags):
+    if not work.plans:  # a plan has said what runs
+        for kernel in engine_runs(engine.name, engine.version, problems, work.card, work.flags):
             say(kernel.line())
     _say_other_triton(engine)
-    _say_undeliverable(engine, [request.problem for request in requests])
+    _say_undeliverable(engine, problems)
 
 
 def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
@@ -346,7 +375,7 @@ def _check_files(
             raise
         return [check_names(paths, device, engine, named, refused)]
     say_other_device(paths, card)
-    asked = TargetOptions(model, card, engine.name, engine.version, tp, dtype) if model else None
+    asked, _ = asked_model(model, "", card, engine, tp, dtype)
     with waiting("compiling the files' entries"):
         return check_files(paths, card, engine, tp, choice, named, asked)
 
@@ -364,7 +393,8 @@ def _check_problems(
 
     refuse_more_targets(family, targets)
     card = device_or_here(device)
-    resolved = resolve(TargetOptions(targets[0], card, engine.name, engine.version, tp), choice)
+    named = read_named(targets[0])
+    resolved = resolve(TargetOptions(named, card, engine.name, engine.version, tp), choice)
     for note in resolved.notes:
         say(note)
     module: Any = resolved.family.optional("check")

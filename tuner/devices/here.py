@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import takewhile
 
 from tuner.devices.table import Device, card_to_check, find_device
@@ -45,14 +44,6 @@ def device_or_here(name: str) -> Device:
         "no GPU was found here by nvidia-smi: name the one to work for, e.g. --device H200; "
         "`tuner devices` lists them"
     )
-
-
-def known_here() -> Device | None:
-    """The first GPU of this machine that the device table knows."""
-    for name in asked_here("name"):
-        with suppress(UnknownDevice):
-            return find_device(name)
-    return None
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:

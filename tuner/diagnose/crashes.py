@@ -20,11 +20,11 @@ from tuner.engines.logs.served import ENGINES
 from tuner.errors import BadInput
 from tuner.families.attention.engine import attention_engine
 from tuner.files import shipped_toml
-from tuner.jobs.targets import families_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import Family, families, family_of, find_family
 from tuner.shell import command_line
+from tuner.targets import families_of, resolve_target
 
 # Functions that launch the kernels of families, by the family; and those of others.
 _LAUNCHERS = {

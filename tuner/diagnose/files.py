@@ -22,13 +22,13 @@ from tuner.engines.engine import engine_names, release_of, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tuned_for
 from tuner.errors import BadInput, NoSuchLayer, SeveralModels
-from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import named_in
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, parse_problem
 from tuner.shell import command_line
+from tuner.targets import reader_of, resolve_target
 
 UNTUNED = "its weights are of a type that this tuner does not tune"
 NOTHING: Mapping[str, str] = {}
@@ -230,7 +230,7 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
         model=context.model,
         ranks=_ranks(context),
     )
-    resolve, stranger = family.module("models").resolve, ""
+    resolve, stranger = family.module("models").of_line, ""
     for serving in (asked, replace(asked, model="", ranks=None)):
         try:
             return MissingFile(path, engine, family, resolve(path, serving), stranger=stranger)

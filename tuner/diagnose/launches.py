@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields, replace
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import BadInput, TunerError
-from tuner.jobs.targets import resolve_target
 from tuner.measure.workbench import Workbench
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point, Problem
 from tuner.problems.registry import Family, family_of
 from tuner.problems.results import MeasureKind
+from tuner.targets import resolve_target
 from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import own_launches
 

@@ -27,11 +27,11 @@ from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, unmade
 from tuner.errors import BadInput, SeveralModels
 from tuner.families.check import not_among
-from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.points import folder_version
 from tuner.problems.registry import Family, families
+from tuner.targets import reader_of, resolve_target
 
 _MOST = 8  # names in one line that are answered
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]+)")

@@ -24,7 +24,8 @@ from tuner.engines.dispatch_table import (
 )
 from tuner.engines.engine import engine_package, release_of
 from tuner.errors import BadInput, BadProblem
-from tuner.models.table import class_of, stored_as
+from tuner.models.model import Model
+from tuner.models.table import model_or_none
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 
@@ -333,10 +334,13 @@ def of_class(flags: Mapping[str, str], architecture: str) -> dict[str, str]:
     return {**flags, ARCHITECTURE: architecture} if architecture else dict(flags)
 
 
-def of_model(flags: Mapping[str, str], target: str | bytes) -> dict[str, str]:
-    """The settings of a server of the model that a preset, a file or a config.json's bytes name."""
-    stored = stored_as(target)
-    return of_class({**flags, CHECKPOINT: stored} if stored else flags, class_of(target))
+def of_model(flags: Mapping[str, str], target: str | bytes | Model) -> dict[str, str]:
+    """The settings of a server of a model, or of what `find_model` finds by that name."""
+    model = target if isinstance(target, Model) else model_or_none(target)
+    if model is None:
+        return dict(flags)
+    stored = model.stored_as
+    return of_class({**flags, CHECKPOINT: stored} if stored else flags, model.architecture)
 
 
 def class_alone(flags: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tuner.problems.points import Problem
 _TABLE = "dispatch.toml"
 # The model's class among a server's settings. It is no flag: nobody prints it.
 ARCHITECTURE = "architecture"
-# Likewise how its checkpoint stores experts: `stored_as` in tuner/models/table.py.
+# Likewise how its checkpoint stores experts: `Model.stored_as`.
 CHECKPOINT = "checkpoint"
 
 

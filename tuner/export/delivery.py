@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine, engine_module
+from tuner.engines.engine import Engine, engine_module, kernel_hash
 from tuner.engines.sidecars import kept_file, read_sidecar
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
+from tuner.export.file_checks import RuntimeFacts
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
 from tuner.problems.results import Status, Winner
@@ -106,6 +108,14 @@ class Delivery(ABC):
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         """Raises ExportRefused where servers would not find a written entry."""
 
+    def refusal(self, path: Path, triton: str | None) -> str | None:
+        """Why servers with the plugin refuse a file below an exported folder; "" if they take it,
+        and None for a file that is none of the plugin's for this family.
+
+        `triton` is the one that servers run; None if it is not known. The GPU is not compared.
+        """
+        return None
+
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         """The engine's own files that a root replaces: the path under a root, and the file."""
         return iter(())
@@ -141,6 +151,19 @@ def prove_readable(file: PlannedFile, verify: Callable[[Path], None]) -> None:
         raise UnwritableOutput(
             f"cannot write a temporary file: {error.strerror}: make room there, or set TMPDIR"
         ) from None
+
+
+def server_facts(engine: Engine, family: str, triton: str | None) -> RuntimeFacts:
+    """Return what servers of a release on any GPU compare a file of a family with."""
+    return RuntimeFacts(
+        engine.name, engine.version, None, triton, partial(kernel_hash, engine, family)
+    )
+
+
+def is_plugin_file(path: Path, folder: str) -> bool:
+    """Whether a path is of a file that the plugin looks for: FOLDER/triton_X_Y_Z/NAME.json."""
+    above = path.absolute().parts[-3:-1]
+    return path.suffix == ".json" and above[:1] == (folder,) and above[1].startswith("triton_")
 
 
 def delivery_of(engine: Engine, family: str) -> Delivery:

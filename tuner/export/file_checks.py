@@ -13,16 +13,6 @@ from tuner.errors import MalformedConfigFile, TunerError
 from tuner.problems.points import Problem
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """How an engine's servers find this program's plugin."""
-
-    group: str  # of entry points
-    name: str
-    variable: str  # the names of the plugins that servers load, where it is set
-    empty_means_none: bool = False  # of the variable; else all plugins
-
-
 class ServerFile(Protocol):
     """What all files have in common."""
 
@@ -57,7 +47,7 @@ F = TypeVar("F", bound=ServerFile)
 
 @dataclass(frozen=True)
 class RuntimeFacts:
-    """What a file is compared with. None: not known yet."""
+    """What a file is compared with. None: not known, and not compared."""
 
     engine: str
     engine_version: str
@@ -75,7 +65,6 @@ class FileCheck(Generic[F]):
     path: Path
     file: F | None  # None: malformed
     reason: str = ""  # why the file is refused; empty: it is used
-    waits: tuple[str, ...] = ()  # checks that were not possible here
 
     @property
     def used(self) -> bool:
@@ -97,16 +86,7 @@ def check_with(
         file = read(path)
     except MalformedConfigFile as error:
         return FileCheck(path, None, str(error).removeprefix(f"{path}: "))
-    waits = [
-        f"{what} (made for {made})"
-        for what, made, known in (
-            ("the GPU", file.device, facts.device),
-            ("triton", file.triton, facts.triton),
-        )
-        if known is None
-    ]
-    reason = _made_elsewhere(file, facts) or refusal(file)
-    return FileCheck(path, file, reason, tuple(waits))
+    return FileCheck(path, file, _made_elsewhere(file, facts) or refusal(file))
 
 
 def _made_elsewhere(file: ServerFile, facts: RuntimeFacts) -> str:

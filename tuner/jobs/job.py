@@ -17,17 +17,26 @@ from typing import Any
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.errors import BadInput, TunerError, did_you_mean
+from tuner.errors import BadInput, BadProblem, TunerError, did_you_mean
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
-from tuner.tuning.request import Effort, Request, Source, parse_effort, parse_source
+from tuner.tuning.request import (
+    Effort,
+    Request,
+    Source,
+    parse_effort,
+    parse_source,
+    refuse_unmeasured,
+    refuse_unpredicted,
+)
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
 MAX_ATTEMPTS = 5
 FRESH = timedelta(days=1)  # a job done within this answers an equal request
+_GIB = 1 << 30
 
 
 class JobState(str, Enum):
@@ -142,6 +151,28 @@ class JobRequest:
             # Left out where it is not known, so that keys of earlier programs are found.
             **self.server.as_json(),
         }
+
+
+def refuse_undoable(request: JobRequest) -> None:
+    """Refuse a job that no worker can do.
+
+    Raises BadInput if it asks for times that nothing predicts or measures, and BadProblem if the
+    smallest launch that it selects needs more memory than the card has.
+    """
+    refuse_unpredicted(request.problem, request.source.kind)
+    refuse_unmeasured(find_device(request.device), request.source.kind)
+    if not request.points:
+        return  # a replay of all that its recording has
+    held_bytes = family_of(request.problem).held_bytes
+    point = min(request.points, key=lambda one: held_bytes(request.problem, one))
+    needed = held_bytes(request.problem, point)
+    device = find_device(request.device)
+    if needed > device.memory_bytes:
+        raise BadProblem(
+            f"{request.problem.spec()} does not fit on {device.name}: its smallest launch, "
+            f"{point}, needs {needed / _GIB:,.1f} GiB, and the card has "
+            f"{device.memory_bytes // _GIB} GiB"
+        )
 
 
 def read_request(values: Mapping[str, Any]) -> JobRequest:

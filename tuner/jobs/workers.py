@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
-from tuner.engines.engine import version_order
+from tuner.engines.engine import find_engine, version_order
+from tuner.errors import UnknownEngine
 from tuner.jobs.job import (
     HEARTBEAT,
     HELD,
@@ -219,6 +222,22 @@ def _parts(engine: str) -> tuple[str, str | None]:
 
 def _version_order(engine: str) -> tuple[Any, ...]:
     return version_order(_parts(engine)[1] or "")
+
+
+def engine_version_here(spec: str) -> str | None:
+    """The version that `spec` means on this machine, at most a minute old.
+
+    Without that engine here, the version that `spec` names, or None.
+    """
+    return _engine_version_here(spec, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=64)
+def _engine_version_here(spec: str, minute: int) -> str | None:
+    try:
+        return find_engine(spec).version
+    except UnknownEngine:
+        return spec.partition("==")[2].strip() or None
 
 
 def ago(age: timedelta) -> str:

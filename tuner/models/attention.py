@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.problems.dtypes import Dtype
@@ -54,17 +53,6 @@ class AttentionShape:
             for kind in self.layers
         )
         return text + (f" cap {self.logit_cap:g}" if self.logit_cap else "")
-
-
-class HasAttention(Protocol):
-    """A model with attention: a preset, or a model that a config.json describes."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def attention(self) -> AttentionShape | None: ...
 
 
 def sharing_ranks(name: str, tp: int, dp: int) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from tuner.errors import MalformedCheckpoint
 from tuner.models.attention import AttentionShape, Layers
@@ -13,11 +12,9 @@ from tuner.models.fields import (
     Json,
     architecture_of,
     language_fields,
-    parse,
     size,
     torch_dtype,
 )
-from tuner.models.folder import read_with
 from tuner.models.layer_counts import count_layers, place_layers
 from tuner.problems.dtypes import Dtype
 
@@ -54,34 +51,6 @@ _CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}
 _MAX_CAP = 1000
 _MAX_HEADS = 4096
 _OWN_BACKEND = ("DeepseekV4ForCausalLM",)
-
-
-@dataclass(frozen=True)
-class AttentionCheckpoint:
-    """The attention that a config.json describes; the model need not have experts."""
-
-    name: str
-    architecture: str
-    attention: AttentionShape
-
-
-def read_attention(path: Path) -> AttentionCheckpoint:
-    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
-    return read_with(path, parse_attention_json)
-
-
-def parse_attention_json(data: bytes, name: str) -> AttentionCheckpoint:
-    """Read a config.json's bytes. Raises MalformedCheckpoint."""
-    config = parse(data)
-    return AttentionCheckpoint(name, architecture_of(config), attention_shape(config))
-
-
-def attention_or_none(config: Json) -> AttentionShape | None:
-    """The attention of a config.json; None where it cannot be read."""
-    try:
-        return attention_shape(config)
-    except MalformedCheckpoint:
-        return None
 
 
 def attention_shape(config: Json) -> AttentionShape:

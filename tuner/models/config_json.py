@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tuner.errors import MalformedCheckpoint
-from tuner.models.attention_json import attention_or_none
+from tuner.models.attention_json import attention_shape
+from tuner.models.delta_json import delta_shape
 from tuner.models.expert_fields import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, shared_experts
 from tuner.models.fields import (
     Json,
@@ -17,7 +20,8 @@ from tuner.models.fields import (
     torch_dtype,
 )
 from tuner.models.folder import config_file, doubt_of_folder, doubt_of_name, read_with
-from tuner.models.linears_json import linears_or_none, sparse_places
+from tuner.models.linears_json import linears_of, sparse_places
+from tuner.models.mamba_json import mamba_shape
 from tuner.models.model import Model
 from tuner.models.quantization import read_quantization, unquantised
 from tuner.models.skipped import otherwise_quantised, unquantised_experts
@@ -25,21 +29,44 @@ from tuner.models.skipped import otherwise_quantised, unquantised_experts
 _FIELDS = {"E": EXPERTS, "intermediate": INTERMEDIATE, "hidden": HIDDEN, "top_k": TOP_K}
 
 
-def read_checkpoint(path: Path) -> Model:
+def read_model(path: Path) -> Model:
     """Read the config.json at `path`, or in the folder `path`, and what lies beside it.
 
-    Raises MalformedCheckpoint where it does not describe a mixture-of-experts model.
+    A part that cannot be read, such as the attention of an unknown class, is in `Model.unread`.
+    Raises MalformedCheckpoint for a file that is no config.json of a model.
     """
-    model = read_with(path, parse_checkpoint)
-    file = config_file(path)
+    model, file = read_with(path, parse_model), config_file(path)
+    unread = {part: type(error)(f"{file}: {error}") for part, error in model.unread.items()}
+    model = replace(model, unread=unread)
     if model.quantization != "none" or file.name != "config.json":
         return model
     return replace(model, doubt=doubt_of_folder(file.parent) or model.doubt)
 
 
-def parse_checkpoint(data: bytes, name: str) -> Model:
-    """The model of a config.json's bytes. Raises MalformedCheckpoint."""
+def parse_model(data: bytes, name: str) -> Model:
+    """The model of a config.json's bytes; see `read_model`."""
     config = parse(data)
+    readers: Mapping[str, Callable[[], Any]] = {
+        "experts": lambda: _experts(config, name),
+        "attention": lambda: attention_shape(config),
+        "linears": lambda: linears_of(config),
+        "mamba": lambda: mamba_shape(config, name),
+        "delta": lambda: delta_shape(config, name),
+    }
+    parts: dict[str, Any] = {}
+    unread: dict[str, MalformedCheckpoint] = {}
+    architecture = architecture_of(config)
+    for part, read in readers.items():
+        try:
+            parts[part] = read()
+        except MalformedCheckpoint as error:
+            unread[part] = error.with_traceback(None)
+    experts = parts.pop("experts", {})
+    return Model(name=name, architecture=architecture, **experts, **parts, unread=unread)
+
+
+def _experts(config: Json, name: str) -> dict[str, Any]:
+    """The fields of a Model that describe its experts. Raises MalformedCheckpoint without any."""
     architecture = architecture_of(config)
     fields, for_images = _text_experts(language_fields(config), architecture)
     shared, width = shared_experts(fields, architecture)
@@ -56,25 +83,18 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
             doubt = f"the experts of {len(left)} of {len(sparse)} layers are not quantised"
         elif other := otherwise_quantised(fields, architecture, sparse):
             doubt = f"the experts of {len(other)} of {len(sparse)} layers have other bits"
-    return Model(
-        name=name,
-        architecture=architecture,
-        E=_required(fields, "E", architecture),
-        intermediate=_required(fields, "intermediate", architecture),
-        hidden=_required(fields, "hidden", architecture),
-        top_k=_required(fields, "top_k", architecture),
-        n_shared_experts=shared,
-        shared_intermediate=width,
-        quantization=quant.kind,
-        dtype=quant.dtype,
-        block_shape=quant.block_shape,
-        per_channel_quant=quant.per_channel_quant,
-        image_intermediate=for_images,
-        detail=quant.detail,
-        doubt=doubt,
-        attention=attention_or_none(config),
-        linears=linears_or_none(config),
-    )
+    return {
+        **{field: _required(fields, field, architecture) for field in _FIELDS},
+        "n_shared_experts": shared,
+        "shared_intermediate": width,
+        "quantization": quant.kind,
+        "dtype": quant.dtype,
+        "block_shape": quant.block_shape,
+        "per_channel_quant": quant.per_channel_quant,
+        "image_intermediate": for_images,
+        "detail": quant.detail,
+        "doubt": doubt,
+    }
 
 
 def _text_experts(fields: Json, architecture: str) -> tuple[Json, int]:

@@ -5,13 +5,11 @@ read it (qwen3_next.py and qwen3_5.py of 0.5.12 to 0.5.23).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, MalformedCheckpoint
 from tuner.models.attention_json import attention_shape
-from tuner.models.fields import architecture_of, language_fields, parse, torch_dtype
-from tuner.models.folder import read_with
+from tuner.models.fields import Json, architecture_of, language_fields, torch_dtype
 from tuner.models.layer_counts import layer_total
 from tuner.models.linear_parts import LinearAttention
 from tuner.models.linears_json import delta_net, delta_places
@@ -51,11 +49,6 @@ class DeltaShape:
 _CLASSES = ("Qwen3Next", "Qwen3_5", "OlmoHybrid")
 
 
-def read_delta(path: Path) -> DeltaShape:
-    """Read the config.json at `path`, or in the folder `path`; see `parse_delta_json`."""
-    return read_with(path, parse_delta_json)
-
-
 def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
     """Refuse a model in which no such layers are known.
 
@@ -69,9 +62,8 @@ def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
     )
 
 
-def parse_delta_json(data: bytes, name: str) -> DeltaShape:
-    """Read a config.json's bytes. Raises MalformedCheckpoint or LacksLayers; see `refuse_delta`."""
-    config = parse(data)
+def delta_shape(config: Json, name: str) -> DeltaShape:
+    """The gated delta nets of a config.json. Raises as `refuse_delta` does without such layers."""
     architecture, fields = architecture_of(config), language_fields(config)
     heads = delta_net(fields)
     if heads is None:

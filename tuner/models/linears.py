@@ -78,7 +78,7 @@ class LinearShape:
 
 
 class HasLinears(Protocol):
-    """A model with linear layers: a preset, or a model that a config.json describes."""
+    """A `Model`, whose module imports this one."""
 
     @property
     def name(self) -> str: ...
@@ -86,6 +86,7 @@ class HasLinears(Protocol):
     def architecture(self) -> str: ...
     @property
     def linears(self) -> LinearShape | None: ...
+    def refuse_unread(self, part: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,9 @@ def linear_layers(
 
 
 def known_linears(model: HasLinears) -> LinearShape:
-    """The model's linear layers. Raises BadProblem if they are not known."""
+    """The model's linear layers. Raises MalformedCheckpoint or BadProblem if they are not known."""
     if model.linears is None:
+        model.refuse_unread("linears")
         raise BadProblem(
             f"the linear layers of {model.name} ({model.architecture}) are not known: give the "
             "problem itself, block_gemm:N=.. or channel_gemm:N=.."

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.errors import MalformedCheckpoint
 from tuner.models.attention import AttentionShape
@@ -14,11 +12,9 @@ from tuner.models.fields import (
     Json,
     architecture_of,
     language_fields,
-    parse,
     size,
     torch_dtype,
 )
-from tuner.models.folder import read_with
 from tuner.models.layer_counts import PATTERN, layer_total
 from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
@@ -26,35 +22,7 @@ from tuner.models.quantization import read_layer_quantization
 from tuner.models.skipped import outside_groups, skipped_modules
 
 
-@dataclass(frozen=True)
-class LinearCheckpoint:
-    """The linear layers that a config.json describes; the model need not have experts."""
-
-    name: str
-    architecture: str
-    linears: LinearShape
-
-
-def read_linears(path: Path) -> LinearCheckpoint:
-    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
-    return read_with(path, parse_linears_json)
-
-
-def parse_linears_json(data: bytes, name: str) -> LinearCheckpoint:
-    """Read a config.json's bytes. Raises MalformedCheckpoint."""
-    config = parse(data)
-    return LinearCheckpoint(name, architecture_of(config), read_shape(config))
-
-
-def linears_or_none(config: Json) -> LinearShape | None:
-    """The linear layers of a config.json; None where they cannot be read."""
-    try:
-        return read_shape(config)
-    except MalformedCheckpoint:
-        return None
-
-
-def read_shape(config: Json) -> LinearShape:
+def linears_of(config: Json) -> LinearShape:
     """The linear layers of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
     style = STYLES.get(architecture)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, MalformedCheckpoint
@@ -16,11 +15,9 @@ from tuner.models.fields import (
     Json,
     architecture_of,
     language_fields,
-    parse,
     size,
     torch_dtype,
 )
-from tuner.models.folder import read_with
 from tuner.models.layer_counts import PATTERN
 from tuner.problems.dtypes import Dtype
 
@@ -86,11 +83,6 @@ _NAMES = {
 _LISTS = ("layer_types", "layers_block_type")  # a word for each layer
 
 
-def read_mamba(path: Path) -> MambaShape:
-    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
-    return read_with(path, parse_mamba_json)
-
-
 def refuse_preset(name: str, architecture: str) -> NoReturn:
     """Refuse a preset without Mamba-2 layers. Raises LacksLayers for a class that has none."""
     kind = MalformedCheckpoint if architecture in _NAMES else LacksLayers
@@ -100,9 +92,8 @@ def refuse_preset(name: str, architecture: str) -> NoReturn:
     )
 
 
-def parse_mamba_json(data: bytes, name: str) -> MambaShape:
-    """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
-    config = parse(data)
+def mamba_shape(config: Json, name: str) -> MambaShape:
+    """The Mamba-2 layers of a config.json. Raises MalformedCheckpoint, also without such layers."""
     architecture, fields = architecture_of(config), language_fields(config)
     names = _NAMES.get(architecture)
     layers = _count(fields)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from tuner.errors import MalformedCheckpoint
 from tuner.models.attention import AttentionShape
 from tuner.models.delta_json import DeltaShape
 from tuner.models.linears import LinearShape
@@ -20,7 +23,7 @@ class Model:
     architecture: str  # the class that config.json names
     E: int = 0  # routed experts; 0: the model has none
     intermediate: int = 0  # columns of one expert's gate
-    hidden: int
+    hidden: int = 0
     top_k: int = 0  # routed experts per token
     n_shared_experts: int = 0
     shared_intermediate: int = 0  # columns of all shared experts together
@@ -38,10 +41,28 @@ class Model:
     linears: LinearShape | None = None  # None: not known
     mamba: MambaShape | None = None  # None: it has no Mamba-2 layers, or they are not known
     delta: DeltaShape | None = None  # None: it has no gated delta nets, or they are not known
+    # Why parts of a config.json were not read: "experts", "attention", "linears", "mamba", "delta".
+    unread: Mapping[str, MalformedCheckpoint] = field(default_factory=dict, compare=False)
+
+    def refuse_unread(self, part: str) -> None:
+        """Raise MalformedCheckpoint or LacksLayers if that part of its config.json was not read."""
+        if error := self.unread.get(part):
+            raise copy(error)  # whoever catches it may add to its words
+
+    @property
+    def stored_as(self) -> str:
+        """How experts are stored: type, format, and what is special; "" if it is not known.
+
+        As "int4_w4a16 compressed-tensors int4 asymmetric", or "bfloat16 none".
+        """
+        plain = self.quantization.startswith("none")
+        if "experts" in self.unread or self.dtype is None or (plain and self.doubt):
+            return ""
+        return f"{self.dtype.value} {self.quantization} {self.detail}".rstrip()
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner models --json`. Linear layers are left out: they are many."""
-        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in (
             "linears",
             "detail",
@@ -49,6 +70,7 @@ class Model:
             "image_intermediate",
             "mamba",
             "delta",
+            "unread",
         ):
             del shown[name]
         return shown | {"attention": asdict(self.attention) if self.attention else None}

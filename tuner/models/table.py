@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 from tuner.errors import MalformedCheckpoint, UnknownModel
 from tuner.files import shipped_toml
-from tuner.models.attention import AttentionShape, Layers
-from tuner.models.config_json import parse_checkpoint
-from tuner.models.delta_json import DeltaShape
-from tuner.models.fields import architecture_of, is_path, parse
-from tuner.models.folder import read_with
-from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
-from tuner.models.linears import LinearShape
-from tuner.models.mamba_json import MambaShape
+from tuner.models.config_json import parse_model, read_model
+from tuner.models.fields import is_path
 from tuner.models.model import Model
-from tuner.models.quantization import Quantization, unquantised
+from tuner.models.rows import read_rows
 from tuner.problems.dtypes import Dtype
 from tuner.shell import command_line
 
-T = TypeVar("T")
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PATHS = ("/", "./", "../", "~")
 _CONFIG_IN_API = "; post its config.json; GET /v1/models lists the presets"
@@ -35,57 +25,34 @@ _CONFIG_ON_PAGES = ": the page Models lists the known ones, and the API takes a 
 @cache
 def presets() -> tuple[Model, ...]:
     """Every model of the table, in its order."""
-    return tuple(_model(row) for row in shipped_toml("tuner.models", "models.toml")["model"])
+    return tuple(read_rows(shipped_toml("tuner.models", "models.toml")["model"]))
 
 
-def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
-    """The preset of that name, or the result of `read` for a folder or file of that name.
+def find_model(target: str | bytes, name: str = "config.json") -> Model:
+    """The preset of that name, or the model of a config.json: its bytes, its path or its folder's.
 
-    Where both exist, the preset is taken; ./NAME is the folder. Raises UnknownModel, and any
-    error of `read`.
+    Where a preset and a folder of one name exist, the preset is taken; ./NAME is the folder.
+    `name` is that of a model of which the bytes are given. Raises UnknownModel and
+    MalformedCheckpoint.
     """
-    if "/" in text and is_path(text):
-        return read(Path(text))
+    if isinstance(target, bytes):
+        return parse_model(target, name)
+    if "/" in target and is_path(target):
+        return read_model(Path(target))
     try:
-        return find_preset(text)
+        return find_preset(target)
     except UnknownModel:
-        if is_path(text):
-            return read(Path(text))
+        if is_path(target):
+            return read_model(Path(target))
         raise
 
 
-def class_of(target: str | bytes) -> str:
-    """The class of a preset, or of the config.json in a folder, a file or bytes; "" if it is none
-    of these, or names no class.
-    """
+def model_or_none(target: str | bytes) -> Model | None:
+    """Like `find_model`; None for a text or a file that stands for no model."""
     try:
-        if isinstance(target, bytes):
-            return architecture_of(parse(target))
-        found = preset_or_file(
-            target, lambda path: read_with(path, lambda data, _: architecture_of(parse(data)))
-        )
+        return find_model(target)
     except (UnknownModel, MalformedCheckpoint):
-        return ""
-    return found if isinstance(found, str) else found.architecture
-
-
-def stored_as(target: str | bytes) -> str:
-    """How experts of a preset or a config.json are stored: type, format, and what is special.
-
-    As "int4_w4a16 compressed-tensors int4 asymmetric", or "bfloat16 none"; "" if it is not known.
-    """
-    try:
-        model = (
-            parse_checkpoint(target, "model")
-            if isinstance(target, bytes)
-            else preset_or_file(target, lambda path: read_with(path, parse_checkpoint))
-        )
-    except (UnknownModel, MalformedCheckpoint):
-        return ""
-    plain = model.quantization.startswith("none")
-    if model.dtype is None or (plain and model.doubt):
-        return ""
-    return f"{model.dtype.value} {model.quantization} {model.detail}".rstrip()
+        return None
 
 
 def find_preset(text: str) -> Model:
@@ -164,80 +131,3 @@ def _by_key() -> dict[str, Model]:
 
 def _key(text: str) -> str:
     return re.sub(r"[\s_-]+", "", text.rpartition("/")[2]).casefold()
-
-
-def _model(row: dict[str, Any]) -> Model:
-    dtype, block = row.get("dtype"), row.get("block_shape")
-    shape = _attention(row["attention"], row["source"]) if "attention" in row else None
-    linears, mamba = row.get("linears"), row.get("mamba")
-    named = row["name"], row["architecture"]
-    converted: dict[str, Any] = {
-        "aliases": tuple(row.get("aliases", ())),
-        "dtype": Dtype(dtype) if dtype else None,
-        "block_shape": (block[0], block[1]) if block else None,
-        "attention": shape,
-        "linears": None,
-        "mamba": MambaShape(*named, **mamba) if mamba else None,
-        "delta": _delta(*named, **row["delta"]) if "delta" in row else None,
-    }
-    model = Model(**{**row, **converted})
-    if linears is None or shape is None:
-        return model
-    return replace(model, linears=_linears(model, shape, linears, row["source"]))
-
-
-def _delta(name: str, architecture: str, *, layers: int, **heads: int) -> DeltaShape:
-    found = LinearAttention(**heads)
-    return DeltaShape(name, architecture, found, Dtype.BFLOAT16, layers)
-
-
-def _linears(
-    model: Model, attention: AttentionShape, row: dict[str, Any], source: str
-) -> LinearShape:
-    """The linear layers of a row; its own source, where it has one, replaces the row's."""
-    total = row.get("layers", sum(kind.count for kind in attention.layers))
-    dense = row.get("dense_layers", 0 if model.E else total)
-    skipped = row.get("unquantised", [])
-    sizes = LinearSizes(
-        hidden=row.get("hidden", model.hidden),
-        attention=attention,
-        attention_at=tuple(range(kind.count) for kind in attention.layers),
-        q_lora_rank=row.get("q_lora_rank", 0),
-        index_heads=row.get("index_heads", 0),
-        index_head_dim=row.get("index_head_dim", 0),
-        index_wk_quantised=row.get("index_wk_quantised", True),
-        intermediate=row.get("intermediate", 0),
-        dense_at=range(dense),
-        shared_intermediate=model.shared_intermediate,
-        shared_at=range(dense, total),
-    )
-    return linear_shape(
-        sizes,
-        STYLES[model.architecture],
-        Quantization(model.quantization, model.dtype, model.block_shape, model.per_channel_quant)
-        if model.quantization != "none"
-        else unquantised(model.dtype.value if model.dtype else None),
-        lambda name, at: any(one in name for one in skipped),
-        source=row.get("source", source),
-    )
-
-
-def _attention(row: dict[str, Any], source: str) -> AttentionShape:
-    """The shape of a row's attention; its own source, where it has one, replaces the row's."""
-    heads = {name: row.get(name, 0) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
-    if "kv_lora_rank" in row:
-        heads["kv_heads"] = heads["q_heads"]
-        heads["head_dim"] = row["qk_nope_head_dim"] + row["qk_rope_head_dim"]
-    heads["v_head_dim"] = heads["v_head_dim"] or heads["head_dim"]
-    common = {**heads, "count": row.get("layers", 0), "sinks": row.get("sinks", False)}
-    kinds = [Layers(**common)]
-    if "windowed" in row:
-        kinds.append(Layers(**{**common, **row["windowed"]}))
-    return AttentionShape(
-        layers=tuple(kinds),
-        kv_lora_rank=row.get("kv_lora_rank", 0),
-        qk_rope_head_dim=row.get("qk_rope_head_dim", 0),
-        logit_cap=row.get("logit_cap", 0.0),
-        context_length=row.get("context_length", 0),
-        source=row.get("source", source),
-    )

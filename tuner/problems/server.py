@@ -12,7 +12,7 @@ class ServerSettings:
     """What is known of a server. An empty text is not known, and no flags are the default ones."""
 
     architecture: str = ""  # the class of its model
-    checkpoint: str = ""  # how that stores experts: `stored_as` in tuner/models/table.py
+    checkpoint: str = ""  # how that stores experts: `stored_as` of a model
     server_args: str = ""  # flags and variables, as people type them
 
     def as_json(self) -> dict[str, str]:

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 from toy_family.problem import Scale
-from tuner.errors import UnknownModel
+from tuner.errors import LacksLayers
+from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import find_preset
 
 
 def reads(text: str, engine: str = "") -> bool:
     return False
 
 
-def resolve(text: str, serving: Serving) -> Resolved:
-    return Resolved(
-        (Scale(find_preset(text).hidden // serving.tp),), ("toys are served as they are",)
-    )
-
-
-def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
-    raise UnknownModel(f"{name} says nothing of toys")
+def problems(model: Model, serving: Serving) -> Resolved:
+    if not model.hidden:
+        raise LacksLayers(f"{model.name} says nothing of toys")
+    return Resolved((Scale(model.hidden // serving.tp),), ("toys are served as they are",))

@@ -20,7 +20,6 @@ from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut, left_out_lines, winners_of
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.files import read_limited
-from tuner.jobs.targets import resolve_all
 from tuner.models.fields import MAX_BYTES
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
@@ -28,6 +27,7 @@ from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
 from tuner.shell import command_line
+from tuner.targets import resolve_all
 
 SET_CONFIG = "set model.config to the path of its config.json"
 

@@ -16,11 +16,11 @@ from tuner.engines.logs.facts import Facts, facts_of_line
 from tuner.engines.logs.served import ENGINES, CompletedHints, Hints
 from tuner.errors import BadInput, UnknownDevice
 from tuner.export.selection import stored_for
-from tuner.jobs.targets import resolve_all
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.points import Problem
 from tuner.problems.registry import families
+from tuner.targets import resolve_all
 
 _GIVE = "give the lines of its start, or its launch command, too"
 

@@ -1,4 +1,4 @@
-"""Find the attention problems of one rank of a model that a user names."""
+"""Find the attention problems of one rank of a model."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from types import ModuleType
 from tuner.engines.engine import engine_module
 from tuner.errors import BadProblem
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, AttentionPhase
-from tuner.models.attention import (
-    AttentionShape,
-    HasAttention,
-    Layers,
-    check_division,
-    sharing_ranks,
-)
-from tuner.models.attention_json import parse_attention_json, read_attention
+from tuner.models.attention import AttentionShape, Layers, check_division, sharing_ranks
+from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import preset_or_file
 from tuner.problems.dtypes import Dtype
-from tuner.problems.registry import families
 
 
 def reads(text: str, engine: str = "") -> bool:
@@ -27,27 +19,10 @@ def reads(text: str, engine: str = "") -> bool:
     return False
 
 
-def resolve(text: str, serving: Serving) -> Resolved:
-    """The problems of the model that `text` names: a preset, or a folder or file with a
-    config.json.
-
-    Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
-    """
-    for other in families():
-        if text.partition(":")[0] in other.problems or other.module("models").reads(text):
-            raise BadProblem(f"{text[:200]!r} names {other.title}, which has no attention")
-    return resolve_model(find_attention(text), serving)
-
-
-def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
-    """The problems of a config.json; see `resolve`."""
-    return resolve_model(parse_attention_json(data, name), serving)
-
-
-def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
-    """The problems of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
+def problems(model: Model, serving: Serving) -> Resolved:
+    """The problems of one rank. Raises MalformedCheckpoint, IndivisibleShape or BadProblem."""
     tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
-    problems = attention_problems(
+    found = attention_problems(
         model,
         tp,
         dtype=serving.dtype,
@@ -57,15 +32,7 @@ def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
         engine_version=serving.engine_version,
     )
     notes = _rules(serving.engine).serving_notes(model, known_attention(model), tp)
-    return Resolved(tuple(problems), tuple(notes))
-
-
-def find_attention(text: str) -> HasAttention:
-    """A preset, or the model of a folder or file with a config.json, with or without experts.
-
-    Raises UnknownModel or MalformedCheckpoint; see `preset_or_file`.
-    """
-    return preset_or_file(text, read_attention)
+    return Resolved(tuple(found), tuple(notes))
 
 
 def _rules(engine: str) -> ModuleType:
@@ -74,7 +41,7 @@ def _rules(engine: str) -> ModuleType:
 
 
 def attention_problems(
-    model: HasAttention,
+    model: Model,
     tp: int = 1,
     *,
     dtype: Dtype | None = None,
@@ -116,9 +83,10 @@ def attention_problems(
     return list(dict.fromkeys(problems))
 
 
-def known_attention(model: HasAttention) -> AttentionShape:
-    """The model's attention. Raises BadProblem if it is not known."""
+def known_attention(model: Model) -> AttentionShape:
+    """The model's attention. Raises MalformedCheckpoint or BadProblem if it is not known."""
     if model.attention is None:
+        model.refuse_unread("attention")
         raise BadProblem(
             f"the attention of {model.name} ({model.architecture}) is not known: give the folder "
             "of its config.json, or the problem itself, extend_attention:q_heads=.."

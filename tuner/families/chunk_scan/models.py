@@ -1,16 +1,12 @@
-"""Find the chunked scan of one rank of a model that a user names.
-
-A name is a preset, or a folder or file with a config.json.
-"""
+"""Find the chunked scan of one rank of a model."""
 
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
 from tuner.families.chunk_scan.problem import NAME, ChunkScan
-from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba, refuse_preset
+from tuner.models.mamba_json import refuse_preset
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import preset_or_file
 
 
 def reads(text: str, engine: str = "") -> bool:
@@ -18,24 +14,13 @@ def reads(text: str, engine: str = "") -> bool:
     return False
 
 
-def resolve(text: str, serving: Serving) -> Resolved:
-    """The problem of a preset, or of a folder or file with a config.json.
+def problems(model: Model, serving: Serving) -> Resolved:
+    """The problem of one rank.
 
-    Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
+    Raises MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
-    found = preset_or_file(text, read_mamba)
-    if isinstance(found, Model):
-        found = found.mamba or refuse_preset(found.name, found.architecture)
-    return resolve_model(found, serving)
-
-
-def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
-    """The problem of a config.json; see `resolve`."""
-    return resolve_model(parse_mamba_json(data, name), serving)
-
-
-def resolve_model(shape: MambaShape, serving: Serving) -> Resolved:
-    """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
+    model.refuse_unread("mamba")
+    shape = model.mamba or refuse_preset(model.name, model.architecture)
     rules = engine_module(serving.engine, NAME)
     dtype = serving.dtype or shape.dtype
     asked = serving.options.get("mamba_state_dtype")

@@ -1,25 +1,17 @@
-"""Find the quantised dense GEMMs of one rank of a model that a user names.
-
-A name is a preset, a folder or file with a config.json, or an engine's line about a config file.
-"""
+"""Find the quantised dense GEMMs of one rank of a model, or of an engine's line about a file."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from types import ModuleType
 
 from tuner.engines.engine import engine_module, engine_names, supports
-from tuner.errors import BadProblem, MalformedCheckpoint
+from tuner.errors import BadProblem
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.models.config_json import parse_checkpoint
-from tuner.models.folder import read_with
-from tuner.models.linears import HasLinears, RankLinear, Ranks, known_linears, linear_layers
-from tuner.models.linears_json import parse_linears_json
+from tuner.models.linears import RankLinear, Ranks, known_linears, linear_layers
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import preset_or_file
 from tuner.problems.dtypes import Dtype
 
 
@@ -32,49 +24,33 @@ def reads(text: str, engine: str = "") -> bool:
     return any(_rules(name).parse_warning(text) is not None for name in asked)
 
 
-def resolve(text: str, serving: Serving) -> Resolved:
-    """The problems that `text` names: an engine's warning line or config file name, a folder or
-    file with a config.json, or a preset.
+def of_line(text: str, serving: Serving) -> Resolved | None:
+    """The problem of an engine's warning line or config file name; None if it names no such file.
 
-    A warning line has the sizes of one rank, so tp and dp do not apply to it. Raises UnknownModel,
-    MalformedCheckpoint, IndivisibleShape or BadProblem.
+    It has the sizes of one rank, so tp and dp do not apply to it. Raises BadProblem.
     """
     for name in _engines():
         found: Resolved | None = _rules(name).resolve_warning(text, serving)
         if found is not None:
             return found
-    return resolve_model(preset_or_file(text, lambda path: read_with(path, _parse)), serving)
+    return None
 
 
-def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
-    """The problems of a config.json; see `resolve`."""
-    return resolve_model(_parse(data, name), serving)
-
-
-def _parse(data: bytes, name: str) -> HasLinears:
-    """The model of a config.json, with its experts if it has any. Raises MalformedCheckpoint."""
-    with contextlib.suppress(MalformedCheckpoint):  # as of a model without experts
-        model = parse_checkpoint(data, name)
-        if model.linears is not None:
-            return model
-    return parse_linears_json(data, name)
-
-
-def resolve_model(model: HasLinears, serving: Serving) -> Resolved:
+def problems(model: Model, serving: Serving) -> Resolved:
     """The problems of one rank of a model, each shape once, in the order of a forward pass.
 
-    Raises IndivisibleShape, or BadProblem for a model without a GEMM that a Triton kernel runs.
+    Raises MalformedCheckpoint, IndivisibleShape, or BadProblem for a model without a GEMM that a
+    Triton kernel runs.
     """
-    options = serving.options
+    options, rules = serving.options, _rules(serving.engine)
+    shape = known_linears(model)
     ranks = Ranks(
         tp=serving.tp,
         dp=options.get("dp") or 1,
         dense_tp=options.get("moe_dense_tp"),
-        fuse_qkv_a=_rules(serving.engine).fuses_qkv_a(serving.engine_version),
-        fuse_shared=isinstance(model, Model)
-        and _rules(serving.engine).fuses_shared_experts(model, serving),
+        fuse_qkv_a=rules.fuses_qkv_a(serving.engine_version),
+        fuse_shared=rules.fuses_shared_experts(model, serving),
     )
-    shape = known_linears(model)
     scheme = _asked_scheme(serving.dtype, [layer.scheme for layer in shape.layers])
     layers = linear_layers(model, ranks, scheme=scheme)
     read = [layer for layer in layers if layer.dtype is not None]
@@ -86,11 +62,11 @@ def resolve_model(model: HasLinears, serving: Serving) -> Resolved:
             cli="--dtype fp8_w8a8",
             api="dtype=fp8_w8a8",
         )
-    problems = [_problem(layer, shape.out) for layer in read]
-    notes = _notes(layers, len(set(problems)))
+    found = dict.fromkeys(_problem(layer, shape.out) for layer in read)
+    notes = _notes(layers, len(found))
     if scheme:
         notes.append(_asked_words(model.name, scheme, [layer.scheme for layer in shape.layers]))
-    return Resolved(tuple(dict.fromkeys(problems)), tuple(notes))
+    return Resolved(tuple(found), tuple(notes))
 
 
 def _asked_scheme(dtype: Dtype | None, stored: Sequence[Quantization]) -> Quantization | None:

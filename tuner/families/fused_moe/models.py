@@ -1,6 +1,4 @@
-"""Find the fused-MoE layer of one rank of a model that a user names.
-
-A name is a preset, a folder or file with a config.json, or an engine's line about a config file.
+"""Find the fused-MoE layer of one rank of a model, or of an engine's line about a config file.
 
 Where quantisation blocks do not divide a rank's columns, the checks and their messages are those of
 both engines: sglang's srt/layers/quantization/fp8.py (Fp8MoEMethod.create_weights),
@@ -22,10 +20,9 @@ from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape, LacksLayers
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
-from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.model import Model
 from tuner.models.serving import Note, Resolved, Serving
-from tuner.models.table import preset_or_file, sibling
+from tuner.models.table import sibling
 from tuner.problems.dtypes import Dtype
 
 SMALLEST_GROUP = 32
@@ -96,28 +93,24 @@ def reads(text: str, engine: str = "") -> bool:
     return any(_rules(name).parse_config_name(text) is not None for name in asked)
 
 
-def resolve(text: str, serving: Serving) -> Resolved:
-    """The problem that `text` names: an engine's warning line or config file name, a folder or
-    file with a config.json, or a preset.
+def of_line(text: str, serving: Serving) -> Resolved | None:
+    """The problem of an engine's warning line or config file name; None if it names no such file.
 
-    A warning line has the sizes of one rank, so tp, ep and fuse_shared do not apply to it.
-    Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
+    It has the sizes of one rank, so tp, ep and fuse_shared do not apply to it. Raises BadProblem.
     """
     # Engines call some files alike, so the one that is asked for says first what a name means.
     for name in sorted(_engines(), key=lambda name: name != serving.engine):
         found: Resolved | None = _rules(name).resolve_warning(text, serving)
         if found is not None:
             return found
-    return resolve_model(find_model(text), serving)
+    return None
 
 
-def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
-    """The problem of a config.json; see `resolve`."""
-    return resolve_model(parse_checkpoint(data, name), serving)
+def problems(model: Model, serving: Serving) -> Resolved:
+    """The problems of one rank of a model, of which few have more than one.
 
-
-def resolve_model(model: Model, serving: Serving) -> Resolved:
-    """The problem of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
+    Raises MalformedCheckpoint, IndivisibleShape or BadProblem.
+    """
     _require_experts(model)
     options = serving.options
     fusion: Fusion = _rules(serving.engine).shared_expert_fusion(
@@ -129,15 +122,15 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
         dtype=serving.dtype,
         force=options.get("fuse_shared"),
     )
-    problems = [_served(model, serving, fusion)]
+    found = [_served(model, serving, fusion)]
     notes = [fusion.why] if model.n_shared_experts else []
-    notes += _scheme_notes(model, problems[0], serving)
+    notes += _scheme_notes(model, found[0], serving)
     if width := model.image_intermediate:
-        problems.append(_served(replace(model, intermediate=width), serving, fusion))
+        found.append(_served(replace(model, intermediate=width), serving, fusion))
         notes.append(f"experts for text are {model.intermediate} wide, those for images {width}")
-    if problems[0].ep > 1:
+    if found[0].ep > 1:
         notes.append(_EP_NOTE)
-    return Resolved(tuple(problems), (*notes, *_class_notes(model.architecture)))
+    return Resolved(tuple(found), (*notes, *_class_notes(model.architecture)))
 
 
 # The least share of a model's layers that have experts. The first ones are often dense, and every
@@ -182,14 +175,6 @@ def _class_notes(name: str) -> list[str]:
     """What is to be said of the model's class."""
     ungated = name.startswith(_UNGATED)
     return [f"{name}'s experts have no gate; they are timed with one"] if ungated else []
-
-
-def find_model(text: str) -> Model:
-    """A preset, or the model of a folder or file with a config.json; see `preset_or_file`.
-
-    Raises UnknownModel or MalformedCheckpoint.
-    """
-    return preset_or_file(text, read_checkpoint)
 
 
 def moe_problem(
@@ -300,6 +285,7 @@ def _block_words(block: Block) -> str:
 
 
 def _require_experts(model: Model) -> None:
+    model.refuse_unread("experts")
     if not model.E:
         raise LacksLayers(
             f"{model.name} ({model.architecture}) has no experts: not a mixture-of-experts model"

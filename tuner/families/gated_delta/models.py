@@ -1,15 +1,12 @@
-"""Find the gated delta nets of one rank of a model that a user names.
-
-A name is a preset, or a folder or file with a config.json.
-"""
+"""Find the gated delta nets of one rank of a model."""
 
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
 from tuner.families.gated_delta.problem import NAME, GatedDelta
-from tuner.models.delta_json import DeltaShape, parse_delta_json, read_delta, refuse_delta
+from tuner.models.delta_json import refuse_delta
+from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import preset_or_file
 
 
 def reads(text: str, engine: str = "") -> bool:
@@ -17,27 +14,13 @@ def reads(text: str, engine: str = "") -> bool:
     return False
 
 
-def resolve(text: str, serving: Serving) -> Resolved:
-    """The problem of a preset, or of a folder or file with a config.json.
+def problems(model: Model, serving: Serving) -> Resolved:
+    """The problem of one rank.
 
-    Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
+    Raises MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
-    found = preset_or_file(text, read_delta)
-    if isinstance(found, DeltaShape):
-        return resolve_model(found, serving)
-    shape = found.delta
-    if shape is None:
-        refuse_delta(found.name, found.architecture, preset=True)
-    return resolve_model(shape, serving)
-
-
-def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
-    """The problem of a config.json; see `resolve`."""
-    return resolve_model(parse_delta_json(data, name), serving)
-
-
-def resolve_model(shape: DeltaShape, serving: Serving) -> Resolved:
-    """The problem of one rank. Raises IndivisibleShape, UnsupportedFamily or BadProblem."""
+    model.refuse_unread("delta")
+    shape = model.delta or refuse_delta(model.name, model.architecture, preset=True)
     rules = engine_module(serving.engine, NAME)
     keys, values = shape.divided(serving.tp)
     asked = serving.options.get("mamba_state_dtype")

@@ -12,13 +12,22 @@ from typing import Any, cast
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.sidecars import PROVENANCE
-from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
+from tuner.export.delivery import (
+    Delivery,
+    PlannedFile,
+    is_plugin_file,
+    prove_readable,
+    read_back,
+    server_facts,
+)
+from tuner.export.file_checks import check_with
 from tuner.export.files import provenance_row, sidecar_fields
 from tuner.families.scans.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
     ScanEntry,
     ScanFile,
+    family_of_file,
     file_name,
     read_scan_file,
 )
@@ -108,6 +117,13 @@ class ScanDelivery(Delivery):
         for file in files:
             assert isinstance(file, ScanFileExport)  # `plan` made it
             _verify(file, file.path)
+
+    def refusal(self, path: Path, triton: str | None) -> str | None:
+        if not is_plugin_file(path, FOLDER):
+            return None
+        facts = server_facts(self.engine, family_of_file(path), triton)
+        found = check_with(path, read_scan_file, facts, lambda file: "")
+        return self.obstacle(into_engine=False) or found.reason
 
 
 def _verify(file: ScanFileExport, written: Path) -> None:

@@ -18,10 +18,17 @@ from tuner.bindings.sglang.attention.server_flags import (
     advised_flags,
     with_advised_flags,
 )
-from tuner.bindings.sglang.plugin.files import CONFIG_DIR_VARIABLE, file_name
+from tuner.bindings.sglang.plugin.file_checks import check_file
+from tuner.bindings.sglang.plugin.files import CONFIG_DIR_VARIABLE, FOLDER, file_name
 from tuner.devices.table import Device
 from tuner.engines.sglang.package import SGLang
-from tuner.export.delivery import Delivery, PlannedFile, prove_readable
+from tuner.export.delivery import (
+    Delivery,
+    PlannedFile,
+    is_plugin_file,
+    prove_readable,
+    server_facts,
+)
 from tuner.families.attention.problem import Attention
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
@@ -66,6 +73,12 @@ class AttentionDelivery(Delivery):
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         for file in _attention_files(files):
             verify_attention(file, file.path)
+
+    def refusal(self, path: Path, triton: str | None) -> str | None:
+        if not is_plugin_file(path, FOLDER):
+            return None
+        facts = server_facts(self.engine, "attention", triton)
+        return self.obstacle(into_engine=False) or check_file(path, facts).reason
 
     def advice(self, files: Sequence[PlannedFile]) -> Sequence[KvSplitsAdvice]:
         return advised_flags(_attention_files(files))

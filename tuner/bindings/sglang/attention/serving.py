@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tuner.engines.dispatch_table import dispatch_table
-from tuner.models.attention import AttentionShape, HasAttention
+from tuner.models.attention import AttentionShape
+from tuner.models.model import Model
 
 _SPARSE = (
     "sglang runs {} with its sparse attention where no --attention-backend is given; "
@@ -17,7 +18,7 @@ _NOTES = {
 }
 
 
-def serving_notes(model: HasAttention, shape: AttentionShape, tp: int) -> list[str]:
+def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:
     """Facts about what a rank of the model runs that its problems do not express."""
     notes = []
     first = shape.layers[0]

@@ -2,36 +2,37 @@
 
 Its loaders read one folder in the engine's package and no variable. So there are two ways: files in
 that folder, or files under another root for this package's plugin, which hooks the loaders.
-The status of files needs no GPU, and imports nothing of the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tuner.bindings.sglang.dense_gemm.files import SGLangDenseGemm
-from tuner.bindings.sglang.plugin.file_checks import FileCheck, check_gemm_file
+from tuner.bindings.sglang.plugin.file_checks import check_gemm_file
 from tuner.bindings.sglang.plugin.gemm_files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
     GemmFile,
-    find_gemm_files,
     gemm_file_name,
-    gemm_root,
     read_gemm_file,
 )
 from tuner.bindings.sglang.plugin.gemm_loaders import fields_of
-from tuner.bindings.sglang.plugin.kernels import PLUGIN
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text
-from tuner.engines.sglang.package import SGLang
 from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, UnsupportedKernel
-from tuner.export.delivery import Delivery, PlannedFile, prove_readable, read_back
-from tuner.export.presence import FilesStatus, facts_here, files_status
+from tuner.export.delivery import (
+    Delivery,
+    PlannedFile,
+    is_plugin_file,
+    prove_readable,
+    read_back,
+    server_facts,
+)
 from tuner.export.sized_files import Content, Layout, SizedFile
 from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
 from tuner.families.dense_gemm.problem import DenseGemm
@@ -137,6 +138,13 @@ class GemmDelivery(Delivery):
             else:
                 _verify_plugins(file, file.path)
 
+    def refusal(self, path: Path, triton: str | None) -> str | None:
+        if not is_plugin_file(path, FOLDER):
+            return None
+        facts = server_facts(self.gemm.engine, "dense_gemm", triton)
+        reads = self.gemm.launchers.reads_files
+        return self.obstacle(into_engine=False) or check_gemm_file(path, facts, reads).reason
+
     def _refuse_unread(self, problem: DenseGemm, device: Device) -> None:
         try:
             self.gemm.file_name(problem, device)
@@ -162,23 +170,3 @@ def plugin_file(content: Content) -> GemmFile:
 def _verify_plugins(file: SizedFile, written: Path) -> None:
     """Raises ExportRefused if the file `written` reads as other entries than `file` holds."""
     read_back(file.path.name, written, read_gemm_file, plugin_file(file.content))
-
-
-def gemm_status(
-    engine: SGLang, device: Device | None, root: Path | None, environ: Mapping[str, str]
-) -> FilesStatus[FileCheck[GemmFile]]:
-    """Check the files under a root. `root` None: the root that the environment names.
-
-    Raises BadInput if the root is not a folder.
-    """
-    gemm = SGLangDenseGemm(engine)
-    facts = facts_here(engine, device, lambda: gemm.lift().hash)
-    about = "GEMM", CONFIG_DIR_VARIABLE, FOLDER
-
-    def check(folder: Path) -> list[FileCheck[GemmFile]]:
-        return [
-            check_gemm_file(path, facts, gemm.launchers.reads_files)
-            for path in find_gemm_files(folder)
-        ]
-
-    return files_status(engine, PLUGIN, environ, root, gemm_root(environ), about, check)

@@ -23,7 +23,7 @@ def register_hook(target: str, hook: Callable[..., object]) -> None:
     """Register a hook: a class replaces its target, and a function is called around it."""
     hooks = hook_registry()
     # sglang knows the source by itself only while it loads plugins.
-    source = hooks.HookSource(PLUGIN.name, "engine-tuner")
+    source = hooks.HookSource(PLUGIN, "engine-tuner")
     kind = hooks.HookType.REPLACE if isinstance(hook, type) else hooks.HookType.AROUND
     hooks.HookRegistry.register(target, hook, kind, source=source)
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.export.file_checks import Plugin
 from tuner.families.attention.problem import Stage
 
-PLUGIN = Plugin("sglang.srt.plugins", "tuner_attention", "SGLANG_PLUGINS")
+PLUGIN = "tuner_attention"  # its entry point
 # The package of the kernels' modules since 0.5.16, and the one before.
 PACKAGES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 # The launchers whose grid depends on a length: module, function, the length's parameter.

@@ -5,16 +5,10 @@ The command line, the API and the watch list all resolve their requests here.
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any
 
-from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine, names_model, parse_spec, supports
+from tuner.engines.engine import names_model, parse_spec, supports
 from tuner.engines.launch import read_flags, with_experts
 from tuner.engines.settings import settings_kept, settings_to_keep
 from tuner.errors import (
@@ -23,23 +17,48 @@ from tuner.errors import (
     IndivisibleShape,
     LacksLayers,
     OptionsRefused,
-    UnknownEngine,
-    UnknownModel,
     UnsupportedFamily,
 )
-from tuner.jobs.job import JobRequest
+from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import class_of, presets, stored_as
-from tuner.problems.dtypes import Dtype
+from tuner.models.table import find_model, model_or_none
 from tuner.problems.points import Problem
-from tuner.problems.registry import Family, families, family_of, find_family, parse_problem
+from tuner.problems.registry import Family, families, find_family, parse_problem
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
-from tuner.tuning.request import refuse_unmeasured, refuse_unpredicted
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a user names: a problem, an engine's line about a config file, or a model.
+
+    A model's config.json has been read, so whoever has a target need not read it again.
+    """
+
+    text: str  # as the user wrote it; of the bytes of a config.json, how messages call it
+    family: Family | None = None  # of a problem, or the one that reads the line
+    is_problem: bool = False
+    model: Model | None = None  # None: a problem or a line
+
+
+def read_target(target: str | bytes, name: str = "config.json") -> Target:
+    """Read what a text stands for, or the bytes of a config.json, which messages call `name`.
+
+    A text is a problem's, an engine's warning line, a preset's name, or the path of a config.json
+    or of its folder. Raises UnknownModel, MalformedCheckpoint, or BadProblem for a problem of an
+    unknown kind.
+    """
+    if isinstance(target, bytes):
+        return Target(name, model=find_model(target, name))
+    if family := find_family(target):
+        return Target(target, family, is_problem=True)
+    if family := reader_of(target):
+        return Target(target, family)
+    return Target(target, model=find_model(target))
 
 
 @dataclass(frozen=True)
 class TuningTarget:
-    """The problems of one family that a text or a config.json stands for."""
+    """The problems of one family that a target stands for."""
 
     family: Family
     problems: tuple[Problem, ...]
@@ -49,44 +68,61 @@ class TuningTarget:
 
 
 def resolve_target(
-    target: str | bytes,
+    target: str | bytes | Target,
     serving: Serving,
     *,
     family: Family | None = None,
     name: str = "config.json",
     given: Iterable[str] = (),
 ) -> TuningTarget:
-    """The problems that `target` stands for.
+    """The problems that `target` stands for; see `read_target`.
 
-    It is a problem's text, an engine's warning line, a preset, the path of a config.json, or the
-    bytes of a config.json, which messages call `name`. `family` is the family that was asked for.
-    `given` names the fields that were set. Raises OptionsRefused for a field that does not apply,
-    and whatever the family's `models.resolve` raises. Where the model has no problem of the family,
-    the message names the families of which it has some.
+    `family` is the family that was asked for. `given` names the fields that were set. Raises
+    OptionsRefused for a field that does not apply, and whatever `read_target` and the family's
+    `models.problems` raise. Where the model has no problem of the family, the message names the
+    families of which it has some.
     """
-    of_problem = find_family(target) if isinstance(target, str) else None
-    reader = reader_of(target) if isinstance(target, str) and not of_problem else None
-    chosen = of_problem or family or reader or families()[0]
-    refuse_options(chosen, given, of_problem=of_problem is not None)
-    if of_problem is not None and isinstance(target, str) and family in (None, of_problem):
-        return TuningTarget(of_problem, (parse_problem(target),), (), is_model=False)
-    chosen = family or chosen
+    found = target if isinstance(target, Target) else read_target(target, name)
+    chosen = family or found.family or families()[0]
+    own = found.family if found.family and found.is_problem else chosen
+    refuse_options(own, given, of_problem=found.is_problem)
+    if found.is_problem and chosen is own:
+        return TuningTarget(chosen, (parse_problem(found.text),), (), is_model=False)
+    if found.model is None:
+        return TuningTarget(chosen, *_of_line(chosen, found, serving), is_model=True)
     try:
-        resolved = _resolve(chosen, target, serving, name)
-    except (UnknownModel, IndivisibleShape):
+        resolved = _problems(chosen, found.model, serving)
+    except IndivisibleShape:
         raise
     except BadInput as error:
-        if of_problem is None and reader is None:
-            _name_others(error, other_families(chosen, target, serving, name=name))
+        _name_others(error, other_families(chosen, found.model, serving))
         raise
-    server = UNKNOWN_SERVER if reader else server_of_model(target)
+    server = server_of_model(found.model)
     notes = (*_not_served(server.architecture, serving), *resolved.notes)
     return TuningTarget(chosen, resolved.problems, notes, True, server)
 
 
-def server_of_model(target: str | bytes) -> ServerSettings:
+def _of_line(
+    family: Family, line: Target, serving: Serving
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """The problems of a family that a line names, and what to say of them.
+
+    Raises BadProblem for a line of another family, and for a problem.
+    """
+    assert line.family is not None
+    models = family.module("models")
+    resolved: Resolved | None = None
+    if not line.is_problem and models.reads(line.text):
+        resolved = models.of_line(line.text, serving)
+    if resolved is None:
+        other = line.family.title
+        raise BadProblem(f"{line.text[:200]!r} names {other}, which has no {family.title}")
+    return resolved.problems, resolved.notes
+
+
+def server_of_model(model: Model | None) -> ServerSettings:
     """The settings of a server of a model, as far as the model says them."""
-    return ServerSettings(class_of(target), stored_as(target))
+    return ServerSettings(model.architecture, model.stored_as) if model else UNKNOWN_SERVER
 
 
 def server_for(
@@ -133,25 +169,26 @@ def only_problem(target: TuningTarget) -> Problem:
 
 
 def resolve_all(
-    target: str | bytes,
+    target: str | bytes | Model,
     serving: Serving,
     among: Sequence[Family] | None = None,
     *,
     name: str = "config.json",
 ) -> list[TuningTarget]:
-    """The problems of each family of which a model has some; see `resolve_target`.
+    """The problems of each family of which a model has some; see `find_model` for its names.
 
     `among` are the families to look at, all without it. Notes say why a family is left out whose
     layers the model may have. Raises IndivisibleShape if tp does not divide the layers of one, and
     the reason of each such family if the model has no problem of any.
     """
+    model = target if isinstance(target, Model) else find_model(target, name)
     found: list[TuningTarget] = []
-    server = server_of_model(target)
+    server = server_of_model(model)
     refused: list[tuple[Family, BadInput]] = []
     unread: list[tuple[Family, BadInput]] = []  # which the engine has no tuned kernels for anyway
     for family in among or families():
         try:
-            resolved = _where_dtype_applies(family, target, serving, name)
+            resolved = _where_dtype_applies(family, model, serving)
         except IndivisibleShape:
             raise
         except BadInput as error:
@@ -175,12 +212,12 @@ def resolve_all(
     return [replace(found[0], notes=notes), *found[1:]]
 
 
-def why_left_out(family: Family, target: str, serving: Serving) -> str:
+def why_left_out(family: Family, model: Model, serving: Serving) -> str:
     """Return why a model has no problem of a family whose layers it may have; "" if it has one."""
     if not supports(serving.engine, family.name):
         return ""
     try:
-        _where_dtype_applies(family, target, serving, target)
+        _where_dtype_applies(family, model, serving)
     except LacksLayers:
         return ""
     except BadInput as error:
@@ -199,16 +236,15 @@ def _not_served(architecture: str, serving: Serving) -> list[str]:
     ]
 
 
-def other_families(
-    family: Family, target: str | bytes, serving: Serving, *, name: str = "config.json"
-) -> list[Family]:
+def other_families(family: Family, model: Model, serving: Serving) -> list[Family]:
     """The families but this one of which a model has problems, at this tp or at another."""
-    return [one for one in families() if one is not family and _has(one, target, serving, name)]
+    return [one for one in families_of(model, serving) if one is not family]
 
 
-def families_of(target: str, serving: Serving | None = None) -> list[Family]:
-    """The families of which a model has problems."""
-    return [one for one in families() if _has(one, target, serving or Serving(), target)]
+def families_of(target: str | Model, serving: Serving | None = None) -> list[Family]:
+    """The families of which a model has problems; see `find_model` for its names."""
+    model = target if isinstance(target, Model) else model_or_none(target)
+    return [one for one in families() if model and _has(one, model, serving or Serving())]
 
 
 def in_words(found: Sequence[Family]) -> str:
@@ -221,9 +257,9 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _has(family: Family, target: str | bytes, serving: Serving, name: str) -> bool:
+def _has(family: Family, model: Model, serving: Serving) -> bool:
     try:
-        return bool(_where_dtype_applies(family, target, serving, name).problems)
+        return bool(_where_dtype_applies(family, model, serving).problems)
     except IndivisibleShape:
         return True
     except BadInput:
@@ -242,30 +278,23 @@ def _name_others(error: BadInput, others: Sequence[Family]) -> None:
     )
 
 
-def _where_dtype_applies(
-    family: Family, target: str | bytes, serving: Serving, name: str
-) -> Resolved:
-    """Like `_resolve`, but a dtype of quantised weights is dropped if a family has no weights
+def _where_dtype_applies(family: Family, model: Model, serving: Serving) -> Resolved:
+    """Like `_problems`, but a dtype of quantised weights is dropped if a family has no weights
     that it could be for. Such a dtype is for weights of experts, so these keep it.
     """
     try:
-        return _resolve(family, target, serving, name)
+        return _problems(family, model, serving)
     except IndivisibleShape:
         raise
     except BadInput:
         of_experts = any(option.name == "block_shape" for option in family.shaping)
         if serving.dtype is None or serving.dtype.weight_bits == 16 or of_experts:
             raise
-        return _resolve(family, target, replace(serving, dtype=None), name)
+        return _problems(family, model, replace(serving, dtype=None))
 
 
-def _resolve(family: Family, target: str | bytes, serving: Serving, name: str) -> Resolved:
-    module = family.module("models")
-    resolved: Resolved = (
-        module.resolve(target, serving)
-        if isinstance(target, str)
-        else module.resolve_config(target, name, serving)
-    )
+def _problems(family: Family, model: Model, serving: Serving) -> Resolved:
+    resolved: Resolved = family.module("models").problems(model, serving)
     return resolved
 
 
@@ -289,118 +318,6 @@ def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = F
         raise OptionsRefused(reasons, flags | {option.name: option.flag for _, option in others})
 
 
-def engine_version_here(spec: str) -> str | None:
-    """The version that `spec` means on this machine, at most a minute old.
-
-    Without that engine here, the version that `spec` names, or None.
-    """
-    return _engine_version_here(spec, int(time.monotonic() // 60))
-
-
-@lru_cache(maxsize=64)
-def _engine_version_here(spec: str, minute: int) -> str | None:
-    try:
-        return find_engine(spec).version
-    except UnknownEngine:
-        return spec.partition("==")[2].strip() or None
-
-
 def reader_of(text: str) -> Family | None:
     """The family that can read the text, an engine's log line or a file's name, if there is one."""
     return next((one for one in families() if one.module("models").reads(text)), None)
-
-
-_TP = (1, 2, 4, 8, 16, 32)
-_DTYPES = (None, Dtype.INT8_W8A8)  # the model's own, and the one that fleets of older cards use
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model of the table, and at which tensor-parallel sizes it has a problem."""
-
-    model: str
-    dtype: Dtype | None  # None: the model's own
-    tp: tuple[int, ...]
-
-
-def models_of(problem: Problem) -> Sequence[str]:
-    """The models with this problem, each with its tensor-parallel sizes: `deepseek-r1 TP 8, 16`.
-
-    An empty list says that no model of the table has it in a usual way of serving. The first call
-    for a family takes up to a second.
-    """
-    return tuple(sorted(_words(one) for one in served_as(problem)))
-
-
-def with_sizes(model: str, problem: Problem) -> str:
-    """A model with the tensor-parallel sizes at which it has a problem: `deepseek-r1 TP 8`."""
-    name = next((one.name for one in presets() if model in (one.name, *one.aliases)), "")
-    sizes = sorted({tp for one in served_as(problem) if one.model == name for tp in one.tp})
-    return f"{model} TP {', '.join(map(str, sizes))}" if sizes else model
-
-
-def served_as(problem: Problem) -> Sequence[Served]:
-    """The usual ways of serving a model of the table that have this problem."""
-    return _models(family_of(problem).name).get(problem, ())
-
-
-@cache
-def _models(family: str) -> Mapping[Problem, Sequence[Served]]:
-    chosen = next(one for one in families() if one.name == family)
-    sizes: dict[Problem, dict[tuple[str, Dtype | None], list[int]]] = defaultdict(dict)
-    for model, tp, dtype, options in itertools.product(presets(), _TP, _DTYPES, _choices(chosen)):
-        for problem in _problems(chosen, model.name, Serving(tp=tp, dtype=dtype, options=options)):
-            # A dtype of quantised weights changes nothing for attention.
-            known = dtype if dtype and (model.name, None) not in sizes[problem] else None
-            found = sizes[problem].setdefault((model.name, known), [])
-            if tp not in found:
-                found.append(tp)
-    return {
-        problem: [Served(*who, tuple(some)) for who, some in of.items()]
-        for problem, of in sizes.items()
-    }
-
-
-def _choices(family: Family) -> Sequence[Mapping[str, Any]]:
-    """Ways of serving that a server's flags decide."""
-    flags = [option.name for option in family.shaping if option.kind is bool]
-    every = itertools.product((True, False), repeat=len(flags))
-    return [dict(zip(flags, values, strict=True)) for values in every]
-
-
-def _problems(family: Family, model: str, serving: Serving) -> Sequence[Problem]:
-    try:
-        resolved: Resolved = family.module("models").resolve(model, serving)
-    except BadInput:
-        return ()
-    return resolved.problems
-
-
-def _words(served: Served) -> str:
-    name = f"{served.model} {served.dtype.value}" if served.dtype else served.model
-    return f"{name} TP {', '.join(map(str, served.tp))}"
-
-
-_GIB = 1 << 30
-
-
-def refuse_undoable(request: JobRequest) -> None:
-    """Refuse a job that no worker can do.
-
-    Raises BadInput if it asks for times that nothing predicts or measures, and BadProblem if the
-    smallest launch that it selects needs more memory than the card has.
-    """
-    refuse_unpredicted(request.problem, request.source.kind)
-    refuse_unmeasured(find_device(request.device), request.source.kind)
-    if not request.points:
-        return  # a replay of all that its recording has
-    held_bytes = family_of(request.problem).held_bytes
-    point = min(request.points, key=lambda one: held_bytes(request.problem, one))
-    needed = held_bytes(request.problem, point)
-    device = find_device(request.device)
-    if needed > device.memory_bytes:
-        raise BadProblem(
-            f"{request.problem.spec()} does not fit on {device.name}: its smallest launch, "
-            f"{point}, needs {needed / _GIB:,.1f} GiB, and the card has "
-            f"{device.memory_bytes // _GIB} GiB"
-        )

@@ -1,0 +1,114 @@
+"""`tuner check` of a folder says which of the plugin's files servers refuse, and compiles none."""
+
+from __future__ import annotations
+
+import json
+
+import plugin_cases
+import pytest
+from gemm_cases import tile
+from plugin_cases import attention_file, gemm_file
+from typer.testing import CliRunner
+
+from tuner.bindings.sglang.attention.binding import lift_attention
+from tuner.bindings.sglang.plugin.files import AttentionEntry
+from tuner.cli.app import app
+from tuner.engines.engine import find_engine
+from tuner.families.attention.problem import Stage
+from tuner.families.dense_gemm.problem import parse_dense_gemm
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Status
+
+EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+FP8 = "block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"
+CHANNEL = "channel_gemm:N=2112,K=7168,dtype=fp8_w8a8"
+TILE = tile(16, 64, 128, group=8, stages=4)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "root"
+
+
+def put(root, **changes):
+    config = Config({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2})
+    entries = [AttentionEntry(Stage.EXTEND, 4, 1, config, Status.OK, 50_000)]
+    return plugin_cases.put(root, attention_file(parse_problem(EXTEND), entries, **changes))
+
+
+def put_gemm(root, spec=FP8, **changes):
+    problem = parse_dense_gemm(spec)
+    one = Config({k: v for k, v in TILE.items() if problem.block or k != "GROUP_SIZE_M"})
+    return plugin_cases.put(root, gemm_file(problem, {1: one, 64: one}, **changes))
+
+
+def checked(*paths, engine="sglang==0.5.16"):
+    words = ["check", *map(str, paths), "--device", "H200", "--engine", engine, "--json"]
+    done = CliRunner().invoke(app, words)
+    return done.exit_code, json.loads(done.stdout)
+
+
+def refused(report):
+    """Why each file is refused, by its path."""
+    return {one["file"]: one["why"].partition(": ")[2] for one in report.get("unread", ())}
+
+
+def test_files_that_servers_take_are_said_to_be_not_compiled(root):
+    put(root)
+    put_gemm(root)
+    code, report = checked(root)
+    assert (code, report["entries"], refused(report)) == (0, [], {})
+    (note,) = report["notes"]
+    assert "2 files" in note and "not compiled" in note and "refuses none" in note
+
+
+def test_files_that_servers_refuse_are_named_with_the_reason(root):
+    put(root)
+    reasons = {
+        str(put(root, triton="3.5.1")): "made for triton 3.5.1, this is 3.6.0.",
+        str(put_gemm(root, engine="vllm")): "made for vllm, this is sglang.",
+        str(put_gemm(root, CHANNEL)): "sglang 0.5.16 asks for no file for such a GEMM.",
+    }
+    broken = root / "attention" / "triton_3_6_0" / "broken.json"
+    broken.write_text("{}")
+    reasons[str(broken)] = "its format is None; this version of the tuner reads 1 and 2."
+    code, report = checked(root)
+    assert (code, refused(report)) == (1, reasons)
+
+
+def test_one_named_file_is_judged_as_one_below_a_folder_is(root):
+    assert checked(put(root))[0] == 0
+    path = put(root, triton="3.5.1")
+    code, report = checked(path)
+    assert (code, refused(report).keys()) == (1, {str(path)})
+
+
+def test_a_file_of_another_version_counts_if_its_kernels_are_the_same(root):
+    hashed = lift_attention(find_engine("sglang==0.5.23")).hash
+    put(root, triton="3.8.0", kernel_hash=hashed)
+    assert checked(root, engine="sglang==0.5.23")[0] == 0
+    path = put(root, triton="3.8.0")
+    code, report = checked(root, engine="sglang==0.5.23")
+    assert code == 1
+    assert "whose kernels are not those of 0.5.23" in refused(report)[str(path)]
+
+
+def test_a_release_without_plugins_takes_none(root):
+    path = put(root, engine_version="0.5.2", triton="3.4.0")
+    code, report = checked(root, engine="sglang==0.5.2")
+    assert (code, refused(report)) == (
+        1,
+        {str(path): "sglang 0.5.2 loads no plugins, and attention files need one."},
+    )
+
+
+def test_files_that_are_compiled_have_a_report_of_their_own(root, compile_cache):
+    folder = root / "configs" / "triton_3_6_0"
+    folder.mkdir(parents=True)
+    name = "E=256,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8.json"
+    (folder / name).write_text(json.dumps({"64": dict(TILE)}))
+    put_gemm(root)
+    code, report = checked(root)
+    compiled, plugin = report["reports"]
+    assert (code, bool(compiled["entries"]), plugin["entries"]) == (0, True, [])
