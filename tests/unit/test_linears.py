@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError
+from tuner.models.folder import read_with
 from tuner.models.linears import (
     HasLinears,
     RankLinear,
@@ -18,12 +20,13 @@ from tuner.models.linears import (
     refuses,
     why_unread,
 )
-from tuner.models.linears_json import parse_linears_json, read_linears, sparse_places
+from tuner.models.linears_json import parse_linears_json, sparse_places
 from tuner.models.quantization import Quantization
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 
 DATA = Path(__file__).parents[1] / "data"
+read_linears = partial(read_with, parse_config=parse_linears_json)
 KNOWN = [model for model in presets() if model.linears]
 FOLDERS = sorted(
     path.parent

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.errors import MalformedCheckpoint
 from tuner.models.attention import AttentionShape
@@ -18,7 +17,6 @@ from tuner.models.fields import (
     size,
     torch_dtype,
 )
-from tuner.models.folder import read_with
 from tuner.models.layer_counts import PATTERN, layer_total
 from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
@@ -33,11 +31,6 @@ class LinearCheckpoint:
     name: str
     architecture: str
     linears: LinearShape
-
-
-def read_linears(path: Path) -> LinearCheckpoint:
-    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
-    return read_with(path, parse_linears_json)
 
 
 def parse_linears_json(data: bytes, name: str) -> LinearCheckpoint:

@@ -6,7 +6,7 @@ A name is a preset, or a folder or file with a config.json.
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.families.chunk_scan.problem import NAME, ChunkScan
+from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan
 from tuner.models.mamba_json import MambaShape, parse_mamba_json, read_mamba, refuse_preset
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving

@@ -6,8 +6,9 @@ A name is a preset, or a folder or file with a config.json.
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.families.gated_delta.problem import NAME, GatedDelta
+from tuner.families.scans.gated_delta.problem import NAME, GatedDelta
 from tuner.models.delta_json import DeltaShape, parse_delta_json, read_delta, refuse_delta
+from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
 
@@ -23,12 +24,9 @@ def resolve(text: str, serving: Serving) -> Resolved:
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """
     found = preset_or_file(text, read_delta)
-    if isinstance(found, DeltaShape):
-        return resolve_model(found, serving)
-    shape = found.delta
-    if shape is None:
-        refuse_delta(found.name, found.architecture, preset=True)
-    return resolve_model(shape, serving)
+    if isinstance(found, Model):
+        found = found.delta or refuse_delta(found.name, found.architecture, preset=True)
+    return resolve_model(found, serving)
 
 
 def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
