@@ -18,10 +18,10 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
-from tuner.families.chunk_scan.check import check_files, check_problems, claims
-from tuner.families.chunk_scan.family import FAMILY
-from tuner.families.chunk_scan.problem import ChunkScan, SsdKernel, parse_chunk_scan
-from tuner.families.chunk_scan.stages import racy
+from tuner.families.scans.check import check_files, check_problems, claims
+from tuner.families.scans.chunk_scan.family import FAMILY
+from tuner.families.scans.chunk_scan.problem import ChunkScan, SsdKernel
+from tuner.families.scans.chunk_scan.stages import racy
 from tuner.families.scans.engine import ScanKernels, scan_engine
 from tuner.families.scans.files import find_scan_files, read_scan_file
 from tuner.families.scans.selection import PromptSelection, parse_prompts
@@ -36,7 +36,7 @@ from tuner.tuning.request import Effort, Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 
 H100 = find_device("H100")
-NANO = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
+NANO = ChunkScan.parse("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
 CONSTANTS, CHOOSING, VLLM = "sglang==0.5.16", "sglang==0.5.23", "vllm==0.33.0"
 ENGINES = [CONSTANTS, CHOOSING, VLLM]
 LONG = (1, 8192)

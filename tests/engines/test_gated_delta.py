@@ -22,9 +22,9 @@ from tuner.errors import (
     MalformedCheckpoint,
     UnsupportedKernel,
 )
-from tuner.families.gated_delta import inputs, models
-from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
 from tuner.families.scans.engine import scan_engine
+from tuner.families.scans.gated_delta import inputs, models
+from tuner.families.scans.gated_delta.problem import DeltaKernel, GatedDelta
 from tuner.families.scans.gpu import ScanOnGpu
 from tuner.families.scans.space import scan_space
 from tuner.models.serving import Serving
@@ -32,7 +32,7 @@ from tuner.models.table import presets
 from tuner.problems.points import Point
 
 H100 = find_device("H100")
-NEXT = parse_gated_delta("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
+NEXT = GatedDelta.parse("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
 SPLIT = replace(NEXT, chain="split")
 ENGINES = ["sglang==0.5.12", "sglang==0.5.16", "sglang==0.5.23"]
 VLLM = ["vllm==0.24.0", "vllm==0.33.0"]
@@ -52,7 +52,7 @@ def test_the_kernels_scan_as_the_reference_does(engine, tmp_path):
 @pytest.mark.parametrize(("sequences", "tokens", "chain"), [(1, 150, "fused"), (3, 128, "split")])
 def test_the_reference_is_the_recurrence(sequences, tokens, chain):
     text = "gated_delta:key_heads=2,value_heads=4,key_dim=16,value_dim=8"
-    problem = parse_gated_delta(f"{text},chain={chain}")
+    problem = GatedDelta.parse(f"{text},chain={chain}")
     point = Point(sequences, DeltaKernel.OUT, tokens)
     prompt = inputs.make_prompt(problem, point, device="cpu", seed=3)
     found = inputs.reference(problem, point, prompt)
@@ -128,7 +128,7 @@ def test_a_problem_of_another_engines_chain_is_refused(engine, problem, at, chai
         for part in problem.parts:
             kernels.listed(problem, part, H100.target)
     with pytest.raises(BadProblem, match="chain must be fused or split, not 'torn'"):
-        parse_gated_delta(f"{NEXT.spec()},chain=torn")
+        GatedDelta.parse(f"{NEXT.spec()},chain=torn")
 
 
 def test_a_backend_that_servers_may_run_instead_is_told_and_not_launched():
@@ -167,7 +167,7 @@ def test_a_models_config_gives_the_heads_of_a_rank(tmp_path):
         problems_of(models, "qwen3.8-2.4t-a95b", Serving())
     assert not isinstance(unknown.value, LacksLayers)  # its class has such layers
     with pytest.raises(BadProblem, match="do not divide"):
-        parse_gated_delta("gated_delta:key_heads=3,value_heads=32,key_dim=128,value_dim=128")
+        GatedDelta.parse("gated_delta:key_heads=3,value_heads=32,key_dim=128,value_dim=128")
 
 
 def test_presets_have_the_layers_that_their_attention_leaves():

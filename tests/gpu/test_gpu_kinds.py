@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from gpu_benches import this_device
+from kind_rows import CASES, few_points
 
 from tuner.engines.engine import find_engine
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Problem
-from tuner.problems.registry import Selection, family_of, parse_problem
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import MISHAPS, Status
 from tuner.store.results import ResultStore
 from tuner.tuning.request import Effort, Request, parse_source, prepare
@@ -19,61 +19,11 @@ from tuner.tuning.run import execute, open_source
 
 pytestmark = pytest.mark.gpu
 
-SGLANG = ("sglang==0.5.16", "sglang==0.5.23")
-BOTH = (*SGLANG, "vllm==0.33.0")
-MOE = "fused_moe:E=16,N=256,K=512,top_k=4"
-GQA = "q_heads=8,kv_heads=2,Lq=128,Lv=128,dtype=bfloat16"
-LATENT = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
-DELTA = "gated_delta:key_heads=2,value_heads=4,key_dim=128,value_dim=128"
-SSD = "chunk_scan:heads=8,head_dim=64,groups=1,state_size=128,chunk_size=128"
-ROWS = {
-    f"{MOE},dtype=bfloat16": BOTH,
-    f"{MOE},dtype=float16": BOTH,
-    f"{MOE},dtype=fp8_w8a8": BOTH,
-    f"{MOE},dtype=fp8_w8a8,per_channel_quant": BOTH,
-    f"{MOE},dtype=fp8_w8a8,block_shape=128x128": BOTH,
-    f"{MOE},dtype=int8_w8a8,per_channel_quant": SGLANG,
-    f"{MOE},dtype=int8_w8a8,block_shape=128x128": SGLANG,
-    f"{MOE},dtype=int8_w8a16": BOTH,
-    f"{MOE},dtype=int8_w8a16,block_shape=0x128": SGLANG,
-    f"{MOE},dtype=int4_w4a16,block_shape=0x128": SGLANG,
-    f"{MOE},dtype=fp8_w8a8,block_shape=128x128,ep=4": BOTH,
-    f"{MOE},dtype=bfloat16,shared_experts=1": SGLANG,
-    "block_gemm:N=1536,K=2048,dtype=fp8_w8a8,block=128x128": SGLANG,
-    "block_gemm:N=1536,K=2048,dtype=int8_w8a8,block=128x128": SGLANG,
-    "channel_gemm:N=1536,K=2048,dtype=fp8_w8a8": SGLANG[1:],  # 0.5.16 reads no file for it
-    f"extend_attention:{GQA}": SGLANG,
-    f"extend_attention:{LATENT}": SGLANG,
-    f"decode_attention:{GQA}": SGLANG,
-    f"decode_attention:{LATENT}": SGLANG,
-    SSD: BOTH,
-    DELTA: SGLANG,
-    f"{DELTA},chain=split": BOTH[2:],
-}
-CASES = [(text, engine) for text, engines in ROWS.items() for engine in engines]
-
 
 @pytest.fixture(scope="module")
 def workbench() -> Iterator[Workbench]:
     with Workbench() as bench:
         yield bench
-
-
-def few_points(problem: Problem) -> Selection:
-    """Two sizes of a problem, the smallest ones of an attention's usual points."""
-    names = {option.name for option in family_of(problem).selecting}
-    fields: dict[str, object] = {}
-    if "batch_sizes" in names:
-        fields["batch_sizes"] = [1, 64]
-    elif "prompts" in names:
-        fields["prompts"] = [{"sequences": n, "tokens": t} for n, t in ((1, 1000), (2, 512))]
-    elif problem.spec().startswith("extend"):
-        point = {"batch_size": 2, "new_tokens": 128, "cached_tokens": 512, "weight": 1.0}
-        fields["workload"] = [point]
-    else:
-        point = {"batch_size": 4, "new_tokens": 1, "cached_tokens": 1024, "weight": 1.0}
-        fields["workload"] = [point]
-    return family_of(problem).read_selection(problem, fields)
 
 
 @pytest.mark.parametrize(("text", "engine"), CASES)

@@ -12,8 +12,8 @@ from tuner.errors import (
     MalformedCheckpoint,
     UnknownModel,
 )
-from tuner.families.chunk_scan import models
-from tuner.families.chunk_scan.problem import ChunkScan, parse_chunk_scan
+from tuner.families.scans.chunk_scan import models
+from tuner.families.scans.chunk_scan.problem import ChunkScan
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 
@@ -137,4 +137,4 @@ def test_impossible_problems_are_refused(change, said):
     fields = dict(part.split("=") for part in SPEC.split(","))
     fields[name] = change.partition("=")[2]
     with pytest.raises(BadProblem, match=said):
-        parse_chunk_scan("chunk_scan:" + ",".join(f"{k}={v}" for k, v in fields.items()))
+        ChunkScan.parse("chunk_scan:" + ",".join(f"{k}={v}" for k, v in fields.items()))

@@ -13,11 +13,11 @@ from cases import H200, trial
 from tuner.diagnose import launches
 from tuner.errors import MeasurerFailed, NothingFits
 from tuner.families.check import CheckedEntry
-from tuner.families.chunk_scan.problem import SsdKernel
 from tuner.families.dense_gemm.check import GemmCheck
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.scans.choose import OwnChoice, ScanChooser
+from tuner.families.scans.chunk_scan.problem import SsdKernel
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_of
 from tuner.problems.results import UNCHECKED, Compiled, Entry, Measurement, Status, Totals, Trial

@@ -107,12 +107,12 @@ def test_a_server_does_not_say_that_it_uses_what_it_could_not_hook(monkeypatch, 
     monkeypatch.setattr(backend, "_runtime_facts", lambda splits: here())
     hooked = TunedLaunches(EXTEND, Kernel())
     monkeypatch.setattr(backend, "_state", backend._State(True, [hooked]))
-    assert backend.apply_files(tmp_path, None) == (
+    assert backend._use(tmp_path, None) == (
         f"tuner attention: extend 8/2 64/64 bfloat16 from {path}"
     )
     assert launch(hooked) == TUNED
     monkeypatch.setattr(backend, "_state", backend._State(True, [], ["sglang has no _fwd_kernel"]))
-    assert backend.apply_files(tmp_path, None) == (
+    assert backend._use(tmp_path, None) == (
         "tuner attention: no file applies; sglang has no _fwd_kernel"
     )
 

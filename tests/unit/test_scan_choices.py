@@ -15,16 +15,16 @@ from log_lines import parse_log
 from tuner.bindings.vllm import plugin as vllm_plugin
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
-from tuner.families.chunk_scan.problem import SsdKernel, parse_chunk_scan
-from tuner.families.chunk_scan.stages import SCAN
-from tuner.families.gated_delta.problem import DeltaKernel, parse_gated_delta
-from tuner.families.gated_delta.stages import SCAN as DELTA
+from tuner.families.scans.chunk_scan.problem import ChunkScan, SsdKernel
+from tuner.families.scans.chunk_scan.stages import SCAN
 from tuner.families.scans.files import ScanEntry, ScanFile
+from tuner.families.scans.gated_delta.problem import DeltaKernel, GatedDelta
+from tuner.families.scans.gated_delta.stages import SCAN as DELTA
 from tuner.families.scans.serve import Arguments, ScanChoices, ServerFacts, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
 
-PROBLEM = parse_chunk_scan("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
+PROBLEM = ChunkScan.parse("chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128")
 LAUNCH = {"num_warps": 1, "num_stages": 2}
 SHORT, LONG = ({"BLOCK_SIZE_M": m, "num_warps": 4, "num_stages": 1} for m in (32, 128))
 FILE = ScanFile(
@@ -139,7 +139,7 @@ class Heuristics:
 
 
 def test_a_gated_delta_nets_kernels_are_answered_within_their_heuristics(tmp_path):
-    problem = parse_gated_delta("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
+    problem = GatedDelta.parse("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")
     solve, norm = ({"BK": 64, **LAUNCH}, {"BT": 4, **LAUNCH})
     rows = {DeltaKernel.SOLVE: solve, DeltaKernel.NORM: norm}
     entries = [
@@ -171,16 +171,18 @@ def test_a_gated_delta_nets_kernels_are_answered_within_their_heuristics(tmp_pat
 
 
 def test_prompts_shorter_than_a_chunk_are_the_engines_and_nothing_is_said(tmp_path, caplog):
-    """A server's own warm-up has a few tokens; `prove` must not tell them as a missing choice."""
+    """A server's own warm-up has a few tokens, and layers without gates run these kernels too."""
     (tmp_path / "scan").mkdir()
     choices, kernel = ScanChoices(DELTA, tmp_path, lambda: FACTS), Autotuned()
     hook_kernel(kernel, DeltaKernel.OUT, choices)
-    sizes = {"Hg": 16, "H": 32, "K": 128, "V": 128, "g": None, "h": tensor(1, 1, 32, 128, 128)}
+    sizes = {"Hg": 16, "H": 32, "K": 128, "V": 128, "h": tensor(1, 1, 32, 128, 128)}
+    gates = tensor(1, 64, 32)
     with caplog.at_level(logging.INFO, "tuner.plugin"):
-        kernel[(1,)](k=tensor(1, 6, 16, 128), BT=16, **sizes)
+        kernel[(1,)](k=tensor(1, 6, 16, 128), BT=16, g=gates, **sizes)
+        kernel[(1,)](k=tensor(1, 64, 16, 128), BT=64, g=None, **sizes)
         assert not caplog.records
-        kernel[(1,)](k=tensor(1, 64, 16, 128), BT=64, **sizes)
-    assert kernel.chose == 2
+        kernel[(1,)](k=tensor(1, 64, 16, 128), BT=64, g=gates, **sizes)
+    assert kernel.chose == 3
     assert "no choice for ('delta_out', 64, 16, 32, 128" in caplog.text
 
 

@@ -114,7 +114,7 @@ def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
             f"{engine.name} {engine.version} reads files of such names in {source}, for a kernel "
             f"that is not compiled here: {path.name} is not checked"
         )
-    examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
+    examples = " or ".join(dict.fromkeys(f"{one.module('check').EXAMPLE_NAME!r}" for one in known))
     return f"{path.name!r} is not the name of a file that {engine.name} reads, like {examples}"
 
 
@@ -331,6 +331,13 @@ def _served(
     return _Server(who, list(dict.fromkeys(asked)), runs)
 
 
+def _claimant(name: str, engine: Engine, known: Sequence[Family]) -> Family | None:
+    """The family of a file: names of files for plugins begin with a kind of problem."""
+    kind = name.partition(",")[0]
+    asked = [family for family in known if kind in family.problems] or known
+    return next((one for one in asked if one.module("check").claims(name, engine)), None)
+
+
 def _by_family(
     paths: Sequence[Path], engine: Engine, known: Sequence[Family], named: Sequence[Path]
 ) -> tuple[dict[str, list[Path]], dict[Path, str]]:
@@ -341,8 +348,7 @@ def _by_family(
     by_family: dict[str, list[Path]] = {}
     others: list[Path] = []
     for path in paths:
-        claimed = (f for f in known if f.module("check").claims(path.name, engine))
-        if family := next(claimed, None):
+        if family := _claimant(path.name, engine, known):
             by_family.setdefault(family.name, []).append(path)
         else:
             others.append(path)

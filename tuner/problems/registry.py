@@ -23,8 +23,8 @@ _PACKAGES = [
     "tuner.families.fused_moe",
     "tuner.families.attention",
     "tuner.families.dense_gemm",
-    "tuner.families.chunk_scan",
-    "tuner.families.gated_delta",
+    "tuner.families.scans.chunk_scan",
+    "tuner.families.scans.gated_delta",
 ]
 
 
@@ -65,6 +65,7 @@ class Family:
     least_us: Callable[[Any, Point, Any], float]
     held_bytes: Callable[[Any, Point], int]  # of the card's memory that no launch needs less than
     package: str
+    shared: str = ""  # a package with the modules that families of one kind have in common
     predicts: bool = True  # whether times of its kernels are predicted
     # Whether entries of one environment may be combined even when different runs made them. If
     # not, only the entries that one run published belong together.
@@ -76,12 +77,18 @@ class Family:
     alike: Callable[[Problem, Problem], bool] = lambda wanted, stored: False
 
     def module(self, name: str) -> ModuleType:
-        """A module of the family's package; docs/architecture.md lists them."""
-        return import_module(f"{self.package}.{name}")
+        """Import a module of the family; docs/architecture.md lists them. Raises ImportError."""
+        return import_module(self._place(name) or f"{self.package}.{name}")
 
     def optional(self, name: str) -> ModuleType | None:
-        """A module that a family may lack, such as `check`."""
-        return self.module(name) if find_spec(f"{self.package}.{name}") else None
+        """Import a module that a family may lack, such as `check`."""
+        place = self._place(name)
+        return import_module(place) if place else None
+
+    def _place(self, name: str) -> str:
+        """Return the module's full name, "" if there is none. Its own package goes first."""
+        places = (f"{package}.{name}" for package in (self.package, self.shared) if package)
+        return next((place for place in places if find_spec(place)), "")
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -93,6 +100,12 @@ def register(package: str) -> None:
     if package not in _PACKAGES:
         _PACKAGES.append(package)
         forget_what_was_read()
+
+
+def names_below(package: str) -> tuple[str, ...]:
+    """Return the names of the families whose packages lie in one package. None is imported."""
+    split = (one.rpartition(".") for one in _PACKAGES)
+    return tuple(name for parent, _, name in split if parent == package)
 
 
 def problem_texts() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,16 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
 from tuner.families.scans.engine import scan_engine
-from tuner.families.scans.files import read_scan_file
+from tuner.families.scans.files import file_name, read_scan_file
 from tuner.families.scans.scan import ScanProblem, stage_of, tokens_of
 from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import names_below
 
+EXAMPLE_NAME = (
+    "gated_delta,key_heads=16,value_heads=32,key_dim=128,value_dim=128,dtype=bfloat16,"
+    "state_dtype=float32,device_name=NVIDIA_L40S.json"
+)
+_NAME = re.compile(r"(\w+),\w+=\d+,\S+,device_name=[^,/\\]+\.json", re.ASCII)
 FILE_OPTIONS: tuple[str, ...] = ()
 
 
@@ -38,14 +44,15 @@ class ScanCheck(Check[CheckedEntry]):
         return {**where, "config": dict(entry.config)}
 
 
-def claims_of(family: str) -> Callable[[str, Engine], bool]:
-    """Whether a name is that of a file of a family, as its module `check` says."""
-    names = re.compile(rf"{family},\w+=\d+,\S+,device_name=[^,/\\]+\.json", re.ASCII)
+def claims(name: str, engine: Engine) -> bool:
+    """Whether a name is that of a file of a chunked scan."""
+    found = _NAME.fullmatch(name)
+    return found is not None and found[1] in names_below(str(__package__))
 
-    def claims(name: str, engine: Engine) -> bool:
-        return names.fullmatch(name) is not None
 
-    return claims
+def asked_names(problems: Sequence[ScanProblem], device: Device, engine: Engine) -> list[str]:
+    """The names of the files that the plugin looks for."""
+    return [file_name(problem, device.name) for problem in problems]
 
 
 def check_files(

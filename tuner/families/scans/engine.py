@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ from tuner.families.scans.scan import (
     Stages,
     stage_of,
 )
+from tuner.families.scans.sources import ScanSources
 from tuner.kernels.binding import Argument, Binding, Pointer, argument_of, bind
 from tuner.kernels.definitions import Definitions
 from tuner.kernels.lift import Lifted
@@ -48,6 +49,7 @@ class ScanLaunch:
 
 
 E = TypeVar("E", bound=Engine)
+K = TypeVar("K", bound="ScanKernels[Any]")
 _USUAL_SHARED_BYTES = 102400  # `Backend.DEFAULT` of the engines' fla/utils.py
 
 
@@ -70,6 +72,21 @@ class ScanKernels(ABC, Generic[E]):
     _launches: list[KernelLaunch] = field(default_factory=list)
     _lists: dict[tuple[Part, Target], list[dict[str, int]]] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls: type[K],
+        engine: Engine,
+        sources: ScanSources,
+        family: str,
+        backend: str,
+        **more: Any,  # noqa: ANN401  # further fields
+    ) -> K:
+        """Lift a family's kernels. Raises UnsupportedKernel."""
+        lifted = sources.lift(engine, family, backend)
+        return cls(
+            engine, sources.scan(family), sources.folder(engine.root, family), lifted, **more
+        )
+
     @property
     def stages(self) -> Stages:
         return self.scan.stages
@@ -82,6 +99,10 @@ class ScanKernels(ABC, Generic[E]):
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
         """The arguments of a launcher. It takes those that are among its parameters."""
         return self.scan.operands(problem, point, call)
+
+    def _known(self, target: Target) -> Mapping[str, object]:
+        """Further stand-ins, by the names in a file and those that it uses."""
+        return {}
 
     @abstractmethod
     def _open(self, source: Path, target: Target) -> Definitions:
@@ -271,14 +292,15 @@ def padded(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class ScanEngine(ABC):
+class ScanEngine:
     """The chunked scans of one family in one engine version on disk."""
 
     engine: Engine
+    lifts: Callable[[Any, str], ScanKernels[Any]]  # the engine and a backend to its kernels
 
-    @abstractmethod
     def lift(self, backend: str = CUDA) -> ScanKernels[Any]:
         """The kernels for a backend, "cuda" or "hip". Raises UnsupportedKernel."""
+        return self.lifts(self.engine, backend)
 
 
 def scan_engine(engine: Engine, family: str) -> ScanEngine:

@@ -1,16 +1,27 @@
-"""What the registry entries of chunked scans share; importing it loads no heavy module."""
+"""Make the registry entries of chunked scans; importing it loads no heavy module."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
-from tuner.families.scans.scan import ScanProblem, all_chunks, scan_of, stage_of, tokens_of
-from tuner.families.scans.selection import PROMPTS
+from tuner.families.scans.scan import (
+    ScanKernel,
+    ScanProblem,
+    all_chunks,
+    scan_of,
+    stage_of,
+    tokens_of,
+)
+from tuner.families.scans.selection import PROMPTS, read_selection
 from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
 from tuner.problems.options import Option, Word
 from tuner.problems.points import ChartPosition, Point
+from tuner.problems.registry import Family
 
-SHAPING = (
+_SHAPING = (
     Option(
         "mamba_state_dtype",
         "--mamba-state-dtype",
@@ -19,7 +30,7 @@ SHAPING = (
         description="Type of the states of chunked scans; default: as the engine does.",
     ),
 )
-SELECTING = (
+_SELECTING = (
     Option(
         "prompts",
         "--prompts",
@@ -31,14 +42,45 @@ SELECTING = (
 )
 
 
-def place(problem: ScanProblem, point: Point) -> ChartPosition:
+def scan_family(
+    name: str,
+    *,
+    title: str,
+    flag: str,
+    example: str,
+    parse: Callable[[str], Any],
+    parts: type[ScanKernel],
+) -> Family:
+    """The registry entry of a family whose package lies beside this module."""
+    return Family(
+        name=name,
+        title=title,
+        flag=flag,
+        problems=(name,),
+        example=example,
+        parse=parse,
+        parts=parts,
+        shaping=_SHAPING,
+        selecting=_SELECTING,
+        searching=(),
+        read_selection=read_selection,
+        place=_place,
+        least_us=_least_us,
+        held_bytes=_held_bytes,
+        package=f"{__package__}.{name}",
+        shared=str(__package__),
+        predicts=False,
+    )
+
+
+def _place(problem: ScanProblem, point: Point) -> ChartPosition:
     """Where a point is drawn: the kernels of a batch are one after the other, by tokens."""
     sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
     kernels = scan_of(problem).title(problem).partition(",")[0]
     return ChartPosition(f"{kernels}, {sequences}", point.new_tokens, "tokens of each sequence")
 
 
-def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
+def _least_us(problem: ScanProblem, point: Point, device: Device) -> float:
     """Microseconds of one launch at least; see `roofline_us`.
 
     What a kernel reads was written by the one before, or by the layer's convolution.
@@ -49,11 +91,11 @@ def least_us(problem: ScanProblem, point: Point, device: Device) -> float:
         problem.dtype,
         operations=stage_of(problem, point.part).operations(problem, *size),
         cold_bytes=0.0,
-        warm_bytes=float(held_bytes(problem, point)),
+        warm_bytes=float(_held_bytes(problem, point)),
     )
 
 
-def held_bytes(problem: ScanProblem, point: Point) -> int:
+def _held_bytes(problem: ScanProblem, point: Point) -> int:
     """Bytes that a kernel reads and writes: one launch needs them of the card's memory."""
     size = tokens_of(point), all_chunks(problem, point)
     return stage_of(problem, point.part).moved_bytes(problem, *size)

@@ -147,5 +147,9 @@ class ScanOnGpu:
         ]
 
 
+def open_session(problem: ScanProblem, request: Fields) -> ScanOnGpu:
+    return ScanOnGpu(problem, request)
+
+
 def _chain(loaded: Sequence[tuple[BoundKernel, ScanLaunch]], tensors: dict[str, Tensor]) -> Chain:
     return [(kernel, launch_values(launch.binding, tensors)) for kernel, launch in loaded]

@@ -15,9 +15,8 @@ from tuner.devices.target import Target
 from tuner.errors import BadProblem, did_you_mean
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point, Problem
+from tuner.problems.registry import names_below
 
-# The families of chunked scans. The name of each is that of its problems and of its package.
-NAMES = ("chunk_scan", "gated_delta")
 Key = tuple[object, ...]
 
 
@@ -136,14 +135,15 @@ class Scan:
     @property
     def inputs(self) -> Any:  # noqa: ANN401
         """The family's module that makes tensors; it imports torch."""
-        return import_module(f"tuner.families.{self.name}.inputs")
+        return import_module(f"{__package__}.{self.name}.inputs")
 
 
 def scan_named(name: str) -> Scan:
-    """The chain of a family. Raises BadProblem for a name that is none."""
-    if name not in NAMES:
-        raise BadProblem(f"unknown chunked scan {name!r}{did_you_mean(name, NAMES)}")
-    found: Scan = import_module(f"tuner.families.{name}.stages").SCAN
+    """The chain of a family, by its package's name. Raises BadProblem for a name that is none."""
+    names = names_below(str(__package__))
+    if name not in names:
+        raise BadProblem(f"unknown chunked scan {name!r}{did_you_mean(name, names)}")
+    found: Scan = import_module(f"{__package__}.{name}.stages").SCAN
     return found
 
 

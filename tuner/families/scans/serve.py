@@ -9,10 +9,12 @@ library, because it runs inside servers.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +23,7 @@ from tuner.engines.after_import import after_import
 from tuner.errors import MalformedConfigFile
 from tuner.families.scans.files import ScanFile, find_scan_files, read_scan_file
 from tuner.families.scans.scan import Key, Scan, ScanKernel, Stage
+from tuner.families.scans.sources import OnDisk, ScanSources
 from tuner.problems.points import Config
 from tuner.problems.results import Status
 
@@ -214,16 +217,35 @@ def _around_launch(
     return launch
 
 
-def hook_packages(
-    scan: Scan, packages: Sequence[str], root: Path, facts: Callable[[], ServerFacts]
+def hook_sources(
+    sources: ScanSources, package: str, open_engine: Callable[[str, Path], OnDisk], root: Path
 ) -> None:
-    """Give a family's files under a root to the kernels, once modules of the packages that may
-    have them are imported.
+    """Give the files under a root to the kernels of an engine, whose package has that name, when
+    modules that may have them are imported. `open_engine` takes its version and folder.
     """
-    if not find_scan_files(root, scan.name):
-        return
-    choices = ScanChoices(scan, root, facts)
-    for file in dict.fromkeys(stage.file for stage in scan.stages.values()):
-        for package in packages:
-            name = f"{package}.{file.removesuffix('.py').replace('/', '.')}"
-            after_import(name, lambda module: hook_module(module, choices))
+
+    def facts() -> ServerFacts:
+        return _facts_here(sources, package, open_engine)
+
+    for family, folders in sources.folders.items():
+        if not find_scan_files(root, family):
+            continue
+        choices = ScanChoices(sources.scan(family), root, facts)
+        files = dict.fromkeys(stage.file for stage in choices.scan.stages.values())
+        for folder, file in itertools.product(folders, files):
+            name = f"{package}/{folder}/{file.removesuffix('.py')}".replace("/", ".")
+            after_import(name, partial(hook_module, choices=choices))
+
+
+def _facts_here(
+    sources: ScanSources, package: str, open_engine: Callable[[str, Path], OnDisk]
+) -> ServerFacts:
+    """What is known of this process, which belongs to the engine."""
+    engine, torch, triton = (import_module(name) for name in (package, "torch", "triton"))
+    device = torch.cuda.get_device_name().replace(" ", "_")
+
+    def kernel_hash(family: str) -> str:
+        here = open_engine(engine.__version__, Path(engine.__path__[0]))
+        return sources.lift(here, family).hash
+
+    return ServerFacts(package, engine.__version__, device, triton.__version__, kernel_hash)

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from tuner.bindings.sglang.scan_kernels import SGLangScanKernels
-from tuner.devices.target import CUDA, Target
+from tuner.bindings.sglang.scan_sources import SOURCES
+from tuner.devices.target import Target
 from tuner.engines.sglang.package import SGLang
-from tuner.families.chunk_scan.problem import NAME
-from tuner.families.scans.engine import ScanEngine
+from tuner.families.scans.chunk_scan.problem import NAME
 from tuner.families.scans.scan import Call, ScanProblem
 from tuner.kernels.stand_ins import TensorSpec
 from tuner.problems.points import Point
@@ -30,7 +29,7 @@ _UNBATCHED = ("A", "D", "dt_bias", "cu_seqlens")
 class SGLangSsdKernels(SGLangScanKernels):
     """The kernels of one version of sglang."""
 
-    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+    def _known(self, target: Target) -> Mapping[str, object]:
         return {"TRITON_22": True}
 
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
@@ -52,11 +51,7 @@ def _batched(name: str, value: object) -> object:
     return replace(value, shape=(1, *value.shape), strides=strides)
 
 
-@dataclass(frozen=True)
-class SGLangChunkScan(ScanEngine):
-    """The Mamba-2 scan of one copy of sglang."""
-
-    engine: SGLang
-
-    def lift(self, backend: str = CUDA) -> SGLangSsdKernels:
-        return SGLangSsdKernels.of(self.engine, NAME, backend, differs={"passes_before": True})
+def lift_chunk_scan(engine: SGLang, backend: str) -> SGLangSsdKernels:
+    """The kernels of one copy of sglang. Raises UnsupportedKernel."""
+    differs = {"passes_before": True}
+    return SGLangSsdKernels.of(engine, SOURCES, NAME, backend, differs=differs)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from tuner.bindings.sglang.chunk_scan import open_delivery
-from tuner.bindings.sglang.gated_delta.binding import SGLangGatedDelta
-from tuner.bindings.sglang.scan_sources import CHAIN
+from tuner.bindings.sglang.gated_delta.binding import lift_gated_delta
+from tuner.bindings.sglang.scan_sources import SOURCES
+from tuner.engines.sglang.package import SGLang
+from tuner.families.scans.engine import ScanEngine
 from tuner.models.delta_json import DeltaShape
 from tuner.problems.dtypes import check_state_dtype
 
 __all__ = ["CHAIN", "open_delivery", "open_family", "state_dtype"]
 
-open_family = SGLangGatedDelta
+CHAIN = SOURCES.chain
+
+
+def open_family(engine: SGLang) -> ScanEngine:
+    """The scan of gated delta nets of one copy of sglang."""
+    return ScanEngine(engine, lift_gated_delta)
 
 
 def state_dtype(shape: DeltaShape) -> str:

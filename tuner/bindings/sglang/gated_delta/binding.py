@@ -9,28 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.bindings.sglang.scan_kernels import SGLangScanKernels
-from tuner.devices.target import CUDA, Target
+from tuner.bindings.sglang.scan_sources import SOURCES
+from tuner.devices.target import Target
 from tuner.engines.sglang.package import SGLang
-from tuner.families.gated_delta.problem import NAME
-from tuner.families.scans.engine import ScanEngine, chunk_lists
+from tuner.families.scans.engine import chunk_lists
+from tuner.families.scans.gated_delta.problem import NAME
 
 
 @dataclass(frozen=True)
 class SGLangDeltaKernels(SGLangScanKernels):
     """The kernels of one version of sglang."""
 
-    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+    def _known(self, target: Target) -> Mapping[str, object]:
         return chunk_lists(self._given)
 
 
-@dataclass(frozen=True)
-class SGLangGatedDelta(ScanEngine):
-    """The scan of gated delta nets of one copy of sglang."""
-
-    engine: SGLang
-
-    def lift(self, backend: str = CUDA) -> SGLangDeltaKernels:
-        return SGLangDeltaKernels.of(self.engine, NAME, backend)
+def lift_gated_delta(engine: SGLang, backend: str) -> SGLangDeltaKernels:
+    """The kernels of one copy of sglang. Raises UnsupportedKernel."""
+    return SGLangDeltaKernels.of(engine, SOURCES, NAME, backend)

@@ -41,9 +41,11 @@ def register() -> None:
         found = root
         guarded("gemm", lambda: hook_loaders(found))
     if root := _root("scan", scan_root(os.environ), find_scan_files):
-        from tuner.bindings.sglang.plugin.scan import hook_scan  # noqa: PLC0415
+        from tuner.bindings.sglang.scan_sources import SOURCES  # noqa: PLC0415
+        from tuner.engines.sglang.package import SGLang  # noqa: PLC0415
+        from tuner.families.scans.serve import hook_sources  # noqa: PLC0415
 
-        hook_scan(root)
+        hook_sources(SOURCES, "sglang", SGLang, root)
 
 
 def _root(

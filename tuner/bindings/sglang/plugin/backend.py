@@ -61,12 +61,6 @@ def hook_backend(root: Path) -> None:
     register_hook(BACKEND, around)
 
 
-def apply_files(root: Path, kv_splits: int | None) -> str:
-    """Hook this process's kernels and use the files under a root. Returns the line to log."""
-    hook_kernels()
-    return _use(root, None if kv_splits is None else frozenset({kv_splits}))
-
-
 def hook_kernels() -> None:
     """Hook the kernels and their launchers once. This imports the engine's modules."""
     if _state.hooked:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from tuner.bindings.vllm.chunk_scan.binding import VLLMChunkScan
+from tuner.bindings.vllm.chunk_scan.binding import lift_chunk_scan
 from tuner.engines.vllm.package import VLLM
+from tuner.families.scans.engine import ScanEngine
 from tuner.families.scans.export import ScanDelivery
 from tuner.models.mamba_json import MambaShape
 from tuner.problems.dtypes import Dtype, check_state_dtype
 
 __all__ = ["open_delivery", "open_family", "state_dtype"]
 
-open_family = VLLMChunkScan
+
+def open_family(engine: VLLM) -> ScanEngine:
+    """The Mamba-2 scan of one copy of vLLM."""
+    return ScanEngine(engine, lift_chunk_scan)
 
 
 def open_delivery(engine: VLLM) -> ScanDelivery:

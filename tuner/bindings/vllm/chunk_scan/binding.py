@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tuner.bindings.vllm.scan_kernels import VLLMScanKernels
-from tuner.devices.target import CUDA, Target
+from tuner.bindings.vllm.scan_sources import SOURCES
+from tuner.devices.target import Target
 from tuner.engines.vllm.package import VLLM
-from tuner.families.chunk_scan.problem import NAME, ChunkScan
-from tuner.families.scans.engine import ScanEngine
+from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan
 from tuner.families.scans.scan import Call, ScanProblem
 from tuner.kernels.stand_ins import RecordedKernel, TensorSpec
 from tuner.problems.points import Point
@@ -47,15 +46,11 @@ class VLLMSsdKernels(VLLMScanKernels):
             "final_state_indices": TensorSpec("final_slots", (sequences,), "i32"),
         }
 
-    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+    def _known(self, target: Target) -> Mapping[str, object]:
         return {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
 
 
-@dataclass(frozen=True)
-class VLLMChunkScan(ScanEngine):
-    """The Mamba-2 scan of one copy of vLLM."""
-
-    engine: VLLM
-
-    def lift(self, backend: str = CUDA) -> VLLMSsdKernels:
-        return VLLMSsdKernels.of(self.engine, NAME, backend, differs={"passes_before": False})
+def lift_chunk_scan(engine: VLLM, backend: str) -> VLLMSsdKernels:
+    """The kernels of one copy of vLLM. Raises UnsupportedKernel."""
+    differs = {"passes_before": False}
+    return VLLMSsdKernels.of(engine, SOURCES, NAME, backend, differs=differs)

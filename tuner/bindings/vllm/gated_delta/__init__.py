@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from tuner.bindings.vllm.chunk_scan import open_delivery
-from tuner.bindings.vllm.gated_delta.binding import VLLMGatedDelta
-from tuner.bindings.vllm.scan_sources import CHAIN
+from tuner.bindings.vllm.gated_delta.binding import lift_gated_delta
+from tuner.bindings.vllm.scan_sources import SOURCES
+from tuner.engines.vllm.package import VLLM
+from tuner.families.scans.engine import ScanEngine
 from tuner.models.delta_json import DeltaShape
 from tuner.problems.dtypes import check_state_dtype
 
 __all__ = ["CHAIN", "open_delivery", "open_family", "state_dtype"]
 
-open_family = VLLMGatedDelta
+CHAIN = SOURCES.chain
+
+
+def open_family(engine: VLLM) -> ScanEngine:
+    """The scan of gated delta nets of one copy of vLLM."""
+    return ScanEngine(engine, lift_gated_delta)
 
 
 def state_dtype(shape: DeltaShape) -> str:

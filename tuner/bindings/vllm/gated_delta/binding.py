@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.bindings.vllm.scan_kernels import VLLMScanKernels
-from tuner.bindings.vllm.scan_sources import CHAIN
-from tuner.devices.target import CUDA, Target, cuda_target
+from tuner.bindings.vllm.scan_sources import SOURCES
+from tuner.devices.target import Target, cuda_target
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import UnsupportedKernel
-from tuner.families.gated_delta.problem import NAME, DeltaKernel, GatedDelta
-from tuner.families.scans.engine import ScanEngine, chunk_lists, fla_answers
+from tuner.families.scans.engine import chunk_lists, fla_answers
+from tuner.families.scans.gated_delta.problem import NAME, DeltaKernel, GatedDelta
 from tuner.problems.points import Point
 
 _KEYS, _VALUES = 64, 32  # of a problem that tells the dimensions of states apart
@@ -27,12 +26,12 @@ _KEYS, _VALUES = 64, 32  # of a problem that tells the dimensions of states apar
 class VLLMDeltaKernels(VLLMScanKernels):
     """The kernels of one version of vLLM."""
 
-    def _known(self, source: Path, target: Target) -> Mapping[str, object]:
+    def _known(self, target: Target) -> Mapping[str, object]:
         return {**fla_answers(target), **chunk_lists(self._given)}
 
     def shape_of_states(self) -> tuple[int, ...]:
         """How the states of a head with _KEYS and _VALUES numbers lie."""
-        problem = GatedDelta(1, 1, _KEYS, _VALUES, chain=CHAIN)
+        problem = GatedDelta(1, 1, _KEYS, _VALUES, chain=SOURCES.chain)
         point, tile = Point(1, DeltaKernel.STATES, problem.chunk_size), {"BV": _VALUES}
         call = self._stage(point.part).calls[0]
         launch = self._launched(problem, point, call, tile, cuda_target(9, 0))
@@ -40,18 +39,14 @@ class VLLMDeltaKernels(VLLMScanKernels):
         return shape
 
 
-@dataclass(frozen=True)
-class VLLMGatedDelta(ScanEngine):
-    """The scan of gated delta nets of one copy of vLLM."""
-
-    engine: VLLM
-
-    def lift(self, backend: str = CUDA) -> VLLMDeltaKernels:
-        """The kernels. Raises UnsupportedKernel also for 0.15.1, whose states lie otherwise."""
-        found = VLLMDeltaKernels.of(self.engine, NAME, backend)
-        shape = found.shape_of_states()
-        if shape != (_VALUES, _KEYS):
-            raise UnsupportedKernel(
-                f"{found.lifted.origin} has no kernels for states of values by keys, but of {shape}"
-            )
-        return found
+def lift_gated_delta(engine: VLLM, backend: str) -> VLLMDeltaKernels:
+    """The kernels of one copy of vLLM. Raises UnsupportedKernel also for 0.15.1, whose states lie
+    otherwise.
+    """
+    found = VLLMDeltaKernels.of(engine, SOURCES, NAME, backend)
+    shape = found.shape_of_states()
+    if shape != (_VALUES, _KEYS):
+        raise UnsupportedKernel(
+            f"{found.lifted.origin} has no kernels for states of values by keys, but of {shape}"
+        )
+    return found

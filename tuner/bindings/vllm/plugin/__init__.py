@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from tuner.families.scans.files import find_scan_files, scan_root
-from tuner.families.scans.serve import ServerFacts, hook_packages
 
 log = logging.getLogger("tuner.plugin")
 
@@ -37,29 +35,14 @@ def _register() -> None:
     if why := left_alone(os.environ):
         log.info("tuner scan: nothing is applied, because %s", why)
         return
-    from tuner.bindings.vllm.scan_sources import FOLDERS, scan_here  # noqa: PLC0415  # lifts
+    from tuner.bindings.vllm.scan_sources import SOURCES  # noqa: PLC0415
+    from tuner.engines.vllm.package import VLLM  # noqa: PLC0415  # light until there are files
+    from tuner.families.scans.serve import hook_sources  # noqa: PLC0415
 
-    for family, folders in FOLDERS.items():
-        packages = [".".join(("vllm", *Path(folder).parts)) for folder in folders]
-        hook_packages(scan_here(family), packages, named[1], _facts)
+    hook_sources(SOURCES, "vllm", VLLM, named[1])
 
 
 def left_alone(environ: Mapping[str, str]) -> str:
     """Why no kernel is hooked in a server with this environment; empty if kernels are."""
     asked = (name for name in _LEAVES_ALONE if environ.get(name, "0") not in ("", "0"))
     return next((f"{name} is set" for name in asked), "")
-
-
-def _facts() -> ServerFacts:
-    import torch  # noqa: PLC0415  # this process belongs to vLLM
-    import triton  # noqa: PLC0415
-    import vllm  # noqa: PLC0415
-
-    def kernel_hash(family: str) -> str:
-        from tuner.bindings.vllm.scan_sources import lift_scan  # noqa: PLC0415
-        from tuner.engines.vllm.package import VLLM  # noqa: PLC0415
-
-        return lift_scan(VLLM(vllm.__version__, Path(vllm.__path__[0])), family).hash
-
-    device = torch.cuda.get_device_name().replace(" ", "_")
-    return ServerFacts("vllm", vllm.__version__, device, triton.__version__, kernel_hash)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
-from tuner.families.gated_delta.problem import GatedDelta
-from tuner.families.scans.chunked import TYPES, Chunks, chunk_layout, inverse_of, unit
-from tuner.families.scans.scan import all_chunks, tokens_of
+from tuner.families.scans.gated_delta.problem import GatedDelta
+from tuner.families.scans.scan import all_chunks, chunks_of, tokens_of
 from tuner.problems.points import Point
 
 _LARGEST_A = 16.0  # Qwen3-Next initialises A from 0 to 16
+_EPSILON = 1e-6  # of the lengths of q and k
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,11 @@ class Prompt:
 
 def make_prompt(problem: GatedDelta, point: Point, *, device: str, seed: int) -> Prompt:
     generator = torch.Generator(device).manual_seed(seed)
-    tokens, heads, dtype = tokens_of(point), problem.value_heads, TYPES[problem.dtype.value]
+    tokens, heads, dtype = (
+        tokens_of(point),
+        problem.value_heads,
+        getattr(torch, problem.dtype.value),
+    )
 
     def normal(*shape: int) -> Tensor:
         return torch.empty(shape, device=device).normal_(generator=generator)
@@ -59,13 +63,22 @@ def views(problem: GatedDelta, prompt: Prompt) -> dict[str, Tensor]:
 
 
 def layout(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
-    """See `chunk_layout`. For a chain that does not write over them, also the first states,
-    `initial` (sequences, h, v, n).
+    """Which tokens and chunks are whose, int32: sequence_ends and chunk_offsets (sequences + 1),
+    chunk_indices (c, 2), slots (sequences). For a chain that does not write over them, also the
+    first states, `initial` (sequences, h, v, n).
     """
-    found = chunk_layout(problem, point, device)
+    each = chunks_of(problem, point.new_tokens)
+    numbers = torch.arange(point.batch_size + 1, device=device, dtype=torch.int32)
+    chunks = torch.arange(all_chunks(problem, point), device=device, dtype=torch.int32)
+    found = {
+        "sequence_ends": numbers * point.new_tokens,
+        "chunk_offsets": numbers * each,
+        "chunk_indices": torch.stack([chunks // each, chunks % each], 1).contiguous(),
+        "slots": numbers[:-1].clone(),
+    }
     if problem.chain == "split":
-        states = _states(problem, point)
-        found["initial"] = torch.zeros(states, dtype=TYPES[problem.state_dtype], device=device)
+        kept = getattr(torch, problem.state_dtype)
+        found["initial"] = torch.zeros(_states(problem, point), dtype=kept, device=device)
     return found
 
 
@@ -77,7 +90,7 @@ def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]
     """Empty tensors for all that the kernels of the chain write; see `stages.operands`."""
     tokens, c = tokens_of(point), all_chunks(problem, point)
     heads, n, v = problem.value_heads, problem.key_dim, problem.value_dim
-    dtype = TYPES[problem.dtype.value]
+    dtype = getattr(torch, problem.dtype.value)
     shapes = {
         "q_normal": (tokens, problem.key_heads, n),
         "k_normal": (tokens, problem.key_heads, n),
@@ -90,7 +103,7 @@ def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]
     }
     found = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
     apart = problem.chain == "split"
-    kept = torch.float32 if apart else TYPES[problem.state_dtype]
+    kept = torch.float32 if apart else getattr(torch, problem.state_dtype)
     found["pool"] = torch.empty(_states(problem, point), dtype=kept, device=device)
     found["g_sum"] = torch.empty((tokens, heads), device=device)
     if apart:
@@ -98,13 +111,42 @@ def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]
     return found
 
 
+@dataclass(frozen=True)
+class _Chunks:
+    """How the tokens of a point are cut."""
+
+    sequences: int
+    each: int  # chunks of a sequence
+    size: int
+    tokens: int
+
+    @classmethod
+    def of(cls, problem: GatedDelta, point: Point) -> _Chunks:
+        each = chunks_of(problem, point.new_tokens)
+        return cls(point.batch_size, each, problem.chunk_size, tokens_of(point))
+
+    def cut(self, rows: Tensor, width: int) -> Tensor:
+        """(T, heads * width) as (sequences, c, heads, s, width), with zeros behind the last."""
+        missing = self.sequences * self.each * self.size - self.tokens
+        flat = pad(rows.flatten(1), (0, 0, 0, missing))
+        return flat.view(self.sequences, self.each, self.size, -1, width).transpose(2, 3)
+
+    def empty(self, heads: int, width: int, device: torch.device) -> Tensor:
+        """Float32 numbers of all tokens, cut."""
+        return torch.empty((self.sequences, self.each, heads, self.size, width), device=device)
+
+    def join(self, parts: Tensor) -> Tensor:
+        """What was cut as (T, heads, width)."""
+        return parts.transpose(2, 3).flatten(0, 2)[: self.tokens]
+
+
 def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Tensor]:
     """What each tensor of `outputs` should hold, float32: the states before each chunk in `h`, and
     those at the ends of the sequences in `pool`.
     """
-    chunks, size, device = Chunks.of(problem, point), problem.chunk_size, prompt.v.device
+    chunks, size, device = _Chunks.of(problem, point), problem.chunk_size, prompt.v.device
     heads, v, n = problem.value_heads, problem.value_dim, problem.key_dim
-    normal = {name: unit(getattr(prompt, name).float()) for name in ("q", "k")}
+    normal = {name: _unit(getattr(prompt, name).float()) for name in ("q", "k")}
     q, k = (chunks.cut(normal[name], n) for name in ("q", "k"))
     values, beta = chunks.cut(prompt.v, v), chunks.cut(prompt.beta, 1)
     gates = chunks.cut(prompt.g, 1).cumsum(3)
@@ -119,7 +161,7 @@ def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Te
         s, b = gates[:, c], beta[:, c]
         apart = (s - s.mT).clamp(max=0.0).exp()  # of pairs that are not above the diagonal
         below = (kc @ kc.mT * apart * b).tril(-1)
-        inverse = inverse_of(below)
+        inverse = _inverse_of(below)
         w, u = inverse @ (kc * b * s.exp()), inverse @ (values[:, c].float() * b)
         new = u - w @ state.mT
         out = qc * s.exp() @ state.mT + (qc @ kc.mT * apart).tril() @ new
@@ -133,3 +175,14 @@ def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Te
     given = {f"{name}_normal": tensor for name, tensor in normal.items()}
     sums = chunks.join(gates)[:, :, 0]
     return {**given, **joined, "g_sum": sums, "h": before.flatten(0, 1), "pool": state}
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows with length 1."""
+    return rows * (rows.square().sum(-1, keepdim=True) + _EPSILON).rsqrt()
+
+
+def _inverse_of(below: Tensor) -> Tensor:
+    """The inverse of 1 + a matrix that is zero on and above its diagonal."""
+    one = torch.eye(below.shape[-1], device=below.device).expand_as(below)
+    return torch.linalg.solve_triangular(one + below, one, upper=False, unitriangular=True)

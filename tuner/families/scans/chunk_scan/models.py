@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.families.chunk_scan.problem import NAME, ChunkScan
+from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan
 from tuner.models.mamba_json import refuse_preset
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving

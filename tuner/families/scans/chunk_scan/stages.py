@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.devices.target import Target
-from tuner.families.chunk_scan.problem import NAME, ChunkScan, SsdKernel, parse_chunk_scan
+from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan, SsdKernel
 from tuner.families.scans.scan import (
     Call,
     Key,
@@ -240,4 +240,4 @@ def title(p: ChunkScan) -> str:
 # With the engines' own configurations the whole chain errs by 0.023 to 0.037 in bfloat16, because
 # products are rounded (six prompts, sglang 0.5.16 and 0.5.23 and vLLM 0.33.0 on an H100).
 _WORST_ERROR = {Dtype.BFLOAT16: 0.05, Dtype.FLOAT16: 0.01}
-SCAN = Scan(NAME, "Mamba-2", parse_chunk_scan, title, _STAGES, operands, _WORST_ERROR)
+SCAN = Scan(NAME, "Mamba-2", ChunkScan.parse, title, _STAGES, operands, _WORST_ERROR)

@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tuner.errors import BadProblem
+from tuner.families.scans.problem import ScanSizes
 from tuner.families.scans.scan import ScanKernel
-from tuner.problems.dtypes import Dtype, check_state_dtype, parse_dtype
-from tuner.problems.points import parse_whole, read_fields
+from tuner.problems.dtypes import Dtype
 
 NAME = "gated_delta"
-_DTYPES = (Dtype.BFLOAT16, Dtype.FLOAT16)
-_MOST = {"key_heads": 4096, "value_heads": 4096, "key_dim": 256, "value_dim": 1024}
 
 
 class DeltaKernel(ScanKernel):
@@ -54,7 +52,7 @@ _FUSED = "fused"  # where a problem names no chain
 
 
 @dataclass(frozen=True)
-class GatedDelta:
+class GatedDelta(ScanSizes):
     """The scan as one rank runs it. Raises BadProblem for impossible sizes."""
 
     key_heads: int  # of this rank; the value heads of one share q and k
@@ -68,17 +66,14 @@ class GatedDelta:
     family: ClassVar[str] = NAME
     chunk_size: ClassVar[int] = 64  # tokens, in every engine
 
+    most: ClassVar = {"key_heads": 4096, "value_heads": 4096, "key_dim": 256, "value_dim": 1024}
+    words: ClassVar = {"chain": _FUSED}
+
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise BadProblem(f"{name} must be from 1 to {most}, not {getattr(self, name)}")
+        super().__post_init__()
         if self.value_heads % self.key_heads:
             text = f"key_heads={self.key_heads} do not divide value_heads={self.value_heads}"
             raise BadProblem(text)
-        if self.dtype not in _DTYPES:
-            wanted = " or ".join(dtype.value for dtype in _DTYPES)
-            raise BadProblem(f"dtype must be {wanted}, not {self.dtype.value}")
-        check_state_dtype(self.state_dtype)
         if self.chain not in CHAINS:
             wanted = " or ".join(CHAINS)
             raise BadProblem(f"chain must be {wanted}, not {self.chain!r}")
@@ -87,25 +82,3 @@ class GatedDelta:
     def parts(self) -> tuple[DeltaKernel, ...]:
         """The kernels of its chain, in the order in which they run."""
         return CHAINS[self.chain]
-
-    def spec(self) -> str:
-        """The canonical text of this problem; `parse_problem` reads it back."""
-        sizes = [f"{name}={getattr(self, name)}" for name in _MOST]
-        types = [f"dtype={self.dtype.value}", f"state_dtype={self.state_dtype}"]
-        chain = [f"chain={self.chain}"] if self.chain != _FUSED else []
-        return f"{NAME}:{','.join([*sizes, *types, *chain])}"
-
-
-def parse_gated_delta(text: str) -> GatedDelta:
-    """Read `gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128`; dtype is bfloat16,
-    state_dtype float32 and chain fused where they are left out.
-
-    Raises BadProblem, which names the nearest field.
-    """
-    fields = read_fields(text, (*_MOST, "dtype", "state_dtype", "chain"), required=len(_MOST))
-    return GatedDelta(
-        **{name: parse_whole(name, fields[name]) for name in _MOST},
-        dtype=parse_dtype(fields.get("dtype", Dtype.BFLOAT16.value)),
-        state_dtype=fields.get("state_dtype", "float32"),
-        chain=fields.get("chain", _FUSED),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.engines.engine import engine_module
-from tuner.families.gated_delta.problem import NAME, GatedDelta
+from tuner.families.scans.gated_delta.problem import NAME, GatedDelta
 from tuner.models.delta_json import refuse_delta
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from tuner.families.chunk_scan.problem import ChunkScan
+from tuner.families.scans.chunk_scan.problem import ChunkScan
 from tuner.families.scans.scan import chunks_of, tokens_of
 from tuner.problems.points import Point
 
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_A = 16.0  # Mamba-2 initialises A from -1 to -16
 _AT_ONCE = 1 << 27  # float32 numbers of an intermediate that the reference makes at once
 
@@ -39,7 +38,7 @@ class Prompt:
 
 def make_prompt(problem: ChunkScan, point: Point, *, device: str, seed: int) -> Prompt:
     generator = torch.Generator(device).manual_seed(seed)
-    dtype, h = TYPES[problem.dtype.value], problem.heads
+    dtype, h = getattr(torch, problem.dtype.value), problem.heads
     inner, shared = h * problem.head_dim, 2 * problem.groups * problem.state_size
 
     def normal(*shape: int) -> Tensor:
@@ -89,7 +88,7 @@ def outputs(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
     """Empty tensors for all that the kernels of the chain write; see `ScanLaunch`."""
     tokens, c = tokens_of(point), chunks_of(problem, tokens_of(point))
     h, p, n, s = problem.heads, problem.head_dim, problem.state_size, problem.chunk_size
-    kept = TYPES[problem.state_dtype]
+    kept = getattr(torch, problem.state_dtype)
     shapes = {
         "dt_out": ((h, c, s), torch.float32),
         "dA_cumsum": ((h, c, s), torch.float32),
@@ -98,7 +97,7 @@ def outputs(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
         "last": ((h, p, n), torch.float32),
         "passed": ((c, h, p, n), kept),
         "final": ((point.batch_size, h, p, n), kept),
-        "out": ((tokens, h, p), TYPES[problem.dtype.value]),
+        "out": ((tokens, h, p), getattr(torch, problem.dtype.value)),
     }
     return {
         name: torch.empty(shape, dtype=dtype, device=device)

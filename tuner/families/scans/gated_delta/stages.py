@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.devices.target import Target
-from tuner.families.gated_delta.problem import (
+from tuner.families.scans.gated_delta.problem import (
     CHAINS,
     NAME,
     DeltaKernel,
     GatedDelta,
-    parse_gated_delta,
 )
 from tuner.families.scans.scan import (
     Call,
@@ -79,17 +78,17 @@ def _seen_kv(named: Mapping[str, Any]) -> tuple[Key, int]:
 
 
 def _seen_states(named: Mapping[str, Any]) -> tuple[Key, int] | None:
-    if named.get("gk") is not None:  # of KDA
+    if named["g"] is None:  # of other layers, such as KDA's, whose gates are by key
         return None
-    gates = named["g"] is not None
     pool = dtype_of(named.get("initial_state", named.get("h0")))  # sglang's name, and vLLM's
-    return (*_sizes(named), named["V"], gates, pool), named["h"].shape[-4]
+    return (*_sizes(named), named["V"], pool), named["h"].shape[-4]
 
 
 def _seen_out(named: Mapping[str, Any]) -> tuple[Key, int] | None:
-    if named["BT"] < GatedDelta.chunk_size:  # engines' chunk_o.py: of prompts of 32 tokens or fewer
+    # Engines' chunk_o.py takes smaller chunks for prompts of 32 tokens or fewer.
+    if named["g"] is None or named["BT"] < GatedDelta.chunk_size:
         return None
-    return (*_sizes(named), named["V"], named["g"] is not None), named["h"].shape[-4]
+    return (*_sizes(named), named["V"]), named["h"].shape[-4]
 
 
 def _sizes(named: Mapping[str, Any]) -> Key:
@@ -238,7 +237,7 @@ _STAGES: Stages = {
         blocks={"BV": (16, 32, 64, 128)},
         covers=lambda p: (p.value_dim,),
         seen=_seen_states,
-        shows=lambda p: (*_own(p), p.value_dim, True, p.state_dtype),
+        shows=lambda p: (*_own(p), p.value_dim, p.state_dtype),
         operations=lambda p, tokens, chunks: 4.0 * tokens * _values(p) * p.key_dim,
         moved_bytes=lambda p, tokens, chunks: (
             tokens * (_keys(p) + _values(p)) * _BYTES + _weights(p, tokens) + _states(p, chunks)
@@ -255,7 +254,7 @@ _STAGES: Stages = {
         blocks=_TILE,
         covers=lambda p: (p.key_dim, p.value_dim),
         seen=_seen_out,
-        shows=lambda p: (*_own(p), p.value_dim, True),
+        shows=lambda p: (*_own(p), p.value_dim),
         operations=lambda p, tokens, chunks: (
             tokens
             * p.value_heads
@@ -332,7 +331,7 @@ _WORST_ERROR = {Dtype.BFLOAT16: 0.15, Dtype.FLOAT16: 0.03}
 SCAN = Scan(
     NAME,
     "gated delta nets'",
-    parse_gated_delta,
+    GatedDelta.parse,
     title,
     _STAGES,
     operands,

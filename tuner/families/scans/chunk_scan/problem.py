@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tuner.errors import BadProblem
+from tuner.families.scans.problem import ScanSizes
 from tuner.families.scans.scan import ScanKernel
-from tuner.problems.dtypes import Dtype, check_state_dtype, parse_dtype
-from tuner.problems.points import parse_whole, read_fields
+from tuner.problems.dtypes import Dtype
 
 NAME = "chunk_scan"
-_DTYPES = (Dtype.BFLOAT16, Dtype.FLOAT16)
-_MOST = {"heads": 4096, "head_dim": 1024, "groups": 4096, "state_size": 1024, "chunk_size": 1024}
 
 
 class SsdKernel(ScanKernel):
@@ -37,7 +35,7 @@ class SsdKernel(ScanKernel):
 
 
 @dataclass(frozen=True)
-class ChunkScan:
+class ChunkScan(ScanSizes):
     """The scan as one rank runs it. Raises BadProblem for impossible sizes."""
 
     heads: int  # of this rank
@@ -50,36 +48,14 @@ class ChunkScan:
 
     family: ClassVar[str] = NAME
     parts: ClassVar[tuple[SsdKernel, ...]] = tuple(SsdKernel)
+    most: ClassVar = {
+        **{"heads": 4096, "head_dim": 1024, "groups": 4096, "state_size": 1024},
+        "chunk_size": 1024,
+    }
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise BadProblem(f"{name} must be from 1 to {most}, not {getattr(self, name)}")
+        super().__post_init__()
         if self.heads % self.groups:
             raise BadProblem(f"groups={self.groups} do not divide heads={self.heads}")
         if self.chunk_size & (self.chunk_size - 1):
             raise BadProblem(f"chunk_size must be a power of two, not {self.chunk_size}")
-        if self.dtype not in _DTYPES:
-            wanted = " or ".join(dtype.value for dtype in _DTYPES)
-            raise BadProblem(f"dtype must be {wanted}, not {self.dtype.value}")
-        check_state_dtype(self.state_dtype)
-
-    def spec(self) -> str:
-        """The canonical text of this problem; `parse_problem` reads it back."""
-        sizes = [f"{name}={getattr(self, name)}" for name in _MOST]
-        types = [f"dtype={self.dtype.value}", f"state_dtype={self.state_dtype}"]
-        return f"{NAME}:{','.join([*sizes, *types])}"
-
-
-def parse_chunk_scan(text: str) -> ChunkScan:
-    """Read `chunk_scan:heads=64,head_dim=64,groups=8,state_size=128,chunk_size=128`; dtype is
-    bfloat16 and state_dtype float32 where they are left out.
-
-    Raises BadProblem, which names the nearest field.
-    """
-    fields = read_fields(text, (*_MOST, "dtype", "state_dtype"), required=len(_MOST))
-    return ChunkScan(
-        **{name: parse_whole(name, fields[name]) for name in _MOST},
-        dtype=parse_dtype(fields.get("dtype", Dtype.BFLOAT16.value)),
-        state_dtype=fields.get("state_dtype", "float32"),
-    )

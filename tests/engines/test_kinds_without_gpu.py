@@ -1,0 +1,94 @@
+"""Each type and quantisation of each family and engine is measured on the CPU, up to its launch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpu_stand_ins import in_place_of
+from kind_rows import CASES, few_points
+
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.measure.gpu import INPUT_SEED
+from tuner.measure.messages import point_fields
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import family_of, parse_problem
+from tuner.problems.results import Status
+from tuner.tuning.request import Effort, Known, Prepared, Request, parse_source, prepare
+from tuner.tuning.space import Space
+
+H100 = find_device("H100")
+
+
+def prepared_for(text: str, engine: str) -> Prepared:
+    problem = parse_problem(text)
+    request = Request(
+        problem=problem,
+        device=H100,
+        engine=find_engine(engine),
+        source=parse_source("gpu"),
+        selection=few_points(problem),
+        effort=Effort.QUICK,
+    )
+    return prepare(request)
+
+
+def covering(space: Space) -> Iterator[Config]:
+    """Configurations that have each value of each axis, as far as one is legal."""
+    left = {(axis, i) for axis, values in space.axes.items() for i in range(len(values))}
+    configs = list(space.configs())
+    random.Random(1).shuffle(configs)  # noqa: S311
+    for config in configs:
+        if not left:
+            return
+        values = set(space.indices(config).items())
+        if values & left:
+            yield config
+        left -= values
+
+
+def configs_at(prepared: Prepared, point: Point) -> list[Config]:
+    """What the engine would run at a point, and configurations with each value of each axis."""
+    own = prepared.plan(Known()).incumbents.get(point, {})
+    space = prepared.spaces[point.part]
+    return list(dict.fromkeys([*own.values(), *covering(space)]))
+
+
+def compiled(prepared: Prepared, candidate: Candidate) -> set[object]:
+    """The variants that compile processes make for a candidate."""
+    about = prepared.request.problem, H100.target
+    further = prepared.companions(candidate) if prepared.companions else ()
+    bound = [prepared.kernels.binder(*about)(candidate), *further]
+    return {binding.variant() for _, binding in bound}
+
+
+@pytest.mark.parametrize(("text", "engine"), CASES)
+def test_every_kind_is_measured_up_to_its_launch(text: str, engine: str, tmp_path: Path) -> None:
+    prepared = prepared_for(text, engine)
+    problem = prepared.request.problem
+    setup = {
+        "engine": engine,
+        "lifted_dir": str(tmp_path),
+        "problem": problem.spec(),
+        "routing": None,
+        "seed": INPUT_SEED,
+        "thorough": True,
+        "points": [point_fields(point) for point in prepared.points],
+    }
+    with in_place_of(H100) as seen:
+        session = family_of(problem).module("gpu").open_session(problem, setup)
+        for point in prepared.points:
+            configs = configs_at(prepared, point)
+            for config in configs:
+                request = {**point_fields(point), "config": dict(config), "best_us": None}
+                answer = session.measure(request)
+                assert answer["status"] == Status.OK.value, (point, config, answer)
+                # A measuring process loads what compile processes have made.
+                assert compiled(prepared, Candidate(point, config)) <= seen.kernels
+            raced = [dict(config) for config in configs[:2]]
+            found = session.race({**point_fields(point), "configs": raced, "rounds": 3})
+            assert len(found["measurements"]) == len(raced)
+    assert seen.launches

@@ -1,0 +1,13 @@
+"""The registry entry of gated delta nets; importing it loads no heavy module."""
+
+from tuner.families.scans.family import scan_family
+from tuner.families.scans.gated_delta.problem import NAME, DeltaKernel, GatedDelta
+
+FAMILY = scan_family(
+    NAME,
+    title="the chunked scan of gated delta nets",
+    flag="--gated-delta",
+    example="gated_delta:key_heads=..,value_heads=..,key_dim=..,value_dim=..",
+    parse=GatedDelta.parse,
+    parts=DeltaKernel,
+)
