@@ -58,7 +58,7 @@ from tuner.store.database import utc_now
 from tuner.targets import TuningTarget, as_flags_say, only_problem, resolve_target, server_for
 from tuner.tuning.request import Effort
 from workers.settings import Settings
-from workers.watches import Watch, check_model, is_preset, model_name, named
+from workers.watches import Watch, check_model, is_preset, model_name, named, read_watch
 
 ModelText = Annotated[
     str,
@@ -69,6 +69,31 @@ ModelText = Annotated[
         description=f"A preset of GET /v1/models, a problem ({problem_texts()}), or an engine's "
         "warning that it found no config file. Never a path.",
         examples=["deepseek-r1"],
+    ),
+]
+Architecture = Annotated[
+    str,
+    Field(
+        max_length=200,
+        pattern=r"^\w*$",
+        description="The class of a problem's model, as its config.json names it; it may say which "
+        "kernel servers run. Of a model by its name or config.json it is known.",
+    ),
+]
+Checkpoint = Annotated[
+    str,
+    Field(
+        max_length=200,
+        pattern=PLAIN,
+        description="Likewise how it stores experts, as the request of a job has it.",
+    ),
+]
+ServerFlags = Annotated[
+    str,
+    Field(
+        max_length=SERVER_ARGS,
+        description="Flags and variables that servers are started with. What decides which kernel "
+        "they run is kept.",
     ),
 ]
 
@@ -94,20 +119,9 @@ class _SubmitJob(Strict):
     effort: Effort = Effort.STANDARD
     seed: Seed = 0
     urgent: Flag = Field(False, description="Put it before the jobs that wait.")
-    architecture: Annotated[str, Field(max_length=200, pattern=r"^\w*$")] = Field(
-        "",
-        description="The class of a problem's model, as its config.json names it; it may say which "
-        "kernel servers run. Of a model by its name or config.json it is known.",
-    )
-    checkpoint: Annotated[str, Field(max_length=200, pattern=PLAIN)] = Field(
-        "",
-        description="Likewise how it stores experts, as the request of a job has it.",
-    )
-    server_args: Annotated[str, Field(max_length=SERVER_ARGS)] = Field(
-        "",
-        description="Flags and variables that servers are started with. What decides which kernel "
-        "they run is kept.",
-    )
+    architecture: Architecture = ""
+    checkpoint: Checkpoint = ""
+    server_args: ServerFlags = ""
 
     def fields(self, options: Iterable[Option]) -> dict[str, Any]:
         """The JSON values of the options' fields, without nulls."""
@@ -280,6 +294,9 @@ class WatchIn(Strict):
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
     effort: Effort = Effort.STANDARD
+    architecture: Architecture = ""
+    checkpoint: Checkpoint = ""
+    server_args: ServerFlags = ""
 
 
 class HideIn(Strict):
@@ -353,12 +370,12 @@ def _in_field(name: str) -> Iterator[None]:
 
 
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
-    """The watch, with the tables' names of its models and devices. Raises BadInput."""
+    """The watch as it is stored, see `named`. Raises BadInput."""
     with _in_field("measure"):
         check_measure(body.measure, settings)
-    values: dict[str, Any] = body.model_dump(mode="json")
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return named(Watch(**{**values, **lists}))
+    with _in_field("server_args"):
+        server_settings(body.server_args)
+    return named(read_watch(body.model_dump(mode="json")))
 
 
 def check_measure(measure: str, settings: Settings) -> None:
@@ -374,7 +391,9 @@ def _model_of(body: SubmitJob, target: TuningTarget) -> ServerSettings:
 
 def _target(body: SubmitJob, engine: str, flags: Mapping[str, str]) -> tuple[TuningTarget, str]:
     """The resolved problem, and the model's name where it has one."""
-    shaping = tuple(option for family in families() for option in family.shaping)
+    every = (option for family in families() for option in family.shaping)
+    # A default is nothing that the server's flags could contradict.
+    sent = [option for option in every if option.name in body.model_fields_set]
     name, version = parse_spec(engine)
     serving = Serving(
         engine=name,
@@ -382,7 +401,7 @@ def _target(body: SubmitJob, engine: str, flags: Mapping[str, str]) -> tuple[Tun
         device=find_device(body.device),
         tp=body.tp,
         dtype=body.dtype,
-        options=body.fields(shaping),
+        options=body.fields(sent),
     )
     serving = as_flags_say(serving, flags)
     given = body.given()

@@ -14,6 +14,8 @@ RUN python3 -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' > /t
  && python3 -m pip install --no-cache-dir --constraint /tmp/engine.txt ".[postgres,service]" \
  && rm /tmp/engine.txt
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/tuner tuner
+# A new volume takes the owner and the mode of the folder on which it is mounted.
+RUN install --directory --owner tuner --mode 1777 /var/lib/tuner-gpu-locks
 ENV HOME=/var/lib/tuner \
     PYTHONUNBUFFERED=1
 USER 10001

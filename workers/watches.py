@@ -14,6 +14,9 @@ It is a nightly.toml. The API takes the same tables as JSON objects:
     engine = "sglang"
     measure = "gpu"
     effort = "standard"
+    server_args = "--quantization fp8" # flags and variables that the servers are started with
+    architecture = "..."               # of problems: the class of their model,
+    checkpoint = "..."                 # and how it stores experts, as the request of a job has them
     hidden = ["fused_moe:..."]         # problems of it that nobody wants
 """
 
@@ -28,7 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import find_device
+from tuner.engines.dispatch import server_settings
 from tuner.engines.engine import parse_spec
+from tuner.engines.settings import flags_to_keep
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest, refuse_undoable
@@ -37,13 +42,23 @@ from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import find_family, parse_problem
+from tuner.problems.server import ServerSettings
 from tuner.store.nights import NightStore, StoredWatch
-from tuner.targets import only_problem, reader_of, refuse_options, resolve_target, server_for
+from tuner.targets import (
+    as_flags_say,
+    only_problem,
+    reader_of,
+    refuse_options,
+    resolve_target,
+    server_for,
+)
 from tuner.tuning.request import parse_effort, parse_source
 from workers.settings import Settings
 
 REVALIDATE = 2
 _MOST = 4096  # jobs of one watch
+# Left out of its table if empty, so that an equal watch of an earlier program has the same key.
+_OFTEN_EMPTY = ("architecture", "checkpoint", "server_args", "hidden")
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,9 @@ class Watch:
     engine: str = "sglang"
     measure: str = "gpu"
     effort: str = "standard"
+    architecture: str = ""  # of problems: the class of their model
+    checkpoint: str = ""  # likewise how it stores experts
+    server_args: str = ""  # flags and variables that the servers are started with
     hidden: tuple[str, ...] = ()  # problems that are left out
     id: int | None = field(default=None, compare=False)  # of a watch that was added
 
@@ -69,6 +87,7 @@ class Watch:
             parse_dtype(dtype)
         parse_source(self.measure)
         parse_effort(self.effort)
+        server_settings(self.server_args)
         many = [self.models, self.devices, self.tp, self.ep, self.dtypes or ("",)]
         count = len(list(itertools.islice(itertools.product(*many), _MOST + 1)))
         if not 0 < count <= _MOST:
@@ -85,7 +104,7 @@ class Watch:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
-            if name != "id" and (name != "hidden" or value)
+            if name != "id" and (value or name not in _OFTEN_EMPTY)
         }
 
     def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
@@ -112,15 +131,16 @@ class Watch:
         self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: str
     ) -> JobRequest:
         name, version = parse_spec(engine)
+        flags = server_settings(self.server_args)
         serving = Serving(
             engine=name,
             engine_version=version,
             device=find_device(device),
             tp=tp,
             dtype=parse_dtype(dtype) if dtype else None,
-            options={"ep": ep},
+            options={"ep": ep} if ep > 1 else {},
         )
-        target = resolve_target(model, serving)
+        target = resolve_target(model, as_flags_say(serving, flags))
         problem = only_problem(target)
         sizes = {"batch_sizes": self.batch_sizes} if self.batch_sizes else {}
         refuse_options(target.family, sizes)
@@ -132,7 +152,13 @@ class Watch:
             selection=target.family.read_selection(problem, sizes),
             effort=parse_effort(self.effort),
             model=model,
-            server=server_for(target.server, problem, engine, {}, ep),
+            server=server_for(
+                target.server or ServerSettings(self.architecture, self.checkpoint),
+                problem,
+                engine,
+                flags,
+                ep,
+            ),
         )
         refuse_undoable(request)
         return request
@@ -224,6 +250,9 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
             engine=table.text("engine", None, "sglang"),
             measure=table.text("measure", None, "gpu"),
             effort=table.text("effort", None, "standard"),
+            architecture=table.text("architecture", None, ""),
+            checkpoint=table.text("checkpoint", None, ""),
+            server_args=table.text("server_args", None, ""),
             hidden=tuple(parse_problem(one).spec() for one in table.strings("hidden", ())),
         )
         table.done()
@@ -236,9 +265,15 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
 
 
 def named(watch: Watch) -> Watch:
-    """The watch with the tables' names of its models and devices. Raises BadInput."""
-    devices = (find_device(text).name for text in watch.devices)
-    return replace(watch, models=tuple(map(model_name, watch.models)), devices=tuple(devices))
+    """The watch as it is stored: with the tables' names of its models and devices, and of the
+    servers' flags those that count. Raises BadInput.
+    """
+    return replace(
+        watch,
+        models=tuple(map(model_name, watch.models)),
+        devices=tuple(find_device(text).name for text in watch.devices),
+        server_args=flags_to_keep(watch.engine, watch.server_args) if watch.server_args else "",
+    )
 
 
 def model_name(text: str) -> str:

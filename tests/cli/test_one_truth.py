@@ -53,6 +53,18 @@ host = "192.168.20.11"
 interface = "eno1"
 gpus = 4
 """
+WATCH = """
+[[watch]]
+models = ["{problem}"]
+devices = ["L40S"]
+batch_sizes = [2]
+engine = "sglang==0.5.16"
+measure = "predict"
+effort = "quick"
+architecture = "{architecture}"
+checkpoint = "{checkpoint}"
+server_args = "{server_args}"
+"""
 
 
 @pytest.fixture
@@ -93,6 +105,13 @@ def test_all_commands_say_the_same_of_a_checkpoint_that_needs_a_flag(tuner, subt
 
     posted = tuner("submit", *model, *SERVED, *predicted, "--json").partition("{")[2]
     assert '"checkpoint": "int8_w8a8 compressed-tensors int8"' in posted
+
+    untuned = (*predicted[:-1], 2)
+    post = ("submit", *model, *SERVED, *untuned, f"--server-args={FLAG}", "--json")
+    job = json.loads("{" + tuner(*post).partition("{")[2])
+    (tmp_path / "nightly.toml").write_text(WATCH.format(**job["request"]))
+    night = tuner("nightly", "--watch-list", "nightly.toml", "--json")
+    assert json.loads("{" + night.partition("{")[2])["waiting"] == [job["id"]]
 
     cluster = tmp_path / "cluster.toml"
     bundle = ("bundle", *SERVED, "--cluster", cluster, "--allow-predicted")

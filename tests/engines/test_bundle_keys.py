@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -196,13 +197,19 @@ def test_a_model_that_is_no_preset_is_known_by_its_config(tmp_path: Path) -> Non
     found = asked(H20, read_cluster(tmp_path / "cluster.toml"))
     assert found[0] == "E=128,N=48,device_name=NVIDIA_H20.json"
     unknown = replace(example(H20), model=replace(example(H20).model, name="x", path="/models/x"))
-    with pytest.raises(ExportRefused, match=r"set model\.config to .* --problem or --model$") as no:
+    with pytest.raises(ExportRefused, match=r"set model\.config to the path .*, or bundle") as no:
         build(H20, unknown)
     assert no.value.in_api_words().endswith(
         "give model.name a preset's name, or run `tuner bundle`"
     )
-    noted = build(H20, unknown, wanted=[parse_problem(CASES[H20][1])])
+    words = shlex.split(str(no.value).rpartition("what is stored: add ")[2])
+    assert words == ["--problem", CASES[H20][1]]
+    noted = build(H20, unknown, wanted=[parse_problem(words[1])])
     assert any("set model.config" in note for note in noted.notes)
+    others = [replace(parse_problem(words[1]), N=n) for n in (256, 384, 512, 640, 768)]
+    many = [replace(winners(H20)[0], problem=problem) for problem in others]
+    with pytest.raises(ExportRefused, match=r"of 5: `tuner coverage --device NVIDIA_H20` lists"):
+        build(H20, unknown, of=many)
 
 
 def test_servers_of_another_version_are_noted() -> None:

@@ -483,22 +483,9 @@ def test_a_kernel_is_compiled_by_whoever_holds_its_claim(tmp_path):
         assert mine
 
 
-def test_a_kernel_that_a_stopped_process_has_is_left_to_it_for_a_while(tmp_path):
-    has, free = tiny(2), tiny(3)
-    stopped = ResultCache(tmp_path / "compiled")
-    with Farm(1, 240, tmp_path) as farm, stopped.claim(farm.key(has)):
-        farm._held_limit_s = float("inf")
-        farm.submit([has, free])
-        [(done, _)] = farm.poll(wait=True)
-        assert done == free
-        assert farm.waits
-        farm._held_limit_s = 0
-        [(done, found)] = farm.poll(wait=True)
-        assert (done, found.status, found.cached) == (has, Status.OK, False)
-        assert not farm.waits
-
-
-def test_a_kernel_that_somebody_else_did_not_wait_for_is_there_for_all(tmp_path):
+@pytest.fixture
+def held(tmp_path):
+    """A farm that has done one of two kernels; another process has claimed the other one."""
     has, free = tiny(2), tiny(3)
     cache = ResultCache(tmp_path / "compiled")
     with Farm(1, 240, tmp_path) as farm, cache.claim(farm.key(has)):
@@ -506,9 +493,23 @@ def test_a_kernel_that_somebody_else_did_not_wait_for_is_there_for_all(tmp_path)
         farm.submit([has, free])
         [(done, found)] = farm.poll(wait=True)
         assert done == free
-        cache.put(farm.key(has), found)
-        [(done, again)] = farm.poll(wait=True)
-        assert (done, again) == (has, replace(found, cached=True))
+        yield farm, cache, has, found
+
+
+def test_a_kernel_that_a_stopped_process_has_is_left_to_it_for_a_while(held):
+    farm, _, has, _ = held
+    assert farm.waits
+    farm._held_limit_s = 0
+    [(done, found)] = farm.poll(wait=True)
+    assert (done, found.status, found.cached) == (has, Status.OK, False)
+    assert not farm.waits
+
+
+def test_a_kernel_that_somebody_else_did_not_wait_for_is_there_for_all(held):
+    farm, cache, has, found = held
+    cache.put(farm.key(has), found)
+    [(done, again)] = farm.poll(wait=True)
+    assert (done, again) == (has, replace(found, cached=True))
 
 
 def test_without_locks_a_kernel_may_be_compiled_twice(tmp_path, monkeypatch):

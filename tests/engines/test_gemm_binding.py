@@ -163,6 +163,7 @@ def test_both_kernels_of_a_split_share_its_scratch(newest):
     [
         (FP8, {"BLOCK_SIZE_KK": 1}, "takes no config key 'BLOCK_SIZE_KK'; did you mean"),
         (FP8, {"USE_TMA": 1}, "takes no config key 'USE_TMA'"),
+        (FP8, {"BLOCK_SIZE_K": 0}, "needs a BLOCK_SIZE_K of at least 1, not 0"),
         (CHANNEL, {}, "takes no config key 'GROUP_SIZE_M'"),
         (CHANNEL_INT8, {}, "takes no config key 'GROUP_SIZE_M'"),
         (FP8, {"SPLIT_K": 3}, "cannot be followed"),  # the launcher asserts a power of two

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import INT8, L40S, tuned
+from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 
+from tuner.compile import KernelCompiler
 from tuner.compile.farm import Farm
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import find_engine
 from tuner.export.export import choose, export_device
 from tuner.export.plan import FoundFile, plan_model
 from tuner.families.dense_gemm.family import GemmSelection
+from tuner.families.fused_moe import tuning
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
-from tuner.problems.points import Candidate, Point, Problem
+from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status
 from tuner.store.results import ResultStore
@@ -85,17 +89,17 @@ def test_it_is_predicted_where_that_is_asked_for_and_never_passed_over_on_a_gpu(
         assert set(prepared.plan(Known()).requested) == set(prepared.points)
 
 
-class FitsAll:
-    """In place of the compiler: each kernel compiles at once, and fits."""
+class FitsAll(KernelCompiler):
+    """Binds as ever, and compiles each kernel at once, which then fits."""
 
-    compiled_count = cached_count = 0
-    compile_s = 0.0
-
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._asked: list[Candidate] = []
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
-        self._asked += candidates
+        for candidate in candidates:
+            self._kernels(candidate)
+            self._asked.append(candidate)
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
         asked, self._asked = self._asked, []
@@ -154,3 +158,39 @@ def test_a_name_of_other_scales_is_no_older_name() -> None:
     channels = replace(fp8, per_channel_quant=True)  # type: ignore[type-var]
     prepared = prepare(asked(channels, H200))
     assert not (prepared.kept or prepared.notes or prepared.plan(Known()).trusted)
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ({"FOO": 1}, "fused_moe_kernel takes no config key 'FOO'"),
+        ({"BLOCK_SIZE_K": 0}, "fused_moe_kernel needs a BLOCK_SIZE_K of at least 1"),
+    ],
+)
+def test_a_shipped_entry_that_the_kernel_does_not_take_is_told_and_kept(
+    odd: dict[str, int], why: str, store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = SGLangFusedMoe.entry
+
+    def entry(layer: SGLangFusedMoe, *about: Any) -> Config | None:
+        found = shipped(layer, *about)
+        return found.replace(**odd) if found and about[4] == 64 else found
+
+    monkeypatch.setattr("tuner.tuning.run.KernelCompiler", FitsAll)
+    monkeypatch.setattr(SGLangFusedMoe, "entry", entry)
+    monkeypatch.setitem(tuning.PREDICT_KERNELS, Effort.EXHAUSTIVE, 4)
+    selection = MoeSelection((32, 64))
+    report = tuned(asked(MINIMAX, H100, selection=selection, effort=Effort.EXHAUSTIVE), store)
+    first, *_, up, down = sorted(report.entries, key=lambda entry: entry.point)
+    assert first.incumbents["shipped"].status is Status.PREDICTED
+    for kept in (up, down):
+        shipped_here = kept.incumbents["shipped"]
+        assert kept.config == shipped_here.config and odd.items() <= kept.config.items()
+        assert (kept.status, kept.median_us) == (Status.INCUMBENT, None)
+        assert shipped_here.status is Status.UNSUPPORTED
+        assert why in kept.reason
+    text = " ".join(report.as_text().split())
+    assert "2 entries of the engine were not timed" in text and why in text
+    (run,) = {winner.run_id for winner in store.winners(device=H100.name, engine="sglang")}
+    tried = store.trials_page(run, None, 1000)
+    assert tried and not any(trial.refused for trial in tried)

@@ -115,6 +115,8 @@ def test_keys_that_would_stop_a_server_are_refused(version, kernels):
     with pytest.raises(UnsupportedKernel, match="needs GROUP_SIZE_M"):
         ungrouped = Config({k: v for k, v in CONFIG.items() if k != "GROUP_SIZE_M"})
         kernels.bind(FP8, Gemm.UP, 16, ungrouped, SM90)
+    with pytest.raises(UnsupportedKernel, match="needs a BLOCK_SIZE_N of at least 1, not 0"):
+        kernels.bind(FP8, Gemm.UP, 16, CONFIG.replace(BLOCK_SIZE_N=0), SM90)
     with pytest.raises(BadProblem, match="at least 1"):
         kernels.bind(FP8, Gemm.UP, 0, CONFIG, SM90)
     entry = CONFIG.replace(SPLIT_K=1)

@@ -18,7 +18,7 @@ from tuner.cli import app
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.targets import TargetOptions, read_named, targets_and_settings
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import of_model, what_runs
+from tuner.engines.dispatch import of_model, server_settings, what_runs
 from tuner.engines.settings import settings_kept, settings_to_keep
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest, read_request
@@ -29,7 +29,7 @@ from tuner.problems.server import ServerSettings, read_server
 from tuner.tuning.run import runs_without_us
 from workers import run_job
 from workers.settings import Settings
-from workers.watches import Watch
+from workers.watches import Watch, named, read_watch
 
 NANO = find_preset("nemotron-3-nano-30b-a3b")
 ENGINE = "sglang==0.5.16"
@@ -141,22 +141,30 @@ def test_flags_that_contradict_a_posted_job_are_refused(server):
     assert "tp is 8, and the server's flags say 4: leave one of them out" in said
 
 
-def commanded(model: str, device: str, engine: str) -> Iterator[tuple[Problem, Mapping[str, str]]]:
+def commanded(
+    model: str, device: str, engine: str, server_args: str = ""
+) -> Iterator[tuple[Problem, Mapping[str, str]]]:
     """The problems of a model at TP 8, with the settings that `tuner tune` asks the rules with."""
     name, version = engine.split("==")
     named = read_named(model)
-    flags = named.settings("")
+    flags = named.settings(server_args)
     asked = TargetOptions(named, find_device(device), name, version, 8, flags=flags)
     targets, found = targets_and_settings(asked, FamilyChoice(None, {}), every=True)
     return ((problem, found) for target in targets for problem in target.problems)
 
 
-def jobs_of(model: str, device: str, engine: str) -> Iterator[JobRequest]:
-    """The jobs of a model at TP 8: a posted one, and one of a watch."""
-    body = {"model": model, "tp": 8, "device": device, "engine": engine}
-    yield job_request(SubmitJob.model_validate(body), Settings("sqlite://"), ())[0]
-    watch = Watch((model,), (device,), tp=(8,), engine=engine)
-    yield from (one for one in watch.requests() if isinstance(one, JobRequest))
+def jobs_of(model: str, device: str, engine: str, server_args: str = "") -> Iterator[JobRequest]:
+    """The jobs of a model at TP 8: a posted one, and one of a watch that was added."""
+    served = {"tp": 8, "device": device, "engine": engine, "server_args": server_args}
+    body = SubmitJob.model_validate({"model": model, **served})
+    yield job_request(body, Settings("sqlite://"), ())[0]
+    watch = named(Watch((model,), (device,), tp=(8,), engine=engine, server_args=server_args))
+    yield from (one for one in stored(watch).requests() if isinstance(one, JobRequest))
+
+
+def stored(watch: Watch) -> Watch:
+    """The watch as it comes back from a store."""
+    return read_watch(json.loads(json.dumps(watch.as_json())))
 
 
 ENGINES = ("sglang==0.5.16", "sglang==0.5.23", "vllm==0.33.0")
@@ -187,3 +195,77 @@ def test_a_job_and_a_command_expect_the_same_of_servers(device):
                 differ += [(engine, model.name, job.problem.spec())] if told != wanted else []
     assert compared > 500
     assert differ == []
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "server_args"),
+    [
+        ("deepseek-r1", "sglang==0.5.23", "--moe-runner-backend triton --ep-size 8 --tp-size 8"),
+        ("deepseek-r1", "sglang==0.5.16", "SGL_USE_AITER=1 --moe-a2a-backend deepep"),
+        ("mixtral-8x7b", "sglang==0.5.16", "--port 1 --quantization=fp8 --api-key 's 3'"),
+        ("qwen3-30b-a3b", "vllm==0.33.0", "VLLM_USE_DEEP_GEMM=0 --enable-expert-parallel"),
+    ],
+)
+def test_a_command_a_posted_job_and_a_watch_read_the_same_of_the_server_s_flags(
+    model, engine, server_args
+):
+    name = engine.partition("==")[0]
+    by_command = {
+        JobRequest(p, "H100", engine, server=settings_to_keep(name, p, flags)).key
+        for p, flags in commanded(model, "H100", engine, server_args)
+    }
+    jobs = [*jobs_of(model, "H100", engine, server_args)]
+    assert len(jobs) == 2
+    assert {job.key for job in jobs} <= by_command
+    without = [*jobs_of(model, "H100", engine)]
+    assert {job.key for job in jobs}.isdisjoint(job.key for job in without)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("--api-key s3cret --tp 8 HF_TOKEN=t --port=1", "--tp 8"),
+        ("--tp-size 8 --tensor-parallel-size 8", "--tp-size 8"),
+        ("--enable-dp-attention --dp-size 4 --log-level info", "--dp-size 4 --enable-dp-attention"),
+        ("--dp-size 4", ""),
+        ("SGL_USE_AITER=1", "SGLANG_USE_AITER=1"),
+        ("", ""),
+    ],
+)
+def test_a_watch_keeps_of_the_server_s_flags_what_counts(given, kept):
+    watch = named(Watch(("deepseek-r1",), ("H100",), server_args=given))
+    assert server_settings(watch.server_args).keys() == server_settings(kept).keys()
+    assert "s3cret" not in str(stored(watch).as_json())
+
+
+def test_flags_that_contradict_a_watch_are_its_night_s_error():
+    watch = Watch(("deepseek-r1",), ("H100",), tp=(4, 8), engine=ENGINE, server_args="--tp 8")
+    refused, job = watch.requests()
+    assert isinstance(job, JobRequest)
+    assert "--tp is 4, and the server's flags say 8" in str(refused.error)
+
+
+def test_a_posted_watch_has_the_flags_and_a_problem_s_checkpoint(server):
+    problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=int8_w8a8,per_channel_quant"
+    model = {
+        "architecture": "MixtralForCausalLM",
+        "checkpoint": "int8_w8a8 compressed-tensors int8",
+    }
+    flags = "--api-key s3cret --quantization w8a8_int8"
+    posted = {"engine": ENGINE, **model, "server_args": flags}
+    added = server.call("POST", "/v1/watches", {"models": [problem], "devices": ["L40S"], **posted})
+    assert added.status == 201, added.body
+    kept = {**model, "server_args": "--quantization w8a8_int8"}
+    assert {name: added.json["watch"][name] for name in kept} == kept
+    job = server.call("POST", "/v1/jobs", {"model": problem, "device": "L40S", **posted})
+    (request,) = read_watch(added.json["watch"]).requests()
+    assert isinstance(request, JobRequest)
+    assert read_request(job.json["request"]).key == request.key
+    page = server.call("GET", "/watches", headers={"Accept": "text/html"}).body.decode()
+    assert "<code>--quantization w8a8_int8</code>" in page
+    for wrong, why in (
+        ("--a 'b", "cannot read the server's flags"),
+        ("--tp 'a\nb'", "server_args cannot be"),
+    ):
+        refused = {"models": [problem], "devices": ["L40S"], "server_args": wrong}
+        assert why in server.call("POST", "/v1/watches", refused).problem(422)

@@ -27,6 +27,7 @@ from worker_processes import wait_for as wait_until
 from api.settings import read_api_settings
 from tuner.errors import BadInput
 from tuner.files import parse_toml
+from tuner.measure import gpu_lock
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -78,7 +79,7 @@ def test_every_variable_is_one_that_is_read():
 
     asked = Asked()
     read_api_settings(asked)
-    known = set(asked)
+    known = {*asked, gpu_lock.VARIABLE}
     for name in OURS:
         assert set(SERVICES[name]["environment"]) <= known
 
@@ -147,6 +148,18 @@ def test_only_the_worker_reserves_gpus():
     assert reserving == ["worker"]
     (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
+def test_containers_that_share_a_gpu_share_the_folder_of_its_lock():
+    """Each container has a /tmp of its own, and each replica of a worker is a container."""
+    worker = SERVICES["worker"]
+    folder = worker["environment"][gpu_lock.VARIABLE]
+    mounts = dict(reversed(mount.split(":")[:2]) for mount in worker["volumes"])
+    assert mounts[folder] in COMPOSE["volumes"]
+    text = (ROOT / "docker" / "worker.Dockerfile").read_text()
+    (made,) = re.findall(rf"^RUN install (.+) {folder}$", text, re.MULTILINE)
+    assert made.split() == ["--directory", "--owner", "tuner", "--mode", "1777"]
+    assert text.index(made) < text.index("USER 10001")
 
 
 @pytest.mark.parametrize("name", ["api", "worker"])

@@ -12,11 +12,9 @@ from tuner.measure import gpu_lock
 from tuner.measure.gpu_lock import lock_gpu
 
 HOLDER = """
-import os, signal, sys
-from pathlib import Path
+import os, signal
 from tuner.measure import gpu_lock
 os.umask(0o077)
-gpu_lock.FOLDER = Path(sys.argv[1])
 gpu_lock.lock_gpu("GPU-1")
 print("locked", flush=True)
 signal.pause()
@@ -30,7 +28,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_lock_is_another_process_s_until_that_ends(folder):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, folder], stdout=subprocess.PIPE)
+    environ = {**os.environ, gpu_lock.VARIABLE: str(folder)}
+    command = [sys.executable, "-c", HOLDER]
+    holder = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
         shown = f"FLOCK  ADVISORY  WRITE {holder.pid} " in Path("/proc/locks").read_text()

@@ -274,10 +274,12 @@ def test_a_done_job_may_lack_totals(server: Server, visitor: Visitor) -> None:
 
 def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Visitor) -> None:
     fields = {"models": "qwen3-235b-a22b\nmixtral-8x7b", "devices": "H100, H20"}
+    fields["server_args"] = "--moe-runner-backend triton"
     answer = visitor.post("/watches", fields)
     assert answer.status == 303, answer.body
     watch = server.call("GET", "/v1/watches").json["watches"][-1]
     assert watch["watch"]["models"] == ["qwen3-235b-a22b", "mixtral-8x7b"]
+    assert watch["watch"]["server_args"] == fields["server_args"]
     refused = visitor.post("/watches", {"models": "mixtrall", "devices": "H20"})
     assert refused.status == 422 and b"did you mean" in refused.body
     hide = f"/watches/{watch['id']}/hide"

@@ -1,6 +1,7 @@
 """What every store does, on each database."""
 
 import itertools
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from databases import both_databases
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import insert, text, update
+from sqlalchemy import insert, select, text, update
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
@@ -39,6 +40,7 @@ from tuner.store.results import ResultStore, trial_cursor
 from tuner.store.rows import trial_row
 from tuner.store.tables import problems as problems_table
 from tuner.store.tables import trials as trials_table
+from tuner.store.tables import winners as winners_table
 from workers.coverage import stored_rows
 
 UP, DOWN = POINTS
@@ -243,6 +245,24 @@ class TestWinners:
         (seen,) = lookups.environments({"NVIDIA_L40S"})
         rows = stored_rows(lookups.stored_summaries(None, None, 9), [seen])
         assert [row["problem"] for row in rows] == [problem.spec() for problem in known]
+
+    def test_a_page_is_filled_after_any_number_of_problems_that_cannot_be_read(self, store):
+        publish(store, KEY, entry(UP))
+        unread = {"family": "kda"}  # which this release lacks
+        specs = [f"kda:heads={n}" for n in range(sys.getrecursionlimit())]
+        with store.database._writer.begin() as connection:
+            connection.execute(insert(problems_table), [{**unread, "spec": one} for one in specs])
+            ids = connection.scalars(select(problems_table.c.id).filter_by(**unread)).all()
+            copied = {**connection.execute(select(winners_table)).mappings().one()}
+            del copied["id"]
+            rows = [{**copied, "problem_id": problem_id} for problem_id in ids]
+            connection.execute(insert(winners_table), rows)
+        last = replace(PROBLEM, E=16)
+        publish(store, replace(KEY, problem=last), entry(UP))
+        lookups = Lookups(store.database)
+        (first,) = lookups.stored_summaries(None, None, 1)
+        (second,) = lookups.stored_summaries(None, first.cursor, 1)
+        assert [first.problem, second.problem] == [PROBLEM, last]
 
     def test_entries_come_back_with_what_they_hold_for(self, store):
         run = store.begin_run(KEY)

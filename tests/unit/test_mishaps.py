@@ -20,7 +20,16 @@ from tuner.families.scans.choose import OwnChoice, ScanChooser
 from tuner.families.scans.chunk_scan.problem import SsdKernel
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_of
-from tuner.problems.results import UNCHECKED, Compiled, Entry, Measurement, Status, Totals, Trial
+from tuner.problems.results import (
+    UNCHECKED,
+    Compiled,
+    Entry,
+    Measurement,
+    Status,
+    Totals,
+    Trial,
+    untimed,
+)
 from tuner.tuning.gains import gains
 from tuner.tuning.pointwise import PointwiseChooser, Policy
 from tuner.tuning.tune import FixedStrategy, Outcome, RunPlan, tune
@@ -130,6 +139,26 @@ def test_where_the_incumbent_was_lost_it_stays_and_no_gain_is_told(race, compili
         f"1 candidate was lost to mishaps, and the next run tries again: {WORDS}"
     ]
     assert totals.extra == {"lost": 1}
+
+
+@pytest.mark.parametrize("race", [None, same])
+def test_what_the_kernel_does_not_take_was_not_timed_and_stays(race):
+    two, why = plan(shipped=True), "sglang 1.0: kernel takes no config key 'FOO'"
+    of_one_gemm = Candidate(POINTS[0], SHIPPED)
+    trials = [one for one in tried() if one.candidate != of_one_gemm]
+    trials.append(untimed(of_one_gemm, Compiled(Status.UNSUPPORTED, detail=why)))
+    found, totals = done(trials, race, asked=two)
+    assert by_size(found.entries)[8] == {SHIPPED}
+    for entry in found.entries[:2]:
+        assert (entry.status, entry.median_us) == (Status.INCUMBENT, None)
+        assert entry.reason == f"the shipped configuration was not compared: {why}"
+        assert not entry.incumbents["shipped"].cannot_run
+    assert [one.size for one in gains(found.entries)] == ["M=16"]
+    assert found.mishaps == [
+        "1 entry of the engine was not timed, because the kernel as it is read here does not take "
+        f"it, and stays where servers run it: {why}"
+    ]
+    assert totals.extra == {}
 
 
 def test_what_really_cannot_run_is_replaced_as_ever():

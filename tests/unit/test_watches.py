@@ -1,5 +1,6 @@
 """The watch list: read, refused, and spread out into requests."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ batch_sizes = [1, 2]
 engine = "sglang==0.5.16"
 measure = "predict"
 effort = "quick"
+server_args = "--moe-runner-backend triton"
 
 [[watch]]
 models = ["fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"]
@@ -48,6 +50,7 @@ def test_a_list_is_read(tmp_path):
         engine="sglang==0.5.16",
         measure="predict",
         effort="quick",
+        server_args="--moe-runner-backend triton",
     )
     assert (second.tp, second.ep, second.measure) == ((1,), (1,), "gpu")
     assert read_watch_list(written(tmp_path, "")).revalidate == REVALIDATE
@@ -57,6 +60,12 @@ def test_a_watch_comes_back_from_json():
     watch = Watch(("deepseek-r1",), ("L40S",), tp=(8,), dtypes=("int8_w8a8",))
     assert read_watch(watch.as_json()) == watch
     assert watch.key != Watch(("deepseek-r1",), ("L40S",), tp=(16,)).key
+
+
+def test_a_watch_without_flags_has_the_key_of_before_there_were_any():
+    watch = Watch(("deepseek-r1",), ("L40S",))
+    assert watch.as_json().keys().isdisjoint({"architecture", "checkpoint", "server_args"})
+    assert watch.key != replace(watch, server_args="--ep 2").key
 
 
 def test_problems_of_a_watch_are_hidden(tmp_path):
@@ -123,6 +132,7 @@ def test_an_engine_of_no_such_name_is_said_of_each_of_its_models():
         ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ndtype = 'fp8'", "did you mean 'dtypes'"),
         ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\nmeasure = 'guess'", "guess"),
         ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ndtypes = ['fp9']", "fp9"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\nserver_args = '-a \"b'", "server's flags"),
     ],
 )
 def test_a_malformed_list_is_refused(tmp_path, text, reason):

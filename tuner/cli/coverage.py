@@ -13,7 +13,7 @@ import typer
 
 from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
-from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, Server
+from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, Server, ServerArgs
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.options import parse_batch_sizes
@@ -100,6 +100,7 @@ def add_watch(
     engine: EngineSpec = "sglang",
     measure: Measure = "gpu",
     effort: EffortName = "standard",
+    server_args: ServerArgs = "",
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -109,6 +110,8 @@ def add_watch(
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
     watch |= {"engine": engine, "measure": measure, "effort": effort}
+    if server_args:
+        watch["server_args"] = server_args
     if batch_sizes:
         watch["batch_sizes"] = parse_batch_sizes(batch_sizes)
     with open_watching(server) as watching:
@@ -160,6 +163,7 @@ def _watch_text(row: Mapping[str, Any]) -> str:
     said += [_listed(watch["dtypes"])] if watch["dtypes"] else []
     said += [f"batch sizes {_listed(watch['batch_sizes'])}"] if watch["batch_sizes"] else []
     said += [watch["engine"], watch["measure"], watch["effort"]]
+    said += [f"servers with {watch['server_args']}"] if watch.get("server_args") else []
     said += [f"without {problem}" for problem in watch.get("hidden", ())]
     what = f"{_listed(watch['models'])} on {_listed(watch['devices'])}"
     added = f"added by {row['client']} on {row['created_at'][:10]}"

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from tuner.compile.farm import CompileJob, Farm
 from tuner.devices.table import Device
+from tuner.errors import UnsupportedKernel
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate
@@ -91,6 +92,14 @@ class KernelCompiler:
             jobs.update(dict.fromkeys(mine, _Asked(candidate, mine)))
         self._pending |= jobs
         self._farm.submit(jobs)
+
+    def refusal(self, candidate: Candidate) -> str:
+        """Return why the kernel does not take a candidate's configuration; "" if it does."""
+        try:
+            self._kernels(candidate)
+        except UnsupportedKernel as error:
+            return str(error)
+        return ""
 
     def compile_ahead(self, candidates: Iterable[Candidate]) -> None:
         """Have candidates compiled that will probably be submitted; see `Farm.compile_ahead`."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from tuner.engines.dispatch import class_alone, options_text, server_settings
 from tuner.engines.dispatch_table import ARCHITECTURE, CHECKPOINT, dispatch_table
+from tuner.engines.engine import parse_spec
+from tuner.engines.launch import read_flags
 from tuner.problems.points import Problem
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 
@@ -23,6 +25,23 @@ def settings_to_keep(engine: str, problem: Problem, settings: Mapping[str, str])
     kept = {name: given[name] for name in asked if usual.get(name) != given[name]}
     architecture, checkpoint = kept.pop(ARCHITECTURE, ""), kept.pop(CHECKPOINT, "")
     return ServerSettings(architecture, checkpoint, shlex.join(_words(kept)))
+
+
+def flags_to_keep(engine: str, server_args: str) -> str:
+    """Return of a server's flags those that change problems, or that an engine's rules ask for.
+
+    Others may hold secrets. `engine` is its name or its name and version. Raises BadInput.
+    """
+    name, _ = parse_spec(engine)
+    table, kept = dispatch_table(name), server_settings(server_args)
+    asked = table.names if table else frozenset()
+    kept = table.with_new_names(kept) if table else kept
+    said = read_flags(name, kept)
+    for flag in sorted(kept.keys() - asked):
+        others = {one: value for one, value in kept.items() if one != flag}
+        if read_flags(name, others) == said:
+            kept = others
+    return shlex.join(_words(kept))
 
 
 def _words(flags: Mapping[str, str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.lift import UNREADABLE_DEFAULT, Lifted, Parameter
 from tuner.kernels.stand_ins import TensorSpec, TritonType
-from tuner.problems.points import Candidate
+from tuner.problems.points import Candidate, Config
 
 Plain = bool | int | float | str | None
 
@@ -135,6 +135,13 @@ class Binding:
             if aligned and parameter.specialize:
                 divisible.append(name)
         return Variant(self.function, signature, constants, tuple(divisible), dict(self.options))
+
+
+def refuse_empty_tiles(kernel: str, config: Config) -> None:
+    """Raise UnsupportedKernel for a tile without rows or columns, by which launchers divide."""
+    for name, value in config.items():
+        if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_")) and value < 1:
+            raise UnsupportedKernel(f"{kernel} needs a {name} of at least 1, not {value}")
 
 
 def bind(

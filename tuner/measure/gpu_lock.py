@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tuner.errors import GpuInUse
 
+VARIABLE = "TUNER_GPU_LOCK_DIR"
 # For all users. It is not the folder for temporary files, which a variable may move for one of two
-# processes. Containers that do not share it do not see each other's locks.
-FOLDER = Path("/tmp")  # noqa: S108
+# processes. Each container has a /tmp of its own, so containers name a folder that they share.
+FOLDER = Path(os.environ.get(VARIABLE) or "/tmp")  # noqa: S108
 
 
 def lock_gpu(uuid: str) -> int:

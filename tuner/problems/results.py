@@ -25,7 +25,7 @@ class Status(str, Enum):
     COMPILE_TIMEOUT = "compile_timeout"
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
     WRONG_RESULT = "wrong_result"
-    UNSUPPORTED = "unsupported"  # a backend has no kernel for it, or cannot be loaded
+    UNSUPPORTED = "unsupported"  # there is no kernel for it, or that cannot be loaded or bound
     CRASHED = "crashed"  # its process ended, the device failed, or this program did
     TIMED_OUT = "timed_out"
     NOT_RECORDED = "not_recorded"  # absent from the replayed recording
@@ -79,7 +79,8 @@ class MeasureKind(str, Enum):
 class Compiled:
     """The result of compiling a kernel for one architecture."""
 
-    # OK, COMPILE_ERROR, OUT_OF_RESOURCES, or a mishap; INCUMBENT: it was not compiled
+    # OK, COMPILE_ERROR, OUT_OF_RESOURCES, or a mishap; UNSUPPORTED: the kernel does not take the
+    # configuration; INCUMBENT: it was not compiled
     status: Status
     shared_bytes: int | None = None  # shared memory of a block
     n_regs: int | None = None  # registers of a thread
@@ -140,6 +141,11 @@ class Trial:
     def lost(self) -> bool:
         """Whether nothing is known of the candidate, because of a mishap."""
         return self.measurement.status in MISHAPS
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine's kernel, as it is read here, does not take the configuration."""
+        return self.compiled.status is Status.UNSUPPORTED
 
     @property
     def unchecked(self) -> bool:

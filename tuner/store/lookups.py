@@ -82,6 +82,7 @@ _NEWEST = (
     .label("newest")
 )
 _TIMED = (Status.OK, Status.PREDICTED)  # statuses with times; the first one counts
+_AT_ONCE = 100  # problems that are read to fill up a page
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,28 @@ def _summaries(
 
     With `since`, only the problems with a winner that was published later.
     """
-    mine = winners.c.environment_id == environment["id"]
+    found: list[StoredSummary] = []
+    place, at_once = read_environment(environment), limit
+    while limit is None or len(found) < limit:
+        rows = _problem_rows(connection, environment["id"], past, at_once, since)
+        readable = [row for row in rows if is_readable(row["spec"])]
+        gains = _mean_gains(connection, environment["id"], [row["problem_id"] for row in readable])
+        found += [_summary(row, environment["id"], place, gains) for row in readable]
+        if at_once is None or len(rows) < at_once:
+            break
+        past, at_once = rows[-1]["problem_id"], _AT_ONCE
+    return found[:limit]
+
+
+def _problem_rows(
+    connection: Connection,
+    environment_id: int,
+    past: int,
+    limit: int | None,
+    since: datetime | None,
+) -> Sequence[RowMapping]:
+    """Counts and dates of the winners of the next `limit` problems, readable or not."""
+    mine = winners.c.environment_id == environment_id
     wanted = mine & (winners.c.problem_id > past)
     if since is not None:
         fresh = select(winners.c.problem_id).where(mine, winners.c.published_at > since)
@@ -287,24 +309,23 @@ def _summaries(
         .join(problems, problems.c.id == page.c.problem_id)
         .order_by(page.c.problem_id)
     )
-    place = read_environment(environment)
-    rows = connection.execute(query).mappings().all()
-    gains = _mean_gains(connection, environment["id"], [row["problem_id"] for row in rows])
-    found = [
-        StoredSummary(
-            cursor=(environment["id"], row["problem_id"]),
-            environment=place,
-            problem=parse_problem(row["spec"]),
-            points={status: row[status.value] for status in WINNING if row[status.value]},
-            oldest=row["oldest"],
-            newest=row["newest"],
-            speedup=gains.get(row["problem_id"], (None,))[0],
-            over_without_us=row["problem_id"] in gains and gains[row["problem_id"]][1],
-        )
-        for row in rows
-        if is_readable(row["spec"])
-    ]
-    if len(found) < len(rows) == limit:  # the page is filled up after those that are left out
-        last = rows[-1]["problem_id"]
-        found += _summaries(connection, environment, last, limit - len(found), since)
-    return found
+    return connection.execute(query).mappings().all()
+
+
+def _summary(
+    row: RowMapping,
+    environment_id: int,
+    place: Environment,
+    gains: Mapping[int, tuple[float, bool]],
+) -> StoredSummary:
+    problem_id = row["problem_id"]
+    return StoredSummary(
+        cursor=(environment_id, problem_id),
+        environment=place,
+        problem=parse_problem(row["spec"]),
+        points={status: row[status.value] for status in WINNING if row[status.value]},
+        oldest=row["oldest"],
+        newest=row["newest"],
+        speedup=gains.get(problem_id, (None,))[0],
+        over_without_us=problem_id in gains and gains[problem_id][1],
+    )

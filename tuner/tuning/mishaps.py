@@ -1,4 +1,6 @@
-"""What a run keeps and says where candidates were lost to mishaps, which are no verdicts."""
+"""What a run keeps and says where candidates were lost to mishaps, which are no verdicts, or where
+what the engine runs could not be bound.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def keep_uncompared(
     requested: Collection[Point],
     previous: Mapping[Point, Config],
 ) -> list[Entry]:
-    """Return the entries, but keep what the engine runs at each requested size where that was lost.
+    """Return the entries, but keep what the engine runs at each requested size where that was lost
+    or could not be bound.
 
     Nothing was compared with it, so nothing may replace it. If the store has an entry for the size,
     which was compared in an earlier run, that one stays.
@@ -30,7 +33,7 @@ def keep_uncompared(
         for point, by_name in incumbents.items()
         if point in requested and by_name
     }
-    lost = {_size(point): point for point, trial in own.items() if trial.lost}
+    lost = {_size(point): point for point, trial in own.items() if trial.lost or trial.refused}
     stored = {
         point: trial
         for point, config in previous.items()
@@ -78,9 +81,21 @@ def _running(by_name: Mapping[str, Config]) -> str:
     return "shipped" if "shipped" in by_name else "default"
 
 
-def told(lost: Sequence[Trial], unraced: Mapping[Point, str], points: int) -> list[str]:
-    """Return lines for people: how many candidates were lost, and which points have no race."""
+def told(
+    lost: Sequence[Trial], refused: Sequence[Trial], unraced: Mapping[Point, str], points: int
+) -> list[str]:
+    """Return lines for people: how many candidates were lost or refused by the kernel, and which
+    points have no race.
+    """
     lines = []
+    if refused:
+        one = len(refused) == 1
+        many = "entry of the engine was" if one else "entries of the engine were"
+        them, stay = ("it", "stays") if one else ("them", "stay")
+        lines.append(
+            f"{len(refused)} {many} not timed, because the kernel as it is read here does not take "
+            f"{them}, and {stay} where servers run {them}: {_words(refused)}"
+        )
     if lost:
         many = "candidate was" if len(lost) == 1 else "candidates were"
         lines.append(

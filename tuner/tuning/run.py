@@ -118,7 +118,7 @@ def execute(
             plan,
             strategy,
             bench,
-            store.trials(run),
+            [*store.trials(run), *_refused(plan, source.compiler)],
             partial(store.add_trials, run),
             watcher,
             race=on_gpu.race if on_gpu else None,
@@ -158,6 +158,18 @@ def execute(
         runs=runs,
         mishaps=found.mishaps,
     )
+
+
+def _refused(plan: RunPlan, compiler: KernelCompiler | None) -> list[Trial]:
+    """The trials of what the engine's makers or the store have and the engine's kernel, as it is
+    read here, does not take. Nothing of them is stored: another release of this program may.
+    """
+    if compiler is None:  # a recording says what ran
+        return []
+    default = {Candidate(p, by_name["default"]) for p, by_name in plan.incumbents.items()}
+    others = [c for c in plan.incumbent_candidates() if c.backend == TRITON and c not in default]
+    whys = {candidate: compiler.refusal(candidate) for candidate in others}
+    return [untimed(c, Compiled(Status.UNSUPPORTED, detail=why)) for c, why in whys.items() if why]
 
 
 def _beside(kept: Sequence[Entry], chosen: Sequence[Entry]) -> Sequence[Entry]:
@@ -282,10 +294,10 @@ class GpuTimes:
         """Compile what a run will try first, while other runs of a command are under way."""
         if prepared.compiles_ahead:
             known = Known(chosen=self.workbench.chosen)
-            first = prepared.plan(known).incumbent_candidates()
-            compiler_of(prepared, self._farm).compile_ahead(
-                [*first, *prepared.strategy(known).ask()]
-            )
+            plan, compiler = prepared.plan(known), compiler_of(prepared, self._farm)
+            refused = {trial.candidate for trial in _refused(plan, compiler)}
+            first = [one for one in plan.incumbent_candidates() if one not in refused]
+            compiler.compile_ahead([*first, *prepared.strategy(known).ask()])
 
     def bench(self, prepared: Prepared) -> GpuBench:
         """Raises MeasurerUnavailable, or BadInput for another kind of GPU."""

@@ -205,7 +205,8 @@ def tune(
     """Run `plan`; raises NothingFits where a requested point has no entry, or MeasurerFailed where
     mishaps leave that open.
 
-    `stored` are the trials that the run has already; `store` keeps further ones durably.
+    `stored` are the trials that the run has already, or that need no try; `store` keeps further
+    ones durably.
     With a `race`, the finalists of each point are timed again in turn, and the new times decide.
     `tell` adds to the entries what the trials of other backends say; only Triton's are chosen.
     `bench.totals.wall_s` is set to the seconds that this took.
@@ -227,7 +228,8 @@ def tune(
     counts = {"lost": len(lost), "unraced": len(unraced)}
     bench.totals.extra |= {name: count for name, count in counts.items() if count}
     bench.totals.wall_s = time.perf_counter() - started
-    return Outcome(entries, told(lost, unraced, len(plan.requested)))
+    refused = [trial for trial in trials.values() if trial.refused]
+    return Outcome(entries, told(lost, refused, unraced, len(plan.requested)))
 
 
 def _choose(plan: RunPlan, trials: Iterable[Trial]) -> list[Entry]:

@@ -30,6 +30,7 @@ from tuner.shell import command_line
 from tuner.targets import resolve_all
 
 SET_CONFIG = "set model.config to the path of its config.json"
+SHOWN = 3  # of the stored problems, in a message
 
 
 def server_flags(cluster: Cluster) -> dict[str, str]:
@@ -144,7 +145,7 @@ def winners_of_servers(
     if asked is None:
         raise ExportRefused(
             not_known(cluster),
-            cli=f"; {SET_CONFIG}, or name what to bundle with --problem or --model",
+            cli=f"; {SET_CONFIG}, or bundle what is stored: add {_as_options(winners, device)}",
             api="; give model.name a preset's name, or run `tuner bundle`",
         )
     found = winners_of(winners, cluster_problems(cluster, engine, device))
@@ -155,6 +156,16 @@ def winners_of_servers(
     stored = list(dict.fromkeys(winner.problem for winner in winners))
     wanted = [file for file in asked if not file.by_plugin] or asked
     raise ExportRefused(_missing_text(Keys(wanted, ()), (), stored, engine, device))
+
+
+def _as_options(winners: Sequence[Winner], device: Device) -> str:
+    """The options that name the stored problems; of many, the first ones."""
+    specs = list(dict.fromkeys(winner.problem.spec() for winner in winners))
+    options = " ".join(command_line("--problem", spec) for spec in specs[:SHOWN])
+    if len(specs) <= SHOWN:
+        return options
+    more = command_line("tuner", "coverage", "--device", device.name)
+    return f"{options}, or others of {len(specs)}: `{more}` lists them"
 
 
 def not_known(cluster: Cluster) -> str:

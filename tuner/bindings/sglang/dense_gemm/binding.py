@@ -25,6 +25,7 @@ from tuner.kernels.binding import (
     Pointer,
     argument_of,
     bind,
+    refuse_empty_tiles,
 )
 from tuner.kernels.launcher import Followed, KernelLaunch, TensorSpec
 from tuner.kernels.lift import Lifted
@@ -119,6 +120,7 @@ class SGLangGemmKernels(GemmKernels):
                 )
         if missing := [key for key in needed if key not in config]:
             raise UnsupportedKernel(f"{what} needs {', '.join(missing)}")
+        refuse_empty_tiles(what, config)
 
     def _check_options(self, launch: KernelLaunch, target: Target) -> None:
         known = launch_options(target.backend)

@@ -36,6 +36,7 @@ from tuner.kernels.binding import (
     Pointer,
     TypeConstant,
     bind,
+    refuse_empty_tiles,
 )
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.dtypes import Dtype
@@ -133,6 +134,7 @@ class FusedMoeKernels(MoeKernels):
         missing = tiles - set(launch.config)
         if missing:
             raise UnsupportedKernel(f"{origin}: {function} needs {', '.join(sorted(missing))}")
+        refuse_empty_tiles(f"{origin}: {function}", launch.config)
         if launch.sorted_output and "c_sorted" not in names:
             raise UnsupportedKernel(f"{origin}: {function} cannot write its output in slot order")
         problem = launch.problem

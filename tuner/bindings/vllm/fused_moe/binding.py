@@ -23,7 +23,7 @@ from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.engine import MoeKernels
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.kernels.binding import Binding, Integer, argument_of, bind
+from tuner.kernels.binding import Binding, Integer, argument_of, bind, refuse_empty_tiles
 from tuner.kernels.lift import Lifted, lift
 from tuner.kernels.stand_ins import KernelLaunch, TensorSpec, TritonType
 from tuner.problems.dtypes import Dtype
@@ -156,6 +156,7 @@ class VLLMMoeKernels(MoeKernels):
                 raise UnsupportedKernel(f"{origin}: {DENSE} takes no config key {key!r}{near}")
         if missing := [name for name in REQUIRED_FIELDS if name not in config]:
             raise UnsupportedKernel(f"{origin}: {DENSE} needs {', '.join(missing)}")
+        refuse_empty_tiles(f"{origin}: {DENSE}", config)
 
 
 @dataclass(frozen=True)
