@@ -9,17 +9,10 @@ import pytest
 from tiers import only
 
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import (
-    Runs,
-    engine_runs,
-    flags_of,
-    of_class,
-    of_model,
-    seen_to_run,
-    what_runs,
-)
+from tuner.engines.dispatch import Runs, engine_runs, seen_to_run, what_runs
 from tuner.engines.dispatch_table import DispatchRule, UnknownFact
 from tuner.engines.engine import release_of
+from tuner.engines.settings import flags_of, of_class, of_model
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
 from tuner.families.fused_moe.models import resolve, resolve_config
 from tuner.files import shipped_toml

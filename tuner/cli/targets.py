@@ -284,7 +284,7 @@ def settings_of(server_args: str, target: str | None) -> dict[str, str]:
     Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
     quotation marks that are not closed.
     """
-    from tuner.engines.dispatch import of_class, of_model, server_settings
+    from tuner.engines.settings import of_class, of_model, server_settings
     from tuner.problems.registry import is_problem
 
     settings = server_settings(server_args)

@@ -6,7 +6,6 @@ An answer refuses nothing: it says whether the files that the tuner writes will 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,14 +22,12 @@ from tuner.engines.dispatch_table import (
     dispatch_table,
 )
 from tuner.engines.engine import engine_package, release_of
-from tuner.errors import BadInput, BadProblem
-from tuner.models.table import class_of, stored_as
+from tuner.engines.settings import options_text
+from tuner.errors import BadProblem
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 
 _SWITCH = {"true": "1", "false": "0"}  # of environment variables
-_FLAG = re.compile(r"--?[A-Za-z]")
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 _GROUPS = re.compile(r" groups of (\d{1,9})")
 _NOTHING: Mapping[str, str] = {}
 
@@ -328,56 +325,6 @@ def _subject(group: Sequence[Problem], asked: Sequence[Problem]) -> str:
     return f"for {' and '.join(dict.fromkeys(names))}"
 
 
-def of_class(flags: Mapping[str, str], architecture: str) -> dict[str, str]:
-    """The settings of a server whose model has this class; "": not known."""
-    return {**flags, ARCHITECTURE: architecture} if architecture else dict(flags)
-
-
-def of_model(flags: Mapping[str, str], target: str | bytes) -> dict[str, str]:
-    """The settings of a server of the model that a preset, a file or a config.json's bytes name."""
-    stored = stored_as(target)
-    return of_class({**flags, CHECKPOINT: stored} if stored else flags, class_of(target))
-
-
-def class_alone(flags: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a server of the same model without flags and variables."""
-    return {name: flags[name] for name in (ARCHITECTURE, CHECKPOINT) if name in flags}
-
-
-def only_for(problem: Problem, engine: str, flags: Mapping[str, str]) -> dict[str, str]:
-    """The flags, with those that choose for this problem alone in place of those for several."""
-    table = dispatch_table(engine)
-    alone = table.alone.get(problem.family, {}) if table else {}
-    return {alone.get(name, name): value for name, value in flags.items()}
-
-
-def server_settings(text: str) -> dict[str, str]:
-    """The flags of a command line, and the variables before it: `NAME=value --flag value`.
-
-    Raises BadInput for quotation marks that are not closed.
-    """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise BadInput(f"cannot read the server's flags {text!r}: {error}") from None
-    variables = (word.partition("=") for word in words if _VARIABLE.match(word))
-    return {**{name: value for name, _, value in variables}, **flags_of(words)}
-
-
-def flags_of(words: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
-
-    Short flags, as `-tp`, are flags too. The last occurrence counts.
-    """
-    found: dict[str, str] = {}
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        name, equals, value = word.partition("=")
-        if _FLAG.match(name):
-            alone = not following or bool(_FLAG.match(following))
-            found[name] = value if equals else ("1" if alone else following)
-    return found
-
-
 def _found(
     table: DispatchTable,
     release: str,
@@ -499,14 +446,3 @@ def _refusals(
         return []
     module = import_module(f"{engine_package(engine)}.compiled_kernels")
     return [text for name in names for text in module.refusals(name, version, problem, device)]
-
-
-def options_text(flags: Mapping[str, str]) -> str:
-    """Flags and variables as people type them."""
-    words = []
-    for name, value in flags.items():
-        if not name.startswith("--"):
-            words.append(f"{name}={value}")
-        else:
-            words.append(f"{name} {value}" if value else f"{name} left out")
-    return " and ".join(words)

@@ -14,15 +14,8 @@ from typing import Any
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import (
-    NOT_KNOWN,
-    Kernel,
-    Runs,
-    only_for,
-    options_text,
-    what_runs,
-)
-from tuner.engines.settings import flags_alone, settings_to_keep
+from tuner.engines.dispatch import NOT_KNOWN, Kernel, Runs, what_runs
+from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
 from tuner.export.servers import EngineRelease, running, told
 from tuner.problems.points import Problem

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from tuner.deploy.cluster import Cluster
-from tuner.engines.dispatch import options_text
 from tuner.engines.engine import Engine
+from tuner.engines.settings import options_text
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.engines.sglang.attention.server_flags import advised_flags
