@@ -14,7 +14,8 @@ from typing import Any
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import NOT_KNOWN, Kernel, Runs, what_runs
+from tuner.engines.dispatch import NOT_KNOWN, what_runs
+from tuner.engines.dispatch_answer import Kernel, Runs
 from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
 from tuner.export.servers import EngineRelease, running, told

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import Kernel, Runs, what_runs
+from tuner.engines.dispatch import what_runs
+from tuner.engines.dispatch_answer import Kernel, Runs
 from tuner.engines.settings import class_alone, flags_alone, settings_kept, settings_to_keep
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Winner
