@@ -59,6 +59,7 @@ class Runs:
     notes: Sequence[str]
     problems: Sequence[str]  # the texts of the problems that it holds for
     subject: str = "here"  # "for extend_attention", where others have another answer
+    older: bool = False  # the version is older than each release that was read: all is a doubt
     doubt: str = ""  # what the next release that was read runs, if the version lies between
     # Flags and variables without which a server stops as it loads. The kernels are those with them.
     needs: Mapping[str, str] = field(default_factory=dict)
@@ -67,12 +68,17 @@ class Runs:
     def always_triton(self) -> bool:
         return all(kernel.triton for kernel in self.kernels)
 
+    @property
+    def may_read(self) -> bool:
+        """Tell whether tuned files may be read, as far as anybody knows."""
+        return self._sometimes_triton or (self.older and not self.reads)
+
     def without_us(self, installed: Collection[str] | None = None) -> Kernel | None:
         """The kernel that a server runs without this program; None where that is not known.
 
         `installed` names the backends that the server's environment has; None: nobody knows.
         """
-        if self.doubt:
+        if self.older or self.doubt:
             return None
         for kernel in self.kernels:
             holds = kernel.holds(installed)
@@ -94,15 +100,20 @@ class Runs:
         needs = f" with {options_text(self.needs)}" if self.needs else ""
         runs = f"{first.name} {self.subject}{needs}{first.words}"
         runs += "".join(f", else {other.name}{other.words}" for other in others)
-        rules = "" if self.version == self.release else f" (by the rules of {self.release})"
-        if self.doubt:
-            rules = (
-                f" (by the rules of {self.release}; {self.doubt}, and no release between was read)"
-            )
         engine = f"{self.engine} {self.version}".strip()
-        return f"{engine} on {self.device} runs {runs}{rules}"
+        return f"{engine} on {self.device} runs {runs}{self._rules()}"
+
+    def _rules(self) -> str:
+        """Say whose rules these are, if they are of another release, and what is in doubt."""
+        if self.version == self.release:
+            return ""
+        doubt = f"; {self.doubt}, and no release between was read" if self.doubt else ""
+        doubt = ", the oldest release read" if self.older else doubt
+        return f" (by the rules of {self.release}{doubt})"
 
     def _files(self) -> str:
+        if self.older:
+            return "whether it reads tuned files is not known"
         if self.always_triton:
             return "it reads tuned files"
         if self.to_triton:
@@ -127,7 +138,7 @@ class Runs:
             "line": self.line(),
             "rules_of": self.release,
             "kernels": [kernel.as_json() for kernel in self.kernels],
-            "to_triton": dict(self.to_triton),
+            "to_triton": {} if self.older else dict(self.to_triton),
             "needs": dict(self.needs),
             "problems": list(self.problems),
         }

@@ -29,7 +29,7 @@ class Reads(str, Enum):
     MAYBE = "maybe"  # something that only the server's own machine knows decides
     WITH_FLAGS = "with flags"
     NO = "no"
-    UNKNOWN = "unknown"  # the release's rules say nothing of the problem
+    UNKNOWN = "unknown"  # the rules say nothing of the problem, or are of a newer release
 
 
 class FoundFile(str, Enum):
@@ -173,8 +173,8 @@ def plan_model(
 
 
 def _reads(runs: Runs | None) -> Reads:
-    if runs is None:
-        return Reads.UNKNOWN
+    if runs is None or runs.older:
+        return Reads.UNKNOWN if runs is None or runs.may_read else Reads.NO
     if runs.always_triton:
         return Reads.YES
     if any(kernel.triton for kernel in runs.kernels):
@@ -183,7 +183,9 @@ def _reads(runs: Runs | None) -> Reads:
 
 
 def _names(runs: Runs | None) -> str:
-    return " or ".join(kernel.name for kernel in runs.kernels) if runs else "not known"
+    if runs is None or runs.older:
+        return "not known"
+    return " or ".join(kernel.name for kernel in runs.kernels)
 
 
 def _file(

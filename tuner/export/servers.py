@@ -71,7 +71,7 @@ def kernel_that_runs(
     What is installed was seen when the entries were tuned, for servers that run `own`. It is no
     answer for servers whose flags make another choice.
     """
-    if runs is None:
+    if runs is None or runs.older:
         return None
     if kernel := runs.without_us():
         return kernel

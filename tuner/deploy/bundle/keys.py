@@ -120,7 +120,7 @@ def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedF
     found: list[AskedFile] = []
     for problem in cluster_problems(cluster, engine, device):
         runs = what_runs(cluster.engine.name, version, problem, device, flags)
-        if runs and not any(kernel.triton for kernel in runs.kernels):
+        if runs and not runs.may_read:
             continue
         found += _files_of(problem, engine, device)
     return list(dict.fromkeys(found))
