@@ -253,7 +253,7 @@ def test_another_flag_makes_other_times_count():
     some = entries(DECODE, others={"fa3": 40.0})
     flags = {"--attention-backend": "flashinfer"}
     assert left(asked(DECODE, some, flags)) == (
-        "the flashinfer back end, which runs without us, was not measured beside Triton"
+        "FlashInfer, which runs without us, was not measured beside Triton"
     )
     both = entries(DECODE, others={"fa3": 4.0, "flashinfer": 40.0})
     advice = asked(DECODE, both, flags)
