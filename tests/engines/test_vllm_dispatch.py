@@ -119,6 +119,29 @@ def test_gated_deltas_run_in_triton_where_nothing_else_does(card, flags, kernels
     assert [one.name for one in found.kernels] == wanted
 
 
+GEMM = parse_problem("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128")
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("release", "card", "flags", "kernels"),
+    [
+        ("0.24.0", "A100", {}, ["Marlin"]),
+        ("0.33.0", "A100", {}, ["Marlin"]),
+        ("0.24.0", "L40S", {}, ["Triton"]),  # Marlin there only with VLLM_TEST_FORCE_FP8_MARLIN
+        ("0.33.0", "L40S", {}, ["Marlin"]),
+        ("0.33.0", "L40S", INVARIANT, ["Triton"]),
+        ("0.33.0", "H100", INVARIANT, ["DeepGEMM", "CUTLASS"]),  # no kernel is forced on CUDA
+        ("0.24.0", "MI300X", INVARIANT, ["AITER", "Triton"]),
+        ("0.33.0", "MI300X", INVARIANT, ["Triton"]),
+    ],
+)
+def test_marlin_runs_dense_blocks_where_the_release_lets_it(release, card, flags, kernels):
+    found = what_runs("vllm", release, GEMM, find_device(card), flags)
+    assert found
+    assert [one.name for one in found.kernels] == kernels
+
+
 @pytest.mark.parametrize(("card", "other"), [("RTX PRO 6000", "FlashInfer"), ("MI300X", "AITER")])
 def test_a_release_between_is_in_doubt_where_the_next_one_runs_another_kernel(card, other):
     """0.32.0 never runs AITER by itself here, and 0.29.0 has no FlashInfer for sm_120."""

@@ -298,6 +298,9 @@ EXPECTED = [
     (RELEASES, ("MI300X",), MOE_BF16, {"SGLANG_USE_AITER": "0"}, [T]),
     (RELEASES, ("MI300X",), INT8, {}, [T]),
     (RELEASES, ("MI300X",), MHA, {}, ["AITER"]),
+    (RELEASES, ("MI300X",), MLA, {}, ["AITER"]),
+    (RELEASES, ("MI300X",), MLA.replace("q_heads=16", "q_heads=32"), {}, [T]),
+    (RELEASES, ("MI300X",), MLA, {"--enable-dp-attention": "1"}, ["AITER", T]),
 ]
 
 

@@ -66,7 +66,7 @@ class DispatchRule:
     sources: Mapping[str, Source]  # by the release for which the rule holds
     named: str = ""  # the flag that names the backend
     on: Sequence[str] = ()
-    where: Mapping[str, str | int] = field(default_factory=dict)
+    where: Mapping[str, str | int | Sequence[str]] = field(default_factory=dict)
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unknown: str = ""  # "if" in the file
     to_triton: Mapping[str, str] = field(default_factory=dict)
@@ -264,11 +264,12 @@ def _fits(value: str, pattern: str) -> bool:
     return fnmatchcase(value, pattern)
 
 
-def _is(problem: Problem, name: str, want: str | int) -> bool:
-    """Tell whether a field of a problem fits a pattern, or is a multiple of a number."""
+def _is(problem: Problem, name: str, want: str | int | Sequence[str]) -> bool:
+    """Tell whether a field of a problem fits one of the patterns, or is a multiple of a number."""
     if isinstance(want, int):
         return bool(getattr(problem, name) % want == 0)
-    return fnmatchcase(_fact(problem, name), want)
+    patterns = [want] if isinstance(want, str) else want
+    return any(fnmatchcase(_fact(problem, name), one) for one in patterns)
 
 
 def _fact(problem: Problem, name: str) -> str:
