@@ -253,8 +253,9 @@ def _sources(
 
 
 def _refusal(values: Mapping[str, Any], row: Mapping[str, Any]) -> Refusal:
-    fields = {name: value for name, value in row.items() if name != "source"}
-    return Refusal(**fields, sources=_sources(values, row["source"]))
+    fields = dict(row)
+    sources = _sources(values, fields.pop("source"), fields.pop("text", ""))
+    return Refusal(**fields, sources=sources)
 
 
 def _fits(value: str, pattern: str) -> bool:
