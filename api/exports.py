@@ -20,8 +20,8 @@ from tuner.deploy.bundle.archive import BundleFile, plain_tar
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.cluster import Cluster, parse_cluster
 from tuner.devices.table import Device
-from tuner.engines.dispatch import options_text, server_settings
 from tuner.engines.engine import Engine, find_engine
+from tuner.engines.settings import options_text, server_settings
 from tuner.errors import ExportRefused, MalformedCluster, UnwritableOutput
 from tuner.export.export import (
     WayTo,

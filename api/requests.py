@@ -42,8 +42,8 @@ from api.fields import (
 )
 from api.settings import CLUSTER_CHARS, SERVER_ARGS
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import server_settings
 from tuner.engines.engine import parse_spec
+from tuner.engines.settings import server_settings
 from tuner.errors import BadInput, IndivisibleShape
 from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here

@@ -158,6 +158,10 @@ class IndivisibleShape(BadProblem):
     """The tensor- or expert-parallel size does not divide the model."""
 
 
+class PaddedShape(BadProblem):
+    """The engine pads a rank's weights for a kernel that is not tuned, or refuses them."""
+
+
 class NoSuchLayer(BadProblem):
     """No known model has a layer that a config file of this name is for."""
 

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import server_settings
 from tuner.engines.engine import parse_spec
-from tuner.engines.settings import flags_to_keep
+from tuner.engines.settings import flags_to_keep, server_settings
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest, refuse_undoable

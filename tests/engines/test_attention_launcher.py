@@ -205,6 +205,24 @@ class TestStandIns:
         with pytest.raises(UnsupportedKernel, match="is_blackwell, which is known only once"):
             made_up("if get_platform().is_blackwell: pass", target).run("launch", {"x": X, "n": 3})
 
+    def test_a_variable_of_the_engine_has_its_declared_default(self, made_up):
+        """What is computed at start is no default that is known."""
+        body = "from made_up.srt.environ import envs; n = 5 if envs.{}.get() else 6"
+        for variable, n in (("ON", 5), ("OFF", 6)):
+            made = made_up(body.format(variable))
+            declared = made.root / "srt" / "environ.py"
+            declared.parent.mkdir(exist_ok=True)
+            declared.write_text(
+                "class Envs:\n    ON = EnvBool(True)\n    OFF = EnvBool(False)\n"
+                "    BY_CARD = EnvBool(_on_hip)\n"
+            )
+            (launch,) = made.run("launch", {"x": X, "n": 3})
+            assert launch.arguments["n"] == n
+        with pytest.raises(
+            UnsupportedKernel, match=r"envs.BY_CARD.get\(...\), which is known only"
+        ):
+            made_up(body.format("BY_CARD")).run("launch", {"x": X, "n": 3})
+
     def test_names_are_replaced_for_one_run(self, made_up):
         made = made_up("n = WIDTH")
         assert made.run("launch", {"x": X, "n": 3})[0].arguments["n"] == 4
@@ -257,6 +275,18 @@ class TestEngines:
                 assert binding.variant().options["num_warps"] == own["num_warps"]
                 launched = kernels.launch(problem, at, target)
                 assert kernels.grid(problem, at, own, target) == launched.grid
+
+    @pytest.mark.parametrize("version", ["0.5.16", "0.5.23"])
+    def test_extend_s_launch_is_known_on_amd_too(self, version):
+        """0.5.18 and later ask there for variables of theirs, and none is set."""
+        kernels = lift_attention(find_engine(f"sglang=={version}"))
+        for text in PROBLEMS[:3]:
+            problem = parse_attention(text)
+            for card in ("MI300X", "MI355X"):
+                own = kernels.default_config(
+                    problem, point(problem, Stage.EXTEND), find_device(card).target
+                )
+                assert {"BLOCK_M", "BLOCK_N", "num_warps"} <= set(own)
 
     @pytest.mark.parametrize("version", RELEASES)
     @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from cases import INT8, L40S, tuned
-from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 
+from tuner.bindings.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.compile import KernelCompiler
 from tuner.compile.farm import Farm
 from tuner.devices.table import Device, find_device

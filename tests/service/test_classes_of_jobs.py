@@ -18,8 +18,8 @@ from tuner.cli import app
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.targets import TargetOptions, read_named, targets_and_settings
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import of_model, server_settings, what_runs
-from tuner.engines.settings import settings_kept, settings_to_keep
+from tuner.engines.dispatch import what_runs
+from tuner.engines.settings import of_model, server_settings, settings_kept, settings_to_keep
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest, read_request
 from tuner.models.table import find_preset, presets

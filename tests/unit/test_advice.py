@@ -22,8 +22,9 @@ from advice_cases import (
 
 from tuner.backends.registry import Backend
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import NOT_KNOWN, of_model, server_settings
+from tuner.engines.dispatch import NOT_KNOWN
 from tuner.engines.engine import Engine
+from tuner.engines.settings import of_model, server_settings
 from tuner.errors import BadInput
 from tuner.export.advice import (
     Advice,
@@ -32,7 +33,7 @@ from tuner.export.advice import (
     advise_all,
     flags_to_start,
 )
-from tuner.export.plan import plan_model
+from tuner.export.plan import ModelPlan, Reads, plan_model
 from tuner.export.servers import for_servers
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
@@ -238,6 +239,23 @@ def test_times_beside_another_version_of_the_backend_advise_no_flag():
 # Flags of servers
 
 
+def test_files_for_a_release_older_than_all_that_were_read_are_advised_with_the_doubt():
+    """0.5.16 runs FlashAttention 3 here; what 0.5.12 runs nobody knows, nor its flags."""
+    advice = asked(DECODE, entries(DECODE), engine_version="0.5.12", served=("sglang", "0.5.12"))
+    assert (advice.verdict, advice.flags, advice.gain) == (Verdict.FILES, {}, pytest.approx(2))
+    assert "what runs without us was not measured" in advice.reason
+    assert "(by the rules of 0.5.16, the oldest release read)" in advice.reason
+    assert advice.reason.endswith("whether it reads tuned files is not known")
+
+
+def test_a_plan_for_a_release_older_than_all_that_were_read_promises_nothing():
+    old = Served()
+    old.version = "0.5.12"
+    (planned,) = plan_model([DECODE], cast("Engine", old), H200, {}, [], lambda _: None).problems
+    assert (planned.reads, planned.to_tune) == (Reads.UNKNOWN, True)
+    assert "not known" in ModelPlan(H200, [planned]).as_text()
+
+
 def test_server_args_decide_what_files_are_over():
     some = entries(DECODE, others={"fa3": 5.0})
     assert "slower" in left(asked(DECODE, some))
@@ -252,7 +270,7 @@ def test_another_flag_makes_other_times_count():
     some = entries(DECODE, others={"fa3": 40.0})
     flags = {"--attention-backend": "flashinfer"}
     assert left(asked(DECODE, some, flags)) == (
-        "the flashinfer back end, which runs without us, was not measured beside Triton"
+        "FlashInfer, which runs without us, was not measured beside Triton"
     )
     both = entries(DECODE, others={"fa3": 4.0, "flashinfer": 40.0})
     advice = asked(DECODE, both, flags)

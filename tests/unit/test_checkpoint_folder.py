@@ -8,12 +8,17 @@ import pytest
 from cases import problems_of, read_experts
 
 from tuner.bindings.vllm import fused_moe as vllm
+from tuner.devices.table import find_device
+from tuner.devices.target import cuda_target
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
 from tuner.families.dense_gemm import models as gemm_models
 from tuner.families.fused_moe import models as moe_models
 from tuner.families.fused_moe.models import Cut, fitted_block
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
+from tuner.targets import resolve_all
+
+SM90 = cuda_target(9, 0)
 
 FP8 = Dtype.FP8_W8A8
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -178,7 +183,7 @@ class TestBlocks:
             ending = "N=320,K=2560,top_k=8,dtype=fp8_w8a8,block_shape=64x64"
             assert found.problems[0].spec().endswith(ending)
             note = "vllm makes the quantisation blocks of 128x128 smaller, 64x64: N=320"
-            assert f"{note}; vllm 0.27.0 and older stop at this shape" in found.notes
+            assert f"{note}; vllm 0.28.0 and older stop at this shape" in found.notes
         else:
             with pytest.raises(IndivisibleShape) as refused:
                 problems_of(moe_models, folder, serving)
@@ -191,7 +196,7 @@ class TestBlocks:
         [
             (Cut(320, 2560, 2, (128, 128), "fp8"), "0.30.0", (64, 64)),
             (Cut(320, 2560, 2, (128, 128), "fp8"), "0.29.0", (64, 64)),
-            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.27.0", None),
+            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.28.0", None),
             (Cut(320, 2560, 2, (128, 128), "compressed-tensors float8"), "0.33.0", None),
             (Cut(336, 2560, 2, (128, 128), "fp8"), "0.33.0", None),  # it would be 16
             (Cut(256, 2560, 2, (128, 128), "fp8"), "0.33.0", (128, 128)),
@@ -200,10 +205,22 @@ class TestBlocks:
     def test_vllm_refines_since_a_release(self, cut, version, expected, monkeypatch):
         monkeypatch.setenv("TUNER_ENGINE_PATH", "")  # as its table says, whatever is on disk
         if expected:
-            assert vllm.rank_block(cut, version) == expected
+            assert vllm.rank_block(cut, version, SM90) == expected
         else:
             with pytest.raises(BadProblem, match="is not divisible by weight quantization"):
-                vllm.rank_block(cut, version)
+                vllm.rank_block(cut, version, SM90)
+
+    def test_sglang_with_aiter_pads_what_it_refuses_without(self):
+        """The plan of a model's other layers goes on there."""
+        served = Serving("sglang", "0.5.23", find_device("MI300X"), tp=8)
+        found = resolve_all("qwen3-next-80b-a3b-fp8", served)
+        assert "fused_moe" not in {target.family.name for target in found}
+        assert any("with it, as in sglang's ROCm images, AITER runs" in n for n in found[0].notes)
+        for version, card in (("0.5.2", "MI300X"), ("0.5.23", "H100")):
+            with pytest.raises(IndivisibleShape, match="N=64, which the engine refuses"):
+                resolve_all(
+                    "qwen3-next-80b-a3b-fp8", Serving("sglang", version, find_device(card), tp=8)
+                )
 
     def test_groups_are_halved_but_for_compressed_tensors(self):
         assert fitted_block(Cut(192, 2048, 4, (0, 128), "gptq")) == (0, 64)

@@ -11,8 +11,8 @@ from tuner.cli.family_options import FamilyChoice
 from tuner.cli.targets import TargetOptions, read_named, targets_of
 from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
-from tuner.engines.dispatch import of_class, server_settings, what_runs
-from tuner.engines.settings import settings_kept, settings_to_keep
+from tuner.engines.dispatch import what_runs
+from tuner.engines.settings import of_class, server_settings, settings_kept, settings_to_keep
 from tuner.problems.registry import parse_problem
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 

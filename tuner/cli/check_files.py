@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.family_options import FamilyChoice
     from tuner.cli.targets import TargetOptions
-    from tuner.engines.dispatch import Runs
+    from tuner.engines.dispatch_answer import Runs
     from tuner.engines.engine import Engine
     from tuner.families.check import UnreadFile
 
@@ -176,7 +176,7 @@ def _environments(sidecar: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
 
 
 class CheckReport(Protocol):
-    """The result of a family's check. It may also have `runs`, of `tuner.engines.dispatch.Runs`."""
+    """The result of a family's check. It may also have `runs`: a list of `Runs`."""
 
     @property
     def fits(self) -> bool: ...

@@ -67,7 +67,7 @@ class Named:
         Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
         quotation marks that are not closed.
         """
-        from tuner.engines.dispatch import of_model, server_settings
+        from tuner.engines.settings import of_model, server_settings
 
         said = self.findings.facts.settings if self.findings and self.found is None else {}
         settings = {**said, **server_settings(server_args)}
@@ -179,7 +179,7 @@ def asked_model(
 
     Raises as `read_named` and `Named.settings` do.
     """
-    from tuner.engines.dispatch import server_settings
+    from tuner.engines.settings import server_settings
 
     if not model:
         return None, server_settings(server_args)

@@ -11,16 +11,11 @@ from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Findings, LogFinding
-from tuner.engines.dispatch import (
-    engine_runs,
-    of_model,
-    options_text,
-    seen_to_run,
-    stops_at_fp8,
-)
+from tuner.engines.dispatch import engine_runs, seen_to_run, stops_at_fp8
 from tuner.engines.engine import engine_names, release_of, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tuned_for
+from tuner.engines.settings import of_model, options_text
 from tuner.errors import BadInput, NoSuchLayer, SeveralModels
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import named_in

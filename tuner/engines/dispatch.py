@@ -6,158 +6,34 @@ An answer refuses nothing: it says whether the files that the tuner writes will 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
-from typing import Any
 
 from tuner.devices.table import Device
+from tuner.engines.dispatch_answer import Kernel, Runs
 from tuner.engines.dispatch_table import (
     ARCHITECTURE,
     CHECKPOINT,
+    NO_KERNEL,
     DispatchRule,
     DispatchTable,
+    Refusal,
     UnknownFact,
     dispatch_table,
 )
-from tuner.engines.engine import engine_package, release_of
-from tuner.errors import BadInput, BadProblem
-from tuner.models.model import Model
-from tuner.models.table import model_or_none
+from tuner.engines.engine import engine_package
+from tuner.engines.settings import options_text
+from tuner.errors import BadProblem
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Problem
+from tuner.problems.points import TITLES, Problem
 
 _SWITCH = {"true": "1", "false": "0"}  # of environment variables
-_FLAG = re.compile(r"--?[A-Za-z]")
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 _GROUPS = re.compile(r" groups of (\d{1,9})")
 _NOTHING: Mapping[str, str] = {}
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel that an engine runs under a condition."""
-
-    name: str  # for people: "FlashAttention 3"
-    backend: str  # the library that has it: "fa3"
-    triton: bool  # the kernel that the tuner tunes
-    condition: str  # "" where it has none
-    source: str  # file and line of the engine's package
-    needs: str = ""  # a backend without which the condition is false
-    enough: bool = False  # with which it is true
-
-    def holds(self, installed: Collection[str] | None) -> bool | None:
-        """Whether its condition is true where these backends are installed; None: not known."""
-        if not self.condition:
-            return True
-        if installed is None or not self.needs:
-            return None
-        if self.needs not in installed:
-            return False
-        return True if self.enough else None
-
-    @property
-    def words(self) -> str:
-        return f" if {self.condition}" if self.condition else ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "kernel": self.name,
-            "backend": self.backend,
-            "triton": self.triton,
-            "if": self.condition or None,
-            "source": self.source,
-        }
-
-
-@dataclass(frozen=True)
-class Runs:
-    """What an engine runs for a problem on a device. The last kernel has no condition."""
-
-    engine: str
-    version: str
-    release: str  # whose rules these are
-    device: str
-    kernels: Sequence[Kernel]
-    to_triton: Mapping[str, str]  # flags and variables that make it Triton; empty: none can
-    reads: str  # words about files, where the usual ones would be wrong
-    notes: Sequence[str]
-    problems: Sequence[str]  # the texts of the problems that it holds for
-    subject: str = "here"  # "for extend_attention", where others have another answer
-    doubt: str = ""  # what the next release that was read runs, if the version lies between
-    # Flags and variables without which a server stops as it loads. The kernels are those with them.
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def always_triton(self) -> bool:
-        return all(kernel.triton for kernel in self.kernels)
-
-    def without_us(self, installed: Collection[str] | None = None) -> Kernel | None:
-        """The kernel that a server runs without this program; None where that is not known.
-
-        `installed` names the backends that the server's environment has; None: nobody knows.
-        """
-        if self.doubt:
-            return None
-        for kernel in self.kernels:
-            holds = kernel.holds(installed)
-            if holds is None:
-                return None
-            if holds:
-                return kernel
-        return None  # the last kernel has no condition
-
-    def line(self) -> str:
-        """One line for people: what runs, and whether tuned files count."""
-        notes = "".join(f"; {note}" for note in self.notes)
-        return f"{self.words}; {self.reads or self._files()}{notes}"
-
-    @property
-    def words(self) -> str:
-        """What runs: "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 here"."""
-        first, *others = self.kernels
-        needs = f" with {options_text(self.needs)}" if self.needs else ""
-        runs = f"{first.name} {self.subject}{needs}{first.words}"
-        runs += "".join(f", else {other.name}{other.words}" for other in others)
-        rules = "" if self.version == self.release else f" (by the rules of {self.release})"
-        if self.doubt:
-            rules = (
-                f" (by the rules of {self.release}; {self.doubt}, and no release between was read)"
-            )
-        engine = f"{self.engine} {self.version}".strip()
-        return f"{engine} on {self.device} runs {runs}{rules}"
-
-    def _files(self) -> str:
-        if self.always_triton:
-            return "it reads tuned files"
-        if self.to_triton:
-            only = "only by Triton, which needs" if self._sometimes_triton else "only with"
-            return f"tuned files are read {only} {self.options}"
-        if self._sometimes_triton:
-            return "only Triton reads tuned files"
-        return "no option makes it run Triton, so it reads no tuned file"
-
-    @property
-    def options(self) -> str:
-        """The flags and variables that make it Triton, as people type them."""
-        return options_text(self.to_triton)
-
-    @property
-    def _sometimes_triton(self) -> bool:
-        return any(kernel.triton for kernel in self.kernels)
-
-    def as_json(self) -> dict[str, Any]:
-        """The object "runs" of reports."""
-        return {
-            "line": self.line(),
-            "rules_of": self.release,
-            "kernels": [kernel.as_json() for kernel in self.kernels],
-            "to_triton": dict(self.to_triton),
-            "needs": dict(self.needs),
-            "problems": list(self.problems),
-        }
+NOT_KNOWN = "how the checkpoint stores its experts is not known, and may choose another kernel"
 
 
 def what_runs(
@@ -167,107 +43,21 @@ def what_runs(
     device: Device,
     flags: Mapping[str, str] = _NOTHING,
 ) -> Runs | None:
-    """The kernel that a version of an engine runs; None where its rules do not say.
+    """Return the kernel that a version of an engine runs; None if its rules do not say.
 
-    An empty `version` is the newest one that was read; one that was not read follows the newest
-    one before it. `flags` are the server's flags ("--moe-runner-backend") and environment
-    variables; a flag without a value is "1". `of_class` adds the model's class to them. Where a
-    server has a kernel only with further flags, the answer is of a server that has them.
+    An empty `version` is the newest one that was read. A version that was not read follows the
+    newest one before it, or the oldest of all, and the answer says so. `flags` are the server's
+    flags ("--moe-runner-backend") and environment variables; a flag without a value is "1".
+    `of_class` adds the model's class to them. If a server has a kernel only with further flags,
+    the answer is of a server that has them.
     """
     runs = _runs(engine, version, problem, device, flags)
     further = runs.to_triton if runs and runs.to_triton.keys().isdisjoint(flags) else {}
-    if runs and further and all(kernel.backend == "none" for kernel in runs.kernels):
+    if runs and further and all(kernel.backend == NO_KERNEL for kernel in runs.kernels):
         started = _runs(engine, version, problem, device, {**flags, **further})
         if started and started.always_triton:
             return replace(started, needs=further, reads=runs.reads)
     return runs
-
-
-def _runs(
-    engine: str, version: str, problem: Problem, device: Device, flags: Mapping[str, str]
-) -> Runs | None:
-    table = dispatch_table(engine)
-    if table is None:
-        return None
-    try:
-        release = table.release(version) if version else table.releases[-1]
-    except BadProblem:
-        return None
-    given = {name: _SWITCH.get(value.lower(), value) for name, value in flags.items()}
-    given = _of_its_type(table.with_new_names(given), problem)
-    found = _found(table, release, problem, device, given)
-    if not found:
-        return None
-    named = {**table.defaults, **given}
-    others = [rule for rule in found if not rule.triton] or found
-    wanted = next((rule.to_triton for rule in others if rule.to_triton), {})
-    kernels = [_kernel(table, rule, release, named, given) for rule in found]
-    stops = _stops(kernels[-1], problem, device, engine)
-    refused = _refused(table, version or release, problem, named)
-    if stops or refused:  # so no tuned file is read
-        kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
-    merged = _merged(kernels)
-    return Runs(
-        engine=engine,
-        version=version,
-        release=release,
-        doubt=_doubt(table, release, version, problem, device, given, merged),
-        device=device.name,
-        kernels=merged,
-        to_triton={name: v for name, v in wanted.items() if named.get(name, "") != v},
-        reads=stops or refused or others[0].reads,
-        notes=[
-            *dict.fromkeys(rule.note for rule in found if rule.note),
-            *_refusals(engine, version, found, problem, device),
-            *_unknown_checkpoint(table, release, problem, device, given),
-        ],
-        problems=(problem.spec(),),
-    )
-
-
-NOT_KNOWN = "how the checkpoint stores its experts is not known, and may choose another kernel"
-
-
-def _unknown_checkpoint(
-    table: DispatchTable,
-    release: str,
-    problem: Problem,
-    device: Device,
-    given: Mapping[str, str],
-) -> list[str]:
-    """Words if rules of checkpoints may hold, and nothing is known of the model."""
-    if given.keys() & {ARCHITECTURE, CHECKPOINT}:
-        return []
-    flags = {**table.defaults, **given}
-    of_checkpoints = (
-        replace(rule, flags={n: values for n, values in rule.flags.items() if n != CHECKPOINT})
-        for rule in table.rules
-        if CHECKPOINT in rule.flags
-    )
-    may_hold = any(one.holds(release, problem, device, flags) for one in of_checkpoints)
-    return [NOT_KNOWN] if may_hold else []
-
-
-def _doubt(
-    table: DispatchTable,
-    release: str,
-    version: str,
-    problem: Problem,
-    device: Device,
-    given: Mapping[str, str],
-    runs: Sequence[Kernel],
-) -> str:
-    """Say what the release read after a version runs; "" if these are the backends of `runs`."""
-    following = table.releases[table.releases.index(release) + 1 :][:1]
-    if not (version and following) or release_of(version) <= release_of(release):
-        return ""
-    (later,) = following
-    named = {**table.defaults, **given}
-    rules = _found(table, later, problem, device, given)
-    after = _merged([_kernel(table, rule, later, named, given) for rule in rules])
-    if not after or [kernel.backend for kernel in after] == [kernel.backend for kernel in runs]:
-        return ""
-    return f"{later} runs {', else '.join(f'{kernel.name}{kernel.words}' for kernel in after)}"
 
 
 def engine_runs(
@@ -277,7 +67,7 @@ def engine_runs(
     device: Device,
     flags: Mapping[str, str] = _NOTHING,
 ) -> list[Runs]:
-    """`what_runs` for several problems: each answer once, with the problems that it holds for."""
+    """Ask `what_runs` for several problems: each answer once, with the problems it holds for."""
     asked = list(dict.fromkeys(problems))
     answers: dict[str, Runs] = {}
     groups: dict[str, list[Problem]] = {}
@@ -302,10 +92,10 @@ def seen_to_run(
     device: Device,
     flags: Mapping[str, str] = _NOTHING,
 ) -> dict[str, str]:
-    """The settings by which a server that looks for files of these problems runs Triton's kernel.
+    """Return the settings by which a server that looks for files of these problems runs Triton.
 
-    They count only where the engine looks for a file as it launches that kernel, and where flags
-    and rules leave another one possible. `version` may be empty, as for `what_runs`.
+    They count only if the engine looks for a file as it launches that kernel, and if flags and
+    rules leave another kernel possible. `version` may be empty, as for `what_runs`.
     """
     table, seen = dispatch_table(engine), dict[str, str]()
     for problem in problems:
@@ -319,7 +109,7 @@ def seen_to_run(
 
 
 def _subject(group: Sequence[Problem], asked: Sequence[Problem]) -> str:
-    """Words for some of the problems: a kind where all of the kind are among them."""
+    """Name some of the problems: a kind if all of the kind are among them."""
     totals = Counter(problem.family for problem in asked)
     counts = Counter(problem.family for problem in group)
     names = [
@@ -329,95 +119,175 @@ def _subject(group: Sequence[Problem], asked: Sequence[Problem]) -> str:
     return f"for {' and '.join(dict.fromkeys(names))}"
 
 
-def of_class(flags: Mapping[str, str], architecture: str) -> dict[str, str]:
-    """The settings of a server whose model has this class; "": not known."""
-    return {**flags, ARCHITECTURE: architecture} if architecture else dict(flags)
-
-
-def of_model(flags: Mapping[str, str], target: str | bytes | Model) -> dict[str, str]:
-    """The settings of a server of a model, or of what `find_model` finds by that name."""
-    model = target if isinstance(target, Model) else model_or_none(target)
-    if model is None:
-        return dict(flags)
-    stored = model.stored_as
-    return of_class({**flags, CHECKPOINT: stored} if stored else flags, model.architecture)
-
-
-def class_alone(flags: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a server of the same model without flags and variables."""
-    return {name: flags[name] for name in (ARCHITECTURE, CHECKPOINT) if name in flags}
-
-
-def only_for(problem: Problem, engine: str, flags: Mapping[str, str]) -> dict[str, str]:
-    """The flags, with those that choose for this problem alone in place of those for several."""
+def _runs(
+    engine: str, version: str, problem: Problem, device: Device, flags: Mapping[str, str]
+) -> Runs | None:
+    """Answer for a server that has these flags and no others."""
     table = dispatch_table(engine)
-    alone = table.alone.get(problem.family, {}) if table else {}
-    return {alone.get(name, name): value for name, value in flags.items()}
-
-
-def server_settings(text: str) -> dict[str, str]:
-    """The flags of a command line, and the variables before it: `NAME=value --flag value`.
-
-    Raises BadInput for quotation marks that are not closed.
-    """
+    if table is None:
+        return None
     try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise BadInput(f"cannot read the server's flags {text!r}: {error}") from None
-    variables = (word.partition("=") for word in words if _VARIABLE.match(word))
-    return {**{name: value for name, _, value in variables}, **flags_of(words)}
+        release = table.release(version) if version else table.releases[-1]
+    except BadProblem:
+        return None
+    given = {name: _SWITCH.get(value.lower(), value) for name, value in flags.items()}
+    given = _of_its_type(table.with_new_names(given), problem)
+    asked = _Asked(table, release, problem, device, given)
+    if not asked.rules:
+        return None
+    older = bool(version) and table.is_older(version)
+    kernels, wanted, reads = asked.kernels, asked.to_triton, asked.reads
+    stops, refusal = _stops(kernels[-1], problem, device, engine), asked.refusal
+    if stops or refusal:  # so no tuned file is read
+        kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
+        reads = stops or (_refused(refusal) if refusal else "")
+    return Runs(
+        engine=engine,
+        version=version,
+        release=release,
+        older=older,
+        doubt=_doubt(asked, version),
+        device=device.name,
+        kernels=kernels,
+        to_triton=wanted,
+        reads=stops if older else reads,
+        notes=[*asked.notes, *_refusals(engine, version, asked.rules, problem, device)],
+        problems=(problem.spec(),),
+    )
 
 
-def flags_of(words: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
+@dataclass(frozen=True)
+class _Asked:
+    """What the rules of one release say of a problem on a device, for a server's settings."""
 
-    Short flags, as `-tp`, are flags too. The last occurrence counts.
-    """
-    found: dict[str, str] = {}
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        name, equals, value = word.partition("=")
-        if _FLAG.match(name):
-            alone = not following or bool(_FLAG.match(following))
-            found[name] = value if equals else ("1" if alone else following)
-    return found
+    table: DispatchTable
+    release: str
+    problem: Problem
+    device: Device
+    given: Mapping[str, str]
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {**self.table.defaults, **self.given}
+
+    @cached_property
+    def rules(self) -> list[DispatchRule]:
+        """The rules that hold, up to the first one that depends on nothing unknown."""
+        found: list[DispatchRule] = []
+        answered: set[str] = set()  # a rule below holds only if these are not true
+        settings = self.settings
+        for rule in self.table.rules:
+            if not rule.holds(self.release, self.problem, self.device, settings):
+                continue
+            known = self._settled(rule)
+            if known is False or (known is None and rule.unknown in answered):
+                continue
+            found.append(rule)
+            if known:
+                return found
+            answered.add(rule.unknown)
+        return []
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """The kernels, without those before the last one that are the last one in any case."""
+        kept = [self._kernel(rule) for rule in self.rules]
+        while len(kept) > 1 and kept[-2].name == kept[-1].name:
+            del kept[-2]
+        return kept
+
+    @property
+    def to_triton(self) -> dict[str, str]:
+        """The flags and variables that make it Triton and are not given."""
+        wanted = next((rule.to_triton for rule in self._others if rule.to_triton), {})
+        settings = self.settings
+        return {name: value for name, value in wanted.items() if settings.get(name, "") != value}
+
+    @property
+    def reads(self) -> str:
+        """Words about files, if the usual ones would be wrong."""
+        return self._others[0].reads
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The flags for Triton with which the release does not start for the model's class."""
+        architecture = self.given.get(ARCHITECTURE, "")
+        holding = (
+            one
+            for one in self.table.refusals
+            if one.holds(self.release, self.problem, architecture)
+        )
+        return next(holding, None)
+
+    @property
+    def notes(self) -> list[str]:
+        """The rules' notes, and words if rules of checkpoints may hold for an unknown model."""
+        notes = list(dict.fromkeys(rule.note for rule in self.rules if rule.note))
+        if self.given.keys() & {ARCHITECTURE, CHECKPOINT}:
+            return notes
+        of_checkpoints = (
+            replace(rule, flags={n: values for n, values in rule.flags.items() if n != CHECKPOINT})
+            for rule in self.table.rules
+            if CHECKPOINT in rule.flags
+        )
+        settings = self.settings
+        if any(
+            one.holds(self.release, self.problem, self.device, settings) for one in of_checkpoints
+        ):
+            notes.append(NOT_KNOWN)
+        return notes
+
+    @property
+    def _others(self) -> Sequence[DispatchRule]:
+        """The rules of other kernels than Triton's; those of Triton's if there are no others."""
+        return [rule for rule in self.rules if not rule.triton] or self.rules
+
+    def _settled(self, rule: DispatchRule) -> bool | None:
+        """Tell whether a rule's `if` is true; None: nobody knows."""
+        if not rule.unknown:
+            return True
+        fact = self.table.unknown[rule.unknown]
+        if fact.flag in self.given:
+            return self.given[fact.flag] == fact.value
+        return fact.of_model(self.given)
+
+    def _kernel(self, rule: DispatchRule) -> Kernel:
+        open_question = self._settled(rule) is None
+        fact = self.table.unknown[rule.unknown] if open_question else UnknownFact("")
+        backend, name = rule.backend, rule.kernel
+        if rule.named:
+            value = self.settings[rule.named]
+            backend = self.table.backends.get(value, value)
+            name = TITLES.get(backend, f"the {value} back end")
+        return Kernel(
+            name=name,
+            backend=backend,
+            triton=rule.triton,
+            condition=fact.words,
+            source=rule.sources[self.release].file,
+            needs=fact.installed,
+            enough=bool(fact.installed) and fact.enough,
+        )
 
 
-def _found(
-    table: DispatchTable,
-    release: str,
-    problem: Problem,
-    device: Device,
-    given: Mapping[str, str],
-) -> list[DispatchRule]:
-    """The rules that hold, up to the first one that depends on nothing unknown."""
-    flags = {**table.defaults, **given}
-    found: list[DispatchRule] = []
-    answered: set[str] = set()  # a rule below holds only where these are not true
-    for rule in table.rules:
-        if not rule.holds(release, problem, device, flags):
-            continue
-        known = _settled(table, rule, given)
-        if known is False or (known is None and rule.unknown in answered):
-            continue
-        found.append(rule)
-        if known:
-            return found
-        answered.add(rule.unknown)
-    return []
-
-
-def _settled(table: DispatchTable, rule: DispatchRule, given: Mapping[str, str]) -> bool | None:
-    """Whether a rule's `if` is true; None where nobody knows."""
-    if not rule.unknown:
-        return True
-    asked = table.unknown[rule.unknown]
-    if asked.flag in given:
-        return given[asked.flag] == asked.value
-    return asked.of_model(given)
+def _doubt(asked: _Asked, version: str) -> str:
+    """Say what the release read after a version does, if it is another thing; else ""."""
+    later = asked.table.following(version) if version else ""
+    if not later:
+        return ""
+    after = replace(asked, release=later)
+    kernels = after.kernels
+    if kernels and [one.backend for one in kernels] != [one.backend for one in asked.kernels]:
+        return f"{later} runs {', else '.join(f'{one.name}{one.words}' for one in kernels)}"
+    if after.refusal and not asked.refusal:
+        return f"{later} does not start with {options_text(after.refusal.flags)}"
+    if asked.refusal and not after.refusal:
+        return f"{later} starts with {options_text(asked.refusal.flags)}"
+    return ""
 
 
 def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
-    """The settings; without the checkpoint if its experts are of another type than the problem.
+    """Return the settings; without the checkpoint if its experts are of another type.
 
     They may be 16-bit if servers quantise them as they load. Groups that the problem has smaller,
     as the checkpoint's do not divide it, are "halved".
@@ -432,50 +302,21 @@ def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
     return {**given, CHECKPOINT: f"{stored} halved"} if groups and width < int(groups[1]) else given
 
 
-def _kernel(
-    table: DispatchTable,
-    rule: DispatchRule,
-    release: str,
-    flags: Mapping[str, str],
-    given: Mapping[str, str],
-) -> Kernel:
-    open_question = _settled(table, rule, given) is None
-    asked = table.unknown[rule.unknown] if open_question else UnknownFact("")
-    backend = _filled(rule.backend, flags)
-    return Kernel(
-        name=_filled(rule.kernel, flags),
-        backend=table.backends.get(backend, backend),
-        triton=rule.triton,
-        condition=asked.words,
-        source=rule.sources[release],
-        needs=asked.installed,
-        enough=bool(asked.installed) and asked.enough,
-    )
-
-
-def _filled(text: str, flags: Mapping[str, str]) -> str:
-    """The text with flags' values in place of "{--flag}"."""
-    return re.sub(r"\{(.+?)\}", lambda match: flags.get(match[1], ""), text)
-
-
-def _merged(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels without those before the last one that are the last one in any case."""
-    kept = list(kernels)
-    while len(kept) > 1 and kept[-2].name == kept[-1].name:
-        del kept[-2]
-    return kept
-
-
 def _stops(last: Kernel, problem: Problem, device: Device, engine: str) -> str:
-    """Words if Triton, as the last choice of an engine, cannot compile the problem's type."""
+    """Return words if Triton, an engine's last choice, cannot compile the problem's type."""
     dtype = getattr(problem, "dtype", None)
     if not (last.triton and dtype is Dtype.FP8_W8A8):
         return ""
     return stops_at_fp8(engine, problem.family, device)
 
 
+def _refused(refusal: Refusal) -> str:
+    flags = options_text(refusal.flags)
+    return f"no tuned file is read: with {flags} {refusal.words}"
+
+
 def stops_at_fp8(engine: str, family: str, device: Device) -> str:
-    """Words if Triton's kernels of 8-bit floats do not compile on the GPU; empty if they do."""
+    """Return words if Triton's kernels of 8-bit floats do not compile on the GPU; else ""."""
     if not device.architecture.stops_at_fp8:
         return ""
     layer = family == "fused_moe" and engine == "sglang"
@@ -486,31 +327,12 @@ def stops_at_fp8(engine: str, family: str, device: Device) -> str:
     )
 
 
-def _refused(table: DispatchTable, version: str, problem: Problem, named: Mapping[str, str]) -> str:
-    """Words where the version does not start with Triton's kernel for the model's class."""
-    for one in table.refusals:
-        if one.holds(version, problem, named.get(ARCHITECTURE, "")):
-            return f"no tuned file is read: with {options_text(one.flags)} {one.words}"
-    return ""
-
-
 def _refusals(
     engine: str, version: str, rules: Sequence[DispatchRule], problem: Problem, device: Device
 ) -> list[str]:
-    """What the engine's table of compiled kernels has against the problem."""
+    """Return what the engine's table of compiled kernels has against the problem."""
     names = [rule.compiled for rule in rules if rule.compiled]
     if not names:
         return []
     module = import_module(f"{engine_package(engine)}.compiled_kernels")
     return [text for name in names for text in module.refusals(name, version, problem, device)]
-
-
-def options_text(flags: Mapping[str, str]) -> str:
-    """Flags and variables as people type them."""
-    words = []
-    for name, value in flags.items():
-        if not name.startswith("--"):
-            words.append(f"{name}={value}")
-        else:
-            words.append(f"{name} {value}" if value else f"{name} left out")
-    return " and ".join(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -13,13 +13,14 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.engine import engine_package, release_of, version_order
 from tuner.files import shipped_toml
-from tuner.problems.points import Problem
+from tuner.problems.points import TRITON, Problem, title_of
 
 _TABLE = "dispatch.toml"
 # The model's class among a server's settings. It is no flag: nobody prints it.
 ARCHITECTURE = "architecture"
 # Likewise how its checkpoint stores experts: `Model.stored_as`.
 CHECKPOINT = "checkpoint"
+NO_KERNEL = "none"  # the backend of a server that has no kernel for the problem
 
 
 @dataclass(frozen=True)
@@ -48,26 +49,35 @@ class UnknownFact:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where a rule was read: a file of the engine's package, and a part of it."""
+
+    file: str
+    text: str
+
+
+@dataclass(frozen=True)
 class DispatchRule:
     """A row of dispatch.toml, which documents these fields."""
 
     problems: Sequence[str]
-    kernel: str
-    backend: str
-    text: Sequence[str]
-    sources: Mapping[str, str]
-    since: str = ""
-    until: str = ""
+    backend: str  # "" if the server's flag names it
+    kernel: str  # for people
+    sources: Mapping[str, Source]  # by the release for which the rule holds
+    named: str = ""  # the flag that names the backend
     on: Sequence[str] = ()
-    where: Mapping[str, str] = field(default_factory=dict)
-    multiple: Mapping[str, int] = field(default_factory=dict)
+    where: Mapping[str, str | int | Sequence[str]] = field(default_factory=dict)
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unknown: str = ""  # "if" in the file
-    triton: bool = False
     to_triton: Mapping[str, str] = field(default_factory=dict)
     reads: str = ""
     note: str = ""
     compiled: str = ""
+
+    @property
+    def triton(self) -> bool:
+        """Tell whether the kernel is the tuned one, whose files the engine reads."""
+        return self.backend == TRITON and not self.reads
 
     def holds(
         self, release: str, problem: Problem, device: Device, flags: Mapping[str, str]
@@ -77,10 +87,9 @@ class DispatchRule:
             release in self.sources
             and problem.family in self.problems
             and (not self.on or any(fnmatchcase(device.target.name, name) for name in self.on))
-            and all(fnmatchcase(_fact(problem, name), want) for name, want in self.where.items())
-            and all(getattr(problem, name) % n == 0 for name, n in self.multiple.items())
+            and all(_is(problem, name, want) for name, want in self.where.items())
             and all(
-                any(fnmatchcase(flags.get(name, ""), value) for value in values)
+                any(_fits(flags.get(name, ""), value) for value in values)
                 for name, values in self.flags.items()
             )
         )
@@ -91,23 +100,14 @@ class Refusal:
     """A table `refuses` of dispatch.toml: flags with which servers of some models do not start."""
 
     problems: Sequence[str]
-    classes: Sequence[str]
     flags: Mapping[str, str]
-    words: str
-    text: str
-    sources: Mapping[str, str]
-    since: str
-    until: str = ""
+    words: str  # why: "the server stops"
+    classes: Mapping[str, Sequence[str]]  # by release
+    sources: Mapping[str, Source]
 
-    def holds(self, version: str, problem: Problem, architecture: str) -> bool:
-        """Whether a version refuses the flags for models of a class."""
-        asked = release_of(version)
-        return (
-            problem.family in self.problems
-            and architecture in self.classes
-            and release_of(self.since) <= asked
-            and not (self.until and asked > release_of(self.until))
-        )
+    def holds(self, release: str, problem: Problem, architecture: str) -> bool:
+        """Tell whether a release refuses the flags for models of a class."""
+        return problem.family in self.problems and architecture in self.classes.get(release, ())
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,16 @@ class DispatchTable:
         older = [known for known in self.releases if release_of(known) <= wanted]
         return older[-1] if older else self.releases[0]
 
+    def is_older(self, version: str) -> bool:
+        """Tell whether a version is older than each release that was read."""
+        return release_of(version) < release_of(self.releases[0])
+
+    def following(self, version: str) -> str:
+        """The release read after a version that lies between two of them; "" for others."""
+        release = self.release(version)
+        later = self.releases[self.releases.index(release) + 1 :]
+        return later[0] if later and release_of(version) > release_of(release) else ""
+
 
 @cache
 def dispatch_table(engine: str) -> DispatchTable | None:
@@ -183,26 +193,88 @@ def dispatch_table(engine: str) -> DispatchTable | None:
 def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
     """Read the values of a dispatch.toml. They are not checked: tests check the shipped tables."""
     releases = sorted(values["releases"], key=version_order)
+    usual, groups = values["flags"], values.get("classes", {})
+    rules = (
+        rule
+        for kind, rows in values["row"].items()
+        for row in rows
+        for rule in _rules(values, values["kinds"][kind], row)
+    )
     return DispatchTable(
         releases=releases,
-        defaults=values["flags"],
-        unknown={name: UnknownFact(**row) for name, row in values["unknown"].items()},
-        rules=[_rule(row) for row in values["row"]],
+        defaults=usual,
+        unknown={name: _unknown(row, groups) for name, row in values["unknown"].items()},
+        rules=list(rules),
         backends=values.get("backends", {}),
         alone=values.get("alone", {}),
         old_variables=values.get("old_variables", {}),
         looked_for=values.get("looked_for", {}),
-        refusals=[Refusal(**row) for row in values.get("refuses", ())],
+        refusals=[_refusal(values, row) for row in values.get("refuses", ())],
     )
 
 
-def _rule(row: Mapping[str, Any]) -> DispatchRule:
+def _unknown(row: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> UnknownFact:
+    """Read an unknown fact; its classes may be names of groups of classes."""
+    classes = [name for one in row.get("classes", ()) for name in groups.get(one, [one])]
+    return UnknownFact(**{**row, "classes": classes})
+
+
+def _rules(
+    values: Mapping[str, Any], kind: Mapping[str, Any], row: Mapping[str, Any]
+) -> Iterator[DispatchRule]:
+    """Read a row with its kind's fields: one rule, or the two of a row with `named`."""
+    fields = {**kind, **row}
+    for name in ("where", "flags"):
+        fields[name] = {**kind.get(name, {}), **row.get(name, {})}
+    fields["sources"] = _sources(values, fields.pop("source"), fields.pop("text", ""))
+    fields["unknown"] = fields.pop("if", "")
+    if flag := fields.pop("named", ""):
+        usual = values["flags"].get(flag)
+        names = fields.pop("names", [f"!{usual}" if usual else "?*"])
+        own = {**fields, "flags": {flag: [fields["to_triton"][flag]]}, "to_triton": {}}
+        yield DispatchRule(**own, backend=TRITON, kernel=title_of(TRITON))
+        others = {**fields, "flags": {flag: names}}
+        yield DispatchRule(**others, backend="", kernel="", named=flag)
+        return
+    backend = fields["backend"]
+    if backend in (TRITON, NO_KERNEL):  # the kind's flags are for the other kernels
+        fields["to_triton"] = row.get("to_triton", {})
+    yield DispatchRule(**{"kernel": title_of(backend), **fields})
+
+
+def _sources(
+    values: Mapping[str, Any], source: str | Mapping[str, str], text: str = ""
+) -> Mapping[str, Source]:
+    """Read "FILE: TEXT", of all releases or by release; or the files, if their text is given."""
+    by_release = dict.fromkeys(values["releases"], source) if isinstance(source, str) else source
+    parts = {release: value.partition(": ") for release, value in by_release.items()}
+    root = values["root"]
+    return {name: Source(root + file, text or said) for name, (file, _, said) in parts.items()}
+
+
+def _refusal(values: Mapping[str, Any], row: Mapping[str, Any]) -> Refusal:
     fields = dict(row)
-    return DispatchRule(unknown=fields.pop("if", ""), **fields)
+    sources = _sources(values, fields.pop("source"), fields.pop("text", ""))
+    return Refusal(**fields, sources=sources)
+
+
+def _fits(value: str, pattern: str) -> bool:
+    """Tell whether a flag's value fits a pattern; "!auto" is each value but auto."""
+    if pattern.startswith("!"):
+        return not fnmatchcase(value, pattern[1:])
+    return fnmatchcase(value, pattern)
+
+
+def _is(problem: Problem, name: str, want: str | int | Sequence[str]) -> bool:
+    """Tell whether a field of a problem fits one of the patterns, or is a multiple of a number."""
+    if isinstance(want, int):
+        return bool(getattr(problem, name) % want == 0)
+    patterns = [want] if isinstance(want, str) else want
+    return any(fnmatchcase(_fact(problem, name), one) for one in patterns)
 
 
 def _fact(problem: Problem, name: str) -> str:
-    """A field of a problem as rows write it: fp8_w8a8, 128x128, true; "none" where it has none."""
+    """Write a field of a problem as rows do: fp8_w8a8, 128x128, true; "none" for None."""
     value = getattr(problem, name)
     if isinstance(value, Enum):
         return str(value.value)

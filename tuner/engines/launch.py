@@ -48,7 +48,7 @@ def number_of(flags: Mapping[str, str], names: Sequence[str]) -> int:
 
 
 def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:
-    """What the flags of an engine's server say; `dispatch.flags_of` reads a command line.
+    """What the flags of an engine's server say; `settings.flags_of` reads a command line.
 
     Raises BadProblem for a flag that needs a number and has none.
     """

@@ -2,15 +2,85 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from tuner.engines.dispatch import class_alone, options_text, server_settings
 from tuner.engines.dispatch_table import ARCHITECTURE, CHECKPOINT, dispatch_table
 from tuner.engines.engine import parse_spec
 from tuner.engines.launch import read_flags
+from tuner.errors import BadInput
+from tuner.models.model import Model
+from tuner.models.table import model_or_none
 from tuner.problems.points import Problem
 from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
+
+_FLAG = re.compile(r"--?[A-Za-z]")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
+
+
+def server_settings(text: str) -> dict[str, str]:
+    """The flags of a command line, and the variables before it: `NAME=value --flag value`.
+
+    Raises BadInput for quotation marks that are not closed.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"cannot read the server's flags {text!r}: {error}") from None
+    variables = (word.partition("=") for word in words if _VARIABLE.match(word))
+    return {**{name: value for name, _, value in variables}, **flags_of(words)}
+
+
+def flags_of(words: Sequence[str]) -> dict[str, str]:
+    """The flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
+
+    Short flags, as `-tp`, are flags too. The last occurrence counts.
+    """
+    found: dict[str, str] = {}
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        name, equals, value = word.partition("=")
+        if _FLAG.match(name):
+            alone = not following or bool(_FLAG.match(following))
+            found[name] = value if equals else ("1" if alone else following)
+    return found
+
+
+def of_class(flags: Mapping[str, str], architecture: str) -> dict[str, str]:
+    """The settings of a server whose model has this class; "": not known."""
+    return {**flags, ARCHITECTURE: architecture} if architecture else dict(flags)
+
+
+def of_model(flags: Mapping[str, str], target: str | bytes | Model) -> dict[str, str]:
+    """The settings of a server of a model, or of what `find_model` finds by that name."""
+    model = target if isinstance(target, Model) else model_or_none(target)
+    if model is None:
+        return dict(flags)
+    stored = model.stored_as
+    return of_class({**flags, CHECKPOINT: stored} if stored else flags, model.architecture)
+
+
+def class_alone(flags: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a server of the same model without flags and variables."""
+    return {name: flags[name] for name in (ARCHITECTURE, CHECKPOINT) if name in flags}
+
+
+def only_for(problem: Problem, engine: str, flags: Mapping[str, str]) -> dict[str, str]:
+    """The flags, with those that choose for this problem alone in place of those for several."""
+    table = dispatch_table(engine)
+    alone = table.alone.get(problem.family, {}) if table else {}
+    return {alone.get(name, name): value for name, value in flags.items()}
+
+
+def options_text(flags: Mapping[str, str]) -> str:
+    """Flags and variables as people type them."""
+    words = []
+    for name, value in flags.items():
+        if not name.startswith("--"):
+            words.append(f"{name}={value}")
+        else:
+            words.append(f"{name} {value}" if value else f"{name} left out")
+    return " and ".join(words)
 
 
 def settings_to_keep(engine: str, problem: Problem, settings: Mapping[str, str]) -> ServerSettings:

@@ -14,15 +14,9 @@ from typing import Any
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import (
-    NOT_KNOWN,
-    Kernel,
-    Runs,
-    only_for,
-    options_text,
-    what_runs,
-)
-from tuner.engines.settings import flags_alone, settings_to_keep
+from tuner.engines.dispatch import NOT_KNOWN, what_runs
+from tuner.engines.dispatch_answer import Kernel, Runs
+from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
 from tuner.export.servers import EngineRelease, running, told
 from tuner.problems.points import Problem
@@ -125,19 +119,28 @@ def advise(
     if stale := _stale(winners, device, engine):
         return Advice(problem, Verdict.LEAVE, stale)
     runs, kernel, started = running(problem, winners, device, engine, flags)
-    if runs and kernel is None:
+    if runs and runs.older and not runs.may_read:
+        return Advice(problem, Verdict.LEAVE, runs.line())
+    if runs and kernel is None and not runs.older:
         return Advice(problem, Verdict.LEAVE, _open(runs))
     mine = told(winners, kernel, settings_to_keep(engine[0], problem, started))
     presumed = {n: value for n, value in flags_alone(started).items() if flags.get(n) != value}
     if runs is None or kernel is None or kernel.triton:
         found = _files(problem, mine)
-        if runs and NOT_KNOWN in runs.notes:
-            found = replace(found, reason=f"{found.reason}; {NOT_KNOWN}")
+        if doubt := _doubt(runs):
+            found = replace(found, reason=f"{found.reason}; {doubt}")
         return _with_flags(found, presumed) if presumed else found
     if not runs.to_triton:
         return Advice(problem, Verdict.LEAVE, runs.line())
     found = _flags(problem, mine, kernel, _needed(runs, problem, device, engine, started))
     return replace(found, flags={**presumed, **found.flags}) if found.flags else found
+
+
+def _doubt(runs: Runs | None) -> str:
+    """Say why it is not sure that servers read the files; "" if it is sure."""
+    if runs and runs.older:
+        return runs.line()
+    return NOT_KNOWN if runs and NOT_KNOWN in runs.notes else ""
 
 
 def _with_flags(advice: Advice, flags: Mapping[str, str]) -> Advice:

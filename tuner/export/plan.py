@@ -9,7 +9,8 @@ from typing import Any
 
 from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import Runs, what_runs
+from tuner.engines.dispatch import what_runs
+from tuner.engines.dispatch_answer import Runs
 from tuner.engines.engine import Engine, engine_triton
 from tuner.errors import UnsupportedKernel
 from tuner.export.delivery import delivery_of
@@ -28,7 +29,7 @@ class Reads(str, Enum):
     MAYBE = "maybe"  # something that only the server's own machine knows decides
     WITH_FLAGS = "with flags"
     NO = "no"
-    UNKNOWN = "unknown"  # the release's rules say nothing of the problem
+    UNKNOWN = "unknown"  # the rules say nothing of the problem, or are of a newer release
 
 
 class FoundFile(str, Enum):
@@ -172,8 +173,8 @@ def plan_model(
 
 
 def _reads(runs: Runs | None) -> Reads:
-    if runs is None:
-        return Reads.UNKNOWN
+    if runs is None or runs.older:
+        return Reads.UNKNOWN if runs is None or runs.may_read else Reads.NO
     if runs.always_triton:
         return Reads.YES
     if any(kernel.triton for kernel in runs.kernels):
@@ -182,7 +183,9 @@ def _reads(runs: Runs | None) -> Reads:
 
 
 def _names(runs: Runs | None) -> str:
-    return " or ".join(kernel.name for kernel in runs.kernels) if runs else "not known"
+    if runs is None or runs.older:
+        return "not known"
+    return " or ".join(kernel.name for kernel in runs.kernels)
 
 
 def _file(

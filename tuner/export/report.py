@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.dispatch import options_text
 from tuner.engines.engine import Engine, engine_triton
+from tuner.engines.settings import options_text
 from tuner.export.advice import Advice, flags_to_start
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import Kernel, Runs, class_alone, what_runs
-from tuner.engines.settings import flags_alone, settings_kept, settings_to_keep
+from tuner.engines.dispatch import what_runs
+from tuner.engines.dispatch_answer import Kernel, Runs
+from tuner.engines.settings import class_alone, flags_alone, settings_kept, settings_to_keep
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Winner
 from tuner.problems.server import ServerSettings
@@ -70,7 +71,7 @@ def kernel_that_runs(
     What is installed was seen when the entries were tuned, for servers that run `own`. It is no
     answer for servers whose flags make another choice.
     """
-    if runs is None:
+    if runs is None or runs.older:
         return None
     if kernel := runs.without_us():
         return kernel

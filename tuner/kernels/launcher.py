@@ -31,7 +31,10 @@ from tuner.kernels.stand_ins import (
     platform_answers,
     stand_in_torch,
     stand_in_triton,
+    variable_answers,
 )
+
+_VARIABLES = "environ"  # the module in which sglang declares its environment variables
 
 __all__ = ["Followed", "KernelLaunch", "Launcher", "TensorSpec"]
 
@@ -168,6 +171,8 @@ class Launcher:
         file = self.root.joinpath(*name.split(".")[1:]).with_suffix(".py")
         if top == self.root.name and sibling == file:
             return Namespace(name, self._execute(sibling))
+        if top == self.root.name and file.stem == _VARIABLES and file.is_file():
+            return variable_answers(file.read_text(encoding="utf-8"))
         return Namespace(name, platform_answers(self.target))
 
     def _import_triton(self, name: str, fromlist: Sequence[str]) -> object:

@@ -6,6 +6,7 @@ knows refuses each question.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import math
@@ -354,6 +355,27 @@ def platform_answers(target: Target) -> dict[str, Any]:
         "get_platform": _answering(Namespace("get_platform()", facts)),
         "get_bool_env_var": lambda name, default="false": default.lower() in ("true", "1"),
     }
+
+
+def variable_answers(source: str) -> Namespace:
+    """Answer for an engine's module of environment variables, by its source: no variable is set.
+
+    sglang's `envs.NAME.get()` gives the constant with which the class of its variables declares
+    NAME; what is computed, and what a server sets, is unknown.
+    """
+    declared = (
+        (node.targets[0].id, node.value.args[0].value)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id.startswith("Env")
+        and node.value.args
+        and isinstance(node.value.args[0], ast.Constant)
+    )
+    fields = {name: Namespace(name, {"get": _answering(value)}) for name, value in declared}
+    return Namespace("environ", {"envs": Namespace("envs", fields)})
 
 
 def _answering(value: object) -> Callable[..., object]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import AMD_OPTIONS
-from tuner.engines.dispatch import Runs
+from tuner.engines.dispatch_answer import Runs
 from tuner.problems.points import Config, Part, Problem, title_of
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
 from tuner.render import folded, gain_text, table

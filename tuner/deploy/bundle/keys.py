@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from tuner.deploy.bundle.configs import TunedFile
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
-from tuner.engines.dispatch import engine_runs, flags_of, of_model, what_runs
+from tuner.engines.dispatch import engine_runs, what_runs
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import read_flags, unfusing_flag, with_experts
+from tuner.engines.settings import flags_of, of_model
 from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut, left_out_lines, winners_of
@@ -120,7 +121,7 @@ def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedF
     found: list[AskedFile] = []
     for problem in cluster_problems(cluster, engine, device):
         runs = what_runs(cluster.engine.name, version, problem, device, flags)
-        if runs and not any(kernel.triton for kernel in runs.kernels):
+        if runs and not runs.may_read:
             continue
         found += _files_of(problem, engine, device)
     return list(dict.fromkeys(found))

@@ -11,8 +11,8 @@ from tuner.bindings.sglang.attention.export import AttentionFileExport
 from tuner.bindings.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.bindings.sglang.attention.server_flags import advised_flags
 from tuner.deploy.cluster import Cluster
-from tuner.engines.dispatch import options_text
 from tuner.engines.engine import Engine
+from tuner.engines.settings import options_text
 from tuner.errors import ExportRefused
 from tuner.export.advice import Advice, Verdict
 from tuner.export.delivery import PlannedFile

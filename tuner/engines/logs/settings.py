@@ -15,7 +15,7 @@ from tuner.files import shipped_toml
 
 _ENGINES = ("sglang", "vllm")
 # What lines that set one of the variables have.
-MARKS = (b"VLLM_", b"SGLANG_", b"SGL_", b"CK_MOE", b"W8A8_FP8_KERNEL", b"CUTLASS_BLOCK_FP8")
+MARKS = (b"VLLM_", b"SGLANG_", b"SGL_", b"W8A8_FP8_KERNEL")
 # Flags without a value, as the engines name them.
 _SWITCH = re.compile(r"--(?:enable|disable|enforce|use)-")
 _FLAG = re.compile(

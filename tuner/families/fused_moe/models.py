@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from tuner.devices.table import Device
-from tuner.devices.target import cuda_target
+from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
-from tuner.errors import BadProblem, IndivisibleShape, LacksLayers
+from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, PaddedShape
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.model import Model
@@ -116,7 +116,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
     fusion: Fusion = _rules(serving.engine).shared_expert_fusion(
         model,
         serving.engine_version,
-        serving.device.target if serving.device else cuda_target(9, 0),
+        _target(serving),
         tp=serving.tp,
         ep=options.get("ep", 1),
         dtype=serving.dtype,
@@ -158,7 +158,12 @@ def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
     )
 
 
+def _target(serving: Serving) -> Target:
+    return serving.device.target if serving.device else cuda_target(9, 0)
+
+
 def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
+    rules, target = _rules(serving.engine), _target(serving)
     return moe_problem(
         model,
         serving.tp,
@@ -166,7 +171,7 @@ def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
         dtype=serving.dtype,
         block_shape=serving.options.get("block_shape"),
         fusion=fusion,
-        rule=lambda cut: _rules(serving.engine).rank_block(cut, serving.engine_version),
+        rule=lambda cut: rules.rank_block(cut, serving.engine_version, target),
         release=f"{serving.engine} {serving.engine_version}" if serving.engine_version else "",
     )
 
@@ -336,6 +341,8 @@ def _divide(
     else:
         try:
             return N, cut(tp // ep)
+        except PaddedShape as error:
+            raise PaddedShape(f"{model.name}: tp={tp} leaves N={N}: {error}") from None
         except BadProblem as error:
             what = f"tp={tp} leaves N={N}, which the engine refuses: {error}"
     near_tp = _nearest(tp, [ep * n for n in _tensor_parallel_sizes(model.intermediate, cut)])

@@ -41,10 +41,11 @@ def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:
         notes.append(note.format(model.architecture))
     table = dispatch_table("sglang")
     for one in table.refusals if table else ():
-        if model.architecture in one.classes:
-            releases = f"{one.since} {f'to {one.until}' if one.until else 'and later'}"
+        refusing = [name for name, classes in one.classes.items() if model.architecture in classes]
+        if refusing:
+            others = [name for name in one.classes if name not in refusing]
             notes.append(
-                f"sglang {releases} cannot run {model.architecture} with its triton attention "
-                "backend"
+                f"sglang {' and '.join(refusing)} cannot run {model.architecture} with its triton "
+                f"attention backend{f', and {others[0]} can' if others else ''}"
             )
     return notes

@@ -9,8 +9,10 @@ from tuner.bindings.sglang.fused_moe.shared_experts import (
     fuses_in_some_release,
     shared_expert_fusion,
 )
+from tuner.devices.target import HIP, Target
 from tuner.engines.engine import Release, release_of
 from tuner.engines.sglang.package import SGLang
+from tuner.errors import BadProblem, PaddedShape
 from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.models import Block, Cut, fitted_block
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
@@ -38,9 +40,26 @@ def open_delivery(engine: SGLang) -> MoeDelivery:
 BLOCKS_REFUSED = ""  # no release that was read makes blocks smaller
 
 
-def rank_block(cut: Cut, engine_version: str | None) -> Block:
-    """The block of a rank's weights, the same in all releases. Raises BadProblem if none fits."""
-    return fitted_block(cut)
+_PADS_SINCE = (0, 5, 12)  # 0.5.2 does not
+_PADDED = 128  # AITER_PADDING_SIZE in srt/layers/moe/utils.py
+
+
+def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
+    """Return the block of a rank's weights.
+
+    Raises BadProblem if none fits; PaddedShape if servers with AITER pad the weights instead.
+    """
+    try:
+        return fitted_block(cut)
+    except BadProblem as error:
+        pads = engine_version is None or release_of(engine_version) >= _PADS_SINCE
+        asked = cut.block == (_PADDED, _PADDED) and cut.quantization in ("fp8", "asked")
+        if not (pads and asked and target.backend == HIP):
+            raise
+        raise PaddedShape(
+            f"{error}: sglang refuses it without SGLANG_USE_AITER=1; with it, as in sglang's ROCm "
+            f"images, AITER runs weights that are padded to a multiple of {_PADDED}"
+        ) from None
 
 
 # Folders in which releases kept their config files, and the first release without each.

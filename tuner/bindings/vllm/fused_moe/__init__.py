@@ -65,11 +65,11 @@ def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
 # refine_fp8_moe_block_shape of 0.33.0, and the class whose weights it is asked for.
 _SOURCES = ("model_executor/layers/fused_moe/oracle/fp8.py",)
 _REFINES = "def refine_fp8_moe_block_shape("
-_SINCE = (0, 29)  # 0.27.0 refuses; 0.28 was not looked at
-BLOCKS_REFUSED = "0.27.0"
+_SINCE = (0, 29)  # 0.28.0 refuses: its quantization/fp8.py raises
+BLOCKS_REFUSED = "0.28.0"
 
 
-def rank_block(cut: Cut, engine_version: str | None) -> Block:
+def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
     """The block of a rank's weights. Raises BadProblem, in vLLM's words, if none fits.
 
     From some release on, blocks of fp8 checkpoints become the greatest common divisor of the block,
