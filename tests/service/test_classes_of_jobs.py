@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 from api_server import ENTRY, MIXTRAL, serving
+from cases import new_request
 from store_writer import KEY
 from tiers import only
 from typer.testing import CliRunner
@@ -56,7 +57,7 @@ def test_a_watch_s_job_knows_what_runs_without_us():
     assert isinstance(request, JobRequest)
     assert request.server.architecture == NANO.architecture
     assert without_us(request) == of_cli(request)
-    bare = JobRequest(request.problem, "H100", ENGINE, "predict")
+    bare = new_request(request.problem, "H100", ENGINE, "predict")
     assert without_us(bare) != of_cli(request)  # so the class says something
 
 
@@ -174,7 +175,7 @@ def test_a_job_and_a_command_expect_the_same_of_servers(device):
             except BadInput:
                 continue
             jobs = [
-                JobRequest(p, device, engine, server=settings_to_keep(name, p, flags))
+                new_request(p, device, engine, server=settings_to_keep(name, p, flags))
                 for p, flags in by_command.items()
             ]  # as `tuner submit --all` makes them
             with suppress(BadInput):  # without experts, or with several kinds, or too many

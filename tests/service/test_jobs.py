@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from clocks import Watcher, expire
 from databases import both_databases
 from job_submitter import BODY, go_on, submitter_request, submitting
@@ -49,7 +49,7 @@ from tuner.store.results import ResultStore
 from tuner.store.tables import jobs as table
 from tuner.tuning.request import Effort
 
-REQUEST = JobRequest(
+REQUEST = new_request(
     PROBLEM, "L40S", measure="predict", selection=MoeSelection((16, 2)), model="deepseek-r1"
 )
 ON_GPU = replace(REQUEST, measure="gpu")

@@ -18,7 +18,7 @@ from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families, find_family
 from tuner.problems.server import UNKNOWN_SERVER
-from tuner.targets import families_of, in_words, other_families, resolve_all, resolve_target
+from tuner.targets import families_of, other_families, resolve_all, resolve_target, with_flags
 
 LAYER = "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -113,8 +113,8 @@ class TestOtherFamilies:
         assert MOE in other_families(ATTENTION, "deepseek-r1", serving)
 
     def test_their_flags_are_named(self):
-        assert in_words([ATTENTION]) == "attention (--attention)"
-        assert in_words([MOE, ATTENTION]) == (
+        assert with_flags([ATTENTION]) == "attention (--attention)"
+        assert with_flags([MOE, ATTENTION]) == (
             "a fused-MoE layer (without a flag) and attention (--attention)"
         )
 

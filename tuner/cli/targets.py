@@ -156,7 +156,7 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
     families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
     says how such a family is served.
     """
-    from tuner.targets import in_words, other_families
+    from tuner.targets import other_families, with_flags
 
     if asked.target.found is None:
         return _of_log(asked, choice)
@@ -168,7 +168,7 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
     others = other_families(found.family, model, _serving(asked, choice))
     if not others:
         return [found]
-    also = f"{asked.target.text} also has {in_words(others)}; --all tunes everything"
+    also = f"{asked.target.text} also has {with_flags(others)}; --all tunes everything"
     return [replace(found, notes=(*found.notes, also))]
 
 
