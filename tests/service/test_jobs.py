@@ -103,7 +103,7 @@ class TestSubmitting:
         "change",
         [
             {"problem": replace(PROBLEM, N=128)},
-            {"device": "H200"},
+            {"device": "NVIDIA_H200"},
             {"engine": "sglang==0.5.16"},
             {"measure": "gpu"},
             {"selection": MoeSelection()},
@@ -271,7 +271,7 @@ class TestClaiming:
 
     def test_each_worker_takes_what_it_can_do(self, jobs, leases):
         on_l40s = submit(jobs, ON_GPU).job.id
-        on_h200 = submit(jobs, replace(ON_GPU, device="H200")).job.id
+        on_h200 = submit(jobs, replace(ON_GPU, device="NVIDIA_H200")).job.id
         predict = submit(jobs, REQUEST).job.id
         l40s = [JobFilter(needs_gpu=True, devices=("NVIDIA_L40S",)), *ANY]
 

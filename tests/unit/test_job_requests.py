@@ -61,7 +61,12 @@ def test_a_problem_of_which_no_launch_fits_into_the_card_is_refused(text, said):
 
 def test_what_fits_in_part_is_not_refused():
     """The largest points may be too large for a card; the others are tuned all the same."""
-    for request in (LAYER, DECODE, replace(DECODE, device="L4"), replace(LAYER, device="L4")):
+    for request in (
+        LAYER,
+        DECODE,
+        replace(DECODE, device="NVIDIA_L4"),
+        replace(LAYER, device="NVIDIA_L4"),
+    ):
         refuse_undoable(request)
     large = replace(LAYER, selection=MoeSelection((1, 1 << 19), (Gemm.DOWN,)))
     refuse_undoable(large)
@@ -132,3 +137,8 @@ def test_the_class_of_a_model_is_a_part_of_the_key_only_where_it_is_known():
     assert "architecture" not in LAYER.as_json()
     of_class = replace(LAYER, server=ServerSettings("NemotronHForCausalLM"))
     assert of_class.key != LAYER.key == read_request(LAYER.as_json()).key
+
+
+def test_a_request_has_the_tables_name_of_its_device():
+    with pytest.raises(BadInput, match="H200 is NVIDIA_H200 in the device table"):
+        replace(LAYER, device="H200")

@@ -36,7 +36,7 @@ from tuner.devices.table import Device, find_device
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from typing import Any
 
-    from tuner.jobs.job import JobRequest, Submitted
+    from tuner.jobs.job import Submitted
     from tuner.jobs.queue import Queue
 
 
@@ -63,7 +63,7 @@ def submit(
     """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
-    from tuner.jobs.job import Priority, refuse_undoable
+    from tuner.jobs.job import JobRequest, Priority, refuse_undoable
     from tuner.tuning.request import parse_effort
 
     with open_jobs(server) as queue:
