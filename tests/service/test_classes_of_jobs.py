@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from api.requests import SubmitJob, job_request
 from api.settings import ApiSettings
 from tuner.cli import app
+from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_named, targets_and_settings
+from tuner.cli.targets import TargetOptions, targets_and_settings
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import of_model, what_runs
 from tuner.engines.settings import settings_kept, settings_to_keep
@@ -145,7 +146,7 @@ def test_flags_that_contradict_a_posted_job_are_refused(server):
 def commanded(model: str, device: str, engine: str) -> Iterator[tuple[Problem, Mapping[str, str]]]:
     """The problems of a model at TP 8, with the settings that `tuner tune` asks the rules with."""
     name, version = engine.split("==")
-    named = read_named(model)
+    named = read_command_target(model)
     flags = named.settings("")
     asked = TargetOptions(named, find_device(device), name, version, 8, flags=flags)
     targets, found = targets_and_settings(asked, FamilyChoice(None, {}), every=True)
