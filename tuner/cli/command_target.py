@@ -37,15 +37,15 @@ class CommandTarget:
         """Whether it is a problem, or an engine's line about a file."""
         return self.found is not None and self.found.family is not None
 
-    def served_by(self) -> ServedBy:
-        """The engine and the GPU that a log or a line names."""
+    def served_by(self) -> tuple[str, str]:
+        """The engine and the GPU that a log or a line names; "" for what it does not name."""
         if self.findings is None:
-            return ServedBy()
+            return "", ""
         from tuner.diagnose import Hints
 
         context = self.context(Hints())
         device = context.device()
-        return ServedBy(context.spec(context.engine_name()), device.name if device else "")
+        return context.spec(context.engine_name()), device.name if device else ""
 
     def context(self, hints: Hints) -> Context:
         """What a log or a line says beside the hints."""
@@ -84,14 +84,6 @@ class CommandTarget:
         if not any(map(names_missing_file, self.findings.found)):
             return dict(flags)
         return {**flags, **seen_to_run(engine, version or "", problems, device, flags)}
-
-
-@dataclass(frozen=True)
-class ServedBy:
-    """What a log or a pasted line says of the server; empty where it does not."""
-
-    engine: str = ""
-    device: str = ""
 
 
 def read_command_target(text: str) -> CommandTarget:

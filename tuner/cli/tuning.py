@@ -173,9 +173,9 @@ def _of_target(
     if not target:
         raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
     named = read_command_target(target)
-    said = named.served_by()
-    card = _card(served.device or said.device, source, gpu)
-    engine = find_engine(served.engine or said.engine or "sglang")
+    said_engine, said_device = named.served_by()
+    card = _card(served.device or said_device, source, gpu)
+    engine = find_engine(served.engine or said_engine or "sglang")
     flags = named.settings(served.server_args)
     name, version = engine.name, engine.version
     asked = TargetOptions(named, card, name, version, served.tp, served.dtype, flags)
