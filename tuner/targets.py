@@ -236,7 +236,7 @@ def _not_served(architecture: str, serving: Serving) -> list[str]:
     ]
 
 
-def other_families(family: Family, model: Model, serving: Serving) -> list[Family]:
+def other_families(family: Family, model: str | Model, serving: Serving) -> list[Family]:
     """The families but this one of which a model has problems, at this tp or at another."""
     return [one for one in families_of(model, serving) if one is not family]
 

@@ -47,6 +47,13 @@ def test_an_option_of_a_layer_is_refused_for_attention(option):
     assert str(of_problem.value) == str(of_model.value) == said
 
 
+@pytest.mark.parametrize("text", [LAYER, "E=256,N=128,device_name=NVIDIA_H20.json"])
+def test_a_problem_and_a_line_of_another_family_are_refused_by_name(text):
+    assert resolve_target(DECODE, Serving(), family=ATTENTION).family is ATTENTION
+    with pytest.raises(BadProblem, match="a fused-MoE layer, which has no quantised dense GEMMs"):
+        resolve_target(text, Serving(), family=GEMM)
+
+
 def test_an_option_of_attention_is_refused_for_a_layer():
     with pytest.raises(OptionsRefused, match="^--workload is for attention: leave it out$"):
         resolve_target(LAYER, Serving(), given=["workload"])
