@@ -341,7 +341,7 @@ def job_request(
     shaping = body.fields(target.family.shaping)
     request = JobRequest(
         problem=problem,
-        device=body.device,
+        device=find_device(body.device).name,
         engine=engine,
         measure=body.measure,
         selection=target.family.read_selection(problem, body.fields(target.family.selecting)),

@@ -23,7 +23,7 @@ from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.jobs.job import Job, JobFilter, JobRequest, Priority
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Config, Point
-from tuner.problems.registry import parse_problem, read_part
+from tuner.problems.registry import family_of, parse_problem, read_part
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -177,7 +177,9 @@ def add_jobs(url: str) -> str:
         entry.point: {name: one.config for name, one in entry.incumbents.items()}
         for entry in entries
     }
-    wanted = JobRequest(key.problem, "NVIDIA_H200", "sglang==0.5.16", seed=1, model="deepseek-r1")
+    everything = family_of(key.problem).read_selection(key.problem, {})
+    engine = "sglang==0.5.16"
+    wanted = JobRequest(key.problem, "NVIDIA_H200", everything, engine, seed=1, model="deepseek-r1")
     with JobStore.open(url) as jobs, Leases.open(url) as leases:
         jobs.submit_all([(replace(wanted, seed=2), Priority.NORMAL)], client="ci")
         failed = leases.claim([JobFilter(needs_gpu=True)], "w-1")

@@ -21,8 +21,8 @@ from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import find_model
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.registry import family_named
+from tuner.problems.points import Candidate, Config, Point, Problem
+from tuner.problems.registry import Selection, family_named, family_of
 from tuner.problems.results import Compiled, Measurement, Status, Trial, Winner
 from tuner.store.jobs import JobStore
 from tuner.targets import resolve_target
@@ -149,6 +149,19 @@ def _layer(resolved: Resolved) -> Layer:
     (problem,) = resolved.problems
     assert isinstance(problem, FusedMoe)
     return Layer(problem, resolved.notes, resolved.device_name)
+
+
+def new_request(
+    problem: Problem,
+    device: str,
+    engine: str = "sglang",
+    measure: str = "gpu",
+    selection: Selection | None = None,
+    **more: Any,
+) -> JobRequest:
+    """A request for any spelling of a device; without a selection, for all that a family tunes."""
+    chosen = selection or family_of(problem).read_selection(problem, {})
+    return JobRequest(problem, find_device(device).name, chosen, engine, measure, **more)
 
 
 def submit(

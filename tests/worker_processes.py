@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from cases import FP8, FP8_RECORDING
+from cases import FP8, FP8_RECORDING, new_request
 
 from tuner.engines.engine import find_packages
 from tuner.families.fused_moe.family import MoeSelection
@@ -39,7 +39,7 @@ REPLAY = {
 
 def replay(seed: int = 0, recording: Path = RECORDING) -> JobRequest:
     """A job of about a second."""
-    return JobRequest(
+    return new_request(
         PROBLEM,
         "H200",
         measure=f"replay:{recording}",
@@ -51,7 +51,7 @@ def replay(seed: int = 0, recording: Path = RECORDING) -> JobRequest:
 
 def predict(seed: int = 0) -> JobRequest:
     """A job that compiles, without a GPU."""
-    return JobRequest(
+    return new_request(
         PROBLEM,
         "H200",
         measure="predict",

@@ -236,7 +236,7 @@ def _not_served(architecture: str, serving: Serving) -> list[str]:
     ]
 
 
-def other_families(family: Family, model: Model, serving: Serving) -> list[Family]:
+def other_families(family: Family, model: str | Model, serving: Serving) -> list[Family]:
     """The families but this one of which a model has problems, at this tp or at another."""
     return [one for one in families_of(model, serving) if one is not family]
 
@@ -247,7 +247,7 @@ def families_of(target: str | Model, serving: Serving | None = None) -> list[Fam
     return [one for one in families() if model and _has(one, model, serving or Serving())]
 
 
-def in_words(found: Sequence[Family]) -> str:
+def with_flags(found: Sequence[Family]) -> str:
     """Families with the flags that choose them: "attention (--attention)"."""
     return listed([f"{one.title} ({one.flag or 'without a flag'})" for one in found])
 
@@ -272,7 +272,7 @@ def _name_others(error: BadInput, others: Sequence[Family]) -> None:
         return
     names = " and ".join(name for one in others for name in one.problems)
     error.add(
-        cli=f"; the model has {in_words(others)}",
+        cli=f"; the model has {with_flags(others)}",
         api=f"; post its problems instead: {names}",
         page=f"; queue its problems instead: {names}",
     )

@@ -145,7 +145,7 @@ class Watch:
         refuse_options(target.family, sizes)
         request = JobRequest(
             problem=problem,
-            device=device,
+            device=find_device(device).name,
             engine=self.engine,
             measure=self.measure,
             selection=target.family.read_selection(problem, sizes),

@@ -68,12 +68,13 @@ def test_a_shipped_file_for_another_triton_and_the_next_command_are_told(env):
         ("glm-4.6 --tp 8 --device L40S", "73 GiB of each rank, and NVIDIA_L40S has 48 GiB"),
         ("glm-4.6 --tp 8 --device H200", ""),
         ("deepseek-r1 --tp 8 --device H200", ""),
+        ("tests/data/models/deepseek-r1 --tp 8 --device L40S", "each rank, and NVIDIA_L40S has"),
         ("llama-4-maverick-fp8 --tp 8 --device H100", ""),  # every second layer has experts
         ("nemotron-3-nano-30b-a3b --tp 1 --device H100", ""),
     ],
 )
 def test_weights_that_cannot_fit_are_told(env, words, least):
-    said = run("plan", *words.split(), env=env).stderr
+    said = run("plan", *words.split(), env=env, cwd=ROOT).stderr
     assert ("does not fit" in said) == bool(least)
     assert least in said
 

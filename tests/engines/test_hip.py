@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cases import FP8, tuned
+from cases import FP8, new_request, tuned
 from real_sglang import RELEASES
 from strata import of_each_kind
 from tiers import only
@@ -37,7 +37,7 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.space import space_for
-from tuner.jobs.job import JobRequest, refuse_undoable
+from tuner.jobs.job import refuse_undoable
 from tuner.kernels.binding import Pointer
 from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
@@ -308,7 +308,7 @@ def test_measuring_is_refused_with_the_way_to_go_on() -> None:
         done = CliRunner().invoke(app, ["tune", words, "--device", "MI300X"])
         assert done.exit_code == 2
         assert "not on AMD_Instinct_MI300X: predict the times, with the same" in done.output
-    job = JobRequest(FP8, "MI300X", "sglang==0.5.16")
+    job = new_request(FP8, "MI300X", "sglang==0.5.16")
     with pytest.raises(BadInput, match="NVIDIA's GPUs alone"):
         refuse_undoable(job)
     refuse_undoable(replace(job, measure="predict"))

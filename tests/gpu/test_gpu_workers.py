@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from gpu_benches import this_device
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -63,7 +63,7 @@ def worker(
 
 
 def measure(seed: int) -> JobRequest:
-    return JobRequest(
+    return new_request(
         parse_problem("fused_moe:E=16,N=256,K=512,top_k=4,dtype=bfloat16"),
         this_device().name,
         engine=f"sglang=={find_engine('sglang').version}",

@@ -13,6 +13,7 @@ from datetime import datetime
 from store_writer import PROBLEM
 
 from tuner.jobs.job import JobRequest, Priority
+from tuner.problems.registry import family_of
 from tuner.store.database import utc_now
 from tuner.store.jobs import JobStore
 
@@ -20,7 +21,8 @@ BODY = "of the submitter"
 
 
 def submitter_request(seed: int) -> JobRequest:
-    return JobRequest(PROBLEM, "L40S", measure="predict", seed=seed)
+    everything = family_of(PROBLEM).read_selection(PROBLEM, {})
+    return JobRequest(PROBLEM, "NVIDIA_L40S", everything, measure="predict", seed=seed)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from cases import new_request
 from sqlalchemy import Connection, RowMapping, func, select, update
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, trial
 
@@ -53,7 +54,7 @@ AT_ONCE = 20  # operations of a thread between two audits
 REQUESTS = 6  # that are asked for in a round: threads meet at them
 ROUNDS = 3  # until other requests are asked for
 MOST_LEASES = 3  # of a worker
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
+REQUEST = new_request(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
 ANY = [JobFilter(needs_gpu=False)]
 ENDED_BADLY = (JobState.FAILED, JobState.DEAD, JobState.CANCELLED)
 

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 from api_server import ENTRY, MIXTRAL, serving
+from cases import new_request
 from store_writer import KEY
 from tiers import only
 from typer.testing import CliRunner
@@ -15,8 +16,9 @@ from typer.testing import CliRunner
 from api.requests import SubmitJob, job_request
 from api.settings import ApiSettings
 from tuner.cli import app
+from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_named, targets_and_settings
+from tuner.cli.targets import TargetOptions, targets_and_settings
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.settings import of_model, server_settings, settings_kept, settings_to_keep
@@ -56,7 +58,7 @@ def test_a_watch_s_job_knows_what_runs_without_us():
     assert isinstance(request, JobRequest)
     assert request.server.architecture == NANO.architecture
     assert without_us(request) == of_cli(request)
-    bare = JobRequest(request.problem, "H100", ENGINE, "predict")
+    bare = new_request(request.problem, "H100", ENGINE, "predict")
     assert without_us(bare) != of_cli(request)  # so the class says something
 
 
@@ -146,7 +148,7 @@ def commanded(
 ) -> Iterator[tuple[Problem, Mapping[str, str]]]:
     """The problems of a model at TP 8, with the settings that `tuner tune` asks the rules with."""
     name, version = engine.split("==")
-    named = read_named(model)
+    named = read_command_target(model)
     flags = named.settings(server_args)
     asked = TargetOptions(named, find_device(device), name, version, 8, flags=flags)
     targets, found = targets_and_settings(asked, FamilyChoice(None, {}), every=True)
@@ -182,7 +184,7 @@ def test_a_job_and_a_command_expect_the_same_of_servers(device):
             except BadInput:
                 continue
             jobs = [
-                JobRequest(p, device, engine, server=settings_to_keep(name, p, flags))
+                new_request(p, device, engine, server=settings_to_keep(name, p, flags))
                 for p, flags in by_command.items()
             ]  # as `tuner submit --all` makes them
             with suppress(BadInput):  # without experts, or with several kinds, or too many

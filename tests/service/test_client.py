@@ -8,13 +8,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from cases import new_request
 from store_writer import PROBLEM
 
 from tuner.errors import BadInput, ServerUnavailable
 from tuner.jobs.client import PAUSES_S, RemoteQueue
-from tuner.jobs.job import Job, JobRequest, JobState, Priority
+from tuner.jobs.job import Job, JobState, Priority
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 JOB = Job(
     "0" * 26, REQUEST, Priority.NORMAL, JobState.QUEUED, "local", ("local",), 0, "", None, False,

@@ -4,11 +4,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from cases import FP8, INT8, submit
+from cases import FP8, INT8, new_request, submit
 from databases import both_databases
 
 from tuner.families.fused_moe.problem import Gemm
-from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
+from tuner.jobs.job import Cost, Job, JobFilter
 from tuner.problems.points import Point, Problem
 from tuner.problems.results import Environment, MeasureKind, RunKey, Totals
 from tuner.store.database import Database
@@ -61,7 +61,7 @@ def test_without_a_run_the_number_of_tries_says_it(store):
 
 
 def test_a_done_job_says_what_it_cost(store, jobs, leases):
-    posted = submit(jobs, JobRequest(FP8, "H200", "sglang==0.5.16")).job
+    posted = submit(jobs, new_request(FP8, "H200", "sglang==0.5.16")).job
     assert posted.cost is None
     assert Estimates(store).of(posted) is not None
     lease = leases.claim([JobFilter(needs_gpu=True)], "worker")

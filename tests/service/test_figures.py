@@ -5,14 +5,14 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from databases import both_databases
 from scraping import add_worker
 from sqlalchemy import update
 from store_writer import PROBLEM
 
 from tuner.errors import UnusableStore
-from tuner.jobs.job import JobFilter, JobRequest, JobState
+from tuner.jobs.job import JobFilter, JobState
 from tuner.jobs.workers import ALIVE
 from tuner.store.database import _VERSION, utc_now
 from tuner.store.jobs import JobStore
@@ -21,7 +21,7 @@ from tuner.store.nights import NightStore
 from tuner.store.tables import jobs as table
 from tuner.store.workers import KNOWN, Figures, JobTimes, Nights
 
-ON_GPU = JobRequest(PROBLEM, "L40S")
+ON_GPU = new_request(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")
 ALL = [JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from api_server import Server, work
-from cases import submit
+from cases import new_request, submit
 from databases import both_databases
 from sqlalchemy import text, update
 from store_writer import PROBLEM
@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from tuner.cli import app
 from tuner.jobs.client import RemoteQueue
-from tuner.jobs.job import JobRequest, JobState
+from tuner.jobs.job import JobState
 from tuner.jobs.queue import ALL_JOBS, JobQuery
 from tuner.store.database import Database
 from tuner.store.jobs import JobStore, select_page
 from tuner.store.leases import Leases
 from tuner.store.tables import jobs as table
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
+REQUEST = new_request(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
 NOON = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 DEAD, FAILED, QUEUED = JobState.DEAD, JobState.FAILED, JobState.QUEUED

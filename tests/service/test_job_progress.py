@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from clocks import Clock, Watcher
 from databases import both_databases
 from psycopg.errors import DiskFull
@@ -17,7 +17,7 @@ from store_writer import KEY, POINTS, PROBLEM, batch
 from api.streams import Pace, pace_of
 from tuner.errors import StoreFull
 from tuner.jobs.attempts import AttemptLimits
-from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobRequest, JobState, Lease
+from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobState, Lease
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Candidate
 from tuner.problems.results import Outlook
@@ -27,7 +27,7 @@ from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
 from workers.service import GRACE_S
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 ANY = [JobFilter(needs_gpu=False)]
 LIMITS = AttemptLimits(start_s=100.0, first_trial_s=200.0, next_trial_s=300.0, attempt_s=1000.0)
 

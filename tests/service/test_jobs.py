@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from clocks import Watcher, expire
 from databases import both_databases
 from job_submitter import BODY, go_on, submitter_request, submitting
@@ -49,7 +49,7 @@ from tuner.store.results import ResultStore
 from tuner.store.tables import jobs as table
 from tuner.tuning.request import Effort
 
-REQUEST = JobRequest(
+REQUEST = new_request(
     PROBLEM, "L40S", measure="predict", selection=MoeSelection((16, 2)), model="deepseek-r1"
 )
 ON_GPU = replace(REQUEST, measure="gpu")
@@ -103,7 +103,7 @@ class TestSubmitting:
         "change",
         [
             {"problem": replace(PROBLEM, N=128)},
-            {"device": "H200"},
+            {"device": "NVIDIA_H200"},
             {"engine": "sglang==0.5.16"},
             {"measure": "gpu"},
             {"selection": MoeSelection()},
@@ -271,7 +271,7 @@ class TestClaiming:
 
     def test_each_worker_takes_what_it_can_do(self, jobs, leases):
         on_l40s = submit(jobs, ON_GPU).job.id
-        on_h200 = submit(jobs, replace(ON_GPU, device="H200")).job.id
+        on_h200 = submit(jobs, replace(ON_GPU, device="NVIDIA_H200")).job.id
         predict = submit(jobs, REQUEST).job.id
         l40s = [JobFilter(needs_gpu=True, devices=("NVIDIA_L40S",)), *ANY]
 

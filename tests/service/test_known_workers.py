@@ -5,14 +5,14 @@ from datetime import timedelta
 
 import pytest
 from api_server import JOB, Server, serving
-from cases import submit
+from cases import new_request, submit
 from databases import both_databases
 from store_writer import PROBLEM
 
 from api.settings import ApiSettings
 from api.state import Fleet
 from tuner.errors import BadInput
-from tuner.jobs.job import JobFilter, JobRequest
+from tuner.jobs.job import JobFilter
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
@@ -78,7 +78,7 @@ class TestRows:
     def test_a_worker_has_the_job_that_it_holds(self, workers, store, clock):
         workers.beat(CPU)
         jobs, leases = JobStore(store, clock), Leases(store, clock)
-        job_id = submit(jobs, JobRequest(PROBLEM, "L40S", measure="predict")).job.id
+        job_id = submit(jobs, new_request(PROBLEM, "L40S", measure="predict")).job.id
         lease = leases.claim(ANY, CPU.id)
         assert lease is not None
         assert workers.list()[0].job_id == job_id
@@ -91,7 +91,7 @@ class TestRows:
     def test_drained_by_name_id_or_host_it_claims_nothing(self, workers, store, clock, name):
         workers.beat(L40S)
         leases = Leases(store, clock)
-        submit(JobStore(store, clock), JobRequest(PROBLEM, "L40S", measure="predict"))
+        submit(JobStore(store, clock), new_request(PROBLEM, "L40S", measure="predict"))
         assert workers.drain(name) == [L40S.id]
         workers.beat(L40S)  # which changes nothing
         assert leases.claim(ANY, L40S.id) is None

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import new_request
 from databases import both_databases
 from real_sglang import kernel_source
 from sqlalchemy import update
@@ -17,7 +18,7 @@ from tuner.errors import BadInput
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.jobs.job import JobFilter, JobRequest, JobState
+from tuner.jobs.job import JobFilter, JobState
 from tuner.jobs.queue import JobQuery
 from tuner.jobs.workers import _engine_version_here
 from tuner.problems.points import Config, Point
@@ -184,7 +185,7 @@ class TestPlan:
         kernel_hash = lift_fused_moe(old).lifted.hash
         environment = replace(ENVIRONMENT, engine_version=old.version, kernel_hash=kernel_hash)
         tuned(store, PROBLEMS[0], environment)
-        request = JobRequest(PROBLEMS[0], "L40S", selection=MoeSelection((1, 2)))
+        request = new_request(PROBLEMS[0], "L40S", selection=MoeSelection((1, 2)))
         monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
         here = tmp_path / "engines" / "sglang"
         here.parent.mkdir()
@@ -200,7 +201,7 @@ class TestPlan:
         kernel_hash = lift_fused_moe(find_engine("sglang==7.7.7")).lifted.hash
         now = replace(ENVIRONMENT, engine_version="7.7.7", kernel_hash=kernel_hash)
         tuned(store, PROBLEMS[0], now)
-        request = JobRequest(
+        request = new_request(
             PROBLEMS[0], "L40S", engine="sglang==7.7.7", selection=MoeSelection((1, 2))
         )
         standings = []

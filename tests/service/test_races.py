@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from databases import both_databases
 from store_writer import PROBLEM
 
 from tuner.errors import QueueFull
 from tuner.families.fused_moe.family import MoeSelection
-from tuner.jobs.job import JobRequest, JobState, Priority
+from tuner.jobs.job import JobState, Priority
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
+REQUEST = new_request(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
 ROUNDS = range(25)  # without locks, four of ten rounds went wrong
 
 

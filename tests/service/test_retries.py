@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 from api_server import NEVER, serving
-from cases import submit
+from cases import new_request, submit
 from databases import both_databases
 from sqlalchemy import select, update
 from store_writer import PROBLEM
@@ -25,7 +25,7 @@ from tuner.store.keys import Scope
 from tuner.store.tables import jobs as table
 from workers.settings import Settings
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
+REQUEST = new_request(PROBLEM, "L40S", measure="predict", model="deepseek-r1")
 WHY = "the process ended (SIGKILL): " + "x" * 80
 
 

@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from databases import both_databases, superuser
 from servers import Postgres
 from sqlalchemy import make_url, text
 from store_writer import PROBLEM
 
 from tuner.errors import StoreReplaced, StoreUnreachable
-from tuner.jobs.job import JobRequest
 from tuner.store.connect import IDLE_S, PoolLimits
 from tuner.store.database import HEAD, Database, try_file_lock
 from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.tables import VERSION_TABLE
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 IMPATIENT = PoolLimits(connection_s=0.2, statement_s=20, lock_s=0.2, connections=2)
 
 

@@ -17,18 +17,17 @@ from pathlib import Path
 import pytest
 from api_server import Server
 from api_server import serving as api_serving
-from cases import RECORDINGS, submit
+from cases import RECORDINGS, new_request, submit
 from store_writer import PROBLEM
 from test_serve import JOB, TUNER, env, key_file, serving, tuner  # noqa: F401 (env is a fixture)
 from worker_processes import REPLAY, embedded, wait_for
 
 from api.settings import ApiSettings
 from tuner.errors import StoreReplaced
-from tuner.jobs.job import JobRequest
 from tuner.store.jobs import JobStore
 from workers.settings import Settings
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 # Each opens the store as its owner does beside a server.
 NEIGHBOURS = (
     ("keys", "add", "ci"),

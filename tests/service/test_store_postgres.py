@@ -4,20 +4,20 @@ from datetime import datetime, timedelta, timezone
 
 import psycopg
 import pytest
-from cases import submit
+from cases import new_request, submit
 from clocks import Watcher
 from sqlalchemy import make_url, text
 from store_writer import PROBLEM
 from worker_processes import wait_for
 
 from tuner.errors import StaleLease, UnusableStore
-from tuner.jobs.job import LEASE, JobFilter, JobRequest, JobState
+from tuner.jobs.job import LEASE, JobFilter, JobState
 from tuner.store.database import utc_now
 from tuner.store.job_rows import leased_row
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from cases import submit
+from cases import new_request, submit
 from databases import both_databases
 from store_writer import KEY, PROBLEM
 
@@ -15,7 +15,7 @@ from tuner.problems.results import Totals
 from tuner.store.jobs import JobStore
 from tuner.store.leases import AGED, LONGEST_DELAY, Leases
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
+REQUEST = new_request(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
 ANY = [JobFilter(needs_gpu=False)]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import new_request
 from pydantic import ValidationError, create_model
 
 from api.fields import Strict, body_field
@@ -24,7 +25,7 @@ from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.engines.launch import all_config_variables
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.export.delivery import Delivery, delivery_of
-from tuner.jobs.job import JobRequest, refuse_undoable
+from tuner.jobs.job import refuse_undoable
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import find_model
 from tuner.problems import registry
@@ -253,7 +254,7 @@ class TestEveryFamily:
         engine = find_engine(MODELS.get(family.name, ("", usual))[1])
         problem = parse_problem(EXAMPLES[family.name][0][0])
         asked = Request(problem, L40S, engine, Source(MeasureKind.PREDICT))
-        job = JobRequest(problem, "L40S", measure="predict")
+        job = new_request(problem, "L40S", measure="predict")
         if family.predicts:
             assert prepare(asked).predictor is not None
             refuse_undoable(job)
@@ -262,7 +263,7 @@ class TestEveryFamily:
             with pytest.raises(BadInput, match="are not predicted: measure them on a GPU") as no:
                 refuse()
             assert no.value.field == "measure"
-        refuse_undoable(JobRequest(problem, "L40S"))
+        refuse_undoable(new_request(problem, "L40S"))
 
     def test_the_gpu_module_opens_sessions(self, family: Family) -> None:
         packages = [one for one in (family.package, family.shared) if one]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cases import new_request
 
 from tuner.errors import BadInput, BadProblem
 from tuner.families.attention.family import AttentionSelection
@@ -11,14 +12,14 @@ from tuner.families.attention.problem import Stage
 from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.jobs.job import JobRequest, read_request, refuse_undoable
+from tuner.jobs.job import read_request, refuse_undoable
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.server import ServerSettings
 from tuner.tuning.request import Effort
 
-LAYER = JobRequest(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")
-DECODE = JobRequest(
+LAYER = new_request(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")
+DECODE = new_request(
     parse_problem("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"), "H200"
 )
 OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
@@ -54,13 +55,18 @@ def test_a_request_comes_back_from_json(request_):
 )
 def test_a_problem_of_which_no_launch_fits_into_the_card_is_refused(text, said):
     with pytest.raises(BadProblem, match="does not fit on NVIDIA_L40S: its smallest launch") as no:
-        refuse_undoable(JobRequest(parse_problem(text), "L40S"))
+        refuse_undoable(new_request(parse_problem(text), "L40S"))
     assert said in str(no.value)
 
 
 def test_what_fits_in_part_is_not_refused():
     """The largest points may be too large for a card; the others are tuned all the same."""
-    for request in (LAYER, DECODE, replace(DECODE, device="L4"), replace(LAYER, device="L4")):
+    for request in (
+        LAYER,
+        DECODE,
+        replace(DECODE, device="NVIDIA_L4"),
+        replace(LAYER, device="NVIDIA_L4"),
+    ):
         refuse_undoable(request)
     large = replace(LAYER, selection=MoeSelection((1, 1 << 19), (Gemm.DOWN,)))
     refuse_undoable(large)
@@ -131,3 +137,8 @@ def test_the_class_of_a_model_is_a_part_of_the_key_only_where_it_is_known():
     assert "architecture" not in LAYER.as_json()
     of_class = replace(LAYER, server=ServerSettings("NemotronHForCausalLM"))
     assert of_class.key != LAYER.key == read_request(LAYER.as_json()).key
+
+
+def test_a_request_has_the_tables_name_of_its_device():
+    with pytest.raises(BadInput, match="H200 is NVIDIA_H200 in the device table"):
+        replace(LAYER, device="H200")

@@ -18,7 +18,7 @@ from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families, find_family
 from tuner.problems.server import UNKNOWN_SERVER
-from tuner.targets import families_of, in_words, other_families, resolve_all, resolve_target
+from tuner.targets import families_of, other_families, resolve_all, resolve_target, with_flags
 
 LAYER = "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -45,6 +45,13 @@ def test_an_option_of_a_layer_is_refused_for_attention(option):
     with pytest.raises(OptionsRefused) as of_model:
         resolve_target("deepseek-r1", Serving(), family=ATTENTION, given=[option.name])
     assert str(of_problem.value) == str(of_model.value) == said
+
+
+@pytest.mark.parametrize("text", [LAYER, "E=256,N=128,device_name=NVIDIA_H20.json"])
+def test_a_problem_and_a_line_of_another_family_are_refused_by_name(text):
+    assert resolve_target(DECODE, Serving(), family=ATTENTION).family is ATTENTION
+    with pytest.raises(BadProblem, match="a fused-MoE layer, which has no quantised dense GEMMs"):
+        resolve_target(text, Serving(), family=GEMM)
 
 
 def test_an_option_of_attention_is_refused_for_a_layer():
@@ -113,8 +120,8 @@ class TestOtherFamilies:
         assert MOE in other_families(ATTENTION, "deepseek-r1", serving)
 
     def test_their_flags_are_named(self):
-        assert in_words([ATTENTION]) == "attention (--attention)"
-        assert in_words([MOE, ATTENTION]) == (
+        assert with_flags([ATTENTION]) == "attention (--attention)"
+        assert with_flags([MOE, ATTENTION]) == (
             "a fused-MoE layer (without a flag) and attention (--attention)"
         )
 

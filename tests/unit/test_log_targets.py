@@ -2,8 +2,9 @@
 
 import pytest
 
+from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_named, targets_of
+from tuner.cli.targets import TargetOptions, targets_of
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 
@@ -23,7 +24,7 @@ def resolved(tmp_path):
     def resolved(*lines: str):
         log = tmp_path / "server.log"
         log.write_text("\n".join(lines))
-        asked = TargetOptions(read_named(str(log)), find_device("H20"), "sglang", "0.5.16")
+        asked = TargetOptions(read_command_target(str(log)), find_device("H20"), "sglang", "0.5.16")
         return targets_of(asked, FamilyChoice(None, {}), every=False)
 
     return resolved
@@ -52,8 +53,10 @@ def test_what_is_not_known_is_left_out_and_said(resolved):
 def test_engine_and_gpu_are_the_logs_or_the_lines(tmp_path):
     log = tmp_path / "server.log"
     log.write_text(f"sglang: 0.5.12\n{SERVER}\n{MOE}{FOLDER}{R1}.json\n")
-    named = read_named(str(log)).served_by()
-    assert (named.engine, named.device) == ("sglang==0.5.12", "NVIDIA_H20")
-    named = read_named(f"/x/vllm/model_executor/layers/fused_moe/configs/{R1}.json").served_by()
-    assert (named.engine, named.device) == ("vllm", "NVIDIA_H20")
-    assert read_named("deepseek-r1").served_by().engine == ""
+    named = read_command_target(str(log)).served_by()
+    assert named == ("sglang==0.5.12", "NVIDIA_H20")
+    named = read_command_target(
+        f"/x/vllm/model_executor/layers/fused_moe/configs/{R1}.json"
+    ).served_by()
+    assert named == ("vllm", "NVIDIA_H20")
+    assert read_command_target("deepseek-r1").served_by() == ("", "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.devices.in_words import cards_in
+from tuner.devices.named_cards import cards_in
 from tuner.devices.table import find_device
 from tuner.diagnose import Diagnosis, Hints, diagnose_text
 from tuner.engines.logs.lines import lines_of

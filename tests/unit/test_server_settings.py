@@ -7,8 +7,9 @@ import shlex
 import pytest
 from test_pasted import commands, parse
 
+from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_named, targets_of
+from tuner.cli.targets import TargetOptions, targets_of
 from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
 from tuner.engines.dispatch import what_runs
@@ -160,15 +161,21 @@ def test_plan_and_tune_of_a_log_know_it_too(tmp_path):
     log, card, none = tmp_path / "server.log", find_device("B200"), FamilyChoice(None, {})
     log.write_text(f"{ARGUMENTS.replace(FP8, '')}\n{GEMM}\n")
     for target in (str(log), GEMM):
-        named = read_named(target)
+        named = read_command_target(target)
         asked = TargetOptions(named, card, "sglang", "0.5.16")
         targets = targets_of(asked, none, every=False)
         problems = [problem for one in targets for problem in one.problems]
-        flags = named.shown_settings(problems, asked, named.settings(""))
+        flags = named.shown_settings(problems, "sglang", "0.5.16", card, named.settings(""))
         runs = what_runs("sglang", "0.5.16", problems[0], card, flags)
         assert runs and runs.always_triton
-        assert read_named(gemm_name).shown_settings(problems, asked, {}) == {}
-    assert read_named(str(log)).settings("--attention-backend fa3")["--attention-backend"] == "fa3"
+        assert (
+            read_command_target(gemm_name).shown_settings(problems, "sglang", "0.5.16", card, {})
+            == {}
+        )
+    assert (
+        read_command_target(str(log)).settings("--attention-backend fa3")["--attention-backend"]
+        == "fa3"
+    )
 
 
 def test_a_job_keeps_the_settings_that_choose_kernels_and_no_others():

@@ -7,6 +7,7 @@ not load SQLAlchemy, Optuna or NumPy.
 
 from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     bundle,
+    check,
     coverage,
     deploy,
     diagnose,

@@ -9,6 +9,7 @@ import typer
 
 from tuner.cli import complete
 from tuner.cli.app import command, open_store, say, show
+from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
     ClusterFile,
@@ -22,7 +23,6 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
-    read_named,
     selection_of,
     targets_and_settings,
 )
@@ -82,7 +82,7 @@ def plan(
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
-        found, named = find_engine(engine), read_named(target)
+        found, named = find_engine(engine), read_command_target(target)
         every, flags = choice.family is None and not named.is_one, named.settings(server_args)
         asked = TargetOptions(named, card, found.name, found.version, tp, dtype, flags)
         targets, flags = targets_and_settings(asked, choice, every)

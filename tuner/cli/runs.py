@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from tuner.cli.app import open_store, print_json, say
-from tuner.errors import TunerError
+from tuner.errors import CompilerUnavailable, TunerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tuner.cli.check_files import CheckReport
+    from tuner.engines.engine import Engine
     from tuner.measure.workbench import Workbench
     from tuner.store.results import ResultStore
     from tuner.tuning.report import Report
@@ -157,3 +158,15 @@ def report_text(report: Report | CheckReport, *, named: bool) -> str:
     """A report as text; `named`: below its problem, if it is of one."""
     problem = getattr(report, "problem", None)
     return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()
+
+
+def say_other_triton(engine: Engine) -> None:
+    """Say so if kernels are compiled with another Triton than the engine's servers run."""
+    from tuner.engines.engine import triton_for
+
+    try:
+        note = triton_for(engine).note
+    except CompilerUnavailable:
+        return  # a replay compiles nothing, and whatever compiles will say it
+    if note:
+        say(note)

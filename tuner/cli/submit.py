@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import command, print_json, say
+from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.jobs import open_jobs
 from tuner.cli.options import (
@@ -27,7 +28,6 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
-    read_named,
     selection_of,
     targets_and_settings,
 )
@@ -70,14 +70,14 @@ def submit(
         card = find_device(device)
         pinned = _pinned(queue, card, engine, measure)
         name, version = parse_spec(pinned)
-        named = read_named(target)
+        named = read_command_target(target)
         flags = named.settings(server_args)
         asked = TargetOptions(named, card, name, version, tp, dtype, flags)
         targets, flags = targets_and_settings(asked, choice, every)
         requests = [
             JobRequest(
                 problem=problem,
-                device=device,
+                device=card.name,
                 engine=pinned,
                 measure=measure if server else _absolute(measure),
                 selection=selection_of(found.family, problem, choice),

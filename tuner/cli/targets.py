@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.app import say
+from tuner.cli.command_target import CommandTarget, read_command_target
 from tuner.cli.family_options import FamilyChoice, observed_fields
 from tuner.devices.table import Device, find_device
-from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice, UnknownModel
+from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import Family, Selection, families, parse_problem
 from tuner.shell import command_line
@@ -17,123 +18,24 @@ from tuner.shell import command_line
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tuner.diagnose import Hints
-    from tuner.diagnose.context import Context
-    from tuner.diagnose.findings import Findings
     from tuner.engines.engine import Engine
     from tuner.models.model import Model
     from tuner.models.serving import Resolved, Serving
     from tuner.problems.points import Problem
-    from tuner.targets import Target, TuningTarget
-
-
-@dataclass(frozen=True)
-class Named:
-    """A target of a command line, read once: a problem, an engine's line, a model or a log."""
-
-    text: str
-    found: Target | None  # None: a log
-    findings: Findings | None = None  # what a log or a line says
-
-    @property
-    def model(self) -> Model | None:
-        return self.found.model if self.found else None
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it is a problem, or an engine's line about a file."""
-        return self.found is not None and self.found.family is not None
-
-    def served_by(self) -> ServedBy:
-        """The engine and the GPU that a log or a line names."""
-        if self.findings is None:
-            return ServedBy()
-        from tuner.diagnose import Hints
-
-        context = self.context(Hints())
-        device = context.device()
-        return ServedBy(context.spec(context.engine_name()), device.name if device else "")
-
-    def context(self, hints: Hints) -> Context:
-        """What a log or a line says beside the hints."""
-        from tuner.diagnose.context import Context
-
-        assert self.findings is not None
-        return Context(hints, self.findings.facts)
-
-    def settings(self, server_args: str) -> dict[str, str]:
-        """The flags and variables of a server, and what its model tells of its kernels.
-
-        Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
-        quotation marks that are not closed.
-        """
-        from tuner.engines.settings import of_model, server_settings
-
-        said = self.findings.facts.settings if self.findings and self.found is None else {}
-        settings = {**said, **server_settings(server_args)}
-        return of_model(settings, self.model) if self.model else settings
-
-    def shown_settings(
-        self, problems: Sequence[Problem], asked: TargetOptions, flags: Mapping[str, str]
-    ) -> dict[str, str]:
-        """The settings, with what lines about missing files show of the server's kernels."""
-        from tuner.engines.dispatch import seen_to_run
-
-        if self.findings is None:
-            return dict(flags)
-        from tuner.diagnose.files import names_missing_file
-
-        if not any(map(names_missing_file, self.findings.found)):
-            return dict(flags)
-        version = asked.engine_version or ""
-        return {**flags, **seen_to_run(asked.engine, version, problems, asked.device, flags)}
-
-
-@dataclass(frozen=True)
-class ServedBy:
-    """What a log or a pasted line says of the server; empty where it does not."""
-
-    engine: str = ""
-    device: str = ""
-
-
-def read_named(text: str) -> Named:
-    """Read a target of a command line. Raises as `read_target` does.
-
-    The error about a pasted message names the command that knows messages.
-    """
-    from tuner.targets import read_target
-
-    if is_log(text):
-        from tuner.diagnose import read_log
-
-        return Named(text, None, read_log(Path(text)))
-    try:
-        found = read_target(text)
-    except UnknownModel as error:
-        from tuner.diagnose import diagnose_text
-
-        if diagnose_text(text).known:
-            error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
-        raise
-    if found.family is None or found.is_problem:
-        return Named(text, found)
-    from tuner.diagnose import diagnose_text
-
-    return Named(text, found, diagnose_text(text).findings)
+    from tuner.targets import TuningTarget
 
 
 @dataclass(frozen=True)
 class TargetOptions:
     """A target and the common options that it is resolved with."""
 
-    target: Named
+    target: CommandTarget
     device: Device
     engine: str
     engine_version: str | None
     tp: int = 1
     dtype: str | None = None
-    flags: Mapping[str, str] = field(default_factory=dict)  # of the server, as `Named.settings`
+    flags: Mapping[str, str] = field(default_factory=dict)  # of the server: `target.settings`
 
 
 def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
@@ -156,7 +58,7 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
     families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
     says how such a family is served.
     """
-    from tuner.targets import in_words, other_families
+    from tuner.targets import other_families, with_flags
 
     if asked.target.found is None:
         return _of_log(asked, choice)
@@ -168,7 +70,7 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
     others = other_families(found.family, model, _serving(asked, choice))
     if not others:
         return [found]
-    also = f"{asked.target.text} also has {in_words(others)}; --all tunes everything"
+    also = f"{asked.target.text} also has {with_flags(others)}; --all tunes everything"
     return [replace(found, notes=(*found.notes, also))]
 
 
@@ -177,21 +79,15 @@ def asked_model(
 ) -> tuple[TargetOptions | None, dict[str, str]]:
     """What `--model` names, if it is given, and the settings of the servers.
 
-    Raises as `read_named` and `Named.settings` do.
+    Raises as `read_command_target` and `CommandTarget.settings` do.
     """
     from tuner.engines.settings import server_settings
 
     if not model:
         return None, server_settings(server_args)
-    named = read_named(model)
+    named = read_command_target(model)
     flags = named.settings(server_args)
     return TargetOptions(named, device, engine.name, engine.version, tp, dtype, flags), flags
-
-
-def is_log(target: str) -> bool:
-    """Whether a target is a log, and not a line, a model or a config.json."""
-    path = Path(target)
-    return target == "-" or (path.suffix != ".json" and _is_file(path))
 
 
 def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
@@ -233,13 +129,6 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
         raise errors[0]
     left_out = tuple(f"left out: {error}" for error in errors)
     return [replace(targets[0], notes=(*left_out, *targets[0].notes)), *targets[1:]]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a pasted line can be no path at all
-        return False
 
 
 def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
@@ -350,7 +239,8 @@ def targets_and_settings(
     # Of a log, its text names the model.
     known = {**settings_kept(targets[0].server), **asked.flags}
     flags = divided(known, asked.engine, choice)
-    return targets, asked.target.shown_settings(problems, asked, flags)
+    server = asked.engine, asked.engine_version, asked.device
+    return targets, asked.target.shown_settings(problems, *server, flags)
 
 
 def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any
@@ -74,37 +74,34 @@ class JobRequest:
     """
 
     problem: Problem
-    device: str  # takes any spelling, and keeps the device table's
+    device: str  # the device table's name
+    selection: Selection  # which points
     engine: str = "sglang"  # or sglang==VERSION
     measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker
-    selection: Selection | None = None  # which points; None: all that the family tunes
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
     server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
-    source: Source = field(init=False, repr=False, compare=False)  # of the times, as `measure` says
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "device", find_device(self.device).name)
-        object.__setattr__(self, "source", parse_source(self.measure))
-        if self.selection is None:
-            everything = family_of(self.problem).read_selection(self.problem, {})
-            object.__setattr__(self, "selection", everything)
+        if find_device(self.device).name != self.device:
+            raise BadInput(f"{self.device} is {find_device(self.device).name} in the device table")
+        parse_source(self.measure)
         if not 0 <= self.seed < 1 << 63:
             raise BadInput(f"seed is a whole number from 0 to 2**63 - 1, not {self.seed}")
 
     @property
-    def selected(self) -> Selection:
-        assert self.selection is not None  # since __post_init__
-        return self.selection
+    def source(self) -> Source:
+        """The source of times, as `measure` says."""
+        return parse_source(self.measure)
 
     @property
     def points(self) -> frozenset[Point]:
         """What is tuned; empty for a replay that tunes all points of its recording."""
-        if self.source.kind is MeasureKind.REPLAY and not self.selected.given:
+        if self.source.kind is MeasureKind.REPLAY and not self.selection.given:
             return frozenset()
-        return self.selected.points(self.problem)
+        return self.selection.points(self.problem)
 
     @property
     def needs_gpu(self) -> bool:
@@ -143,7 +140,7 @@ class JobRequest:
             "device": self.device,
             "engine": self.engine,
             "measure": self.measure,
-            **self.selected.as_json(),
+            **self.selection.as_json(),
             "effort": self.effort.value,
             "wide": self.wide,
             "seed": self.seed,
@@ -180,7 +177,7 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
     problem = parse_problem(values["problem"])
     return JobRequest(
         problem=problem,
-        device=values["device"],
+        device=find_device(values["device"]).name,
         engine=values["engine"],
         measure=values["measure"],
         selection=family_of(problem).read_selection(problem, values),

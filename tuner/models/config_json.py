@@ -24,7 +24,7 @@ from tuner.models.linears_json import linears_of, sparse_places
 from tuner.models.mamba_json import mamba_shape
 from tuner.models.model import Model
 from tuner.models.quantization import read_quantization, unquantised
-from tuner.models.skipped import otherwise_quantised, unquantised_experts
+from tuner.models.unquantised_layers import otherwise_quantised, unquantised_experts
 
 _FIELDS = {"E": EXPERTS, "intermediate": INTERMEDIATE, "hidden": HIDDEN, "top_k": TOP_K}
 

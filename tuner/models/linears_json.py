@@ -19,7 +19,7 @@ from tuner.models.layer_counts import PATTERN, layer_total
 from tuner.models.linear_parts import STYLES, LinearAttention, LinearSizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.quantization import read_layer_quantization
-from tuner.models.skipped import outside_groups, skipped_modules
+from tuner.models.unquantised_layers import outside_groups, skipped_modules
 
 
 def linears_of(config: Json) -> LinearShape:

@@ -39,7 +39,7 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.queue import ALL_JOBS, JobQuery
-from tuner.jobs.workers import Reasons
+from tuner.jobs.workers import Reasons, WorkerStatus
 from tuner.store.api_key import LOCAL
 from tuner.store.database import Database, Queries, utc_now
 from tuner.store.job_rows import (
@@ -312,10 +312,31 @@ class LocalQueue(Queries):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        jobs, workers = JobStore(database), WorkerStore(database)
-        self._jobs = jobs
-        self.get, self.list, self.events = jobs.get, jobs.list, jobs.events
-        self.workers, self.drain, self.resume = workers.list, workers.drain, workers.resume
+        self._jobs, self._workers = JobStore(database), WorkerStore(database)
+
+    def get(self, job_id: str) -> Job:
+        """Return a job. Raises UnknownJob."""
+        return self._jobs.get(job_id)
+
+    def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]:
+        """List jobs, the newest first."""
+        return self._jobs.list(query, limit=limit)
+
+    def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent]:
+        """List a job's events with numbers above `after`, in order; none for an unknown job."""
+        return self._jobs.events(job_id, after)
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """List the workers."""
+        return self._workers.list()
+
+    def drain(self, name: str) -> Sequence[str]:
+        """Let workers take no more jobs; see `WorkerStore.drain`."""
+        return self._workers.drain(name)
+
+    def resume(self, name: str) -> Sequence[str]:
+        """Let workers take jobs again; see `WorkerStore.resume`."""
+        return self._workers.resume(name)
 
     def submit_all(
         self, requests: Sequence[JobRequest], *, priority: Priority

@@ -181,6 +181,7 @@ class Prepared:
     compiles_ahead: bool = False
     write_recording: Callable[..., None] = write_trials
     shares_recordings: bool = True  # whether a file may also hold trials of other problems
+    kernel_hash: str = ""  # the identity of `kernels` in the store; `prepare` sets it
 
 
 def prepare(request: Request) -> Prepared:
@@ -190,9 +191,8 @@ def prepare(request: Request) -> Prepared:
     """
     refuse_unpredicted(request.problem, request.source.kind)
     prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
-    _ = (
-        prepared.kernels.hash
-    )  # of some engines and families, kernels are only lifted when asked for
+    # Some engines and families lift kernels when these are first asked for their hash.
+    prepared = replace(prepared, kernel_hash=prepared.kernels.hash)
     if prepared.recording is None:
         return prepared
     return replace(prepared, notes=[*prepared.notes, *_origin_notes(request, prepared.recording)])

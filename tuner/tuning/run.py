@@ -198,7 +198,7 @@ def _environment(prepared: Prepared, source: TimeSource) -> Environment:
         engine=request.engine.name,
         engine_version=request.engine.version,
         triton=triton_version(request.engine),
-        kernel_hash=prepared.kernels.hash,
+        kernel_hash=prepared.kernel_hash,
         **source.environment(),
     )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tuner.devices.in_words import cards_in
+from tuner.devices.named_cards import cards_in
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice
 

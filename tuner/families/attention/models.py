@@ -21,6 +21,7 @@ def reads(text: str, engine: str = "") -> bool:
 
 def problems(model: Model, serving: Serving) -> Resolved:
     """The problems of one rank. Raises MalformedCheckpoint, IndivisibleShape or BadProblem."""
+    model.refuse_unread("attention")  # before the engine may refuse the family
     tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
     found = attention_problems(
         model,

@@ -42,6 +42,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
     Raises MalformedCheckpoint, IndivisibleShape, or BadProblem for a model without a GEMM that a
     Triton kernel runs.
     """
+    model.refuse_unread("linears")  # before the engine may refuse the family
     options, rules = serving.options, _rules(serving.engine)
     shape = known_linears(model)
     ranks = Ranks(

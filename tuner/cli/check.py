@@ -1,0 +1,155 @@
+"""The command that compiles config files, or what an engine launches without any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuner.cli import complete
+from tuner.cli.app import command, say
+from tuner.cli.check_files import (
+    check_files,
+    check_names,
+    device_of_files,
+    engine_of_files,
+    files_to_check,
+    say_other_device,
+)
+from tuner.cli.command_target import read_command_target
+from tuner.cli.diagnose import write_remedy
+from tuner.cli.family_options import FamilyChoice, with_model_options
+from tuner.cli.options import (
+    DeviceOrHere,
+    DtypeName,
+    Json,
+    Tp,
+    WritePatch,
+)
+from tuner.cli.runs import print_reports, say_other_triton, waiting
+from tuner.cli.targets import (
+    TargetOptions,
+    asked_model,
+    refuse_more_targets,
+    resolve,
+)
+from tuner.errors import BadInput, UnknownDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.cli.check_files import CheckReport
+    from tuner.engines.engine import Engine
+    from tuner.problems.registry import Family
+
+
+@command
+@with_model_options
+def check(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...|FOLDER|MODEL",
+            help="Config files of an engine, or a folder of them, as `tuner export` writes it; "
+            "with --attention, a model.",
+        ),
+    ],
+    choice: FamilyChoice,
+    device: DeviceOrHere = "",
+    tp: Tp = 1,
+    engine: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete.engines,
+            help="NAME or NAME==VERSION; default: that of the files' export, else sglang.",
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete.models,
+            help="The model that files are for; names of which it has no use are told.",
+        ),
+    ] = "",
+    dtype: DtypeName = None,
+    write_patch: WritePatch = None,
+    as_json: Json = False,
+) -> None:
+    """Compile every entry of config files, or the engine's default constants for attention.
+
+    Exit 1 if an entry cannot run on the device, or the engine never reads a file.
+    """
+    from tuner.engines.engine import find_engine
+
+    if write_patch and choice.family is None:
+        raise BadInput("--write-patch is for a model's attention: add --attention")
+    if dtype and not model and choice.family is None:
+        raise BadInput("--dtype is for the model of files: name it with --model")
+    paths = files_to_check(targets) if choice.family is None else []
+    found = find_engine(engine or engine_of_files(paths))
+    if choice.family is None:
+        served = model, tp, dtype
+        reports = _check_files(paths, [*map(Path, targets)], device, found, served, choice)
+    else:
+        reports = _check_problems(targets, device, found, tp, choice, choice.family)
+    for runs in (one for report in reports for one in getattr(report, "runs", ())):
+        say(runs.line())
+    say_other_triton(found)
+    print_reports(reports, as_json)
+    if write_patch:
+        write_remedy(getattr(reports[0], "remedy", None), write_patch)
+    if not all(report.fits for report in reports):
+        raise typer.Exit(1)
+
+
+def _check_files(
+    paths: Sequence[Path],
+    named: Sequence[Path],
+    device: str,
+    engine: Engine,
+    served: tuple[str, int, str | None],
+    choice: FamilyChoice,
+) -> list[CheckReport]:
+    """Check files, for the model, tp and dtype that are `served`. If the GPU is refused, their
+    names alone are judged.
+    """
+    from tuner.devices.here import card_to_check_or_here, device_or_here
+
+    model, tp, dtype = served
+    device = device or device_of_files(paths)
+    try:  # a model's name needs the card itself
+        card = device_or_here(device) if model else card_to_check_or_here(device)
+    except UnknownDevice as refused:
+        if not device:  # neither the command line nor the files name a GPU
+            raise
+        return [check_names(paths, device, engine, named, refused)]
+    say_other_device(paths, card)
+    asked, _ = asked_model(model, "", card, engine, tp, dtype)
+    with waiting("compiling the files' entries"):
+        return check_files(paths, card, engine, tp, choice, named, asked)
+
+
+def _check_problems(
+    targets: Sequence[str],
+    device: str,
+    engine: Engine,
+    tp: int,
+    choice: FamilyChoice,
+    family: Family,
+) -> list[Any]:
+    """Check what an engine launches for a model's kernels of a family."""
+    from tuner.devices.here import device_or_here
+
+    refuse_more_targets(family, targets)
+    card = device_or_here(device)
+    named = read_command_target(targets[0])
+    resolved = resolve(TargetOptions(named, card, engine.name, engine.version, tp), choice)
+    for note in resolved.notes:
+        say(note)
+    module: Any = resolved.family.optional("check")
+    if not hasattr(module, "check_problems"):
+        what = f"{resolved.family.title} cannot be checked by a model"
+        raise BadInput(f"{what}: give its config files, if {engine.name} has some")
+    with waiting(f"compiling what {engine.name} would launch"):
+        return [module.check_problems(resolved.problems, card, engine)]
