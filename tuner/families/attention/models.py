@@ -47,6 +47,7 @@ def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
 def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
     """The problems of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
     tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
+    rules, shape = _rules(serving.engine), known_attention(model)
     problems = attention_problems(
         model,
         tp,
@@ -56,7 +57,8 @@ def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
         engine=serving.engine,
         engine_version=serving.engine_version,
     )
-    notes = _rules(serving.engine).serving_notes(model, known_attention(model), tp)
+    rules.refuse_ranks(model, shape, tp, serving.engine_version)
+    notes = rules.serving_notes(model, shape, tp)
     return Resolved(tuple(problems), tuple(notes))
 
 

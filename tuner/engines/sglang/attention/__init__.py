@@ -12,13 +12,13 @@ from tuner.engines.sglang.attention.binding import SGLangAttentionKernels, lift_
 from tuner.engines.sglang.attention.delivery import AttentionDelivery
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits, takes_kv_splits
 from tuner.engines.sglang.attention.remedy import find_remedy
-from tuner.engines.sglang.attention.serving import serving_notes
+from tuner.engines.sglang.attention.serving import refuse_ranks, serving_notes
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import file_name
 from tuner.families.attention.engine import AttentionEngine, Remedy
 from tuner.families.attention.problem import Attention, AttentionPhase
 
-__all__ = ["open_delivery", "open_family", "serving_notes", "takes_kv_splits"]
+__all__ = ["open_delivery", "open_family", "refuse_ranks", "serving_notes", "takes_kv_splits"]
 
 
 @dataclass(frozen=True)
