@@ -175,7 +175,7 @@ class TestBlocks:
             ending = "N=320,K=2560,top_k=8,dtype=fp8_w8a8,block_shape=64x64"
             assert found.problems[0].spec().endswith(ending)
             note = "vllm makes the quantisation blocks of 128x128 smaller, 64x64: N=320"
-            assert f"{note}; vllm 0.27.0 and older stop at this shape" in found.notes
+            assert f"{note}; vllm 0.28.0 and older stop at this shape" in found.notes
         else:
             with pytest.raises(IndivisibleShape) as refused:
                 resolve(folder, serving)

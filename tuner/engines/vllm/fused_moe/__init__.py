@@ -65,8 +65,8 @@ def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
 # refine_fp8_moe_block_shape of 0.33.0, and the class whose weights it is asked for.
 _SOURCES = ("model_executor/layers/fused_moe/oracle/fp8.py",)
 _REFINES = "def refine_fp8_moe_block_shape("
-_SINCE = (0, 29)  # 0.27.0 refuses; 0.28 was not looked at
-BLOCKS_REFUSED = "0.27.0"
+_SINCE = (0, 29)  # 0.28.0 refuses
+BLOCKS_REFUSED = "0.28.0"
 
 
 def rank_block(cut: Cut, engine_version: str | None) -> Block:
