@@ -22,6 +22,7 @@ from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape, LacksLayers
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.warning_line import resolve_missing
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.model import Model
 from tuner.models.serving import Note, Resolved, Serving
@@ -105,9 +106,9 @@ def resolve(text: str, serving: Serving) -> Resolved:
     """
     # Engines call some files alike, so the one that is asked for says first what a name means.
     for name in sorted(_engines(), key=lambda name: name != serving.engine):
-        found: Resolved | None = _rules(name).resolve_warning(text, serving)
-        if found is not None:
-            return found
+        rules = _rules(name)
+        if missing := rules.parse_config_name(text):
+            return resolve_missing(missing, serving, rules.fusions)
     return resolve_model(find_model(text), serving)
 
 
