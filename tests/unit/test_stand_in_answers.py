@@ -1,6 +1,10 @@
 """What stand-ins for an engine's own modules answer about the card."""
 
+import pytest
+
 from tuner.devices.target import cuda_target
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.environment import unset_variables
 from tuner.kernels.launcher import Launcher, TensorSpec
 
 SOURCE = """
@@ -17,6 +21,22 @@ def kernel(x, BLOCK: tl.constexpr):
 def launch(x):
     kernel[(1,)](x, BLOCK=128 if DEEP else 64)
 """
+
+
+def test_variables_that_nobody_sets_have_the_defaults_of_their_source(tmp_path):
+    file = tmp_path / "environ.py"
+    file.write_text(
+        "class Envs:\n"
+        "    USUAL = EnvBool(True)\n"
+        "    NUMBER = EnvInt(3, secret=True)\n"
+        "    COMPUTED = EnvBool(on_hip())\n"
+        "envs = Envs()\n"
+        "other = make()\n"
+    )
+    (envs,) = unset_variables(file, "engine.environ").values()
+    assert (envs.USUAL.get(), envs.NUMBER.get()) == (True, 3)
+    with pytest.raises(UnsupportedKernel, match=r"engine\.environ\.envs\.COMPUTED\.get"):
+        bool(envs.COMPUTED.get())
 
 
 def test_code_may_ask_for_the_compute_capability_when_it_is_imported(tmp_path):

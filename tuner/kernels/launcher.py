@@ -23,6 +23,7 @@ from typing import Any
 from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.definitions import unsupported_if_it_fails
+from tuner.kernels.environment import unset_variables
 from tuner.kernels.stand_ins import (
     KernelLaunch,
     Namespace,
@@ -168,7 +169,10 @@ class Launcher:
         file = self.root.joinpath(*name.split(".")[1:]).with_suffix(".py")
         if top == self.root.name and sibling == file:
             return Namespace(name, self._execute(sibling))
-        return Namespace(name, platform_answers(self.target))
+        answers = platform_answers(self.target)
+        if top == self.root.name and file.name == "environ.py" and file.is_file():
+            answers |= unset_variables(file, name)
+        return Namespace(name, answers)
 
     def _import_triton(self, name: str, fromlist: Sequence[str]) -> object:
         package = stand_in_triton(self._launches.append)
