@@ -32,8 +32,13 @@ ROWS = {
     f"extend_attention:{LATENT}": SGLANG,
     f"decode_attention:{GQA}": SGLANG,
     f"decode_attention:{LATENT}": SGLANG,
+    f"extend_attention:{GQA}".replace("bfloat16", "float16"): SGLANG[1:],
+    f"decode_attention:{GQA}".replace("bfloat16", "float16"): SGLANG[1:],
+    "prefill_attention:q_heads=8,kv_heads=8,Lq=80,Lv=80,dtype=bfloat16": SGLANG,
     SSD: BOTH,
+    f"{SSD},dtype=float16,state_dtype=float16": BOTH[1:],
     DELTA: SGLANG,
+    f"{DELTA},dtype=float16": SGLANG[1:],
     f"{DELTA},chain=split": BOTH[2:],
 }
 CASES = [(text, engine) for text, engines in ROWS.items() for engine in engines]
@@ -47,10 +52,9 @@ def few_points(problem: Problem) -> Selection:
         fields["batch_sizes"] = [1, 64]
     elif "prompts" in names:
         fields["prompts"] = [{"sequences": n, "tokens": t} for n, t in ((1, 1000), (2, 512))]
-    elif problem.spec().startswith("extend"):
-        point = {"batch_size": 2, "new_tokens": 128, "cached_tokens": 512, "weight": 1.0}
-        fields["workload"] = [point]
     else:
-        point = {"batch_size": 4, "new_tokens": 1, "cached_tokens": 1024, "weight": 1.0}
-        fields["workload"] = [point]
+        sizes = {"extend": (2, 128, 512), "decode": (4, 1, 1024), "prefill": (2, 256, 0)}
+        kind = problem.spec().partition("_")[0]
+        words = ("batch_size", "new_tokens", "cached_tokens")
+        fields["workload"] = [{**dict(zip(words, sizes[kind], strict=True)), "weight": 1.0}]
     return family_of(problem).read_selection(problem, fields)

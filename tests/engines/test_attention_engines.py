@@ -16,9 +16,10 @@ from real_sglang import RELEASES, package
 
 from tuner.backends.operands import AttentionOperands, Unsupported
 from tuner.bindings.sglang.attention.kv_splits import engine_kv_splits
+from tuner.bindings.sglang.attention.serving import SHARES_SINCE
 from tuner.devices.target import cuda_target
 from tuner.engines.dispatch_table import dispatch_table
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import find_engine, release_of
 from tuner.errors import BadProblem
 from tuner.families.attention.batch import operands_of
 from tuner.families.attention.engine import attention_engine
@@ -124,6 +125,17 @@ MODULES = {
     "Gemma3": "gemma3_causal",
     "Gemma4": "gemma4_causal",
 }
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_ranks_of_merged_weights_are_refused_as_the_release_does(version):
+    files = (sources(version) / name for name in ("server_args.py", "arg_groups/model_hook.py"))
+    text = "".join(file.read_text() for file in files if file.exists())
+    shares = "expected_attn_tp_size % effective_attn_tp_size != 0" in text
+    each_its_own = "effective_attn_tp_size != expected_attn_tp_size" in text
+    assert shares + each_its_own == ("requires effective attention TP" in text)
+    if shares or each_its_own:
+        assert shares == (release_of(version) >= SHARES_SINCE)
 
 
 class TestWindows:

@@ -12,7 +12,9 @@ from cases import L40S
 from interpret_scans import CASES
 from interpreter import interpreted
 from tiers import only
+from typer.testing import CliRunner
 
+from tuner.cli.app import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel
@@ -23,7 +25,7 @@ from tuner.families.scans.chunk_scan.family import FAMILY
 from tuner.families.scans.chunk_scan.problem import ChunkScan, SsdKernel
 from tuner.families.scans.chunk_scan.stages import racy
 from tuner.families.scans.engine import ScanKernels, scan_engine
-from tuner.families.scans.files import find_scan_files, read_scan_file
+from tuner.families.scans.files import ScanEntry, ScanFile, find_scan_files, read_scan_file
 from tuner.families.scans.selection import PromptSelection, parse_prompts
 from tuner.families.scans.space import scan_space
 from tuner.measure.recording import write_trials
@@ -260,3 +262,19 @@ def test_what_an_engine_runs_and_what_a_file_says_compiles(tmp_path):
     (entry,) = check_files([path], L40S, find_engine(CONSTANTS), {}).entries
     assert entry.status == Status.OUT_OF_RESOURCES.value
     assert "shared memory" in entry.why
+
+
+def test_a_file_is_held_against_the_model_that_it_is_for(tmp_path):
+    config = Config({"BLOCK_SIZE_H": 16, "num_warps": 4, "num_stages": 3})
+    entry = ScanEntry(Point(1, SsdKernel.CUMSUM, 8192), config, Status.OK)
+    engine = find_engine(CONSTANTS)
+    file = ScanFile(NANO, L40S.name, engine.name, engine.version, "3.6.0", "hash", (entry,))
+    path = tmp_path / file.path_under(tmp_path).name
+    path.write_text(file.text())
+    command = ["check", str(path), "--model", "nemotron-3-nano-30b-a3b", "--engine", CONSTANTS]
+    other = path.name.replace("heads=64", "heads=32").replace("groups=8", "groups=4")
+    for tp, code, asked in ((1, 0, []), (2, 1, [other])):
+        done = CliRunner().invoke(app, [*command, "--device", "L40S", "--tp", str(tp), "--json"])
+        assert done.exit_code == code, done.output
+        unread = json.loads(done.stdout).get("unread", [])
+        assert [name for one in unread for name in one["asked"]] == asked

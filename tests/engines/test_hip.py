@@ -147,10 +147,11 @@ def test_an_hsaco_without_its_note_is_refused() -> None:
 # Launches
 
 
+@pytest.mark.parametrize("engine", [ENGINE, NEWEST])  # the newest one asks a variable
 @pytest.mark.parametrize("text", ["extend_attention:q_heads=8", "decode_attention:q_heads=8"])
-def test_attention_is_launched_as_the_engine_launches_on_hip(text: str) -> None:
+def test_attention_is_launched_as_the_engine_launches_on_hip(text: str, engine) -> None:
     problem = parse_problem(f"{text},kv_heads=1,Lq=128,Lv=128,dtype=bfloat16")
-    kernels = lift_attention(ENGINE, "hip")
+    kernels = lift_attention(engine, "hip")
     new = 128 if problem.phase is AttentionPhase.EXTEND else 1  # type: ignore[attr-defined]
     launches = [
         kernels.launch(problem, Point(4, stage, new, 1024), MI300X.target)  # type: ignore[arg-type]

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from gpu_stand_ins import in_place_of
-from kind_rows import CASES, few_points
+from kind_rows import CASES, GQA, MOE, few_points
+from tiers import only
 
+from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.measure.gpu import INPUT_SEED
@@ -21,6 +23,10 @@ from tuner.tuning.request import Effort, Known, Prepared, Request, parse_source,
 from tuner.tuning.space import Space
 
 H100 = find_device("H100")
+COMPILED = [
+    (f"{MOE},dtype=fp8_w8a8", "sglang==0.5.23"),
+    (f"decode_attention:{GQA}", "sglang==0.5.16"),
+]
 
 
 def prepared_for(text: str, engine: str) -> Prepared:
@@ -92,3 +98,21 @@ def test_every_kind_is_measured_up_to_its_launch(text: str, engine: str, tmp_pat
             found = session.race({**point_fields(point), "configs": raced, "rounds": 3})
             assert len(found["measurements"]) == len(raced)
     assert seen.launches
+
+
+@pytest.mark.parametrize(("text", "engine"), only(COMPILED, CASES))
+def test_one_candidate_of_each_kernel_of_every_kind_compiles(
+    text: str, engine: str, farm: Farm
+) -> None:
+    prepared = prepared_for(text, engine)
+    problem = prepared.request.problem
+    firsts = {point.part: point for point in reversed(prepared.points)}.values()
+    candidates = [Candidate(point, configs_at(prepared, point)[0]) for point in firsts]
+    bind = prepared.kernels.binder(problem, H100.target)
+    compiler = KernelCompiler(farm, bind, H100, prepared.companions)
+    compiler.submit(candidates)
+    found = {}
+    while len(found) < len(candidates):
+        found.update(compiler.poll(wait=True))
+    assert {part.value for part in problem.parts} == {one.point.part.value for one in found}
+    assert not [(one, result) for one, result in found.items() if not result.ok]

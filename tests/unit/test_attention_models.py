@@ -130,6 +130,19 @@ class TestProblems:
         assert {(p.q_heads, p.kv_heads) for p in found.problems} == {(2, 1)}
         assert "each of 4 key heads is held by 4 ranks" in found.notes
 
+    def test_ranks_that_the_weights_are_not_laid_out_for_are_refused(self):
+        """sglang stops there; releases before 0.5.17 also at fewer ranks."""
+        for version, runs in (("0.5.23", (1, 2, 4)), ("0.5.16", (4,)), (None, (1, 2, 4))):
+            for tp in (1, 2, 4, 8, 16):
+                asked = {"tp": tp, "engine_version": version}
+                if tp in runs:
+                    assert resolve_attention("mimo-v2.5", **asked).problems
+                    continue
+                with pytest.raises(IndivisibleShape, match=f"{tp} ranks share .* give --tp 4, or"):
+                    resolve_attention("mimo-v2.5", **asked)
+        assert resolve_attention("mimo-v2.5", tp=8, dp=2).problems
+        assert resolve_attention("mimo-v2-flash", tp=8).problems  # its weights are not merged
+
     def test_choices_reach_the_problems(self):
         found = resolve_attention(
             "deepseek-r1", tp=8, dtype=Dtype.FLOAT16, page_size=64, kv_splits=16

@@ -279,7 +279,7 @@ def test_a_compute_capability_is_enough_to_check_files(subtests):
     with pytest.raises(UnknownDevice, match=r"capability 11\.0: the known ones are sm_80"):
         card_to_check("sm_110")
     with pytest.raises(UnknownDevice, match="as in --device sm_120: `nvidia-smi"):
-        card_to_check("RTX PRO 4500")
+        card_to_check("RTX PRO 2000")
     for text in ("Tesla T4", "W7900", "Radeon Pro VII", "gfx906"):
         with subtests.test(text), pytest.raises(UnknownDevice) as caught:
             card_to_check(text)

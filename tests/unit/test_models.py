@@ -260,6 +260,13 @@ class TestConfigJson:
             ({"num_bits": 4, "type": "float", "group_size": 16}, 4, (None, None, False)),  # nvfp4
             ({"num_bits": 4, "type": "int", "group_size": 128}, 8, (None, None, False)),  # w4a8
             ({"num_bits": 8, "type": "int", "strategy": "tensor"}, 8, (None, None, False)),
+            ({**FLOAT8, "strategy": "group", "group_size": 128}, 8, (None, None, False)),
+            ({"num_bits": 8, "type": "float", "group_size": 128}, 8, (None, None, False)),
+            (
+                {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128},
+                8,
+                (None, None, False),
+            ),
         ],
     )
     def test_compressed_tensors(self, weights, activations, expected):

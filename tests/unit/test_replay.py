@@ -17,7 +17,15 @@ from tuner.measure import recording as recording_file
 from tuner.measure.recording import Origin, Replay
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import UNTUNED, Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import (
+    UNCHECKED,
+    UNTUNED,
+    Compiled,
+    MeasureKind,
+    Measurement,
+    Status,
+    Trial,
+)
 from tuner.tuning.request import Prepared, Request, Source, origin_of, prepare
 
 NAME = "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
@@ -234,6 +242,18 @@ def trial(m: int, gemm: Gemm, status: Status, config: Config) -> Trial:
     compiled = Compiled(status if failed else Status.OK, 1024, 80, 4)
     times = (10.1 + m / 3, 10.0 + m / 3) if status is Status.OK else (None, None)
     return Trial(Candidate(Point(m, gemm), config), compiled, Measurement(status, *times))
+
+
+def test_what_was_never_compared_is_not_recorded_as_right(tmp_path, recording):
+    """A search compares only what may be the best; a replay must not take the rest for compared."""
+    configs = [one.config for one in list(recording.trials)[:2]]
+    right, unknown = (trial(8, Gemm.UP, Status.OK, config) for config in configs)
+    slow = replace(unknown.measurement, detail=f"{UNCHECKED}; 0.10 us for padded rows")
+    path = tmp_path / "h200_written.csv.gz"
+    write_recording(path, FP8, [right, replace(unknown, measurement=slow)])
+    read = list(read_recording(path).trials.values())
+    assert [one.unchecked for one in read] == [False, True]
+    assert read[1].measurement.median_us == unknown.measurement.median_us
 
 
 @pytest.mark.parametrize(

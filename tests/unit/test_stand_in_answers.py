@@ -1,7 +1,11 @@
 """What stand-ins for an engine's own modules answer about the card."""
 
+import pytest
+
 from tuner.devices.target import cuda_target
+from tuner.errors import UnsupportedKernel
 from tuner.kernels.launcher import Launcher, TensorSpec
+from tuner.kernels.stand_ins import variable_answers
 
 SOURCE = """
 from sglang.srt.utils import get_device_sm
@@ -17,6 +21,21 @@ def kernel(x, BLOCK: tl.constexpr):
 def launch(x):
     kernel[(1,)](x, BLOCK=128 if DEEP else 64)
 """
+
+
+def test_variables_that_nobody_sets_have_the_defaults_of_their_source():
+    answers = variable_answers(
+        "class Envs:\n"
+        "    USUAL = EnvBool(True)\n"
+        "    NUMBER = EnvInt(3, secret=True)\n"
+        "    COMPUTED = EnvBool(on_hip())\n"
+        "envs = Envs()\n"
+        "other = make()\n"
+    )
+    envs = answers.envs
+    assert (envs.USUAL.get(), envs.NUMBER.get()) == (True, 3)
+    with pytest.raises(UnsupportedKernel, match="COMPUTED"):
+        bool(envs.COMPUTED.get())
 
 
 def test_code_may_ask_for_the_compute_capability_when_it_is_imported(tmp_path):

@@ -38,6 +38,9 @@ class AttentionShape:
     kv_lora_rank: int = 0  # 0: not latent
     qk_rope_head_dim: int = 0
     logit_cap: float = 0.0
+    # The ranks for which the checkpoint's merged weights of queries, keys and values are laid out;
+    # 0: for any number.
+    laid_out_for: int = 0
     context_length: int = 0  # tokens, as the engine reads it; 0: unknown
     dtype: Dtype = Dtype.BFLOAT16  # of queries, keys and values; weights may have another
     source: str = ""

@@ -66,9 +66,16 @@ def attention_shape(config: Json) -> AttentionShape:
         kv_lora_rank=latent,
         qk_rope_head_dim=_required(fields, ("qk_rope_head_dim",)) if latent else 0,
         logit_cap=_logit_cap(fields, architecture),
+        laid_out_for=_laid_out_for(fields, architecture),
         context_length=_context_length(fields),
         dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
     )
+
+
+def _laid_out_for(fields: Json, architecture: str) -> int:
+    """`get_mimo_v2_fused_qkv_expected_tp_size` of sglang's srt/configs/model_config.py."""
+    fused = fields.get("attention_projection_layout") == "fused_qkv"
+    return _required(fields, _KV_HEADS) if fused and architecture == "MiMoV2ForCausalLM" else 0
 
 
 def attention_places(

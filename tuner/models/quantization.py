@@ -274,11 +274,14 @@ def _compressed_tensors(group: object) -> Quantization:
 
 
 def _weights_and_activations(name: str, dtype: Dtype, weights: Json) -> Quantization:
-    strategy = weights.get("strategy")
+    # What compressed-tensors takes for a missing strategy: groups if their size is given.
+    strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
     if strategy == "block":
         return Quantization(name, dtype, _block(weights.get("block_structure")))
-    if strategy == "tensor" and dtype is Dtype.INT8_W8A8:
-        return Quantization(f"{name} per tensor", None)
+    # The engines' compressed_tensors.py takes no other strategies for experts.
+    known = ("channel",) if dtype is Dtype.INT8_W8A8 else ("channel", "tensor")
+    if strategy not in known:
+        return Quantization(f"{name} per {strategy}", None)
     return Quantization(name, dtype, per_channel_quant=strategy == "channel")
 
 

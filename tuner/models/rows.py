@@ -133,6 +133,7 @@ def _attention(row: Row, source: str) -> AttentionShape:
         kv_lora_rank=row.get("kv_lora_rank", 0),
         qk_rope_head_dim=row.get("qk_rope_head_dim", 0),
         logit_cap=row.get("logit_cap", 0.0),
+        laid_out_for=row.get("laid_out_for", 0),
         context_length=row.get("context_length", 0),
         source=row.get("source", source),
     )

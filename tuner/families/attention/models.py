@@ -23,6 +23,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
     """The problems of one rank. Raises MalformedCheckpoint, IndivisibleShape or BadProblem."""
     model.refuse_unread("attention")  # before the engine may refuse the family
     tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
+    rules, shape = _rules(serving.engine), known_attention(model)
     found = attention_problems(
         model,
         tp,
@@ -32,7 +33,8 @@ def problems(model: Model, serving: Serving) -> Resolved:
         engine=serving.engine,
         engine_version=serving.engine_version,
     )
-    notes = _rules(serving.engine).serving_notes(model, known_attention(model), tp)
+    rules.refuse_ranks(model, shape, tp, serving.engine_version)
+    notes = rules.serving_notes(model, shape, tp)
     return Resolved(tuple(found), tuple(notes))
 
 

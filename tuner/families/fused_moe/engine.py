@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from tuner.devices.table import Device
 from tuner.devices.target import Target
@@ -121,20 +121,42 @@ class MoeKernels(FamilyKernels):
         return self.bind(problem, gemm_of(point), point.batch_size, candidate.config, target)
 
 
+class LoaderRules(Protocol):
+    """What all engines' rules of a loader say."""
+
+    @property
+    def source(self) -> Path:
+        """The file that defines the loader; configs/ lies beside it."""
+
+    @property
+    def config_dir_env(self) -> bool:
+        """Whether a variable names a folder that is asked before the package, or replaces it."""
+
+
 @dataclass(frozen=True)
 class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
     """The fused-MoE layer of one engine version on disk. `triton` is a version such as "3.6.0"."""
 
     pattern = "**/*.json"  # some versions have a folder for each Triton
+    variable: ClassVar[str]  # names another root, where the loader asks for it
+
+    @property
+    @abstractmethod
+    def rules(self) -> LoaderRules:
+        """How the version's loader finds files, as its source says."""
+
+    @property
+    def package_root(self) -> Path:
+        return self.rules.source.parent
+
+    @property
+    def config_dir_variable(self) -> str | None:
+        """The environment variable for another root; None if the engine has none."""
+        return self.variable if self.rules.config_dir_env else None
 
     def read_any_name(self, name: str) -> MoeFileKey:
         """Like `read_file_name`, also for facts of which the engine's own names have none."""
         return self.read_file_name(name)
-
-    @property
-    @abstractmethod
-    def config_dir_variable(self) -> str | None:
-        """The environment variable for another root; None if the engine has none."""
 
     @property
     @abstractmethod

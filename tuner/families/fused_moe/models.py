@@ -20,6 +20,7 @@ from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, PaddedShape
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.warning_line import resolve_missing
 from tuner.models.model import Model
 from tuner.models.serving import Note, Resolved, Serving
 from tuner.models.table import sibling
@@ -100,9 +101,9 @@ def of_line(text: str, serving: Serving) -> Resolved | None:
     """
     # Engines call some files alike, so the one that is asked for says first what a name means.
     for name in sorted(_engines(), key=lambda name: name != serving.engine):
-        found: Resolved | None = _rules(name).resolve_warning(text, serving)
-        if found is not None:
-            return found
+        rules = _rules(name)
+        if missing := rules.parse_config_name(text):
+            return resolve_missing(missing, serving, rules.fusions)
     return None
 
 

@@ -30,7 +30,7 @@ from tuner.measure.recording import (
 )
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import UNTUNED, Compiled, Measurement, Status, Trial
+from tuner.problems.results import UNCHECKED, UNTUNED, Compiled, Measurement, Status, Trial
 
 _PROBLEM = ("E", "N", "K", "topk", "dtype", "block")
 # Columns that a recording may lack.
@@ -49,6 +49,7 @@ _GEMMS = [gemm.value for gemm in Gemm]
 SPILL_BYTES = 4  # per spilled register, which the column counts as Triton's launcher does
 _UNMEASURED = {*UNTUNED, Status.PREDICTED, Status.NOT_RECORDED}
 _STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
+_NOT_COMPARED = "not_compared"  # in place of "ok": the outputs may be wrong
 _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
 
 
@@ -132,7 +133,8 @@ def _cells(trial: Trial, config_columns: Sequence[str]) -> list[object]:
     compiled, measured = trial.compiled, trial.measurement
     spills = None if compiled.n_spills is None else compiled.n_spills // SPILL_BYTES
     figures = (compiled.shared_bytes, compiled.n_regs, spills)
-    times = (measured.min_us, measured.median_us, measured.status.value)
+    status = _NOT_COMPARED if trial.unchecked else measured.status.value
+    times = (measured.min_us, measured.median_us, status)
     # A missing key is an empty cell: Triton's default does not belong in a recording.
     values = [config.get(name) for name in config_columns]
     return [point.batch_size, gemm_of(point).value, *values, *figures, *times]
@@ -248,11 +250,13 @@ class _Rows:
 
     def _measurement(self) -> Measurement:
         text = self._cell("status")
-        if text not in _STATUSES:
-            self._fail("status", f"unknown status {text!r}{did_you_mean(text, _STATUSES)}")
-        status = _STATUSES[text]
+        known = {**_STATUSES, _NOT_COMPARED: Status.OK}
+        if text not in known:
+            self._fail("status", f"unknown status {text!r}{did_you_mean(text, known)}")
+        status = known[text]
         if status is Status.OK:
-            return Measurement(status, self._time("median_us"), self._time("min_us"))
+            times = self._time("median_us"), self._time("min_us")
+            return Measurement(status, *times, detail=UNCHECKED if text == _NOT_COMPARED else "")
         for column in ("median_us", "min_us"):
             if self._cell(column):
                 self._fail(column, f"a time, though the status is {text}")

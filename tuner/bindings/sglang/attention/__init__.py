@@ -10,7 +10,7 @@ from tuner.bindings.sglang.attention.binding import SGLangAttentionKernels, lift
 from tuner.bindings.sglang.attention.delivery import AttentionDelivery
 from tuner.bindings.sglang.attention.kv_splits import engine_kv_splits, takes_kv_splits
 from tuner.bindings.sglang.attention.remedy import find_remedy
-from tuner.bindings.sglang.attention.serving import serving_notes
+from tuner.bindings.sglang.attention.serving import refuse_ranks, serving_notes
 from tuner.bindings.sglang.plugin.files import file_name
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA
@@ -18,7 +18,7 @@ from tuner.engines.sglang.package import SGLang
 from tuner.families.attention.engine import AttentionEngine, Remedy
 from tuner.families.attention.problem import Attention, AttentionPhase
 
-__all__ = ["open_delivery", "open_family", "serving_notes", "takes_kv_splits"]
+__all__ = ["open_delivery", "open_family", "refuse_ranks", "serving_notes", "takes_kv_splits"]
 
 
 @dataclass(frozen=True)

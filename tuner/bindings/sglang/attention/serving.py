@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tuner.engines.dispatch_table import dispatch_table
+from tuner.engines.engine import release_of
+from tuner.errors import IndivisibleShape
 from tuner.models.attention import AttentionShape
 from tuner.models.model import Model
 
@@ -16,6 +18,29 @@ _NOTES = {
     "Grok1ForCausalLM": "{} may scale logits by position as well (attn_temperature_len), "
     "which is not timed",
 }
+
+
+# Since then, ranks may share the parts of merged weights out; before, each has one. The checks are
+# beside "requires effective attention TP size" in srt/server_args.py of 0.5.12, 0.5.16 and 0.5.17,
+# and in srt/arg_groups/model_hook.py of 0.5.19, 0.5.21, 0.5.22 and 0.5.23.
+SHARES_SINCE = (0, 5, 17)
+
+
+def refuse_ranks(model: Model, shape: AttentionShape, tp: int, engine_version: str | None) -> None:
+    """Raise IndivisibleShape for ranks at which servers stop, because of the checkpoint's layout.
+
+    `tp` ranks share the attention. Without a version, this is the newest release's rule.
+    """
+    made_for = shape.laid_out_for
+    shares = engine_version is None or release_of(engine_version) >= SHARES_SINCE
+    if not made_for or tp == made_for or (shares and made_for % tp == 0):
+        return
+    sglang = f"sglang {engine_version}" if engine_version else "sglang"
+    raise IndivisibleShape(
+        f"{model.name}: {sglang} stops if {tp} ranks share the attention, because the checkpoint "
+        f"merges queries, keys and values for {made_for}: give --tp {made_for}, or a --dp with "
+        f"which {made_for} ranks share it"
+    )
 
 
 def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:

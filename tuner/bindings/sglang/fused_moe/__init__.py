@@ -15,16 +15,15 @@ from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, PaddedShape
 from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.models import Block, Cut, fitted_block
-from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
+from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name
 from tuner.models.model import Model
-from tuner.models.serving import Resolved, Serving
 
 __all__ = [
+    "fusions",
     "open_delivery",
     "open_family",
     "parse_config_name",
     "rank_block",
-    "resolve_warning",
     "shared_expert_fusion",
 ]
 
@@ -84,16 +83,10 @@ def parse_config_name(text: str) -> NamedLayer | None:
     return find_config_name(text, packed=True, before=before)
 
 
-def resolve_warning(text: str, serving: Serving) -> Resolved | None:
-    """The problem whose file a line names; None if it names no file. Raises BadProblem."""
-    missing = parse_config_name(text)
-    return resolve_missing(missing, serving, _fusions) if missing else None
-
-
 _ONE_FOR_ALL = (0, 4, 7)  # the first release with one copy of the shared experts
 
 
-def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
+def fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
     """The numbers of shared experts that a release may have appended."""
     if not fuses_in_some_release(model.architecture):
         return set()

@@ -135,17 +135,11 @@ class SGLangFusedMoe(MoeEngine):
 
     engine: SGLang
 
+    variable = CONFIG_DIR_VARIABLE
+
     @cached_property
     def rules(self) -> LoaderRules:
         return read_loader_rules(self.engine.root, f"{self.name} {self.version}")
-
-    @property
-    def package_root(self) -> Path:
-        return self.rules.source.parent
-
-    @property
-    def config_dir_variable(self) -> str | None:
-        return CONFIG_DIR_VARIABLE if self.rules.config_dir_env else None
 
     @property
     def fields(self) -> EntryFields:

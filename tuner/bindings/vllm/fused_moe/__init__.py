@@ -13,17 +13,16 @@ from tuner.errors import BadProblem, MalformedConfigFile, UnknownEngine
 from tuner.families.fused_moe.engine import Fusion
 from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.models import SMALLEST_GROUP, Block, Cut, exact_block, fitted_block
-from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name, resolve_missing
+from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name
 from tuner.models.model import Model
-from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import Dtype
 
 __all__ = [
+    "fusions",
     "open_delivery",
     "open_family",
     "parse_config_name",
     "rank_block",
-    "resolve_warning",
     "shared_expert_fusion",
 ]
 
@@ -52,13 +51,8 @@ def parse_config_name(text: str) -> NamedLayer | None:
     return missing
 
 
-def resolve_warning(text: str, serving: Serving) -> Resolved | None:
-    """The problem whose file a line names; None if it names no file. Raises BadProblem."""
-    missing = parse_config_name(text)
-    return resolve_missing(missing, serving, _fusions) if missing else None
-
-
-def _fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
+def fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
+    """The numbers of shared experts that a release may have appended: none in any release."""
     return set()
 
 

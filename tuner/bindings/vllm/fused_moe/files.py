@@ -51,17 +51,11 @@ class VLLMFusedMoe(MoeEngine):
 
     engine: VLLM
 
+    variable = CONFIG_DIR_VARIABLE
+
     @cached_property
     def rules(self) -> LoaderRules:
         return read_loader_rules(self.engine.root, f"{self.name} {self.version}")
-
-    @property
-    def package_root(self) -> Path:
-        return self.rules.source.parent
-
-    @property
-    def config_dir_variable(self) -> str | None:
-        return CONFIG_DIR_VARIABLE if self.rules.config_dir_env else None
 
     @property
     def fields(self) -> EntryFields:
