@@ -116,20 +116,18 @@ def _findings(target: str, written: int) -> Findings:
 
 def server_of(target: str) -> ServedBy:
     """The engine and the GPU that a log or a line names."""
+    from tuner.jobs.targets import reader_of
     from tuner.problems.registry import is_problem
 
-    if is_problem(target):
+    if is_problem(target) or not (is_log(target) or reader_of(target)):
         return ServedBy()
     from tuner.diagnose import Hints, diagnose_text
     from tuner.diagnose.context import Context
-    from tuner.jobs.targets import reader_of
 
     if is_log(target):
         context = _read_log(target, Hints())[1]
-    elif reader_of(target):
-        context = Context(Hints(), diagnose_text(target).findings.facts)
     else:
-        return ServedBy()
+        context = Context(Hints(), diagnose_text(target).findings.facts)
     device = context.device()
     return ServedBy(context.spec(context.engine_name()), device.name if device else "")
 
@@ -313,21 +311,16 @@ def seen_settings(
     target: str, problems: Sequence[Problem], asked: TargetOptions, flags: Mapping[str, str]
 ) -> dict[str, str]:
     """The settings, with what a log or a line about missing files shows of the server's kernels."""
+    from tuner.jobs.targets import reader_of
     from tuner.problems.registry import is_problem
 
-    if is_problem(target):
+    if is_problem(target) or not (is_log(target) or reader_of(target)):
         return dict(flags)
     from tuner.diagnose import diagnose_text
     from tuner.diagnose.files import names_missing_file
     from tuner.engines.dispatch import seen_to_run
-    from tuner.jobs.targets import reader_of
 
-    if is_log(target):
-        findings = _findings_of(target)
-    elif reader_of(target):
-        findings = diagnose_text(target).findings
-    else:
-        return dict(flags)
+    findings = _findings_of(target) if is_log(target) else diagnose_text(target).findings
     if not any(map(names_missing_file, findings.found)):
         return dict(flags)
     version = asked.engine_version or ""
