@@ -1,6 +1,8 @@
 """What `--help` shows: every command has a section and an example that its options take."""
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -140,3 +142,13 @@ def test_the_lists_have_the_other_names():
         "  or glm-5.1-fp8"
     )
     assert "  or L40S" in devices
+
+
+def test_a_model_by_name_needs_no_reader_of_messages():
+    """To import them takes longer than to read the model."""
+    code = (
+        "import sys; from tuner.cli.targets import seen_settings, server_of; "
+        "assert seen_settings('deepseek-r1', [], None, {}) == {} and not server_of('m').engine; "
+        "sys.exit('tuner.diagnose' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,18 @@ from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, MeasureKind, Measurement, Status
+from tuner.problems.results import (
+    Compiled,
+    Incumbent,
+    MeasureKind,
+    Measurement,
+    RunKey,
+    Status,
+    Totals,
+)
 from tuner.store.results import ResultStore
 from tuner.tuning.baselines import KEPT
+from tuner.tuning.report import Report
 from tuner.tuning.request import Effort, Known, Request, Source, prepare
 
 ENGINE = find_engine("sglang==0.5.16")
@@ -168,13 +178,18 @@ def test_a_name_of_other_scales_is_no_older_name() -> None:
     ],
 )
 def test_a_shipped_entry_that_the_kernel_does_not_take_is_told_and_kept(
-    odd: dict[str, int], why: str, store: ResultStore, monkeypatch: pytest.MonkeyPatch
+    odd: dict[str, int],
+    why: str,
+    store: ResultStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shipped = SGLangFusedMoe.entry
 
     def entry(layer: SGLangFusedMoe, *about: Any) -> Config | None:
         found = shipped(layer, *about)
-        return found.replace(**odd) if found and about[4] == 64 else found
+        at_home = about[0] is None and about[4] == 64
+        return found.replace(**odd) if found and at_home else found
 
     monkeypatch.setattr("tuner.tuning.run.KernelCompiler", FitsAll)
     monkeypatch.setattr(SGLangFusedMoe, "entry", entry)
@@ -194,3 +209,30 @@ def test_a_shipped_entry_that_the_kernel_does_not_take_is_told_and_kept(
     (run,) = {winner.run_id for winner in store.winners(device=H100.name, engine="sglang")}
     tried = store.trials_page(run, None, 1000)
     assert tried and not any(trial.refused for trial in tried)
+
+    publish_twice_as_fast(store, report)
+    flags = {"--fp8-gemm-backend": "triton", "--moe-runner-backend": "triton"}
+    out = tmp_path / "out"
+    exported = export_device(store, H100, ENGINE, out, allow_predicted=True, flags=flags)
+    assert len(exported.files) == 2
+    for file in exported.files:
+        assert odd.items() <= json.loads((out / file.path).read_text())["64"].items()
+
+
+def publish_twice_as_fast(store: ResultStore, report: Report) -> None:
+    """What a measured run found at M=32: one stage more than what is shipped."""
+    entries = [
+        replace(
+            entry,
+            config=entry.config.replace(num_stages=entry.config["num_stages"] + 1),
+            status=Status.OK,
+            median_us=1.0,
+            incumbents={"shipped": Incumbent(entry.config, Status.OK, 2.0)},
+            without_us="shipped",
+        )
+        for entry in report.entries
+        if entry.point.batch_size == 32
+    ]
+    points = [entry.point for entry in entries]
+    key = RunKey(MINIMAX, report.environment, MeasureKind.GPU, "quick", 0, points, "s")
+    store.finish_run(store.begin_run(key), entries, Totals())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,6 +105,17 @@ def read_lenient(path: Path, fields: EntryFields = TILES) -> ConfigFile:
     if not entries:
         oddities.append("it holds no batch sizes")
     return ConfigFile(path, entries, tuple(oddities))
+
+
+def read_written(path: Path, fields: EntryFields, own: Container[int]) -> Mapping[int, Config]:
+    """Read the entries of a file that was written: strictly, but at the sizes `own`, which hold the
+    engine's own entries as they are. Raises MalformedConfigFile.
+    """
+    entries = read_lenient(path, fields).entries
+    for size, config in entries.items():
+        if size not in own:
+            parse_entry(str(size), entry_json(config, fields), fields)
+    return entries
 
 
 def read_any_fields(path: Path, fields: EntryFields) -> ConfigFile:

@@ -70,6 +70,12 @@ class SizedFile:
     def statuses(self) -> Mapping[int, Status]:
         return self.content.statuses
 
+    @property
+    def own(self) -> frozenset[int]:
+        """The sizes that keep what the engine runs without us."""
+        kept = (n for n, status in self.statuses.items() if status is Status.INCUMBENT)
+        return frozenset(kept)
+
     def text(self) -> str:
         return self.written
 

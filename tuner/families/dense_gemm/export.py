@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import launch_config, read_config_file
+from tuner.engines.config_files import launch_config, read_written
 from tuner.errors import ExportRefused
 from tuner.export.files import provenance_row
 from tuner.export.sized_files import Layout, SizedFile, plan_files
@@ -35,7 +35,8 @@ def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path)
     found = engine.find_file(root, problem, device)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    entries = read_config_file(found, engine.fields_of(engine.read_file_name(found.name))).entries
+    fields = engine.fields_of(engine.read_file_name(found.name))
+    entries = read_written(found, fields, file.own)
     for size, config in file.entries.items():
         picked = engine.effective(problem, engine.pick(entries, size), device.target)
         if picked != config:

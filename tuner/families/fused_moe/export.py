@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import config_file_text, fields_on, read_config_file, read_lenient
+from tuner.engines.config_files import config_file_text, fields_on, read_lenient, read_written
 from tuner.engines.engine import engine_triton
 from tuner.engines.sidecars import PROVENANCE, shipped_at
 from tuner.errors import ExportRefused
@@ -164,7 +164,7 @@ class MoeDelivery(Delivery):
             found = layer.find_file(root, _layer(file.problem), device, file.gemm, file.triton)
             if found != file.path:
                 raise ExportRefused(f"wrote {file.path}, but {layer.name}'s rules find {found}")
-            entries = read_config_file(found, fields).entries
+            entries = read_written(found, fields, file.own)
             for batch_size, config in file.entries.items():
                 picked = layer.pick(entries, batch_size)
                 if picked != config:
