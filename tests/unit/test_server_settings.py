@@ -150,6 +150,17 @@ def test_a_missing_file_shows_that_triton_runs(line, engine, flag):
     assert " if " not in text.partition("runs Triton here")[0].rpartition("Read from it")[2]
 
 
+def test_a_missing_file_of_an_older_release_shows_more_than_newer_rules():
+    """0.15.1 was read for where it looks, and its dispatch was not."""
+    for engine in ("vllm==0.15.1", "vllm==0.10.2"):
+        text = said(VLLM, engine)
+        assert "the line shows that Triton runs" in text
+        assert "is not known" not in text and "the oldest release read" not in text
+    text = said(VLLM, "vllm==0.9.2")  # whose search was not read either
+    assert "the line shows" not in text
+    assert "the oldest release read); whether it reads tuned files is not known" in text
+
+
 def test_the_search_before_the_choice_shows_nothing():
     """sglang 0.4.4 looks for the file of a GEMM, and then runs DeepGEMM."""
     text = said(GEMM.replace("B200", "H200"), "sglang==0.4.4")

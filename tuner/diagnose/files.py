@@ -11,7 +11,7 @@ from tuner.devices.table import Device
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Findings, LogFinding
-from tuner.engines.dispatch import engine_runs, seen_to_run, stops_at_fp8
+from tuner.engines.dispatch import engine_runs, looks_late, seen_to_run, stops_at_fp8
 from tuner.engines.engine import engine_names, release_of, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tuned_for
@@ -194,12 +194,17 @@ def _what_runs(
     flags = of_model(context.facts.settings, context.target())
     seen = seen_to_run(engine, version, problems, device, flags) if file.searched else NOTHING
     runs = engine_runs(engine, version, problems, device, {**flags, **seen})
-    words = [f"{one.line()}." for one in runs]
-    if seen:
+    late = file.searched and looks_late(engine, version, problems)
+    # What the line shows is more than the rules of a newer release say.
+    words = [f"{one.line()}." for one in runs if not (late and one.older and one.may_read)]
+    if seen or len(words) < len(runs):
         words.append(
             "This engine looks for the file only as it launches Triton's kernel, so the line shows "
-            f"that Triton runs, for some batch sizes at least. {options_text(seen)} tells the "
-            "commands below; the server needs no new flag."
+            "that Triton runs, for some batch sizes at least."
+        )
+    if seen:
+        words.append(
+            f"{options_text(seen)} tells the commands below; the server needs no new flag."
         )
     return seen, words
 

@@ -108,6 +108,14 @@ def seen_to_run(
     return seen
 
 
+def looks_late(engine: str, version: str, problems: Iterable[Problem]) -> bool:
+    """Tell whether a version looks for files of problems only as it launches Triton's kernel."""
+    table = dispatch_table(engine)
+    if not (table and version):
+        return False
+    return all(table.looks_late(version, problem) for problem in problems)
+
+
 def _subject(group: Sequence[Problem], asked: Sequence[Problem]) -> str:
     """Name some of the problems: a kind if all of the kind are among them."""
     totals = Counter(problem.family for problem in asked)
