@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices
 from tuner.diagnose.findings import LogFinding
@@ -41,18 +41,21 @@ class Context(CompletedHints):
     def unified(self) -> bool:
         """Whether the GPU has no memory of its own, and shares the host's."""
         device = self.device()
-        return device.target.name in _UNIFIED if device else bool(self.facts.get("memory"))
+        return device is not None and device.target.name in _UNIFIED
 
     def values(self, finding: LogFinding) -> dict[str, str]:
-        """What sentences may name. A hole of the message's forms is its own: `device` of RDMA is no
-        GPU.
+        """Return what sentences may name: facts, and the holes of the message's forms.
+
+        A hole of a form hides a fact of its name: `device` of RDMA is no GPU. `unified` and
+        `not_unified` are empty, and say whether the GPU shares the host's memory.
         """
         own = {name for form in finding.message.forms for name in form.pattern.groupindex}
         known = {"model": self.model, "tp": str(self.tp or "")}
         own |= known.keys()
         known |= {k: fact.value for k, fact in self.facts.known.items() if k not in own}
         known |= {k: v.rstrip(".") for k, v in finding.values.items()}
-        return {k: v for k, v in known.items() if v}
+        named = {k: v for k, v in known.items() if v}
+        return {**named, ("unified" if self.unified else "not_unified"): ""}
 
 
 def devices_with(limit: int) -> list[Device]:
@@ -60,27 +63,17 @@ def devices_with(limit: int) -> list[Device]:
     return [device for device in devices() if device.shared_optin_bytes == limit]
 
 
-@dataclass
-class EnginesAdded:
-    """Put the command that adds a release before the first command for a missing release."""
+def with_engines(steps: Sequence[str], told: set[str]) -> Iterator[str]:
+    """Put the command that adds a release before the first command for a missing release.
 
-    _steps: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
-
-    def before(self, steps: Sequence[str]) -> Sequence[str]:
-        """The steps with such commands; the same steps are the same once more."""
-        key = (*steps,)
-        if key not in self._steps:
-            self._steps[key] = [*self._added(steps)]
-        return self._steps[key]
-
-    def _added(self, steps: Sequence[str]) -> Iterator[str]:
-        for step in steps:
-            named = _COMMAND_FOR.match(step)
-            if named and named[1] not in self._told and not _is_here(named[1]):
-                self._told.add(named[1])
-                yield f"$ {command_line('tuner', 'engines', 'add', named[1])}"
-            yield step
+    `told` are the releases that have such a command, and grows.
+    """
+    for step in steps:
+        named = _COMMAND_FOR.match(step)
+        if named and named[1] not in told and not _is_here(named[1]):
+            told.add(named[1])
+            yield f"$ {command_line('tuner', 'engines', 'add', named[1])}"
+        yield step
 
 
 def _is_here(spec: str) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.diagnose.added import Mend
-from tuner.diagnose.findings import Findings, LogFinding
-from tuner.diagnose.readers import Reading
+from tuner.diagnose.findings import Findings, LogFinding, UnknownError
+from tuner.diagnose.table import Kind
 from tuner.engines.logs.served import ENGINES
 from tuner.render import printable
 from tuner.shell import command_line
@@ -43,7 +43,6 @@ class Explanation:
                 }
                 for origin in origins
             ],
-            "threads": list(self.finding.message.threads),
             "details": dict(self.details),
         }
 
@@ -66,90 +65,52 @@ class Diagnosis:
 
     answers: Sequence[Explanation]
     findings: Findings
-    unsupported: str = ""  # a sentence on the server's GPU, if no command can be for it
-    program: str = ""  # what serves, if it is neither sglang nor vLLM
-    instead: Sequence[str] = ()  # steps for a text without a known message, "$ " before commands
-    read: Sequence[str] = ()  # sentences for exceptions that no message explains
-    readings: Sequence[Reading] = ()  # what many lines show together
+    error: UnknownError | None = None  # the first exception that no message explains
     told: Sequence[str] = ()  # what the text tells of its server
 
     @property
     def known(self) -> bool:
-        """Whether a message or a GPU was recognised that says what is the matter."""
-        kinds = {answer.finding.message.kind.value for answer in self.answers}
-        kinds |= {reading.kind.value for reading in self.readings}
-        return bool(self.unsupported or kinds - {"follows"})
+        """Tell whether a message was recognised that says what is the matter."""
+        return any(answer.finding.message.kind is not Kind.FOLLOWS for answer in self.answers)
 
     @property
-    def unknown(self) -> Mapping[str, str]:
-        """Exceptions that may be the cause and that no message explains, with FILE:LINE."""
-        stops = any(answer.finding.message.kind.value == "stops" for answer in self.answers)
-        return {} if stops else self.findings.errors
+    def unknown(self) -> UnknownError | None:
+        """The exception that may be the cause; None if a message says why the server ends."""
+        stops = any(answer.finding.message.kind is Kind.STOPS for answer in self.answers)
+        return None if stops else self.error
 
     def as_json(self) -> dict[str, Any]:
+        unknown = self.unknown
         return {
             "lines": self.findings.lines,
             "facts": self.findings.facts.as_json(),
             "found": [answer.as_json() for answer in self.answers],
-            "shown": [reading.as_json() for reading in self.readings],
-            "unsupported": self.unsupported or None,
-            "program": self.program or None,
-            "instead": list(self.instead),
-            "unknown": [{"text": text, "where": where} for text, where in self.unknown.items()],
+            "unknown": {"text": unknown.text, "where": unknown.where} if unknown else None,
         }
 
     def as_text(self) -> str:
-        blocks = []
+        blocks = [_unknown(self.unknown, self.findings.lines)] if not self.known else []
         told: dict[tuple[str, ...], int] = {}  # steps, and the first answer that has them
         for number, answer in enumerate(self.answers, 1):
             of = told.setdefault(tuple(answer.fix), number)
             again = [f"The steps of {of} are for this too."] if answer.fix and of < number else []
             first, *rest = replace(answer, fix=again or answer.fix).lines()
             blocks.append("\n".join([f"{number}. {first}", *rest]))
-        for number, reading in enumerate(self.readings, len(self.answers) + 1):
-            blocks.append(
-                "\n".join([f"{number}. {reading.kind.value}: {reading.title}", *_shown(reading)])
-            )
-        if self.unsupported and not any(self.unsupported in one for one in blocks):
-            blocks.append(
-                f"note: a GPU that this tuner does not have\n   {printable(self.unsupported)}"
-            )
-        if self.program:
-            blocks.append(
-                f"note: a text of {self.program}, and of neither sglang nor vLLM\n   This tuner "
-                "knows messages of CUDA, Triton and NCCL there too; it tunes no kernel of that "
-                "program."
-            )
-        cut = "".join(
-            f"the traceback ends at {printable(frame.path)}, line {frame.line}, in "
-            f"{printable(frame.function)}, above the line that names the error; give the lines "
-            "below it too"
-            for frame in self.findings.last_frames[-1:]
-        )
-        if self.unknown:
-            lines = ["unknown: no message of the table explains"]
-            for text, where in self.unknown.items():
-                lines.append(f"   {where}: {printable(text)}")
-            ends = [f"Cut off: {cut}."] if self.findings.names_no_error and cut else []
-            kinds = {answer.finding.message.kind.value for answer in self.answers}
-            before = kinds == {"follows"} and not self.readings  # it is what these follow
-            unknown = "\n".join([*lines, *map(_step, [*self.read, *ends])])
-            blocks.insert(0 if before else len(blocks), unknown)
-        if not blocks:
-            blocks.append(f"nothing known in {self.findings.lines:,} lines{cut and ': '}{cut}")
-        elif self.findings.cut and cut and not self.known and not self.unknown:
-            blocks.append("\n".join([f"unknown: {cut}", *map(_step, self.read)]))
-        if self.instead:
-            blocks[-1] = "\n".join([blocks[-1], *map(_step, self.instead)])
+        if self.known and self.unknown:
+            blocks.append(_unknown(self.unknown, self.findings.lines))
         text = "\n\n".join(blocks)
-        shown = (self.answers or self.readings) and not any(one in text for one in self.told)
+        shown = self.answers and not any(one in text for one in self.told)
         return "\n\n".join([text, *map(printable, self.told)]) if shown else text
 
 
-def _shown(reading: Reading) -> Iterator[str]:
-    yield f"   {printable(reading.where)}"
-    yield from (f"   {printable(sentence)}" for sentence in reading.cause)
-    yield from map(_step, reading.fix)
+def _unknown(error: UnknownError | None, lines: int) -> str:
+    """Say in one sentence that a text, or an exception in it, is not known."""
+    if error:
+        return f"not known here: {printable(error.text)} ({printable(error.where)})"
+    return (
+        f"nothing known in {lines:,} lines: `tuner diagnose` knows messages about kernels, their "
+        "config files and the network between nodes"
+    )
 
 
 def _step(step: str) -> str:
