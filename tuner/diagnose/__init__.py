@@ -16,12 +16,13 @@ from typing import BinaryIO
 from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context, with_engines
-from tuner.diagnose.findings import Findings, LogFinding, UnknownError
+from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import Kind, known_messages
 from tuner.engines.engine import release_of
-from tuner.engines.logs.served import ENGINES, Hints, check_hints
+from tuner.engines.logs.facts import Fact
+from tuner.engines.logs.served import Hints, check_hints
 from tuner.errors import BadProblem, UnreadableLog
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
@@ -71,25 +72,8 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
         if answer:
             answers.append(replace(answer, fix=[*with_engines(answer.fix, told)]))
         elif finding.message.kind is Kind.STOPS:  # the same words of something else
-            error = error or UnknownError(finding.text, finding.where)
-    return Diagnosis(answers, findings, error, tuple(_told(context)))
-
-
-def _told(context: Context) -> Iterator[str]:
-    """Yield what the text says of its server."""
-    engine = context.engine_name()
-    told = {
-        "engine": f"{ENGINES.get(engine, engine)} {context.version(engine)}".strip(),
-        "GPU": "" if context.unsupported() else context.hints.device or context.facts.get("device"),
-        "model": context.model,
-        "tp": str(context.tp or ""),
-    }
-    for name in ("pp", "dp", "ep"):
-        size = context.facts.get(name)
-        told[name] = "" if size == "1" else size
-    known = ", ".join(f"{name} {value}" for name, value in told.items() if value)
-    if known:
-        yield f"The text tells: {known}."
+            error = error or Fact(finding.text, finding.where)
+    return Diagnosis(answers, findings, error)
 
 
 def _answer(finding: LogFinding, context: Context) -> Explanation | None:
@@ -127,16 +111,8 @@ def _of_release(finding: LogFinding, engine: str, version: str) -> LogFinding:
 
 
 def _of_words(steps: Sequence[str], context: Context) -> Iterator[str]:
-    """Yield what commands take from people's words, from other servers and from builds."""
+    """Yield what commands take from people's words and from builds."""
     commands = [one for one in steps if one.startswith("$ tuner ")]
-    for word, name in ((" --tp ", "tp"), (f" tune {context.target()} ", "model")):
-        first, other = context.facts.get(name), context.facts.others.get(name)
-        hinted = getattr(context.hints, name)
-        if first and other and not hinted and any(word in one for one in commands):
-            yield (
-                f"The text shows {name} {first} and, in {other.where}, {other.value}: the commands "
-                "are for the first."
-            )
     engine = context.engine_name()
     version, spec = context.version(engine), context.spec(engine)
     if version and version not in spec and any(" --engine " in one for one in commands):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tuner.diagnose import captures, compilers, files, nccl, shared_memory
+from tuner.diagnose import captures, compilers, files, shared_memory
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
@@ -16,15 +16,8 @@ ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added | None]] = {
     "cut_file": files.cut_file,
     "script_stopped": files.script_stopped,
     "shared_memory": shared_memory.shared_memory,
-    "compile_error": compilers.compile_error,
-    "surfaced": compilers.surfaced,
-    "fp8_kernel": compilers.fp8_kernel,
+    "compiler": compilers.compiler,
     "cutlass_tile": compilers.cutlass_tile,
-    "scaled_mm_unserved": compilers.scaled_mm_unserved,
-    "between_nodes": nccl.between_nodes,
-    "mixed_networks": nccl.mixed_networks,
-    "nccl_silent": nccl.nccl_silent,
-    "nccl_timeout": nccl.nccl_timeout,
     "topology": captures.topology,
     "rdma_ports": captures.rdma_ports,
     "gid_table": captures.gid_table,

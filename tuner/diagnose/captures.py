@@ -26,16 +26,9 @@ from tuner.shell import export_line
 
 _NODE = "the node"
 _GID_HEAD = re.compile(r"(?m)^\W*DEV\s+PORT\s+INDEX\b.*$")
-_APART = (
-    "The tables of this text have different indexes, in their order {}: they are of several hosts "
-    "or pods, so no single NCCL_IB_GID_INDEX fits. The index comes from the order in which "
-    "addresses were given, and moves with each new interface."
-)
-_UNSET_APART = (
-    "Leave NCCL_IB_GID_INDEX unset with NCCL 2.21 and later, which choose the row themselves. "
-    "Older ones need it on each host or pod by itself, in the environment of the very process "
-    "(mpirun -x, the container's env) or in /etc/nccl.conf there; /etc/environment does not reach "
-    "a process that no login starts."
+_SEVERAL = (
+    "Here are several tables, of several hosts or pods, whose indexes may differ: give the table "
+    "of each to `tuner diagnose` by itself."
 )
 _UNSET = (
     "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
@@ -102,10 +95,8 @@ def _rates_differ(node: Node) -> Iterator[str]:
 
 def gid_table(finding: LogFinding, context: Context) -> Added:
     """Say the index of RoCE v2 with IPv4, as far as the table stands here."""
-    tables = [shared for one in _GID_HEAD.split(finding.around)[1:] if (shared := _v2_indexes(one))]
-    if len(tables) > 1 and not set.intersection(*tables):
-        each = ", ".join(str(min(one)) for one in tables)
-        return Added((_APART.format(each),), (_UNSET_APART,))
+    if len(_GID_HEAD.findall(finding.around)) > 1:
+        return Added((_SEVERAL,), (_UNSET,))
     gids = parse_show_gids(finding.around) or parse_devinfo_gids(finding.around)
     rows = _v2_rows(gids)
     bare = [one for one, indexes in rows.items() if one and not indexes]
@@ -117,12 +108,6 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
         return Added((*cause, *(apart if some else ())), (_UNSET,))
     cause.append(f"Here that is index {min(shared)}.")
     return Added(tuple(cause), (_UNSET, f"$ {export_line('NCCL_IB_GID_INDEX', str(min(shared)))}"))
-
-
-def _v2_indexes(text: str) -> set[int]:
-    """Return the indexes of RoCE v2 with IPv4 that all devices of a table have."""
-    rows = _v2_rows(parse_show_gids(text))
-    return set.intersection(*rows.values()) if rows else set()
 
 
 def _v2_rows(gids: tuple[Gid, ...]) -> dict[str, set[int]]:

@@ -31,10 +31,6 @@ class Context(CompletedHints):
             programs = {origin.program.lower() for origin in finding.form.origins}
             if len(programs & ENGINES.keys()) == 1:
                 return (programs & ENGINES.keys()).pop()
-            # Two engines' words, of which releases of one alone still print them.
-            today = {one.program.lower() for one in finding.form.origins if not one.until}
-            if not self.engine_name() and len(today & ENGINES.keys()) == 1:
-                return (today & ENGINES.keys()).pop()
         return self.engine_name()
 
     @property

@@ -9,16 +9,18 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added
-from tuner.diagnose.commands import (
+from tuner.diagnose.context import Context
+from tuner.diagnose.findings import LogFinding
+from tuner.diagnose.missing import (
     NOTHING,
+    MissingFile,
     commands_for,
+    config_file,
+    engine_of,
     steps_for,
     steps_without_problem,
     why_not,
 )
-from tuner.diagnose.context import Context
-from tuner.diagnose.findings import LogFinding
-from tuner.diagnose.missing import MissingFile, config_file, engine_of
 from tuner.engines.config_files import misnamed
 from tuner.engines.dispatch import (
     engine_runs,
@@ -42,7 +44,6 @@ _FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 # The engines' programs that tune fused-MoE files on the card itself.
 _SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
-_QUANTISED = re.compile(r"(?i)[-_](?:awq|gptq|fp8|nvfp4|mxfp4|int[48]|w[48]a(?:8|16)|[48]bit)\b")
 # 0.10.2 and later were read: their fused_marlin_moe.py looks for no file.
 _MARLIN_READS_NONE = (0, 10)
 _OF_MARLIN = (
@@ -50,13 +51,10 @@ _OF_MARLIN = (
     "for a file for it too, under the sizes of its packed weights, and took one constant from it: "
     "the line names no file that tuning makes, so ignore it."
 )
-_FIELDS = re.compile(r",(?=\s*[^\s\d])")  # not inside a block's shape
-_FIELD = re.compile(r"\s*\w+(?:=(?:\[\d+,\s*\d+\]|[^\[\]{}`]+?)(?:_down)?(?:\.json)?)?")
 _NAME_IT = (
     "Mend what tells the engine the card's name: NVML on NVIDIA's cards, the Python package amdsmi "
     "on AMD's, and the driver's devices in the container. The line then names a file."
 )
-_GIVE_WHOLE = "Give the line as the server wrote it."
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
@@ -67,9 +65,6 @@ def missing_file(finding: LogFinding, context: Context) -> Added:
     named = _DEVICE.sub(r"\1", missing.name)
     if is_nameless(named):
         return Added((no_figures(named),), (_NAME_IT,), {"file": missing.name}, instead=True)
-    if odd := [one for one in _FIELDS.split(missing.name) if not _FIELD.fullmatch(one)]:
-        why = f"The missing file's name cannot be read: {odd[0]} is no part of one."
-        return Added((why,), (_GIVE_WHOLE,), {"file": missing.name}, instead=True)
     added = _about(replace(missing, searched=True), context)
     return replace(added, cause=(f"The missing file is {missing.name}.", *added.cause))
 
@@ -165,11 +160,6 @@ def _about(file: MissingFile, context: Context) -> Added:
     device = context.device(resolved.device_name or "")
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
     cause = [*strange, *(f"Read from it: {note}." for note in resolved.notes)]
-    if not family.flag and "dtype=" not in file.name and _QUANTISED.search(context.model):
-        cause.append(
-            "The name has no type, so these experts have 16 bits, and the model's name says that "
-            "its weights have fewer: most often they are those of its draft layer (MTP, NextN)."
-        )
     seen = NOTHING
     if device and (context.version(file.engine) or not _only_before(file, context)):
         seen, words = _what_runs(file, resolved.problems, device, context)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.diagnose.table import Form, Kind, Message
-from tuner.engines.logs.facts import Facts
+from tuner.engines.logs.facts import Fact, Facts
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
 _MOST_RANKS = 4096
@@ -48,21 +48,13 @@ class LogFinding:
         }
 
 
-@dataclass(frozen=True)
-class UnknownError:
-    """An exception that no message explains."""
-
-    text: str
-    where: str  # FILE:LINE
-
-
 @dataclass
 class Findings:
     """Collects what a scan finds; the same message of many lines and ranks is one finding."""
 
     known: dict[tuple[str, ...], LogFinding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
-    error: UnknownError | None = None  # the first one
+    error: Fact | None = None  # the first exception that no message explains
     lines: int = 0
 
     def add(self, new: LogFinding, rank: str) -> None:

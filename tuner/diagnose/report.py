@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.diagnose.added import Mend
-from tuner.diagnose.findings import Findings, LogFinding, UnknownError
+from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.table import Kind
+from tuner.engines.logs.facts import Fact
 from tuner.engines.logs.served import ENGINES
 from tuner.render import printable
 from tuner.shell import command_line
@@ -65,8 +66,7 @@ class Diagnosis:
 
     answers: Sequence[Explanation]
     findings: Findings
-    error: UnknownError | None = None  # the first exception that no message explains
-    told: Sequence[str] = ()  # what the text tells of its server
+    error: Fact | None = None  # the first exception that no message explains
 
     @property
     def known(self) -> bool:
@@ -74,7 +74,7 @@ class Diagnosis:
         return any(answer.finding.message.kind is not Kind.FOLLOWS for answer in self.answers)
 
     @property
-    def unknown(self) -> UnknownError | None:
+    def unknown(self) -> Fact | None:
         """The exception that may be the cause; None if a message says why the server ends."""
         stops = any(answer.finding.message.kind is Kind.STOPS for answer in self.answers)
         return None if stops else self.error
@@ -85,7 +85,7 @@ class Diagnosis:
             "lines": self.findings.lines,
             "facts": self.findings.facts.as_json(),
             "found": [answer.as_json() for answer in self.answers],
-            "unknown": {"text": unknown.text, "where": unknown.where} if unknown else None,
+            "unknown": {"text": unknown.value, "where": unknown.where} if unknown else None,
         }
 
     def as_text(self) -> str:
@@ -98,15 +98,13 @@ class Diagnosis:
             blocks.append("\n".join([f"{number}. {first}", *rest]))
         if self.known and self.unknown:
             blocks.append(_unknown(self.unknown, self.findings.lines))
-        text = "\n\n".join(blocks)
-        shown = self.answers and not any(one in text for one in self.told)
-        return "\n\n".join([text, *map(printable, self.told)]) if shown else text
+        return "\n\n".join(blocks)
 
 
-def _unknown(error: UnknownError | None, lines: int) -> str:
+def _unknown(error: Fact | None, lines: int) -> str:
     """Say in one sentence that a text, or an exception in it, is not known."""
     if error:
-        return f"not known here: {printable(error.text)} ({printable(error.where)})"
+        return f"not known here: {printable(error.value)} ({printable(error.where)})"
     return (
         f"nothing known in {lines:,} lines: `tuner diagnose` knows messages about kernels, their "
         "config files and the network between nodes"

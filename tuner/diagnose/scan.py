@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from tuner.diagnose.findings import Findings, Frame, LogFinding, UnknownError
-from tuner.diagnose.table import Form, Message, MessageTable, quads
+from tuner.diagnose.findings import Findings, Frame, LogFinding
+from tuner.diagnose.table import Form, Message
+from tuner.engines.logs.facts import Fact
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
@@ -30,11 +31,11 @@ _NAMES_ERROR = re.compile(r"\b(?:raise|except|import|class)\b")  # source, and n
 _SHOWN = 1000  # characters of a line
 
 
-def scan(streams: Iterable[tuple[str, BinaryIO]], table: MessageTable) -> Findings:
+def scan(streams: Iterable[tuple[str, BinaryIO]], messages: Sequence[Message]) -> Findings:
     """Search (name, stream) pairs, all of one server or cluster."""
     findings = Findings()
     for name, stream in streams:
-        _Scan(name, table, findings).read(stream)
+        _Scan(name, messages, findings).read(stream)
     return findings
 
 
@@ -43,7 +44,7 @@ class _Scan:
     """The state of the scan of one log."""
 
     name: str
-    table: MessageTable
+    messages: Sequence[Message]
     findings: Findings
     _lines: list[bytes] = field(default_factory=list)  # context, and lines not yet searched
     _searched: int = 0  # how many of them are context
@@ -84,9 +85,13 @@ class _Scan:
         self._lines, self._searched = self._lines[keep:], end - keep
 
     def _forms_in(self, joined: bytes) -> list[tuple[Form, Message]]:
-        """The forms whose anchor a text holds: one pass over it leaves few to look for."""
-        held = quads(joined)
-        return [one for one in self.table.forms if one[0].quads <= held and one[0].anchor in joined]
+        """Return the forms whose anchor a text holds."""
+        return [
+            (form, message)
+            for message in self.messages
+            for form in message.forms
+            if form.anchor in joined
+        ]
 
     def _match(self, at: int, form: Form, message: Message) -> set[int]:
         """Match a form whose anchor is in line `at`. The lines that it takes up."""
@@ -138,7 +143,7 @@ class _Scan:
                 found.append(Frame(match[1], int(match[2]), match[3] or ""))
         return found
 
-    def _first_error(self, end: int, explained: set[int]) -> UnknownError | None:
+    def _first_error(self, end: int, explained: set[int]) -> Fact | None:
         """Return the first exception in the new lines that no message takes up."""
         for i in range(self._searched, end):
             line = self._lines[i]
@@ -147,7 +152,7 @@ class _Scan:
             match = _ERROR.search(self._text(i))
             if match and (match[2] is not None or not _NAMES_ERROR.search(self._text(i))):
                 text = f"{match[1]}: {(match[2] or '').strip()}".removesuffix(": ")
-                return UnknownError(text, f"{self.name}:{self._first + i}")
+                return Fact(text, f"{self.name}:{self._first + i}")
         return None
 
     def _text(self, i: int) -> str:

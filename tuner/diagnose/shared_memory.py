@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import Any
 
 from tuner.diagnose.added import Added, Mend
-from tuner.diagnose.commands import why_not
 from tuner.diagnose.context import Context, devices_with
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
+from tuner.diagnose.missing import why_not
 from tuner.engines.engine import engine_names, engine_package, supports
 from tuner.engines.logs.served import ENGINES
 from tuner.families.attention.engine import attention_engine
@@ -29,10 +29,6 @@ _LAUNCHERS = {
     "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*"
     r"|_decode_(?:grouped_)?att_m_fwd|kernel_unified_attention\w*",
 }
-# A file or a backend of attention kernels that people name beside the message.
-_ATTENTION = re.compile(
-    r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py|\bTRITON_ATTN\b"
-)
 # What launches kernels that are not Triton's, beside those or in their place.
 _COMPILED = re.compile(r"flashinfer|trtllm|cutlass|deep_?gemm|deepep|marlin|aiter|flash_?mla")
 # What a limit that two kinds of cards have tells.
@@ -130,10 +126,6 @@ def _elsewhere(
             return Added((whose,), (step,), {**details, "program": package})
         function = f", in {frame.function}" if frame.function else ""
         where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
-    elif named := _ATTENTION.search(finding.around):
-        function = named[0].rpartition("/")[2].partition(".")[0]
-        frame = Frame(named[0], 0, function.replace("TRITON_ATTN", "unified_attention"))
-        where = f"The text names {frame.path}, which launches attention."
     else:
         return _of_nothing(finding, context, details)
     return _of_kernel(frame, where, context.engine_of(finding), context, details)

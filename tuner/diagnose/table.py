@@ -81,11 +81,6 @@ class Form:
         parts = (part.encode().translate(None, BLANKS) for part in _literals(self.text))
         return max(parts, key=len, default=b"")
 
-    @cached_property
-    def quads(self) -> frozenset[int]:
-        """Each four bytes in a row of the anchor."""
-        return quads(self.anchor)
-
     @property
     def pattern(self) -> re.Pattern[str]:
         return _pattern(self.text)
@@ -107,30 +102,10 @@ class Message:
     unless: Sequence[str] = ()  # names of messages beside which this one says nothing new
 
 
-@dataclass(frozen=True)
-class MessageTable:
-    """All messages."""
-
-    messages: Sequence[Message]
-
-    @cached_property
-    def forms(self) -> Sequence[tuple[Form, Message]]:
-        """The forms of all messages."""
-        return [(form, message) for message in self.messages for form in message.forms]
-
-
-def quads(text: bytes) -> frozenset[int]:
-    """Each four bytes in a row of a text, as a number."""
-    view = memoryview(text)
-    ends = ((start, start + (len(text) - start) // 4 * 4) for start in range(min(4, len(text))))
-    return frozenset().union(*(view[start:end].cast("I") for start, end in ends))
-
-
 @cache
-def known_messages() -> MessageTable:
+def known_messages() -> tuple[Message, ...]:
     """Read the table that is shipped."""
-    rows = shipped_toml(__package__, "messages.toml")["message"]
-    return MessageTable(tuple(map(_message, rows)))
+    return tuple(map(_message, shipped_toml(__package__, "messages.toml")["message"]))
 
 
 def _message(row: Mapping[str, Any]) -> Message:
