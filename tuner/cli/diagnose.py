@@ -10,7 +10,6 @@ import typer
 from tuner.cli.app import command, say, show
 from tuner.cli.options import Json, WritePatch
 from tuner.errors import BadInput, UnwritableOutput
-from tuner.render import folded
 from tuner.shell import command_line
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def diagnose(
     from tuner.engines.engine import find_engine
 
     found = diagnose_files(files, Hints(engine, device, model, tp))
-    show(as_json, found.as_json, lambda: _for_terminal(found.as_text()))
+    show(as_json, found.as_json, found.as_text)
     if write_patch:
         remedy = _compiled_remedy(found)
         if remedy is None and engine:
@@ -56,16 +55,6 @@ def diagnose(
         write_remedy(remedy, write_patch)
     if not found.known:
         raise typer.Exit(1)
-
-
-def _for_terminal(text: str) -> str:
-    """Fold sentences to the width of a terminal: no commands, and nothing for a pipe or a file."""
-    import sys
-
-    if not sys.stdout.isatty():
-        return text
-    lines = text.split("\n")
-    return "\n".join(line if line.startswith("     ") else folded(line) for line in lines)
 
 
 def write_remedy(remedy: Remedy | None, path: Path) -> None:

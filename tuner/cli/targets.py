@@ -141,7 +141,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     is known.
     """
     from tuner.diagnose import Hints
-    from tuner.diagnose.files import missing_files
+    from tuner.diagnose.missing import missing_files
     from tuner.jobs.targets import TuningTarget, refuse_options, server_of_model
 
     spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
@@ -318,7 +318,7 @@ def seen_settings(
     if is_problem(target):
         return dict(flags)
     from tuner.diagnose import diagnose_text
-    from tuner.diagnose.files import names_missing_file
+    from tuner.diagnose.missing import names_missing_file
     from tuner.engines.dispatch import seen_to_run
     from tuner.jobs.targets import reader_of
 

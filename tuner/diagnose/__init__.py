@@ -83,13 +83,11 @@ def _answer(finding: LogFinding, context: Context) -> Explanation | None:
     if added is None:
         return None
     engine, values = context.engine_of(finding), context.values(finding)
-    if added.denies:
-        finding = replace(finding, message=replace(message, kind=Kind.NOTE))
-    cause, fix = () if added.denies else message.cause, () if added.instead else message.fix
+    fix = () if added.instead else message.fix
     steps = [*filled([*for_engine(fix, engine)], values), *for_engine(added.fix, engine)]
     return Explanation(
         _of_release(finding, engine, context.version(engine)),
-        [*filled(cause, values), *added.cause],
+        [*filled(message.cause, values), *added.cause],
         [*steps, *_of_words(steps, context)],
         added.details,
         added.mends,

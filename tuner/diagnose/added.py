@@ -29,4 +29,3 @@ class Added:
     details: Mapping[str, Any] = field(default_factory=dict)  # for --json
     mends: Mend | None = None
     instead: bool = False  # of the table's steps, which do not apply
-    denies: bool = False  # the table's causes, which do not hold: then it is a note

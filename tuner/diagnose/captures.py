@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
@@ -35,7 +35,6 @@ _UNSET = (
     "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
 )
 _NO_DEVICE = "No RDMA device is usable"
-_RATE = re.compile(r"\s*(\d{1,4})\b")  # Gb/s: "200", "200 Gb/sec (4X HDR)"
 
 
 def topology(finding: LogFinding, context: Context) -> Added:
@@ -67,7 +66,6 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
     if len(up_devices(node)) < 1 == len(devices):  # the command may have named this one
         told = replace(told, cause=tuple(one for one in told.cause if _NO_DEVICE not in one))
     cause = told.cause or (f"The ports of {joined(up_devices(node))} are up.",)
-    cause += (*_rates_differ(node),)
     if not (value := hca_list(node, links)):
         return told
     step = (
@@ -76,21 +74,6 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
         f"$ {export_line('NCCL_IB_HCA', value)}",
     )
     return Added(cause, (*told.fix, *step), {"hca": value})
-
-
-def _rates_differ(node: Node) -> Iterator[str]:
-    """Yield a sentence on ports that are up at different speeds."""
-    up = up_devices(node)
-    found = {one.device: _RATE.match(one.rate) for one in node.devices if one.device in up}
-    rates = {device: int(rate[1]) for device, rate in found.items() if rate}
-    if len({*rates.values()}) > 1:
-        slow = [device for device, rate in rates.items() if rate < max(rates.values())]
-        listed = ", ".join(f"{device} {rate} Gb/s" for device, rate in rates.items())
-        yield (
-            f"Their speeds differ ({listed}). If {joined(slow)} belongs to another network "
-            "(storage, management), leave it out of NCCL_IB_HCA. If not, its cable, transceiver "
-            "or switch port gives less than the others."
-        )
 
 
 def gid_table(finding: LogFinding, context: Context) -> Added:

@@ -29,7 +29,7 @@ from tuner.engines.dispatch import (
     seen_to_run,
     stops_at_fp8,
 )
-from tuner.engines.engine import engine_names, release_of, supports
+from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tuned_for, unmade
 from tuner.errors import BadInput, SeveralModels
@@ -44,13 +44,6 @@ _FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 # The engines' programs that tune fused-MoE files on the card itself.
 _SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
-# 0.10.2 and later were read: their fused_marlin_moe.py looks for no file.
-_MARLIN_READS_NONE = (0, 10)
-_OF_MARLIN = (
-    "Marlin runs these experts by the text, and no Triton kernel. Releases before vLLM 0.10 looked "
-    "for a file for it too, under the sizes of its packed weights, and took one constant from it: "
-    "the line names no file that tuning makes, so ignore it."
-)
 _NAME_IT = (
     "Mend what tells the engine the card's name: NVML on NVIDIA's cards, the Python package amdsmi "
     "on AMD's, and the driver's devices in the container. The line then names a file."
@@ -147,8 +140,6 @@ def _about(file: MissingFile, context: Context) -> Added:
         return Added(fix=(other,), details=details, instead=True)
     if not context.hints.device and (reason := not_tuned_for(named)):
         return Added(fix=(f"{no_figures(named)} {_made_by(file, reason)}",), details=details)
-    if not family.flag and (why := _read_by_none(file, context)):
-        return Added((why,), (), details, instead=True, denies=True)
     card = context.device(named)
     if card and _FP8 in file.name and (stops := stops_at_fp8(file.engine, family.name, card)):
         return Added(fix=(f"No file is made for it: {stops}.",), details=details)
@@ -165,20 +156,6 @@ def _about(file: MissingFile, context: Context) -> Added:
         seen, words = _what_runs(file, resolved.problems, device, context)
         cause += words
     return Added(tuple(cause), tuple(steps_for(file, resolved, context, seen)), details)
-
-
-def _read_by_none(file: MissingFile, context: Context) -> str:
-    """Say why the text's server runs no kernel that reads such a file; "" if it may."""
-    version = context.version("vllm")
-    old = not version or release_of(version) < _MARLIN_READS_NONE
-    if file.engine == "vllm" and old and context.facts.get("marlin"):
-        return _OF_MARLIN
-    if outside := context.facts.get("experts"):
-        return (
-            f"{outside} runs the experts of the text's server with kernels of its own, which read "
-            "no config files: ignore the line."
-        )
-    return ""
 
 
 def _made_by(file: MissingFile, reason: str) -> str:

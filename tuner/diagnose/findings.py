@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Fact, Facts
@@ -35,17 +34,6 @@ class LogFinding:
     around: str = ""  # its lines as they are, a few before, and as many below as it asks for
     count: int = 0
     ranks: dict[str, None] = field(default_factory=dict)  # in order
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "message": self.message.name,
-            "kind": self.message.kind.value,
-            "where": self.where,
-            "text": self.text,
-            "count": self.count,
-            "ranks": list(self.ranks),
-            "values": dict(self.values),
-        }
 
 
 @dataclass

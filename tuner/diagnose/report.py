@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tuner.diagnose.added import Mend
@@ -28,22 +28,20 @@ class Explanation:
     mends: Mend | None = None
 
     def as_json(self) -> dict[str, Any]:
-        origins = self.finding.form.origins
+        finding = self.finding
         return {
-            **self.finding.as_json(),
-            "title": self.finding.message.title,
+            "message": finding.message.name,
+            "kind": finding.message.kind.value,
+            "title": finding.message.title,
+            "where": finding.where,
+            "text": finding.text,
+            "count": finding.count,
+            "ranks": list(finding.ranks),
+            "values": dict(finding.values),
             "cause": list(self.cause),
             "fix": [step for step in self.fix if not step.startswith("$ ")],
             "commands": [step[2:] for step in self.fix if step.startswith("$ ")],
-            "releases": [
-                {
-                    "program": origin.program,
-                    "since": origin.since or None,
-                    "until": origin.until or None,
-                    "source": origin.source,
-                }
-                for origin in origins
-            ],
+            "releases": [asdict(origin) for origin in finding.form.origins],
             "details": dict(self.details),
         }
 
@@ -89,26 +87,19 @@ class Diagnosis:
         }
 
     def as_text(self) -> str:
-        blocks = [_unknown(self.unknown, self.findings.lines)] if not self.known else []
+        blocks = []
         told: dict[tuple[str, ...], int] = {}  # steps, and the first answer that has them
         for number, answer in enumerate(self.answers, 1):
             of = told.setdefault(tuple(answer.fix), number)
             again = [f"The steps of {of} are for this too."] if answer.fix and of < number else []
             first, *rest = replace(answer, fix=again or answer.fix).lines()
             blocks.append("\n".join([f"{number}. {first}", *rest]))
-        if self.known and self.unknown:
-            blocks.append(_unknown(self.unknown, self.findings.lines))
+        knows = "`tuner diagnose` knows kernels, their config files and the network between nodes"
+        if error := self.unknown:
+            blocks.append(printable(f"not known: {error.where}: {error.value}; {knows}"))
+        elif not self.answers:
+            blocks.append(f"nothing known in {self.findings.lines:,} lines; {knows}")
         return "\n\n".join(blocks)
-
-
-def _unknown(error: Fact | None, lines: int) -> str:
-    """Say in one sentence that a text, or an exception in it, is not known."""
-    if error:
-        return f"not known here: {printable(error.value)} ({printable(error.where)})"
-    return (
-        f"nothing known in {lines:,} lines: `tuner diagnose` knows messages about kernels, their "
-        "config files and the network between nodes"
-    )
 
 
 def _step(step: str) -> str:

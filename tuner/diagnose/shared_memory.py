@@ -63,7 +63,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added | None:
     required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
     known = context.device()
     cards = [known] if known else devices_with(limit)
-    frame = launch_of(finding.frames) or _frame_around(finding)
+    frame = launch_of(finding.frames)
     details: dict[str, Any] = {"required_bytes": required, "limit_bytes": limit}
     if other := context.unsupported():
         return Added((), (other,), details)
@@ -90,13 +90,6 @@ def _known_kernel(frame: Frame) -> Mapping[str, Any] | None:
 def launch_of(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame that is the engine's: where the kernel was launched."""
     return next((frame for frame in reversed(frames) if not _of_triton(frame)), None)
-
-
-def _frame_around(finding: LogFinding) -> Frame | None:
-    """A frame that launches a known kernel, in lines that people put below the message."""
-    found = re.findall(r'File "([^"\n]+)", line (\d{1,9}), in (\w+)', finding.around)
-    frames = (Frame(path, int(line), function) for path, line, function in found)
-    return next((frame for frame in frames if family_launched_at(frame)), None)
 
 
 def _of_triton(frame: Frame) -> bool:
