@@ -18,7 +18,6 @@ from tuner.cli.check_files import (
     files_to_check,
     say_other_device,
 )
-from tuner.cli.diagnose import write_remedy
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     AllFamilies,
@@ -36,6 +35,7 @@ from tuner.cli.options import (
     WritePatch,
 )
 from tuner.cli.plan import asked_by_cluster, planned
+from tuner.cli.remedy import write_remedy
 from tuner.cli.runs import print_reports, run_all, waiting
 from tuner.cli.targets import (
     TargetOptions,

@@ -1,4 +1,4 @@
-"""The computed answers, by the name that the table's rows have in `answer`."""
+"""List the computed answers, by the name that the table's rows have in `answer`."""
 
 from __future__ import annotations
 

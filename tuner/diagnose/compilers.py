@@ -33,7 +33,7 @@ def compiler(finding: LogFinding, context: Context) -> Added:
 
 
 def cutlass_tile(finding: LogFinding, context: Context) -> Added:
-    """Which sizes do not fit, where GPU and shapes are known."""
+    """Say which sizes do not fit, if GPU and shapes are known."""
     if any("fp8" in frame.function for frame in finding.frames):
         return Added((), ("sglang: Use a newer release, whose sgl-kernel has other tiles.",))
     before = (

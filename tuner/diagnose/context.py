@@ -1,4 +1,4 @@
-"""What is known of a server beside its messages: from its log, and from the command line."""
+"""Say what is known of a server beside its messages: from its log, and from the command line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _UNIFIED = {"sm_87", "sm_110", "sm_121"}  # Jetson Orin, Jetson Thor, GB10 (DGX 
 
 @dataclass(frozen=True)
 class Context(CompletedHints):
-    """The hints, completed from what was read, and what findings add."""
+    """Complete the hints from what was read, and what findings add."""
 
     def engine_of(self, finding: LogFinding) -> str:
-        """The engine of a message: as hints, its paths or its form tell, else as the log does."""
+        """Return the engine of a message: as hints, its paths or its form tell, else as the log does."""
         if not self.hints.engine:
             for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
                 for name in ENGINES:
@@ -35,7 +35,7 @@ class Context(CompletedHints):
 
     @property
     def unified(self) -> bool:
-        """Whether the GPU has no memory of its own, and shares the host's."""
+        """Tell whether the GPU has no memory of its own, and shares the host's."""
         device = self.device()
         return device is not None and device.target.name in _UNIFIED
 
@@ -55,7 +55,7 @@ class Context(CompletedHints):
 
 
 def devices_with(limit: int) -> list[Device]:
-    """The GPUs on which a block has exactly so many bytes of shared memory."""
+    """List the GPUs on which a block has exactly so many bytes of shared memory."""
     return [device for device in devices() if device.shared_optin_bytes == limit]
 
 

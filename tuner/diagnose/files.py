@@ -1,4 +1,4 @@
-"""Which config file a server misses, its problem, and the commands that make it."""
+"""Say which config file a server misses, its problem, and the commands that make it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
 def missing_file(finding: LogFinding, context: Context) -> Added:
-    """The file, and the command that tunes it; the families' own parsers read the path."""
+    """Say the file, and the command that tunes it; the families' own parsers read the path."""
     path = finding.values.get("path", "")
     missing = config_file(path, engine_of(finding, context), context, Serving())
     named = _DEVICE.sub(r"\1", missing.name)
@@ -129,7 +129,7 @@ def script_stopped(finding: LogFinding, context: Context) -> Added | None:
 
 
 def _about(file: MissingFile, context: Context) -> Added:
-    """What the name of a config file says, and the commands that make it."""
+    """Say what the name of a config file says, and the commands that make it."""
     details: dict[str, Any] = {"file": file.name}
     resolved, family = file.resolved, file.family
     if family is None:
@@ -159,7 +159,7 @@ def _about(file: MissingFile, context: Context) -> Added:
 
 
 def _made_by(file: MissingFile, reason: str) -> str:
-    """Who makes a file for a card for which nothing is tuned here."""
+    """Say who makes a file for a card for which nothing is tuned here."""
     script = _SCRIPTS.get(file.engine)
     if "is too old" in reason or not script or file.family is None or file.family.flag:
         return "No file is made for it."
@@ -167,7 +167,7 @@ def _made_by(file: MissingFile, reason: str) -> str:
 
 
 def _only_before(file: MissingFile, context: Context) -> bool:
-    """Whether only a release is known before which the server's was made."""
+    """Tell whether only a release is known before which the server's was made."""
     old = file.resolved.older_than if file.resolved else None
     return bool(old or context.facts.get(f"{file.engine}_before"))
 
@@ -175,7 +175,7 @@ def _only_before(file: MissingFile, context: Context) -> bool:
 def _of_any(
     file: MissingFile, device: Device | None, context: Context
 ) -> tuple[Mapping[str, str], list[str]]:
-    """`_what_runs` for a file whose name fits several models: they run the same kernel."""
+    """Do as `_what_runs` for a file whose name fits several models: they run the same kernel."""
     if not isinstance(file.error, SeveralModels) or _only_before(file, context) or not device:
         return NOTHING, []
     problem = parse_problem(next(iter(file.error.problems)))
@@ -185,7 +185,7 @@ def _of_any(
 def _what_runs(
     file: MissingFile, problems: Sequence[Problem], device: Device, context: Context
 ) -> tuple[Mapping[str, str], list[str]]:
-    """The settings that the search for a file shows, and sentences on what the server runs."""
+    """Return the settings that the search for a file shows, and sentences on what the server runs."""
     engine, version = file.engine, context.version(file.engine)
     flags = of_model(context.facts.settings, context.target())
     seen = seen_to_run(engine, version, problems, device, flags) if file.searched else NOTHING

@@ -1,4 +1,4 @@
-"""What was found in logs, as plain values."""
+"""Hold what was found in logs, as plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_RANKS = 4096
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of a traceback: `File "PATH", line 356, in FUNCTION`."""
+    """Hold a line of a traceback: `File "PATH", line 356, in FUNCTION`."""
 
     path: str
     line: int
@@ -23,7 +23,7 @@ class Frame:
 
 @dataclass
 class LogFinding:
-    """A message, at the place of its first occurrence."""
+    """Hold a message, at the place of its first occurrence."""
 
     message: Message
     form: Form
@@ -38,7 +38,7 @@ class LogFinding:
 
 @dataclass
 class Findings:
-    """Collects what a scan finds; the same message of many lines and ranks is one finding."""
+    """Collect what a scan finds; the same message of many lines and ranks is one finding."""
 
     known: dict[tuple[str, ...], LogFinding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
@@ -60,7 +60,7 @@ class Findings:
 
     @property
     def found(self) -> list[LogFinding]:
-        """The findings that say something new, the worst first, then in the log's order."""
+        """List the findings that say something new, the worst first, then in the log's order."""
         kinds, names = list(Kind), {one.message.name for one in self.known.values()}
         kept = [one for one in self.known.values() if not names & set(one.message.unless)]
         if any(one.message.kind is Kind.STOPS for one in kept):

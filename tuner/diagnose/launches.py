@@ -1,4 +1,4 @@
-"""Which of a model's kernels needs so many bytes of shared memory, as the engine launches them."""
+"""Find which of a model's kernels needs so many bytes of shared memory, as the engine launches them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
 
 @dataclass(frozen=True)
 class Needs:
-    """What the kernels of a model need, compiled."""
+    """Hold what the kernels of a model need, compiled."""
 
     required: int  # bytes of shared memory, which a server's message names
     engine: Engine
@@ -73,7 +73,7 @@ def _problems(
 
 
 def _without_blocks(problem: Problem) -> Problem:
-    """The problem with weights that are quantised per channel or tensor."""
+    """Return the problem with weights that are quantised per channel or tensor."""
     names = {one.name for one in fields(problem)}  # type: ignore[arg-type]
     if "block_shape" not in names or getattr(problem, "dtype", None) is not Dtype.FP8_W8A8:
         return problem
@@ -126,7 +126,7 @@ def _sentence(
 
 
 def in_words(needs: Needs) -> Iterator[str]:
-    """Sentences on what was compiled, for people."""
+    """Yield sentences on what was compiled, for people."""
     as_launched = f"as {needs.engine.name} {needs.engine.version} launches them"
     if needs.found:
         if not needs.own:

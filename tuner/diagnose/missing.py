@@ -33,7 +33,7 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class MissingFile:
-    """A config file that a server looked for or a text names, and what it is for."""
+    """Describe a config file that a server looked for or a text names, and what it is for."""
 
     path: str
     engine: str
@@ -49,12 +49,12 @@ class MissingFile:
 
 
 def names_missing_file(finding: LogFinding) -> bool:
-    """Whether a message says which config file was not found."""
+    """Tell whether a message says which config file was not found."""
     return finding.message.answer == _ANSWER
 
 
 def missing_files(findings: Findings, context: Context, serving: Serving) -> list[MissingFile]:
-    """Every missing file of a log once; files of the same problem count as one."""
+    """List every missing file of a log once; files of the same problem count as one."""
     found: dict[object, MissingFile] = {}
     for finding in findings.found:
         if names_missing_file(finding):
@@ -71,7 +71,7 @@ def engine_of(finding: LogFinding, context: Context) -> str:
 
 
 def config_file(path: str, engine: str, context: Context, serving: Serving) -> MissingFile:
-    """The file of that path, as an engine reads its name."""
+    """Return the file of that path, as an engine reads its name."""
     try:
         family = reader_of(path)
     except BadInput as error:  # a type of weights that no kernel here has
@@ -107,7 +107,7 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
 
 
 def _ranks(context: Context) -> tuple[int, int] | None:
-    """The least and the most ranks that share the experts; None if nothing tells them."""
+    """Return the least and the most ranks that share the experts; None if nothing tells them."""
     if int(context.facts.get("dp") or 0) > 1:
         return None  # engines may share experts among ranks of data parallelism too
     seen = int(context.facts.get("ranks") or 0)
@@ -124,7 +124,7 @@ def commands_for(
     seen: Mapping[str, str] = NOTHING,
     named: str = "",
 ) -> list[str]:
-    """The commands that tune and export the family of the text's model.
+    """Return the commands that tune and export the family of the text's model.
 
     `seen`: settings that messages show, besides those of the server's command. `named`: the type of
     weights in the name of a missing file.
@@ -145,7 +145,7 @@ def _command(*words: str) -> str:
 def serving_of(
     family: Family | None, engine: str, context: Context, device: Device | None = None
 ) -> Serving:
-    """How the text's server runs the kernels of a family; ep is of fused-MoE layers alone."""
+    """Say how the text's server runs the kernels of a family; ep is of fused-MoE layers alone."""
     return Serving(
         engine or "sglang",
         context.version(engine) or None,
@@ -156,7 +156,7 @@ def serving_of(
 
 
 def why_not(family: Family | None, engine: str, context: Context) -> str:
-    """Why a family of the context's model cannot be tuned as it is served; "" if it can."""
+    """Say why a family of the context's model cannot be tuned as it is served; "" if it can."""
     try:
         resolve_target(context.target(), serving_of(family, engine, context), family=family)
     except BadInput as error:
@@ -165,7 +165,7 @@ def why_not(family: Family | None, engine: str, context: Context) -> str:
 
 
 def _older(engine: str, context: Context) -> list[str]:
-    """The sentence about a path that only old releases have, if the text tells no version."""
+    """Return the sentence about a path that only old releases have, if the text tells no version."""
     before = context.facts.get(f"{engine}_before")
     if not before or context.version(engine):
         return []
@@ -177,7 +177,7 @@ def _older(engine: str, context: Context) -> list[str]:
 
 
 def _of_several(error: SeveralModels, options: Sequence[str]) -> list[str]:
-    """The commands for each problem that the file may be for."""
+    """Return the commands for each problem that the file may be for."""
     steps = ["The file's name fits several models. Take the command of the one that is served:"]
     for spec, models in error.problems.items():
         steps += [f"{models}:", _command("tune", spec, *options)]
@@ -225,7 +225,7 @@ def steps_for(
 def steps_without_problem(
     missing: MissingFile, context: Context, seen: Mapping[str, str]
 ) -> list[str]:
-    """What to do where the name of a file does not suffice."""
+    """Say what to do if the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
     model = "" if missing.stranger else context.target()
     flag = missing.family.flag if missing.family and missing.family.flag else ""

@@ -1,4 +1,4 @@
-"""A diagnosis as text and as JSON."""
+"""Write a diagnosis as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 8  # ranks and problems that are listed by name
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is to be said of a finding."""
+    """Hold what is to be said of a finding."""
 
     finding: LogFinding
     cause: Sequence[str]  # sentences
@@ -46,7 +46,7 @@ class Explanation:
         }
 
     def lines(self) -> Iterator[str]:
-        """The answer's lines, without its number. Nothing is wrapped."""
+        """Yield the answer's lines, without its number. Nothing is wrapped."""
         finding = self.finding
         yield f"{finding.message.kind.value}: {finding.message.title}"
         yield f"   {_where(finding)}"
@@ -60,7 +60,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answers to what was found in logs."""
+    """Hold the answers to what was found in logs."""
 
     answers: Sequence[Explanation]
     findings: Findings
@@ -73,7 +73,7 @@ class Diagnosis:
 
     @property
     def unknown(self) -> Fact | None:
-        """The exception that may be the cause; None if a message says why the server ends."""
+        """Return the exception that may be the cause; None if a message says why the server ends."""
         stops = any(answer.finding.message.kind is Kind.STOPS for answer in self.answers)
         return None if stops else self.error
 
@@ -108,7 +108,7 @@ def _step(step: str) -> str:
 
 
 def for_engine(steps: Sequence[str], engine: str) -> Iterator[str]:
-    """The steps for one engine, or all of them where it is not known."""
+    """Yield the steps for one engine, or all of them if it is not known."""
     for step in steps:
         name, colon, rest = step.partition(": ")
         if not colon or name not in ENGINES.values():
@@ -120,7 +120,7 @@ def for_engine(steps: Sequence[str], engine: str) -> Iterator[str]:
 
 
 def filled(sentences: Sequence[str], values: Mapping[str, str]) -> Iterator[str]:
-    """The sentences with their holes filled; one with a hole of unknown value is left out.
+    """Yield the sentences with their holes filled; one with a hole of unknown value is left out.
 
     A command gets each value as one word, whatever the text says.
     """

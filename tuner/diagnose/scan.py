@@ -41,7 +41,7 @@ def scan(streams: Iterable[tuple[str, BinaryIO]], messages: Sequence[Message]) -
 
 @dataclass
 class _Scan:
-    """The state of the scan of one log."""
+    """Keep the state of the scan of one log."""
 
     name: str
     messages: Sequence[Message]
@@ -94,7 +94,7 @@ class _Scan:
         ]
 
     def _match(self, at: int, form: Form, message: Message) -> set[int]:
-        """Match a form whose anchor is in line `at`. The lines that it takes up."""
+        """Match a form whose anchor is in line `at`, and return the lines that it takes up."""
         for first, last in self._windows(at):
             texts = [self._text(i) for i in range(first, last + 1)]
             text = "".join(texts)
@@ -120,7 +120,7 @@ class _Scan:
         return "\n".join(self._text(i) for i in range(max(0, first - _TITLE), end))
 
     def _windows(self, at: int) -> Iterator[tuple[int, int]]:
-        """The line itself, then with the lines that may continue it or begin it."""
+        """Yield the line itself, then with the lines that may continue it or begin it."""
         before = at
         while before > max(0, at - 3) and not BEGINS.match(self._text(before)):
             before -= 1
@@ -133,7 +133,7 @@ class _Scan:
         yield from ((before, last) for last in range(at, after + 1) if before < at)
 
     def _frames(self, before: int) -> list[Frame]:
-        """The frames of the traceback that ends above a line."""
+        """Return the frames of the traceback that ends above a line."""
         found: list[Frame] = []
         for i in range(max(0, before - _BEFORE), before):
             if b"Traceback (most recent call last)" in self._lines[i]:
@@ -160,7 +160,7 @@ class _Scan:
 
 
 def _starts(lines: Sequence[bytes]) -> list[int]:
-    """Where each line begins in the joined text. An empty line begins where the next one does."""
+    """List where each line begins in the joined text. An empty line begins where the next one does."""
     found, at = [], 0
     for line in lines:
         found.append(at)

@@ -29,6 +29,10 @@ _LAUNCHERS = {
     "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*"
     r"|_decode_(?:grouped_)?att_m_fwd|kernel_unified_attention\w*",
 }
+# A file or a backend of attention kernels that people name beside the message.
+_ATTENTION = re.compile(
+    r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py|\bTRITON_ATTN\b"
+)
 # What launches kernels that are not Triton's, beside those or in their place.
 _COMPILED = re.compile(r"flashinfer|trtllm|cutlass|deep_?gemm|deepep|marlin|aiter|flash_?mla")
 # What a limit that two kinds of cards have tells.
@@ -63,7 +67,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added | None:
     required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
     known = context.device()
     cards = [known] if known else devices_with(limit)
-    frame = launch_of(finding.frames)
+    frame = launch_of(finding.frames) or _frame_below(finding)
     details: dict[str, Any] = {"required_bytes": required, "limit_bytes": limit}
     if other := context.unsupported():
         return Added((), (other,), details)
@@ -88,12 +92,19 @@ def _known_kernel(frame: Frame) -> Mapping[str, Any] | None:
 
 
 def launch_of(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame that is the engine's: where the kernel was launched."""
+    """Return the innermost frame that is the engine's: where the kernel was launched."""
     return next((frame for frame in reversed(frames) if not _of_triton(frame)), None)
 
 
+def _frame_below(finding: LogFinding) -> Frame | None:
+    """Return a frame that launches a known kernel, if people put the traceback below."""
+    found = re.findall(r'File "([^"\n]+)", line (\d{1,9}), in (\w+)', finding.around)
+    frames = (Frame(path, int(line), function) for path, line, function in found)
+    return next((frame for frame in frames if family_launched_at(frame)), None)
+
+
 def _of_triton(frame: Frame) -> bool:
-    """Whether a frame is Triton's or torch's, and not of a folder of that name in a package."""
+    """Tell whether a frame is Triton's or torch's, and not of a folder of that name in a package."""
     path = frame.path.replace("\\", "/")
     inner = re.search(r"(?:^|/)(?:triton/(?:runtime|compiler|backends|testing\.py)|torch/)", path)
     return bool(inner) and _package_of(frame) in ("", "torch", "triton")
@@ -110,7 +121,7 @@ def _package_of(frame: Frame) -> str:
 def _elsewhere(
     finding: LogFinding, frame: Frame | None, context: Context, details: dict[str, Any]
 ) -> Added:
-    """The answer for kernels that are not known to be sglang's attention."""
+    """Answer for kernels that are not known to be sglang's attention."""
     if frame:
         package = _package_of(frame)
         if package and package not in engine_names() and not _known_kernel(frame):
@@ -119,13 +130,17 @@ def _elsewhere(
             return Added((whose,), (step,), {**details, "program": package})
         function = f", in {frame.function}" if frame.function else ""
         where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
+    elif named := _ATTENTION.search(finding.around):
+        function = named[0].rpartition("/")[2].partition(".")[0]
+        frame = Frame(named[0], 0, function.replace("TRITON_ATTN", "unified_attention"))
+        where = f"The text names {frame.path}, which launches attention."
     else:
         return _of_nothing(finding, context, details)
     return _of_kernel(frame, where, context.engine_of(finding), context, details)
 
 
 def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) -> Added:
-    """The answer if nothing names the kernel: what the model has, and what is asked for."""
+    """Answer if nothing names the kernel: what the model has, and what is asked for."""
     cause = "The traceback is cut, or not there: nothing shows which kernel it was."
     if finding.frames:
         cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
@@ -139,7 +154,7 @@ def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) 
 def _of_kernel(
     frame: Frame, where: str, engine: str, context: Context, details: dict[str, Any]
 ) -> Added:
-    """The answer for a kernel whose file is known; `where` is the sentence that names it."""
+    """Answer for a kernel whose file is known; `where` is the sentence that names it."""
     if row := _known_kernel(frame):
         return Added((where, row["cause"]), tuple(row["fix"]), details)
     family = family_launched_at(frame)
@@ -169,7 +184,7 @@ def _of_kernel(
 
 
 def family_launched_at(frame: Frame) -> Family | None:
-    """The family whose kernel a frame launches; None for other kernels."""
+    """Return the family whose kernel a frame launches; None for other kernels."""
     if _COMPILED.search(f"{frame.path.rpartition('/')[2]} {frame.function}"):
         return None
     name = next((n for n, form in _LAUNCHERS.items() if re.search(form, frame.function)), None)
@@ -179,7 +194,7 @@ def family_launched_at(frame: Frame) -> Family | None:
 
 
 def _families_of(context: Context) -> list[Family]:
-    """The families that the model has; all that the engine runs if the model is not known."""
+    """List the families that the model has; all that the engine runs if the model is not known."""
     name, engine = context.target(), context.engine_name()
     serving = Serving(engine=engine or "sglang", tp=context.tp or 1)
     found = families_of(name, serving) if name else list(families())
@@ -187,7 +202,7 @@ def _families_of(context: Context) -> list[Family]:
 
 
 def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
-    """Which kernels the model has, and the commands that compile what the engine would launch."""
+    """Say which kernels the model has, and the commands that compile what the engine would launch."""
     titles = ", ".join(one.title for one in found)
     name = context.target()
     if not found:
@@ -197,7 +212,7 @@ def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
 
 
 def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
-    """What these kernels need on the server's GPU; None where facts or the release are missing."""
+    """Compile what these kernels need on the server's GPU; None if facts or the release are missing."""
     name, device = context.engine_name(), context.device()
     model = context.target()
     engine = context.engine(name) if name and context.version(name) else None
@@ -213,7 +228,7 @@ def _by_bytes(
     context: Context,
     details: dict[str, Any],
 ) -> Added:
-    """The answer where the bytes that kernels need were compared with those of the message."""
+    """Answer if the bytes that kernels need were compared with those of the message."""
     said = in_words(needs)
     details["launches"] = list(needs.found)
     if not needs.found:
@@ -224,7 +239,7 @@ def _by_bytes(
 
 
 def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) -> list[str]:
-    """The commands that compile a model's kernels for the server's GPU; else what they lack.
+    """Return the commands that compile a model's kernels for the server's GPU; else what they lack.
 
     `own`: the checkpoint is as the preset of its name.
     """
@@ -254,7 +269,7 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
 
 
 def _unknown_layers(context: Context) -> list[str]:
-    """Sentences on layers that the model may have, and whose sizes are not known."""
+    """Return sentences on layers that the model may have, and whose sizes are not known."""
     if not context.target():
         return []
     reasons = {one.title: why_not(one, context.engine_name(), context) for one in families()}
@@ -264,7 +279,7 @@ def _unknown_layers(context: Context) -> list[str]:
 
 
 def _mend(answer: Any, name: str, context: Context) -> Mend | None:  # noqa: ANN401  # of an engine
-    """The patch for the file of the traceback, else for the engine of the command line."""
+    """Return the patch for the file of the traceback, else for the engine of the command line."""
     device = context.device()
     if device is None:
         return None

@@ -1,4 +1,4 @@
-"""The table of known messages: messages.toml.
+"""Read the table of known messages: messages.toml.
 
 A message has one or several forms. A form is the format string in the engine's own source, with
 holes for what the engine fills in:
@@ -42,7 +42,7 @@ _KINDS = {
 
 
 class Kind(str, Enum):
-    """What a message means for the server, the worst first."""
+    """Say what a message means for the server, the worst first."""
 
     STOPS = "stops"  # the server ends, or cannot serve
     UNCLEAR = "unclear"  # the same, and the message does not say why
@@ -53,7 +53,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class MessageSource:
-    """Where a form stands in a program's source."""
+    """Say where a form stands in a program's source."""
 
     program: str  # sglang, vLLM, NCCL, torch, Triton, Ray ...
     since: str  # the first release of those read that has it; "" where releases were not compared
@@ -70,14 +70,14 @@ class MessageSource:
 
 @dataclass(frozen=True)
 class Form:
-    """One format string."""
+    """Hold one format string."""
 
     text: str
     origins: Sequence[MessageSource]
 
     @cached_property
     def anchor(self) -> bytes:
-        """The longest text between holes, without blanks."""
+        """Return the longest text between holes, without blanks."""
         parts = (part.encode().translate(None, BLANKS) for part in _literals(self.text))
         return max(parts, key=len, default=b"")
 
@@ -88,7 +88,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Message:
-    """A known message, and what is to be said of it."""
+    """Hold a known message, and what is to be said of it."""
 
     name: str
     title: str
@@ -142,7 +142,7 @@ def _literals(text: str) -> list[str]:
 
 
 def split_form(text: str) -> list[str | re.Match[str]]:
-    """Literal text and holes, in order."""
+    """Split into literal text and holes, in order."""
     found: list[str | re.Match[str]] = []
     end = 0
     for hole in _HOLE.finditer(text):

@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import Any
 
 from tuner.engines.logs.cards import Cards
-from tuner.engines.logs.compared import Compared
 from tuner.engines.logs.lines import BEGINS, BLANKS
 from tuner.engines.logs.settings import MARKS, of_command, of_lines, of_log, waiting_flag, words_of
 from tuner.files import shipped_toml
@@ -68,12 +67,6 @@ _WORKS_IN = re.compile(  # words before a version that is not the one in trouble
     r" (?:[\w-]+ ){0,2}[\w./-]*$",
     re.IGNORECASE,
 )
-_TROUBLE = re.compile(
-    r"crash|fail|abort|rror\b|\bdie[sd]?\b|\bOOM\b|killed|\bhang|stuck|\b(?:dead)?locks?\b"
-    r"|\bstop(?:s|ped)? (?:work|return|respon|generat)|gibberish|garbage|nonsense|\bwrong\b"
-    r"|repeating|报错|崩溃|乱码|卡死|卡住",
-    re.IGNORECASE,
-)
 _IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
 
 
@@ -99,9 +92,7 @@ class Facts:
     known: dict[str, Fact] = field(default_factory=dict)
     cards: Cards = field(default_factory=Cards)  # what names of files and people's words say
     others: dict[str, Fact] = field(default_factory=dict)  # a second value of a server's fact
-    compared: Compared = field(default_factory=Compared)  # releases, by people's words
     _engines: set[str] = field(default_factory=set)  # that people's words name
-    trouble: bool = False  # the first lines name a failure, so that speed is not the question
     _models: dict[str, Fact] = field(
         default_factory=dict
     )  # that people's words name, by their keys
@@ -168,9 +159,7 @@ class Facts:
             if self._read > _IN_WORDS:
                 return
             text = line.decode("utf-8", errors="replace")
-            self.trouble = self.trouble or bool(_TROUBLE.search(text))
             self.cards.read(text, f"{name}:{number}")
-            self.compared.read(text)
             self._engines |= {word.lower() for word in _ENGINE.findall(text)}
             for match in _models().finditer(text):
                 key = re.sub(r"[\s_-]", "", match[0]).lower()
