@@ -22,7 +22,7 @@ class Context(CompletedHints):
     """Complete the hints from what was read, and what findings add."""
 
     def engine_of(self, finding: LogFinding) -> str:
-        """Return the engine of a message: as hints, its paths or its form tell, else as the log does."""
+        """Return a message's engine: as hints, its paths or its form tell, else as the log does."""
         if not self.hints.engine:
             for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
                 for name in ENGINES:

@@ -185,7 +185,7 @@ def _of_any(
 def _what_runs(
     file: MissingFile, problems: Sequence[Problem], device: Device, context: Context
 ) -> tuple[Mapping[str, str], list[str]]:
-    """Return the settings that the search for a file shows, and sentences on what the server runs."""
+    """Return settings that the search for a file shows, and sentences on what the server runs."""
     engine, version = file.engine, context.version(file.engine)
     flags = of_model(context.facts.settings, context.target())
     seen = seen_to_run(engine, version, problems, device, flags) if file.searched else NOTHING

@@ -1,4 +1,4 @@
-"""Find which of a model's kernels needs so many bytes of shared memory, as the engine launches them."""
+"""Find which of a model's kernels needs so many bytes of shared memory, as it is launched."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def why_not(family: Family | None, engine: str, context: Context) -> str:
 
 
 def _older(engine: str, context: Context) -> list[str]:
-    """Return the sentence about a path that only old releases have, if the text tells no version."""
+    """Return a sentence on a path that only old releases have, if the text tells no version."""
     before = context.facts.get(f"{engine}_before")
     if not before or context.version(engine):
         return []

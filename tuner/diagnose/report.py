@@ -73,7 +73,7 @@ class Diagnosis:
 
     @property
     def unknown(self) -> Fact | None:
-        """Return the exception that may be the cause; None if a message says why the server ends."""
+        """Return the exception that may be the cause; None if a message says why it ends."""
         stops = any(answer.finding.message.kind is Kind.STOPS for answer in self.answers)
         return None if stops else self.error
 

@@ -160,7 +160,7 @@ class _Scan:
 
 
 def _starts(lines: Sequence[bytes]) -> list[int]:
-    """List where each line begins in the joined text. An empty line begins where the next one does."""
+    """List where each line begins in the joined text; an empty one where the next one does."""
     found, at = [], 0
     for line in lines:
         found.append(at)

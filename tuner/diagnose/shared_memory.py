@@ -104,7 +104,7 @@ def _frame_below(finding: LogFinding) -> Frame | None:
 
 
 def _of_triton(frame: Frame) -> bool:
-    """Tell whether a frame is Triton's or torch's, and not of a folder of that name in a package."""
+    """Tell whether a frame is Triton's or torch's, and not of a package's folder of that name."""
     path = frame.path.replace("\\", "/")
     inner = re.search(r"(?:^|/)(?:triton/(?:runtime|compiler|backends|testing\.py)|torch/)", path)
     return bool(inner) and _package_of(frame) in ("", "torch", "triton")
@@ -202,7 +202,7 @@ def _families_of(context: Context) -> list[Family]:
 
 
 def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
-    """Say which kernels the model has, and the commands that compile what the engine would launch."""
+    """Say which kernels the model has, and the commands that compile what is launched."""
     titles = ", ".join(one.title for one in found)
     name = context.target()
     if not found:
@@ -212,7 +212,7 @@ def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
 
 
 def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
-    """Compile what these kernels need on the server's GPU; None if facts or the release are missing."""
+    """Compile what these kernels need on the server's GPU; None if facts or the release lack."""
     name, device = context.engine_name(), context.device()
     model = context.target()
     engine = context.engine(name) if name and context.version(name) else None
