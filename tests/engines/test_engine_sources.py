@@ -14,11 +14,11 @@ import pytest
 import uvicorn
 from real_sglang import package
 from tiers import only
+from tuner.diagnose.readers.start import steps
 
 from tuner.deploy.bench_report.readers import parse_samples
 from tuner.deploy.bench_report.samples import metric
 from tuner.devices.target import CUDA
-from tuner.diagnose.readers.start import steps
 from tuner.diagnose.table import Form, MessageSource, known_messages
 from tuner.engines.engine import find_engine, version_order
 from tuner.engines.logs.lines import BLANKS

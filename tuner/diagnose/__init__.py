@@ -67,10 +67,12 @@ def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
 def _answered(findings: Findings, hints: Hints) -> Diagnosis:
     context = Context(hints, findings.facts)
     answers, error, told = [], findings.error, set[str]()
+    steps: dict[tuple[str, ...], list[str]] = {}  # the same steps are the same once more
     for finding in findings.found:
         answer = _answer(finding, context)
         if answer:
-            answers.append(replace(answer, fix=[*with_engines(answer.fix, told)]))
+            fix = steps.setdefault(tuple(answer.fix), [*with_engines(answer.fix, told)])
+            answers.append(replace(answer, fix=fix))
         elif finding.message.kind is Kind.STOPS:  # the same words of something else
             error = error or Fact(finding.text, finding.where)
     return Diagnosis(answers, findings, error)

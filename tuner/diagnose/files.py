@@ -74,8 +74,11 @@ def named_file(finding: LogFinding, context: Context) -> Added:
         family = reader_of(path)
     except BadInput:
         return Added((f"Nothing here makes {name}: {_UNTUNED}.",), details={"file": name})
-    readers = _readers(path, name, family) if family else []
-    if family is None or not readers:
+    if family is None:
+        none = f"No kernel that this tuner tunes has a file named {name}."
+        return Added((none,), details={"file": name})
+    readers = _readers(path, name, family)
+    if not readers:
         return Added((f"Neither sglang nor vLLM looks for {name}.",), details={"file": name})
     served = context.engine_of(finding)
     spell = " and ".join(ENGINES[one] for one in readers)
@@ -111,7 +114,7 @@ def cut_file(finding: LogFinding, context: Context) -> Added:
     family = next(family for family in families() if family.name == wanted)
     engine, model = context.engine_of(finding), context.target()
     if engine and not supports(engine, wanted):
-        return Added()
+        return Added(fix=(f"This program makes no such file for {ENGINES[engine]}.",))
     if lacks := context.missing(engine, model=True):
         return Added(fix=(lacks,))
     if model and (why := why_not(family, engine, context)):
