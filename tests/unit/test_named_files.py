@@ -37,7 +37,7 @@ NAMED = [
     ("configs/E=128,N=768,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128,128].json", ["in the spelling of vLLM"], ["without blocks"]),
     # vllm-project/vllm#39263: blocks without a type
     ("E=256,N=256,device_name=NVIDIA_GeForce_RTX_5090,block_shape=[128,128].json", ["it has block_shape and no dtype"], ["tuner tune"]),
-    ("sglang ships strategy,E=896,topk=16,device_name=NVIDIA_H200.json", ["No kernel that this tuner tunes"], ["Neither", "$ tuner"]),
+    ("sglang ships strategy,E=896,topk=16,device_name=NVIDIA_H200.json", ["No kernel tuned here reads"], ["Neither", "$ tuner"]),
     # sgl-project/sglang#34460: a virtual machine's name
     ("sglang: E=384,N=256,device_name=AMD_Instinct_MI350X_VF.json", ["--device AMD_Instinct_MI350X_VF --engine sglang"], []),
     # sgl-project/sglang#9978: sglang's spelling, in the folder of a Triton

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuner.devices.table import Device, devices
 from tuner.diagnose.findings import LogFinding
 from tuner.engines.engine import matching_packages, parse_spec
 from tuner.engines.logs.served import ENGINES, CompletedHints
@@ -52,11 +51,6 @@ class Context(CompletedHints):
         known |= {k: v.rstrip(".") for k, v in finding.values.items()}
         named = {k: v for k, v in known.items() if v}
         return {**named, ("unified" if self.unified else "not_unified"): ""}
-
-
-def devices_with(limit: int) -> list[Device]:
-    """List the GPUs on which a block has exactly so many bytes of shared memory."""
-    return [device for device in devices() if device.shared_optin_bytes == limit]
 
 
 def with_engines(steps: Sequence[str], told: set[str]) -> Iterator[str]:

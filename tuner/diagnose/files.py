@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
@@ -17,6 +18,7 @@ from tuner.diagnose.missing import (
     commands_for,
     config_file,
     engine_of,
+    serving_of,
     steps_for,
     steps_without_problem,
     why_not,
@@ -33,7 +35,8 @@ from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
 from tuner.engines.logs.served import ENGINES, is_nameless, no_figures, not_tuned_for, unmade
 from tuner.errors import BadInput, SeveralModels
-from tuner.jobs.targets import reader_of
+from tuner.families.check import not_among
+from tuner.jobs.targets import reader_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem, folder_version
@@ -44,10 +47,7 @@ _FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 # The engines' programs that tune fused-MoE files on the card itself.
 _SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
-_NAME_IT = (
-    "Mend what tells the engine the card's name: NVML on NVIDIA's cards, the Python package amdsmi "
-    "on AMD's, and the driver's devices in the container. The line then names a file."
-)
+_NAME_IT = "Mend what tells the engine the card's name: NVML, or the package amdsmi on AMD's cards."
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
@@ -66,20 +66,18 @@ def named_file(finding: LogFinding, context: Context) -> Added:
     """Say what a file is for that the text names, which engine reads it, and the commands."""
     path = "{sizes},device_name={card}".format_map(finding.values)
     name = path.rpartition("/")[2]
-    if why := context.unsupported(facts_of_line(name).get("device")) or unmade(name):
-        return Added((why,), details={"file": name})
-    if why := misnamed(name):
-        return Added((f"{why[0].upper()}{why[1:]}.",), details={"file": name})
+    wrong, details = misnamed(name), {"file": name}
+    why = context.unsupported(facts_of_line(name).get("device")) or unmade(name)
+    if why := why or (f"The name is wrong: {wrong}." if wrong else ""):
+        return Added((why,), details=details)
     try:
         family = reader_of(path)
     except BadInput:
-        return Added((f"Nothing here makes {name}: {_UNTUNED}.",), details={"file": name})
-    if family is None:
-        none = f"No kernel that this tuner tunes has a file named {name}."
-        return Added((none,), details={"file": name})
-    readers = _readers(path, name, family)
-    if not readers:
-        return Added((f"Neither sglang nor vLLM looks for {name}.",), details={"file": name})
+        return Added((f"Nothing here makes {name}: {_UNTUNED}.",), details=details)
+    readers = _readers(path, name, family) if family else []
+    if family is None or not readers:
+        looks = "Neither sglang nor vLLM looks for" if family else "No kernel tuned here reads"
+        return Added((f"{looks} {name}.",), details=details)
     served = context.engine_of(finding)
     spell = " and ".join(ENGINES[one] for one in readers)
     cause = [f"It is the name of a config file for {family.title}, in the spelling of {spell}."]
@@ -94,9 +92,10 @@ def named_file(finding: LogFinding, context: Context) -> Added:
     asked = [served] if served in readers else readers
     for engine in asked:
         added = _about(config_file(path, engine, context, Serving()), context)
-        cause += [one for one in added.cause if one not in cause]
+        instead = [*_asked_instead(engine, family, name, context)]
+        cause += [one for one in (*added.cause, *instead) if one not in cause]
         fix += [f"If the server is {ENGINES[engine]}:"] if len(asked) > 1 else []
-        fix += added.fix
+        fix += commands_for(family, engine, context) if instead else added.fix
     return Added(tuple(cause), tuple(fix), {"file": name, "engines": readers})
 
 
@@ -106,6 +105,24 @@ def _readers(path: str, name: str, family: Family) -> list[str]:
     if reads(name[1:]):  # an engine's name and something before it
         return []
     return [one for one in engine_names() if spelled in ("", one) and reads(path, one)]
+
+
+def _asked_instead(name: str, family: Family, file: str, context: Context) -> Iterator[str]:
+    """Yield what the text's server asks for instead, if the text tells model, ranks and GPU."""
+    engine, device = context.engine(name), context.device(facts_of_line(file).get("device"))
+    unsure = context.facts.get("quantization") or int(context.facts.get("dp") or 0) > 1
+    if unsure or not (engine and device and context.target() and context.tp):
+        return
+    try:
+        serving = replace(serving_of(family, name, context, device), engine_version=engine.version)
+        found = resolve_target(context.target(), serving, family=family)
+        asked = family.module("check").asked_names(found.problems, device, engine)
+    except BadInput:
+        return
+    ep = f", ep={context.ep}" if context.ep > 1 else ""
+    server = f"{context.target()} at tp={context.tp}{ep} and otherwise without flags"
+    who = f"For {server}, {ENGINES[name]} {engine.version}"
+    yield from (one.why for one in not_among([Path(file)], asked, who))
 
 
 def cut_file(finding: LogFinding, context: Context) -> Added:
@@ -141,8 +158,8 @@ def _about(file: MissingFile, context: Context) -> Added:
         )
     if other := context.unsupported(named := facts_of_line(file.name).get("device")):
         return Added(fix=(other,), details=details, instead=True)
-    if not context.hints.device and (reason := not_tuned_for(named)):
-        return Added(fix=(f"{no_figures(named)} {_made_by(file, reason)}",), details=details)
+    if not context.hints.device and not_tuned_for(named):
+        return Added(fix=(f"{no_figures(named)} No file is made for it here.",), details=details)
     card = context.device(named)
     if card and _FP8 in file.name and (stops := stops_at_fp8(file.engine, family.name, card)):
         return Added(fix=(f"No file is made for it: {stops}.",), details=details)
@@ -159,14 +176,6 @@ def _about(file: MissingFile, context: Context) -> Added:
         seen, words = _what_runs(file, resolved.problems, device, context)
         cause += words
     return Added(tuple(cause), tuple(steps_for(file, resolved, context, seen)), details)
-
-
-def _made_by(file: MissingFile, reason: str) -> str:
-    """Say who makes a file for a card for which nothing is tuned here."""
-    script = _SCRIPTS.get(file.engine)
-    if "is too old" in reason or not script or file.family is None or file.family.flag:
-        return "No file is made for it."
-    return f"No file is made here: {ENGINES[file.engine]}'s own benchmarks ({script}) make it."
 
 
 def _only_before(file: MissingFile, context: Context) -> bool:

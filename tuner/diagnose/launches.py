@@ -19,6 +19,7 @@ from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import own_launches
 
 # Checkpoints of a model differ in these; a server's log seldom says which one it is.
+_Failed = dict[str, str]  # why kernels could not be compiled, by the family
 _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
 
 
@@ -81,11 +82,7 @@ def _without_blocks(problem: Problem) -> Problem:
 
 
 def _compiled(
-    required: int,
-    problems: Sequence[Problem],
-    engine: Engine,
-    device: Device,
-    failed: dict[str, str],
+    required: int, problems: Sequence[Problem], engine: Engine, device: Device, failed: _Failed
 ) -> Needs:
     found: dict[tuple[Problem, str, Config], list[Point]] = {}
     count = 0

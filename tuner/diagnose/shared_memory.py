@@ -222,11 +222,7 @@ def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs
 
 
 def _by_bytes(
-    needs: Needs,
-    among: Sequence[Family],
-    cause: str,
-    context: Context,
-    details: dict[str, Any],
+    needs: Needs, among: Sequence[Family], cause: str, context: Context, details: dict[str, Any]
 ) -> Added:
     """Answer if the bytes that kernels need were compared with those of the message."""
     said = in_words(needs)
