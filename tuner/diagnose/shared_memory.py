@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from tuner.devices.table import devices
 from tuner.diagnose.added import Added, Mend
-from tuner.diagnose.context import Context, devices_with
+from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.diagnose.missing import why_not
@@ -66,7 +67,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added | None:
         return None
     required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
     known = context.device()
-    cards = [known] if known else devices_with(limit)
+    cards = [known] if known else [one for one in devices() if one.shared_optin_bytes == limit]
     frame = launch_of(finding.frames) or _frame_below(finding)
     details: dict[str, Any] = {"required_bytes": required, "limit_bytes": limit}
     if other := context.unsupported():
