@@ -21,8 +21,8 @@ from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import Kind, known_messages
 from tuner.engines.engine import release_of
-from tuner.engines.logs.facts import Fact
 from tuner.engines.logs.served import Hints, check_hints
+from tuner.engines.logs.words import Fact
 from tuner.errors import BadProblem, UnreadableLog
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.diagnose.table import Form, Kind, Message
-from tuner.engines.logs.facts import Fact, Facts
+from tuner.engines.logs.facts import Facts
+from tuner.engines.logs.words import Fact
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
 _MOST_RANKS = 4096

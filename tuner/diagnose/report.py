@@ -9,8 +9,8 @@ from typing import Any
 from tuner.diagnose.added import Mend
 from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.table import Kind
-from tuner.engines.logs.facts import Fact
 from tuner.engines.logs.served import ENGINES
+from tuner.engines.logs.words import Fact
 from tuner.render import printable
 from tuner.shell import command_line
 

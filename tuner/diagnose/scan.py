@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from tuner.diagnose.findings import Findings, Frame, LogFinding
 from tuner.diagnose.table import Form, Message
-from tuner.engines.logs.facts import Fact
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
+from tuner.engines.logs.words import Fact
 
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
 _TITLE = 3  # lines above a message that answers may read

@@ -190,7 +190,7 @@ class CompletedHints:
             if shown and not_tuned_for(shown):
                 return no_figures(shown)
             known = f" ({_unknown(shown, capability)})" if shown or capability else ""
-            names = [card.name for card in self.facts.cards.several()]
+            names = [card.name for card in self.facts.words.cards.several()]
             if not known and len(names) > 1:
                 known = f" (the text names {' and '.join(names[:_NAMED])})"
             lacks.append(f"--device, the GPU as nvidia-smi -L names it{known}")
