@@ -11,14 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import uvicorn
 from real_sglang import package
 from tiers import only
 
 from tuner.deploy.bench_report.readers import parse_samples
 from tuner.deploy.bench_report.samples import metric
 from tuner.devices.target import CUDA
-from tuner.diagnose.readers.start import steps
 from tuner.diagnose.table import Form, MessageSource, known_messages
 from tuner.engines.engine import find_engine, version_order
 from tuner.engines.logs.lines import BLANKS
@@ -105,7 +103,7 @@ def test_every_label_and_field_of_a_release_s_own_benchmark(version: str) -> Non
 RELEASES = ("0.4.3.post2", "0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 ORIGINS = [
     (message.name, form, origin)
-    for message in known_messages().messages
+    for message in known_messages()
     for form in message.forms
     for origin in form.origins
     if origin.program == "sglang" and origin.since
@@ -136,7 +134,7 @@ def whole(release: str) -> bytes:
 
 
 def test_many_forms_are_sglangs():
-    assert len(ORIGINS) > 30
+    assert len(ORIGINS) > 15
 
 
 @pytest.mark.parametrize(
@@ -164,28 +162,3 @@ def test_a_form_is_in_the_releases_that_the_table_says(release: str):
         if (form.anchor in text) != (after and before):
             wrong.append((name, form.text[:60], origin.since, origin.until))
     assert not wrong
-
-
-# The steps of a start: each text is in a release of its engine
-
-
-def test_texts_of_a_start_are_in_the_engines_sources(subtests):
-    releases = {"sglang": ("0.4.4", "0.5.2", "0.5.16"), "vllm": ("0.10.2", "0.33.0")}
-    sources = {
-        name: b"".join(
-            path.read_bytes()
-            for version in versions
-            for path in find_engine(f"{name}=={version}").root.rglob("*.py")
-        )
-        for name, versions in releases.items()
-    }
-    serving = b"".join(path.read_bytes() for path in Path(uvicorn.__file__).parent.rglob("*.py"))
-    for step in steps():
-        for engine, texts in step.texts.items():
-            for text in texts:
-                with subtests.test(engine=engine, text=text):
-                    # What follows is printed of a value, or by a progress bar.
-                    literal = re.split(r"ServerArgs\(| \{|:$", text)[0].encode()
-                    held = {name for name, source in sources.items() if literal in source}
-                    named = {"sglang", "vllm"} if engine == "both" else {engine}
-                    assert named <= held or literal in serving

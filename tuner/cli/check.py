@@ -18,7 +18,6 @@ from tuner.cli.check_files import (
     say_other_device,
 )
 from tuner.cli.command_target import read_command_target
-from tuner.cli.diagnose import write_remedy
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     DeviceOrHere,
@@ -27,6 +26,7 @@ from tuner.cli.options import (
     Tp,
     WritePatch,
 )
+from tuner.cli.remedy import write_remedy
 from tuner.cli.runs import print_reports, say_other_triton, waiting
 from tuner.cli.targets import (
     TargetOptions,

@@ -79,7 +79,7 @@ class CommandTarget:
 
         if self.findings is None:
             return dict(flags)
-        from tuner.diagnose.files import names_missing_file
+        from tuner.diagnose.missing import names_missing_file
 
         if not any(map(names_missing_file, self.findings.found)):
             return dict(flags)

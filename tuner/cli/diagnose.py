@@ -1,4 +1,4 @@
-"""The command that reads what a server wrote: its logs."""
+"""Read what a server wrote: its logs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, say, show
+from tuner.cli.app import command, show
 from tuner.cli.options import Json, WritePatch
-from tuner.errors import BadInput, UnwritableOutput
-from tuner.render import folded
-from tuner.shell import command_line
+from tuner.cli.remedy import write_remedy
 
 if TYPE_CHECKING:
     from tuner.diagnose import Diagnosis
@@ -48,7 +46,7 @@ def diagnose(
     from tuner.engines.engine import find_engine
 
     found = diagnose_files(files, Hints(engine, device, model, tp))
-    show(as_json, found.as_json, lambda: _for_terminal(found.as_text()))
+    show(as_json, found.as_json, found.as_text)
     if write_patch:
         remedy = _compiled_remedy(found)
         if remedy is None and engine:
@@ -58,34 +56,8 @@ def diagnose(
         raise typer.Exit(1)
 
 
-def _for_terminal(text: str) -> str:
-    """Fold sentences to the width of a terminal: no commands, and nothing for a pipe or a file."""
-    import sys
-
-    if not sys.stdout.isatty():
-        return text
-    lines = text.split("\n")
-    return "\n".join(line if line.startswith("     ") else folded(line) for line in lines)
-
-
-def write_remedy(remedy: Remedy | None, path: Path) -> None:
-    """Write a remedy's patch, and say how to apply it. Raises BadInput where there is none."""
-    patch = remedy.patch() if remedy else ""
-    if remedy is None or not patch:
-        raise BadInput(
-            "there is no patch to write: no launch of this engine's attention is known to be too "
-            "large for this GPU; name both with --engine sglang==VERSION and --device"
-        )
-    try:
-        path.write_text(patch, encoding="utf-8", newline="")
-    except OSError as error:
-        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
-    apply = command_line("patch", "-p1", "-d", str(remedy.root), "-i", str(path.resolve()))
-    say(f"written: {path}; apply it with: {apply}")
-
-
 def _compiled_remedy(found: Diagnosis) -> Remedy | None:
-    """The patch of a diagnosis, if the launches that it is for compile and fit with it."""
+    """Return the patch of a diagnosis, if the launches that it is for compile and fit with it."""
     from tuner.families.attention.check import fit_patched
     from tuner.families.attention.problem import parse_attention
 

@@ -97,7 +97,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     is known.
     """
     from tuner.diagnose import Hints
-    from tuner.diagnose.files import missing_files
+    from tuner.diagnose.missing import missing_files
     from tuner.models.table import model_or_none
     from tuner.targets import TuningTarget, refuse_options, server_of_model
 

@@ -1,4 +1,4 @@
-"""What a computation adds to the table's answer."""
+"""Hold what a computation adds to the table's answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuner.families.attention.engine import Remedy
 
 @dataclass(frozen=True)
 class Mend:
-    """A patch for a file on this machine."""
+    """Hold a patch for a file on this machine."""
 
     engine: Engine
     device: Device
@@ -22,11 +22,10 @@ class Mend:
 
 @dataclass(frozen=True)
 class Added:
-    """Sentences, and steps in the form of the table's."""
+    """Hold sentences, and steps in the form of the table's."""
 
     cause: tuple[str, ...] = ()
     fix: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)  # for --json
     mends: Mend | None = None
     instead: bool = False  # of the table's steps, which do not apply
-    denies: bool = False  # the table's causes, which do not hold: then it is a note

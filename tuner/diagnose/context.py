@@ -1,12 +1,11 @@
-"""What is known of a server beside its messages: from its log, and from the command line."""
+"""Say what is known of a server beside its messages: from its log, and from the command line."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tuner.devices.table import Device, devices
 from tuner.diagnose.findings import LogFinding
 from tuner.engines.engine import matching_packages, parse_spec
 from tuner.engines.logs.served import ENGINES, CompletedHints
@@ -19,10 +18,10 @@ _UNIFIED = {"sm_87", "sm_110", "sm_121"}  # Jetson Orin, Jetson Thor, GB10 (DGX 
 
 @dataclass(frozen=True)
 class Context(CompletedHints):
-    """The hints, completed from what was read, and what findings add."""
+    """Complete the hints from what was read, and what findings add."""
 
     def engine_of(self, finding: LogFinding) -> str:
-        """The engine of a message: as hints, its paths or its form tell, else as the log does."""
+        """Return a message's engine: as hints, its paths or its form tell, else as the log does."""
         if not self.hints.engine:
             for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
                 for name in ENGINES:
@@ -31,56 +30,40 @@ class Context(CompletedHints):
             programs = {origin.program.lower() for origin in finding.form.origins}
             if len(programs & ENGINES.keys()) == 1:
                 return (programs & ENGINES.keys()).pop()
-            # Two engines' words, of which releases of one alone still print them.
-            today = {one.program.lower() for one in finding.form.origins if not one.until}
-            if not self.engine_name() and len(today & ENGINES.keys()) == 1:
-                return (today & ENGINES.keys()).pop()
         return self.engine_name()
 
     @property
     def unified(self) -> bool:
-        """Whether the GPU has no memory of its own, and shares the host's."""
+        """Tell whether the GPU has no memory of its own, and shares the host's."""
         device = self.device()
-        return device.target.name in _UNIFIED if device else bool(self.facts.get("memory"))
+        return device is not None and device.target.name in _UNIFIED
 
     def values(self, finding: LogFinding) -> dict[str, str]:
-        """What sentences may name. A hole of the message's forms is its own: `device` of RDMA is no
-        GPU.
+        """Return what sentences may name: facts, and the holes of the message's forms.
+
+        A hole of a form hides a fact of its name: `device` of RDMA is no GPU. `unified` and
+        `not_unified` are empty, and say whether the GPU shares the host's memory.
         """
         own = {name for form in finding.message.forms for name in form.pattern.groupindex}
         known = {"model": self.model, "tp": str(self.tp or "")}
         own |= known.keys()
         known |= {k: fact.value for k, fact in self.facts.known.items() if k not in own}
         known |= {k: v.rstrip(".") for k, v in finding.values.items()}
-        return {k: v for k, v in known.items() if v}
+        named = {k: v for k, v in known.items() if v}
+        return {**named, ("unified" if self.unified else "not_unified"): ""}
 
 
-def devices_with(limit: int) -> list[Device]:
-    """The GPUs on which a block has exactly so many bytes of shared memory."""
-    return [device for device in devices() if device.shared_optin_bytes == limit]
+def with_engines(steps: Sequence[str], told: set[str]) -> Iterator[str]:
+    """Put the command that adds a release before the first command for a missing release.
 
-
-@dataclass
-class EnginesAdded:
-    """Put the command that adds a release before the first command for a missing release."""
-
-    _steps: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
-
-    def before(self, steps: Sequence[str]) -> Sequence[str]:
-        """The steps with such commands; the same steps are the same once more."""
-        key = (*steps,)
-        if key not in self._steps:
-            self._steps[key] = [*self._added(steps)]
-        return self._steps[key]
-
-    def _added(self, steps: Sequence[str]) -> Iterator[str]:
-        for step in steps:
-            named = _COMMAND_FOR.match(step)
-            if named and named[1] not in self._told and not _is_here(named[1]):
-                self._told.add(named[1])
-                yield f"$ {command_line('tuner', 'engines', 'add', named[1])}"
-            yield step
+    `told` are the releases that have such a command, and grows.
+    """
+    for step in steps:
+        named = _COMMAND_FOR.match(step)
+        if named and named[1] not in told and not _is_here(named[1]):
+            told.add(named[1])
+            yield f"$ {command_line('tuner', 'engines', 'add', named[1])}"
+        yield step
 
 
 def _is_here(spec: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which of a model's kernels needs so many bytes of shared memory, as the engine launches them."""
+"""Find which of a model's kernels needs so many bytes of shared memory, as it is launched."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import own_launches
 
 # Checkpoints of a model differ in these; a server's log seldom says which one it is.
+_Failed = dict[str, str]  # why kernels could not be compiled, by the family
 _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What the kernels of a model need, compiled."""
+    """Hold what the kernels of a model need, compiled."""
 
     required: int  # bytes of shared memory, which a server's message names
     engine: Engine
@@ -73,7 +74,7 @@ def _problems(
 
 
 def _without_blocks(problem: Problem) -> Problem:
-    """The problem with weights that are quantised per channel or tensor."""
+    """Return the problem with weights that are quantised per channel or tensor."""
     names = {one.name for one in fields(problem)}  # type: ignore[arg-type]
     if "block_shape" not in names or getattr(problem, "dtype", None) is not Dtype.FP8_W8A8:
         return problem
@@ -81,11 +82,7 @@ def _without_blocks(problem: Problem) -> Problem:
 
 
 def _compiled(
-    required: int,
-    problems: Sequence[Problem],
-    engine: Engine,
-    device: Device,
-    failed: dict[str, str],
+    required: int, problems: Sequence[Problem], engine: Engine, device: Device, failed: _Failed
 ) -> Needs:
     found: dict[tuple[Problem, str, Config], list[Point]] = {}
     count = 0
@@ -126,7 +123,7 @@ def _sentence(
 
 
 def in_words(needs: Needs) -> Iterator[str]:
-    """Sentences on what was compiled, for people."""
+    """Yield sentences on what was compiled, for people."""
     as_launched = f"as {needs.engine.name} {needs.engine.version} launches them"
     if needs.found:
         if not needs.own:

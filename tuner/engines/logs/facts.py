@@ -15,44 +15,16 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from tuner.engines.logs.cards import Cards
-from tuner.engines.logs.compared import Compared
+from tuner.engines.logs.commands import LONGEST, NUMBERS, Commands, last_part
 from tuner.engines.logs.lines import BEGINS, BLANKS
-from tuner.engines.logs.settings import MARKS, of_command, of_lines, of_log, waiting_flag, words_of
+from tuner.engines.logs.settings import MARKS, of_lines, of_log, words_of
+from tuner.engines.logs.words import Fact, Words
 from tuner.files import shipped_toml
-from tuner.models.table import presets
 
-_COMMAND = re.compile(
-    r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|--model-path\b"
-    r"|\bbenchmark_moe\w*\.py|\btuning_\w+\.py|\bLLM\(|\bsgl(?:ang)?\.Engine\("
-    r"|\b(?:command|args)[\"']?\s*[:=]\s*(?:[\[>|\"'-]|$)|ARGS[\"']?\s*[:=]\s*[\"']?-"
-)
-_STARTS = (  # of them, without blanks
-    *(b"launch_server", b"sglangserve", b"vllmserve", b"vllm.entrypoints", b"dockerrun"),
-    *(
-        b"--model-path",
-        b"command",
-        b"args",
-        b"ARGS",
-        b"benchmark_moe",
-        b"tuning_",
-        b"LLM(",
-        b".Engine(",
-    ),
-)
-# What begins a server of its own, unless it goes on with a command: a launcher, or the same key of
-# another container.
-_SERVER = re.compile(
-    r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|\bLLM\("
-    r"|\bsgl(?:ang)?\.Engine\(|^\W*(?P<key>image|command|args)[\"']?\s*:"
-)
-# An argument of its own line, of a command or of a call in Python.
-_GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])|\s+\w+ ?=")
 _SPREAD = re.compile(
     r"--enable[-_]expert[-_]parallel\b|(?<![\w-])-ep(?=[\s\\\"'\]`]|$)(?!\s+\d)"
     r"|\benable_expert_parallel[\"']?\s*[=:]\s*True"
 )
-_LONGEST = 80  # lines of a command
 # Where an engine logs the arguments that it was started with, without blanks.
 _ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=")
 # In what logs write before a message: [2025-05-13 23:29:46 DP4 TP4], (Worker_TP0 pid=1).
@@ -60,29 +32,11 @@ _RANK = re.compile(rb"(?:\d |[_ ]DP\d+_| DP\d+ |Worker[_ ])TP(\d{1,3})\b")
 # A shell's variable that is set in a line of its own, as scripts of launch commands do.
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
 _USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
-_NUMBERS = {"tp", "ep", "pp", "dp"}
-# An engine's name as a word of its own: no part of a path, a package, an image or a link.
-_ENGINE = re.compile(r"(?<![\w/.@-])(?:sglang|vllm)(?![A-Za-z_/]|[.:-]\w)", re.IGNORECASE)
 _WORKS_IN = re.compile(  # words before a version that is not the one in trouble
     r"(?<!not )(?<!n't )\b(?:works?|worked|(?:is|was) (?:fine|OK)) (?:in|with|on|using)"
     r" (?:[\w-]+ ){0,2}[\w./-]*$",
     re.IGNORECASE,
 )
-_TROUBLE = re.compile(
-    r"crash|fail|abort|rror\b|\bdie[sd]?\b|\bOOM\b|killed|\bhang|stuck|\b(?:dead)?locks?\b"
-    r"|\bstop(?:s|ped)? (?:work|return|respon|generat)|gibberish|garbage|nonsense|\bwrong\b"
-    r"|repeating|报错|崩溃|乱码|卡死|卡住",
-    re.IGNORECASE,
-)
-_IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A value, and the place where it was read, FILE:LINE."""
-
-    value: str
-    where: str
 
 
 @dataclass(frozen=True)
@@ -97,30 +51,15 @@ class Facts:
     """The facts of one server. The first value of each counts; `ranks` is the most that is seen."""
 
     known: dict[str, Fact] = field(default_factory=dict)
-    cards: Cards = field(default_factory=Cards)  # what names of files and people's words say
     others: dict[str, Fact] = field(default_factory=dict)  # a second value of a server's fact
-    compared: Compared = field(default_factory=Compared)  # releases, by people's words
-    _engines: set[str] = field(default_factory=set)  # that people's words name
-    trouble: bool = False  # the first lines name a failure, so that speed is not the question
-    _models: dict[str, Fact] = field(
-        default_factory=dict
-    )  # that people's words name, by their keys
-    _called: bool = False  # the model is that of people's words
-    _read: int = 0  # bytes
-    _shown: bool = False  # the device is that of a program's own output
-    _command: int = 0  # lines of a command that may follow
-    _continued: bool = False  # by a backslash
-    _waits: str = ""  # the fact whose flag ended the line before
-    _flag: str = ""  # a flag of `settings` that ended it
+    settings: dict[str, str] = field(default_factory=dict)  # flags and variables of the server
+    words: Words = field(default_factory=Words)
+    _commands: Commands = field(default_factory=Commands)
     _variables: dict[str, str] = field(default_factory=dict)  # of a shell, by their names
     _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: the variable, where
-    _keys: set[str] = field(default_factory=set)  # of a container, in a compose or Kubernetes file
-    _containers: bool = False  # the keys are of another container than the first server's
-    _named: bool = False  # a command has named the model
-    _served: bool = False  # a command has said how a server is started
-    _another: bool = False  # the command is of another server than the first
+    _shown: bool = False  # the device is that of a program's own output
+    _called: bool = False  # the model is that of people's words
     _spread: str = ""  # where the experts are said to be divided among all ranks
-    settings: dict[str, str] = field(default_factory=dict)  # flags and variables of the server
 
     def get(self, name: str) -> str:
         """The value of a fact; "" if nothing says it."""
@@ -144,7 +83,7 @@ class Facts:
                 at = bisect_right(starts, place) - 1
                 hits.setdefault(at, []).append(form)
                 place = joined.find(form.anchor, starts[at + 1])
-        commands = bool(self._command) or any(start in joined for start in _STARTS)
+        commands = self._commands.within(joined)
         if commands:
             hits = {at: hits.get(at, []) for at in range(len(lines))}
         for at in sorted(hits):
@@ -157,55 +96,36 @@ class Facts:
             self._spread_experts(texts[0], where)
         self._read_settings(lines, joined, starts, name, first)
         self._see_ranks(lines, name, first)
-        self._see_words(lines, name, first)
+        self.words.read(lines, name, first)
         self._name_card()
         self._name_model()
 
-    def _see_words(self, lines: Sequence[bytes], name: str, first: int) -> None:
-        """The GPUs and the engines that people name in the first lines."""
-        for number, line in enumerate(lines, first):
-            self._read += len(line)
-            if self._read > _IN_WORDS:
-                return
-            text = line.decode("utf-8", errors="replace")
-            self.trouble = self.trouble or bool(_TROUBLE.search(text))
-            self.cards.read(text, f"{name}:{number}")
-            self.compared.read(text)
-            self._engines |= {word.lower() for word in _ENGINE.findall(text)}
-            for match in _models().finditer(text):
-                key = re.sub(r"[\s_-]", "", match[0]).lower()
-                self._models.setdefault(key, Fact(match[0].replace(" ", "-"), f"{name}:{number}"))
-
     @property
     def engine(self) -> str:
-        """The engine that something shows, else the one that words name alone; "" if none does."""
-        named = next(iter(self._engines)) if len(self._engines) == 1 else ""
-        return self.get("engine") or named
+        """Return the engine that something shows, else the one that words name alone."""
+        return self.get("engine") or self.words.engine
 
     @property
     def in_words(self) -> bool:
-        """Whether people's words alone tell the GPU."""
-        card = self.cards.sole()
+        """Tell whether people's words alone tell the GPU."""
+        card = self.words.cards.sole()
         return not self._shown and card is not None and card.in_words
 
     def _name_card(self) -> None:
         """Take the GPU that the text names, if it shows none and names one alone."""
         if not self._shown:
             self.known.pop("device", None)
-            if card := self.cards.sole():
+            if card := self.words.cards.sole():
                 self.known["device"] = Fact(card.name, card.where)
 
     def _name_model(self) -> None:
-        """Take the model that the text names, if no command shows one and it names one alone.
-
-        A name that begins another is the same model's: Qwen3-30B-A3B beside Qwen3-30B-A3B-FP8.
-        """
+        """Take the model that the text names, if no command shows one and it names one alone."""
         if self._called:
             self.known.pop("model", None)
-        longest = max(self._models, key=len, default="")
-        self._called = "model" not in self.known and all(map(longest.startswith, self._models))
-        if self._called and longest:
-            self.known["model"] = self._models[longest]
+        model = self.words.model
+        self._called = "model" not in self.known and model is not None
+        if self._called and model:
+            self.known["model"] = model
 
     def _read_settings(
         self, lines: Sequence[bytes], joined: bytes, starts: list[int], name: str, first: int
@@ -220,7 +140,7 @@ class Facts:
             if (place := joined.find(anchor)) < 0:
                 continue
             at = end = bisect_right(starts, place) - 1
-            texts = [line.decode("utf-8", errors="replace") for line in lines[at : at + _LONGEST]]
+            texts = [line.decode("utf-8", errors="replace") for line in lines[at : at + LONGEST]]
             while end + 1 - at < len(texts) and not BEGINS.match(texts[end + 1 - at]):
                 end += 1
             found = of_log("".join(texts[: end + 1 - at]))
@@ -279,50 +199,18 @@ class Facts:
 
     def _read_command(self, text: str, where: str) -> None:
         """Read the flags and variables of a launch command, which may take several lines."""
-        begins, goes_on = _SERVER.search(text), self._continued or _GOES_ON.match(text)
-        if begins:
-            self._begin_server(begins["key"] or "")
-        if _COMMAND.search(text):
-            self._command = _LONGEST
-        elif not goes_on:
-            self._command, self._another = 0, bool(begins) and self._another
-        self._continued = text.rstrip().endswith(("\\", "`"))
-        if not self._command:
+        commands = self._commands
+        if not commands.goes_on(text):
             return
-        self._command = self._command - 1
-        for name, pattern in _flags().items():
-            if match := pattern.search(text):
-                self._add_of_command(name, match[1] or match[2], where)
-            elif self._waits == name:
-                self._add_of_command(name, text.strip(" \t-\"',[]\\"), where)
-        self._waits = _flag_alone(text)
-        found = list(of_command(text))
-        if self._flag:
-            found.append((self._flag, text.strip(" \t-\"',[]\\")))
-        self._flag = waiting_flag(text)
-        if not self._another:
+        for name, value in commands.facts(text, self.get("model")):
+            self.add(name, value, where)
+        found = commands.settings(text)
+        if not commands.another:
             self._keep_settings(found, where)
-
-    def _begin_server(self, key: str) -> None:
-        """A launcher, or a key of a container, begins the first server or another one."""
-        if key:
-            self._containers |= key in self._keys and self._served
-            self._keys.add(key)
-            self._another = self._containers
-        elif not self._continued:
-            self._another = self._served
-
-    def _add_of_command(self, name: str, value: str, where: str) -> None:
-        """Keep a flag's value, unless the command is of another model than the first server's."""
-        if name == "model" and self._named and _last(value) != _last(self.get("model")):
-            self._another = True
-        self.add(name, value, where)
-        self._named |= name == "model"
-        self._served |= name in _NUMBERS
 
     def _spread_experts(self, text: str, where: str) -> None:
         """Divide the experts among all ranks, if the first server's command or its log says so."""
-        if not self._another and _SPREAD.search(text):
+        if not self._commands.another and _SPREAD.search(text):
             self._spread = self._spread or where
         if self._spread and self.get("tp") and "ep" not in self.known:
             self.known["ep"] = Fact(self.get("tp"), self._spread)
@@ -338,10 +226,10 @@ class Facts:
                 self._unset.setdefault(name, (used[1], where))
                 return
             value = self._variables.get(used[1], used[2] or "")
-        if not value or value[0] in "$<{-" or (name in _NUMBERS and not value.isdecimal()):
+        if not value or value[0] in "$<{-" or (name in NUMBERS and not value.isdecimal()):
             return
         if name in ("card", "card_of_file"):
-            self.cards.add(value, where, in_words=name == "card")
+            self.words.cards.add(value, where, in_words=name == "card")
             return
         if name == "device" and not self._shown:
             self._shown = True
@@ -350,9 +238,9 @@ class Facts:
             self._called = False
             self.known.pop("model", None)
         old = self.known.get(name, Fact(value, where))
-        if not self._another:
+        if not self._commands.another:
             self.known.setdefault(name, old)
-        if _last(old.value) != _last(value):
+        if last_part(old.value) != last_part(value):
             self.others.setdefault(name, Fact(value, where))
 
 
@@ -375,53 +263,3 @@ def _forms() -> tuple[_Form, ...]:
         for row in rows
         for anchor in row.get("anchors") or [row["anchor"]]
     )
-
-
-@cache
-def _flags() -> dict[str, re.Pattern[str]]:
-    """The pattern of each fact's flags with a value in the same line."""
-    rows = shipped_toml(__package__, "facts.toml")["flags"]
-    value = r"[\"']?([^\s\"',\\\]`;)]+)"
-    found = {}
-    for name, flags in rows.items():
-        words = "|".join(map(_spellings, flags))
-        fields = "|".join(flag.strip("-").replace("-", "_") for flag in flags)
-        found[name] = re.compile(
-            rf"(?<![\w-])(?:{words})(?:=|[\"']?,?\s+(?:-\s+)?){value}|\b(?:{fields})={value}"
-        )
-    return found
-
-
-def _spellings(flag: str) -> str:
-    """A flag's pattern: vLLM takes underscores too."""
-    return flag[:2] + re.escape(flag[2:]).replace("\\-", "[-_]")
-
-
-def _last(value: str) -> str:
-    return value.rstrip("/").rpartition("/")[2].lower()
-
-
-@cache
-def _models() -> re.Pattern[str]:
-    """The names of known models in people's words, with what stands behind: -FP8, -Instruct."""
-    names = {name for model in presets() for name in (model.name, *model.aliases)}
-    words = [
-        r"[\s_-]?".join(map(re.escape, name.split("-")))
-        for name in sorted(names, key=len, reverse=True)
-    ]
-    words.append(r"[A-Za-z][\w.]*(?:-[\w.]+){0,3}-\d+B-A\d+B")  # Qwen3-Omni-30B-A3B
-    ends = r"(?:[-_](?!down\b)[A-Za-z0-9][\w.]*\w)*(?![\w-])"
-    parser = "".join(rf"(?<!parser{before})" for before in (" ", "='", ' "', " '", '", "', '=\\"'))
-    return re.compile(rf"(?<![\w./=-]){parser}(?:{'|'.join(words)}){ends}", re.IGNORECASE)
-
-
-def _flag_alone(text: str) -> str:
-    """The fact whose flag ends a line, so that the next line has its value."""
-    return _bare_flags().get(text.strip(" \t-\"',[]\\"), "")
-
-
-@cache
-def _bare_flags() -> dict[str, str]:
-    """The fact of each flag, which is written without its dashes."""
-    rows = shipped_toml(__package__, "facts.toml")["flags"]
-    return {flag.lstrip("-"): name for name, flags in rows.items() for flag in flags}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,20 +127,11 @@ class CompletedHints:
             return self.hints.engine.partition("==")[0].strip().lower()
         return self.facts.engine
 
-    def program(self) -> str:
-        """What serves, if the text shows a program that is neither sglang nor vLLM."""
-        return "" if self.engine_name() else self.facts.get("program")
-
     def version(self, name: str) -> str:
         """The version of that engine, "" where it is not known."""
         if self.hints.engine:
             return self.hints.engine.partition("==")[2].strip()
         return self.facts.get("version") if self.facts.engine in ("", name) else ""
-
-    def compared(self, name: str) -> Sequence[str]:
-        """The two releases of that engine which the text compares, as PyPI has them."""
-        pair = [published(name, one) for one in self.facts.compared.pair()]
-        return [] if self.hints.engine or len({*pair, ""}) < 3 else pair
 
     def spec(self, name: str) -> str:
         """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
@@ -199,7 +190,7 @@ class CompletedHints:
             if shown and not_tuned_for(shown):
                 return no_figures(shown)
             known = f" ({_unknown(shown, capability)})" if shown or capability else ""
-            names = [card.name for card in self.facts.cards.several()]
+            names = [card.name for card in self.facts.words.cards.several()]
             if not known and len(names) > 1:
                 known = f" (the text names {' and '.join(names[:_NAMED])})"
             lacks.append(f"--device, the GPU as nvidia-smi -L names it{known}")

@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import accumulate, islice
+from itertools import accumulate
 
 # sglang: `log_decode_stats` and `log_prefill_stats` (0.4.4 to 0.5.23).
 _DECODE = re.compile(
     r"Decode batch\b.*?#running-req: (?P<n>\d{1,7}),(?:.*?#(?:full )?token: (?P<tokens>\d{1,12}),)?"
-    r"(?:.*?token usage: (?P<usage>[0-9.]{1,10})(?:,|\s*$))?"
     r"(?:.*?gen throughput \(token/s\): (?P<speed>[0-9.]{1,20}))?"  # people leave ends out
-    r"(?:.*?#queue-req: (?P<waiting>\d{1,7}))?"
 )
 _PREFILL = re.compile(
     r"Prefill batch\b.*?#new-seq: (?P<n>\d{1,7}), #new-token: (?P<new>\d{1,9}), "
@@ -25,15 +23,10 @@ _PREFILL = re.compile(
 )
 # vLLM: `LoggingStatLogger` every 10 s, and the size of the cache when the server starts.
 _VLLM = re.compile(
-    r"Avg generation throughput: (?P<speed>[0-9.]{1,20}) tokens/s,?\s*(?:Max iteration.{0,80}?)?"
-    r"Running: (?P<n>\d{1,7}) reqs"
-    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d{1,7}) reqs)?.*?"
+    r"Avg generation throughput: [0-9.]{1,20} tokens/s,?\s*(?:Max iteration.{0,80}?)?"
+    r"Running: (?P<n>\d{1,7}) reqs.*?"
     r"KV cache usage: (?P<usage>[0-9.]{1,10})%"
 )
-# Where a line of load begins, and what its end has.
-_BEGINS = re.compile(r"(?:Decode|Prefill) batch\b|Avg prompt throughput: ")
-_ENDS = re.compile(r"#queue-req: \d+(?:[, ]|$)|cache usage: [0-9.]+%")
-_MOST_ROWS = 3  # below, into which a terminal wraps such a line
 _VLLM_CACHE = re.compile(r"KV cache size: (?P<tokens>[\d,]{1,20}) tokens")
 
 MOST_POINTS = 12  # of a phase; each configuration is measured at every point
@@ -105,46 +98,6 @@ def _step_times(fastest: Mapping[int, float]) -> dict[int, float]:
         n: min(n / speed, limit_s)
         for n, speed, limit_s in zip(counts, speeds, reversed(longest), strict=True)
     }
-
-
-@dataclass(frozen=True)
-class LoadLine:
-    """What a line of load says. None: it does not."""
-
-    running: int
-    waiting: int | None
-    used: float | None  # of the KV cache, 0 to 1
-    speed: float | None  # tokens/s of all
-
-
-def read_load(line: str) -> LoadLine | None:
-    """A line of decode (sglang) or of statistics (vLLM); None for any other line."""
-    match = _VLLM.search(line) or _DECODE.search(line)
-    if not match:
-        return None
-    used = _number(match["usage"]) / (100 if match.re is _VLLM else 1) if match["usage"] else None
-    waiting = int(match["waiting"]) if match["waiting"] else None
-    speed = _number(match["speed"]) if match["speed"] else None
-    return LoadLine(int(match["n"]), waiting, used, speed)
-
-
-def unwrapped(line: str, below: Iterable[str]) -> str:
-    """A line of load with those below it into which a terminal or a mail has wrapped it.
-
-    Any other line comes back as it is.
-    """
-    if not _BEGINS.search(line) or _ENDS.search(line):
-        return line
-    rows = [line]
-    for row in islice(below, _MOST_ROWS):
-        if _BEGINS.search(row):
-            break
-        rows.append(row)
-        for blank in ("", " "):  # a terminal breaks words, a mail takes the blank between two
-            text = blank.join(rows)
-            if _ENDS.search(text) and (read_load(text) or _PREFILL.search(text)):
-                return text
-    return line
 
 
 def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> list[WeightedBatch]:
