@@ -4,7 +4,8 @@ import ast
 import json
 import shutil
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,6 @@ from tuner.deploy.preflight.network import (
     read_sysfs,
 )
 from tuner.deploy.preflight.report import PreflightReport, check_nodes
-from tuner.deploy.preflight.single_file import MODULES
 from tuner.errors import BadInput, MalformedCapture, MalformedCluster
 
 DATA = Path(__file__).parents[1] / "data" / "cluster"
@@ -674,30 +674,26 @@ def test_single_file_is_the_same_every_time(single_file, tmp_path):
 
 
 def test_single_file_is_python_3_8_and_standard_library_alone(single_file):
-    tree = ast.parse(single_file.read_text(), feature_version=(3, 8))
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(tree)
-        for name in (
-            [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    assert imported <= sys.stdlib_module_names
-
-
-def test_single_file_holds_every_module_in_order_of_import():
-    package = Path(__file__).parents[2] / "tuner"
-    parts = {f"deploy.preflight.{p.stem}" for p in (package / "deploy/preflight").glob("*.py")}
-    assert parts - set(MODULES) == {"deploy.preflight.__init__", "deploy.preflight.single_file"}
-    seen: set[str] = set()
-    for module in MODULES:
-        tree = ast.parse((package / f"{module.replace('.', '/')}.py").read_text())
+    """What no Python 3.8 is needed for: tests/cli/test_preflight_programs.py runs one."""
+    with zipfile.ZipFile(single_file) as archive:
+        names = archive.namelist()
+        trees = {n: ast.parse(archive.read(n), n, feature_version=(3, 8)) for n in names}
+    packaged = {n.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for n in names}
+    for name, tree in trees.items():
+        annotations = {id(inner) for one in ast.walk(tree) for inner in annotated(one)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tuner."):
-                assert (node.module or "").partition(".")[2] in seen, module
-                assert not any(alias.asname for alias in node.names), module
-        seen.add(module)
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                assert module in packaged or module.partition(".")[0] in sys.stdlib_module_names
+            elif isinstance(node, ast.Import):
+                assert {a.name.partition(".")[0] for a in node.names} <= sys.stdlib_module_names
+            elif isinstance(node, ast.Subscript) and id(node) not in annotations:
+                assert ast.unparse(node.value) not in ("tuple", "list", "dict", "set"), name
+            elif isinstance(node, ast.Attribute):
+                assert node.attr not in ("removeprefix", "removesuffix"), name
+
+
+def annotated(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function's or a variable's annotations, which are not evaluated."""
+    for value in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+        yield from ast.walk(value) if isinstance(value, ast.AST) else ()

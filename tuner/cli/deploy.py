@@ -38,10 +38,6 @@ def preflight(
         str, typer.Option(help="Image whose id is recorded; default: the cluster's.")
     ] = "",
     config_dir: Annotated[str, typer.Option(help="Folder of configs to hash; default: none.")] = "",
-    model_dir: Annotated[
-        str,
-        typer.Option(help="The model's folder, to check its files' sizes and headers."),
-    ] = "",
     as_json: Json = False,
 ) -> None:
     """Check nodes before an engine is launched on them: captured nodes, or this machine.
@@ -54,13 +50,13 @@ def preflight(
     expected = _expected(cluster) if cluster else None
     if capture:
         image = image or (expected.image if expected else "")
-        capture_into(capture, image, config_dir, model_dir=model_dir)
+        capture_into(capture, image, config_dir)
         say(f"captured into {capture}")
         return
     if node:
         report = run_preflight(parse_nodes(node), expected)
     else:
-        report = check_here(image, config_dir, expected, model_dir)
+        report = check_here(image, config_dir, expected)
     show(as_json, report.as_dict, lambda: folded(render(report)))
     if not report.ok:
         raise typer.Exit(1)

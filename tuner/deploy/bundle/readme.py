@@ -9,7 +9,7 @@ from tuner.deploy.bundle.commands import endpoint, has_attention
 from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
 from tuner.deploy.bundle.manifest import CONFIGS
-from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name, is_folder
+from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name
 from tuner.deploy.cluster import Cluster
 from tuner.shell import command_line
 
@@ -242,9 +242,8 @@ def _counts(statuses: Mapping[str, int]) -> str:
 
 
 def _capture(cluster: Cluster, node: str) -> str:
-    image, path = cluster.engine.image, cluster.model.path
+    image = cluster.engine.image
     words = ["--capture", f"captures/{node}", "--config-dir", CONFIGS]
-    words += ["--model-dir", path] if is_folder(path) else []
     words += ["--image", image] if image else []
     return command_line("python3", "preflight.py", *words)
 

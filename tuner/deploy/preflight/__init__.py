@@ -1,7 +1,7 @@
 """Check the nodes of a cluster before an engine is launched on them.
 
-All modules except `single_file` also run as one file on Python 3.8 or later. So they import only
-the standard library, and use only syntax of Python 3.8.
+All modules also run as one file on Python 3.8 or later. So they import only the standard library
+of Python 3.8, and `tuner.errors` and `tuner.shell`.
 """
 
 from tuner.deploy.preflight.capture import capture

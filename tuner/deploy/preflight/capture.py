@@ -14,7 +14,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tuner.deploy.preflight.facts import CheckpointFiles, Node
+from tuner.deploy.preflight.facts import Node
 from tuner.deploy.preflight.gpus import parse_kernel, parse_nvidia_smi, parse_topology
 from tuner.deploy.preflight.network import (
     parse_ahosts,
@@ -29,7 +29,6 @@ from tuner.deploy.preflight.network import (
     parse_show_gids,
     read_sysfs,
 )
-from tuner.deploy.preflight.weights import describe_weights
 from tuner.errors import MalformedCapture
 
 TIME_LIMIT_S = 60  # nvidia-smi takes tens of seconds without persistence mode
@@ -85,14 +84,12 @@ def capture(
     image: str = "",
     config_dir: str = "",
     root: Path = Path("/"),
-    model_dir: str = "",
 ) -> None:
     """Run the commands and store their outputs under `folder`.
 
     `image` is a container image whose id is recorded; `config_dir` is a folder of engine configs
-    to hash; `model_dir` is the model's folder, of which sizes and headers are read. A tool that is
-    missing, fails or takes too long is noted in capture.json. Raises MalformedCapture where
-    `folder` cannot be written.
+    to hash. A tool that is missing, fails or takes too long is noted in capture.json. Raises
+    MalformedCapture where `folder` cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +101,6 @@ def capture(
         lines = [f"{name}={value}\n" for name, value in sorted(kept.items()) if "\n" not in value]
         (folder / "environment.txt").write_text("".join(lines), encoding="utf-8")
         _write_json(folder / "versions.json", _versions(image, config_dir))
-        if model_dir:
-            _write_json(folder / "weights.json", describe_weights(Path(model_dir)))
         _write_json(folder / "capture.json", {"hostname": socket.gethostname(), "notes": notes})
     except OSError as error:
         raise MalformedCapture(f"cannot capture into {folder}: {error.strerror}") from None
@@ -223,7 +218,6 @@ def read_capture(name: str, folder: Path) -> Node:
         texts["nvidia-version.txt"],
         node.versions.get("kernel", ""),
     )
-    node.weights = _read_weights(folder / "weights.json")
     parsed = {
         "ibdev2netdev.txt": node.ports,
         "show_gids.txt": node.gids,
@@ -234,7 +228,7 @@ def read_capture(name: str, folder: Path) -> Node:
         "ibv_devinfo.txt": node.devices,
     }
     node.unread = tuple(s for s, value in parsed.items() if texts[s].strip() and not value)
-    if not any(texts.values()) and not node.devices and node.weights is None:
+    if not any(texts.values()) and not node.devices:
         raise MalformedCapture(f"{folder} holds no captured output of node {name}")
     return node
 
@@ -259,15 +253,6 @@ def _read(path: Path) -> str:
             return file.read(LARGEST_OUTPUT).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _read_weights(path: Path) -> CheckpointFiles | None:
-    try:
-        value = json.loads(_read(path) or "null")
-        faults = tuple(str(fault) for fault in value["faults"])
-        return CheckpointFiles(str(value["path"]), str(value.get("digest", "")), faults)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 def _read_versions(path: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Tuple  # noqa: UP035 - Python 3.8
 
 from tuner.deploy.preflight.facts import (
     Expected,
@@ -22,7 +23,7 @@ from tuner.deploy.preflight.facts import (
 )
 from tuner.deploy.preflight.links import NodeLinks, card_of
 
-Card = tuple[str, ...]  # the RDMA devices of a card
+Card = Tuple[str, ...]  # noqa: UP006 - Python 3.8; the RDMA devices of a card
 # Relations of two devices on one PCIe switch, or on one processor socket.
 SWITCH = ("PIX", "PXB")
 SOCKET = ("PIX", "PXB", "PHB", "NODE")

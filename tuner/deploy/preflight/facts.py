@@ -165,15 +165,6 @@ class KernelFacts:
     release: tuple[int, int] | None = None  # of Linux
 
 
-@dataclass(frozen=True)
-class CheckpointFiles:
-    """A model's folder, by the sizes and headers of its files."""
-
-    path: str
-    digest: str = ""
-    faults: tuple[str, ...] = ()
-
-
 @dataclass
 class Node:
     """Everything captured from one node. A field that was not captured is empty."""
@@ -191,7 +182,6 @@ class Node:
     environment: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # image, engine, triton, config hashes
     kernel: KernelFacts = field(default_factory=KernelFacts)
-    weights: CheckpointFiles | None = None  # None: not captured
     missing: tuple[str, ...] = ()  # sources that were not captured
     nothing_found: bool = False  # neither a GPU nor an RDMA device was seen
     unread: tuple[str, ...] = ()  # sources that were captured but not understood

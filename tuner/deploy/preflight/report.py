@@ -31,7 +31,6 @@ from tuner.deploy.preflight.links import (
     hca_list,
     without_gid,
 )
-from tuner.deploy.preflight.weights import check_equal_weights, check_weights
 from tuner.errors import BadInput
 from tuner.shell import export_line
 
@@ -86,11 +85,9 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         findings += check_topology(node, links)
         findings += check_gpus(node, expected, expected_node)
         findings += check_gpudirect(node, links)
-        findings += check_weights(node)
         findings += check_network(node, links, expected)
         findings += _unread(node)
     findings += check_cluster(linked, expected)
-    findings += check_equal_weights(nodes)
     gid_index = common_gid_index(linked)
     reports = tuple(
         NodeReport(
