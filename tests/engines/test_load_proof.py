@@ -289,7 +289,7 @@ def test_the_engine_s_own_file_is_not_a_tuned_one(tmp_path: Path) -> None:
     proof = proved(tmp_path, [USING.format("IB"), *shipped, READY])
     assert {load.origin for load in proof.loads} == {FileOrigin.SHIPPED.value}
     assert f"{NAME}: the engine's own file was loaded, not a tuned one" in proof.problems()
-    assert "shipped         moe" in render_proof(proof)
+    assert "shipped         fused_moe" in render_proof(proof)
 
 
 def test_a_file_that_the_folder_carries_is_the_engine_s_own(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from tuner.deploy.load_proof.messages import (
     read_overrides,
 )
 from tuner.deploy.load_proof.proof import (
-    PLUGINS,
     FileLoad,
     Hook,
     LoadProof,
@@ -138,6 +137,6 @@ def _with_origin(load: FileLoad, deployed: Deployed) -> FileLoad:
     if not load.used:
         return load
     # The plugin reads no files but this package's.
-    origin = FileOrigin.TUNED if load.family in PLUGINS else deployed.origin(load.used)
+    origin = FileOrigin.TUNED if load.by_plugin else deployed.origin(load.used)
     entries = deployed.statuses(load.used) if origin is FileOrigin.TUNED else ""
     return replace(load, origin=origin.value, entries=entries)

@@ -124,9 +124,7 @@ def _same(name: str, said: str, made_for: str) -> bool:
 
 
 EVERY_KEY = "every key"
-ATTENTION, GEMM, SCAN = "attention", "gemm", "scan"
-PLUGINS = (ATTENTION, GEMM, SCAN)  # the families of files that the tuner's plugins read
-DENSE_GEMMS = ("fp8_block", "int8_block", "fp8_channel")  # of files that the engine reads itself
+FUSED_MOE, DENSE_GEMM, ATTENTION = "fused_moe", "dense_gemm", "attention"
 
 
 class LoadOutcome(str, Enum):
@@ -151,7 +149,7 @@ _WITHOUT = (LoadOutcome.FALLBACK, LoadOutcome.REUSED, LoadOutcome.DEFAULT)  # wh
 class FileLoad:
     """The outcome for one config file, in the processes that logged it."""
 
-    family: str  # moe, fp8_block, int8_block, fp8_channel, or one of the plugin's
+    family: str  # a registered one's name; "A and B" where a line is for either
     key: str  # the file's name without .json, e.g. E=256,N=64,device_name=NVIDIA_L40S,...
     outcome: LoadOutcome
     wanted: tuple[str, ...]  # paths looked at
@@ -162,6 +160,7 @@ class FileLoad:
     reason: str = ""  # the plugin's
     origin: str = ""  # of the file that was read: tuned, shipped or unknown
     entries: str = ""  # of a tuned file, by status: "36 predicted"
+    by_plugin: bool = False  # the tuner's plugin wrote the lines, and not the engine
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class LoadProof:
         outcomes: dict[tuple[str, ...], set[LoadOutcome]] = {}
         for load in self.loads:
             # The plugin looks at a file of this name for each version of Triton.
-            path = load.wanted if load.family in PLUGINS else ()
+            path = load.wanted if load.by_plugin else ()
             outcomes.setdefault((load.key, load.family, *path), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
         found += [f"{where}: a message about a config file is cut" for where in self.cut]
@@ -258,7 +257,7 @@ class LoadProof:
         lines = [
             line
             for load in self.loads
-            if load.outcome is LoadOutcome.DEFAULT and load.family not in PLUGINS
+            if load.outcome is LoadOutcome.DEFAULT and not load.by_plugin
             for line in load.lines
             if load.key not in made
         ]
@@ -278,10 +277,10 @@ class LoadProof:
         A bundle or folder says which files were. Without one, only an engine is known for which no
         dense GEMM's file can be made.
         """
-        if load.outcome not in _WITHOUT or load.family in PLUGINS:
+        if load.outcome not in _WITHOUT or load.by_plugin:
             return False
         made = self.deployed.keys - self.asked.no
-        if load.family not in DENSE_GEMMS:
+        if load.family != DENSE_GEMM:
             return bool(made) and not any(key.startswith("E=") for key in made)
         if not self.deployed.known:
             return any("/vllm/" in path.replace("\\", "/") for path in load.wanted)
@@ -310,7 +309,7 @@ def merged(loads: Iterable[FileLoad]) -> tuple[FileLoad, ...]:
     """Merge messages about the same file and outcome; keep all their ranks and lines."""
     found: dict[tuple[str, ...], FileLoad] = {}
     for new in loads:
-        identity = new.family, new.key, new.outcome.value, new.used, new.reason
+        identity = new.family, new.key, new.outcome.value, new.used, new.reason, str(new.by_plugin)
         old = found.get(identity)
         found[identity] = _both(old, new) if old else new
     return tuple(found.values())
@@ -323,7 +322,7 @@ def _both(old: FileLoad, new: FileLoad) -> FileLoad:
 
 
 def _trouble(load: FileLoad) -> str:
-    name = f"{load.family}: {load.key}" if load.family in PLUGINS else load.key
+    name = f"{load.family}: {load.key}" if load.by_plugin else load.key
     return ": ".join(text for text in (name, load.outcome.value, load.reason) if text)
 
 

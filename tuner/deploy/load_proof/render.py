@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tuner.deploy.load_proof.deployed import FileOrigin
-from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof, Network
+from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome, LoadProof, Network
 from tuner.render import printable
 
 
 def render_proof(proof: LoadProof) -> str:
     """The proof as text for a terminal."""
     lines = []
-    if all(load.family in PLUGINS for load in proof.loads):
+    if all(load.by_plugin for load in proof.loads):
         lines.append("no config file's message is in this log: the kernel was not reached yet, or")
         lines.append("the log level hides it (files that load are logged at INFO)")
     for load in proof.loads:
@@ -78,7 +78,7 @@ def _details(load: FileLoad) -> Iterator[str]:
         yield f"entries: {load.entries}"
     if load.reason:
         yield load.reason
-    if load.outcome is not LoadOutcome.LOADED and load.family not in PLUGINS:
+    if load.outcome is not LoadOutcome.LOADED and not load.by_plugin:
         for path in load.wanted:
             yield f"not found: {path}"
     yield f"{len(load.lines)} line(s)" + (f", {', '.join(load.ranks)}" if load.ranks else "")
