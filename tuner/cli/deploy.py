@@ -110,7 +110,7 @@ def bench_report(
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
 
-    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after`.
+    E.g. `tuner bench-report after.txt` or `tuner bench-report before after`.
     """
     from tuner.deploy.bench_report import (
         as_dict,

@@ -43,8 +43,13 @@ from tuner.deploy.bundle.notes import (
     usable_winners,
 )
 from tuner.deploy.bundle.readme import readme_text
-from tuner.deploy.bundle.scripts import bare_script, docker_script, fabric_program, fabric_script
-from tuner.deploy.bundle.sweep import sweep_script
+from tuner.deploy.bundle.scripts import (
+    bare_script,
+    docker_script,
+    fabric_program,
+    fabric_script,
+    uses_rdma,
+)
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
@@ -139,11 +144,13 @@ def build_bundle(
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = missing + _notes(cluster, engine, environments, statuses) + unusable
     notes += [*left_out_lines(left_out), *advice_notes(advice)]
-    notes += attention_notes(folder.exported, cluster)
+    notes += attention_notes(folder.exported)
     notes += dispatch_notes(usable, cluster, engine, device)
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
-    files["README.md"] = _text(readme_text(*facts, pointers=pointers))
+    files["README.md"] = _text(
+        readme_text(*facts, pointers=pointers, privileged=uses_rdma(cluster, environments[0]))
+    )
     files[SUMS] = _text(sums_text(files))
     manifest = {
         **_identity(name, cluster, device),
@@ -204,7 +211,6 @@ def _check_files(cluster: Cluster) -> dict[str, BundleFile]:
         "preflight.py": BundleFile(preflight, _EXECUTABLE),
         "fabric.py": BundleFile(fabric_program(), _EXECUTABLE),
         "cluster.json": _text(cluster.expected().to_json()),
-        "sweep.sh": BundleFile(sweep_script(cluster).encode(), _EXECUTABLE),
     }
 
 
@@ -271,7 +277,7 @@ def _notes(
             f"{cluster.engine.release}: names of files and kernels may differ"
         )
     if statuses.get("predicted"):
-        notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
+        notes.append(f"{statuses['predicted']} entries were predicted, not measured: measure")
     return notes
 
 
