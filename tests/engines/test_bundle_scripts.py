@@ -204,27 +204,23 @@ def test_every_flag_is_one_of_the_engine_s(version: str) -> None:
         assert f'"{flag}"' in source or re.search(rf"^    {field}: ", source, re.M), flag
 
 
-@pytest.mark.parametrize(
-    ("case", "sources"),
-    [
-        (
-            H20,
-            ("sglang-0.5.16/sglang/bench_serving.py", "sglang-0.5.23/sglang/benchmark/serving.py"),
-        ),
-        (RAY, ("vllm-0.24.0/vllm/benchmarks", "vllm-0.33.0/vllm/benchmarks")),
-    ],
-)
-def test_the_benchmark_of_the_readme_has_flags_of_the_engine_s(case, sources) -> None:
+SOURCES = {
+    H20: ("sglang-0.5.16/sglang/bench_serving.py", "sglang-0.5.23/sglang/benchmark/serving.py"),
+    RAY: ("vllm-0.24.0/vllm/benchmarks", "vllm-0.33.0/vllm/benchmarks"),
+}
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_the_benchmark_of_the_readme_has_flags_of_the_engine_s(case) -> None:
     text = files_of(built(case))["README.md"].data.decode()
     (line,) = re.findall(r"^docker exec .*(?:bench_serving|bench serve).*$", text, re.M)
     flags = {word for word in shlex.split(line) if word.startswith("--")}
     assert len(flags) > 8
-    for place in (Path(sys.prefix, "share/tuner/engines", source) for source in sources):
-        files = [place] if place.is_file() else [*place.rglob("*.py")]
-        source = "".join(file.read_text() for file in files)
+    for path in (Path(sys.prefix, "share/tuner/engines", source) for source in SOURCES[case]):
+        source = "".join(f.read_text() for f in ([path] if path.is_file() else path.rglob("*.py")))
         assert source
         assert not [flag for flag in flags if f'"{flag}"' not in source]
-        assert '"random-ids"' in source if case == H20 else True
+        assert '"random-ids"' in source or case == RAY
 
 
 def test_data_parallel_and_expert_parallel() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import read_capture
+from tuner.deploy.preflight.devices import card_of
 from tuner.deploy.preflight.facts import Finding, Node, RdmaDevice, RdmaPort, Severity
 from tuner.deploy.preflight.gpus import parse_kernel, redirecting_bridges
-from tuner.deploy.preflight.links import card_of
 from tuner.deploy.preflight.report import PreflightReport, check_nodes
 
 DATA = Path(__file__).parents[1] / "data" / "cluster"

@@ -138,9 +138,10 @@ def _copy_sysfs(source: Path, target: Path) -> str:
     for pattern in _SYSFS_GLOBS:
         for path in source.glob(pattern):
             _copy(path, target / path.relative_to(source))
-    # The name of this folder is the interface's name; its files are not needed.
-    for path in source.glob("*/device/net/*"):
-        (target / path.relative_to(source)).mkdir(parents=True, exist_ok=True)
+    # The name of an interface's folder, and whether there is one of the physical function.
+    for pattern in ("*/device/net/*", "*/device/physfn"):
+        for path in source.glob(pattern):
+            (target / path.relative_to(source)).mkdir(parents=True, exist_ok=True)
     return "ok"
 
 
@@ -208,8 +209,9 @@ def read_capture(name: str, folder: Path) -> Node:
     node.gids = node.gids or gids or parse_devinfo_gids(texts["ibv_devinfo.txt"])
     absent = {source for source, text in texts.items() if not text.strip()}
     node.missing = tuple(s for s in texts if s in absent and s not in _OPTIONAL)
-    seen = node.ports or node.gids or node.devices or node.gpus or node.topology.gpus
-    node.nothing_found = not seen
+    rdma = node.ports or node.gids or node.devices or node.topology.nics
+    node.nothing_found = not (rdma or node.gpus or node.topology.gpus)
+    node.without_rdma = not rdma and _looked_for_rdma(folder)
     node.kernel = parse_kernel(
         texts["modules.txt"],
         texts["cmdline.txt"],
@@ -253,6 +255,15 @@ def _read(path: Path) -> str:
             return file.read(LARGEST_OUTPUT).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def _looked_for_rdma(folder: Path) -> bool:
+    """Whether the capture looked at /sys/class/infiniband: then a device not seen is not there."""
+    try:
+        value = json.loads(_read(folder / "capture.json") or "null")
+        return value["notes"]["sys"] in ("ok", "absent")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _read_versions(path: Path) -> dict[str, str]:

@@ -5,6 +5,15 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 
+from tuner.deploy.preflight.collectives import EFA, FAR, MANAGEMENT, SLOWER
+from tuner.deploy.preflight.devices import (
+    card_of,
+    gid_indexes,
+    interface_of,
+    is_infiniband,
+    rate_of,
+    up_devices,
+)
 from tuner.deploy.preflight.facts import (
     Expected,
     ExpectedNode,
@@ -14,27 +23,23 @@ from tuner.deploy.preflight.facts import (
     joined,
     natural,
 )
-from tuner.deploy.preflight.links import (
-    NodeLinks,
-    card_of,
-    gid_indexes,
-    interface_of,
-    up_devices,
-    without_gid,
-)
+from tuner.deploy.preflight.links import NodeLinks, gid_index, speaks_ipv6, without_gid
 from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
 
 _WAITING = ("INIT", "ARMED")  # of an InfiniBand port that no subnet manager has made active
 _LINK_UP = ("LINKUP", "LINK_UP")
+NO_DRIVER = "look for the card (lspci | grep -i -e mellanox -e nvidia) and load its driver"
 _DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
 
 
 def check_rdma(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
     """Every finding about the node's RDMA devices."""
     yield from _absent_devices(node, links, expected)
+    yield from _left_out(node, links)
     yield from _down_ports(node, links, expected)
     yield from _gids(node, links)
+    yield from _slow_rails(node, links)
     yield from _slow_cards(node, links)
 
 
@@ -42,19 +47,65 @@ def _absent_devices(
     node: Node, links: NodeLinks, expected: ExpectedNode | None
 ) -> Iterator[Finding]:
     known = interface_of(node)
-    if known and expected and expected.rdma:
+    if (known or node.without_rdma) and expected and expected.rdma:
         absent = [d for d in expected.rdma if d not in known]
         if absent:
             yield node.error(
                 "rdma-absent",
                 f"the cluster file names {joined(absent)}, which this node does not have",
-                f'choose among {joined(set(known))}, or set rdma = "auto"',
+                f'choose among {joined(set(known))}, or set rdma = "auto"' if known else NO_DRIVER,
             )
-    if known and not links.usable:
+    efa = [device for device, reason in links.left_out.items() if reason == EFA]
+    if efa:
+        yield node.info(
+            "efa",
+            f"{joined(efa)} {'are EFA devices' if efa[1:] else 'is an EFA device'}: NCCL reaches "
+            "them by libfabric, so NCCL_IB_HCA and NCCL_IB_GID_INDEX do not count",
+            "the image needs aws-ofi-nccl: with it, NCCL writes NET/OFI or NET/Libfabric",
+        )
+    elif known and not links.usable and not links.open:
         yield node.error(
             "rdma-none",
             "no RDMA device is usable: NCCL would fall back to TCP sockets",
             "bring up at least one RDMA port",
+        )
+    elif node.without_rdma:
+        yield node.info(
+            "rdma-none",
+            "the node has no RDMA device: NCCL uses TCP sockets",
+            f"nothing to do if it has no RDMA card; else {NO_DRIVER}",
+        )
+
+
+def _left_out(node: Node, links: NodeLinks) -> Iterator[Finding]:
+    """Say which devices are of other networks, or that it is not known which."""
+    by_reason: dict[str, list[str]] = {}
+    for device, reason in links.left_out.items():
+        if reason not in (EFA, FAR, MANAGEMENT):
+            by_reason.setdefault(reason, []).append(device)
+    for reason, devices in by_reason.items():
+        # With 6 fast devices for 8 GPUs, two slow ones are rails rather than another network.
+        rails = len(links.usable) + len(devices)
+        odd = reason == SLOWER and rails == len(node.gpus or node.topology.gpus)
+        rates = "".join(f", {d} {rate_of(node, d)} Gb/s" for d in devices if reason == SLOWER)
+        yield (node.warning if odd else node.info)(
+            "hca-left-out",
+            f"left out of NCCL_IB_HCA: {joined(devices)}: {reason}{rates}",
+            "check cable, transceiver and switch port, if they are rails of the GPUs"
+            if odd
+            else "nothing to do, unless it was meant for collectives: then name the devices in "
+            "the cluster file (rdma = [...])",
+        )
+    if links.open:
+        groups = "; or ".join(
+            f"{joined(group)} ({'InfiniBand' if is_infiniband(node, group[0]) else 'Ethernet'}"
+            f"{f', {rate} Gb/s' if (rate := rate_of(node, group[0])) else ''})"
+            for group in links.open
+        )
+        yield node.warning(
+            "collectives-unknown",
+            f"it is not known which RDMA devices are for collectives: {groups}",
+            "name them in the cluster file (rdma = [...]), or capture `nvidia-smi topo -m` too",
         )
 
 
@@ -74,12 +125,14 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
             tuple(lines[d] for d in sorted(unknown, key=natural)),
         )
     wanted = [d for d in lines if d not in up and (d in links.compute or d == links.device)]
+    of_others = [d for d in wanted if d in links.left_out and d != links.device]
+    wanted = [d for d in wanted if d not in of_others] or of_others
     if not wanted:
         return
     named = set(expected.rdma or ()) if expected else set()
     # A card with two ports and one cable works: DGX Spark is sold so.
     spare = all(d not in named and set(card_of(node, d)) & up for d in wanted)
-    yield (node.info if spare else node.error)(
+    yield (node.info if spare or wanted == of_others else node.error)(
         "ports-down",
         f"{len(wanted)} of {total} RDMA ports are down: {joined(wanted)}"
         + ("; another port of each card is up" if spare else ""),
@@ -122,9 +175,21 @@ def _gids(node: Node, links: NodeLinks) -> Iterator[Finding]:
         evidence = [g.line for g in node.gids if g.device in bare]
         yield node.error(
             "gid-empty",
-            f"{joined(bare)} has no RoCE v2 GID with an IPv4 address",
+            f"{joined(bare)} {'have' if bare[1:] else 'has'} no RoCE v2 GID with an IPv4 address",
             _fix_gids(node, bare),
             tuple(evidence) or ("show_gids lists no entry of " + joined(bare),),
+        )
+    family = speaks_ipv6(node, links)
+    seen = {d: gid_indexes(node, d, ipv6=family) for d in links.usable if d not in bare}
+    found = {device: indexes for device, indexes in seen.items() if indexes}
+    if found and gid_index(node, links) is None:
+        yield node.error(
+            "gid-differs",
+            "no GID index is RoCE v2 on every device: one NCCL_IB_GID_INDEX cannot serve",
+            "add the addresses in the same order everywhere (take the interface down and up), or "
+            "leave NCCL_IB_GID_INDEX unset and set NCCL_IB_ROCE_VERSION_NUM=2 with NCCL 2.21 or "
+            "later",
+            tuple(f"{d}: index {', '.join(map(str, one))}" for d, one in found.items()),
         )
 
 
@@ -141,6 +206,28 @@ def _fix_gids(node: Node, bare: list[str]) -> str:
             "other devices in the cluster file: its entries with an IPv4 address are RoCE v1"
         )
     return "; ".join(steps)
+
+
+def _slow_rails(node: Node, links: NodeLinks) -> Iterator[Finding]:
+    """The slowest device sets the pace of all: each rail waits for the others."""
+    rates = {device: rate for device in links.usable if (rate := rate_of(node, device))}
+    fastest = max(rates.values(), default=0)
+    slow = [device for device, rate in rates.items() if rate < fastest]
+    if slow:
+        yield slow_rails(node, slow, fastest, "the other devices for collectives run")
+
+
+def slow_rails(node: Node, slow: list[str], fastest: int, others: str) -> Finding:
+    """An error for devices at less than half of the rate that others have, else a warning."""
+    rates = {device: rate_of(node, device) for device in slow}
+    report = node.error if 2 * min(rates.values()) < fastest else node.warning
+    return report(
+        "rail-slow",
+        f"{', '.join(f'{device} runs at {rate} Gb/s' for device, rate in rates.items())}, and "
+        f"{others} at {fastest}: the slowest sets the pace of all",
+        "check cable, transceiver and the switch port's speed, or leave it out in the cluster file "
+        "(rdma = [...])",
+    )
 
 
 def _slow_cards(node: Node, links: NodeLinks) -> Iterator[Finding]:
@@ -289,13 +376,13 @@ def _gid_index(node: Node, links: NodeLinks, environment: dict[str, str]) -> Ite
     value = environment.get("NCCL_IB_GID_INDEX", "")
     if not value or not node.gids:
         return
-    indexes = {d: gid_indexes(node, d) for d in links.usable}
+    indexes = {d: gid_indexes(node, d, ipv6=speaks_ipv6(node, links)) for d in links.usable}
     wrong = [d for d, good in indexes.items() if good and value not in map(str, good)]
     if wrong:
         good = indexes[wrong[0]][0]
         yield node.error(
             "gid-index",
-            f"NCCL_IB_GID_INDEX={value} is not RoCE v2 with IPv4 on {joined(wrong)}",
+            f"NCCL_IB_GID_INDEX={value} is not RoCE v2 with an address on {joined(wrong)}",
             f"set NCCL_IB_GID_INDEX={good}",
             tuple(g.line for g in node.gids if g.device == wrong[0]),
         )
