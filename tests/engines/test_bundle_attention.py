@@ -249,9 +249,26 @@ def test_another_backend_gets_no_attention_files(flags: tuple[str, ...]) -> None
     why = f"the {name} back end, which runs without us, was not measured beside Triton"
     assert f"leave it: {RANKS.spec()}: {why}" in found.notes
     assert CONFIG_DIR_VARIABLE.encode() not in files_of(found)["nodes/l40s-01/bare.sh"].data
+    alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
     with pytest.raises(ExportRefused, match=f"^leave it: {RANKS.spec()}: {why}$"):
-        alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
-        bundle(L40S, with_flags(L40S, *flags), alone)
+        build(L40S, with_flags(L40S, *flags), alone, named=[RANKS], wanted=[RANKS])
+
+
+def test_a_cluster_is_bundled_although_nothing_was_found_faster(tmp_path: Path) -> None:
+    alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
+    found = bundle(L40S, with_flags(L40S, "--attention-backend", "fa3"), alone)
+    assert "no tuned file is in the bundle: nothing was found faster on NVIDIA_L40S" in found.notes
+    files = files_of(found)
+    assert {"nodes/l40s-01/docker.sh", "cluster.json", "preflight.py"} <= files.keys()
+    for path, file in files.items():
+        if path != "preflight.py":
+            assert b"engine-configs" not in file.data, path
+    root = place(found, tmp_path)
+    (launch,) = printed(root / "nodes/l40s-01/docker.sh")
+    assert "sglang.launch_server" in launch
+    scripts = sorted(root.rglob("*.sh"))
+    done = subprocess.run([SHELLCHECK, *scripts], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", 0)
 
 
 def test_a_backend_for_one_phase_leaves_the_other() -> None:

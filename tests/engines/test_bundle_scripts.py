@@ -205,7 +205,7 @@ def test_every_flag_is_one_of_the_engine_s(version: str) -> None:
 
 
 SOURCES = {
-    H20: ("sglang-0.5.16/sglang/bench_serving.py", "sglang-0.5.23/sglang/benchmark/serving.py"),
+    H20: ("sglang-0.5.16/sglang/benchmark/serving.py", "sglang-0.5.23/sglang/benchmark/serving.py"),
     RAY: ("vllm-0.24.0/vllm/benchmarks", "vllm-0.33.0/vllm/benchmarks"),
 }
 

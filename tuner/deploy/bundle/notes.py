@@ -19,19 +19,17 @@ from tuner.problems.points import Problem
 from tuner.problems.results import Winner
 
 
-def advised_files(
-    advice: Sequence[Advice], usable: Sequence[Winner], named: Collection[Problem]
-) -> list[Advice]:
+def advised_files(advice: Sequence[Advice], named: Collection[Problem]) -> list[Advice]:
     """The advice on problems whose files the cluster's servers read with the flags that they have.
 
-    Raises ExportRefused where there are winners and none of them is advised, and where one of the
-    `named` problems is not.
+    None may be: a cluster is launched although nothing was found faster. Raises ExportRefused
+    where one of the `named` problems is not advised.
     """
     chosen = [one for one in advice if one.verdict is Verdict.FILES]
     others = [one for one in advice if one.verdict is not Verdict.FILES]
     refused = [one for one in others if one.problem in named]
-    if refused or (usable and not chosen):
-        raise ExportRefused("; ".join(advice_notes(refused or others)))
+    if refused:
+        raise ExportRefused("; ".join(advice_notes(refused)))
     return chosen
 
 

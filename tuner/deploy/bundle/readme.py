@@ -38,8 +38,7 @@ On each node (Python 3.8 or later, nothing to install), then with all captures i
 
 It exits with 1 if anything stands against a launch, and says how to mend it. Where it proposes
 other variables than the scripts set, bundle again with `--node NAME=DIR` for each capture.
-The files of {variables} must be the same on every node: hash `{hash}`.
-
+{same}
 Then the network itself, beside what its cards can carry:
 
 ```
@@ -68,7 +67,7 @@ Then ask the server: `{ask}`.
 
 ## 4. Measure
 
-At several lengths and concurrencies, with this bundle and, to compare, without {variables}:
+At several lengths and concurrencies{twice}:
 
 ```
 {measure} | tee -a after.txt
@@ -89,6 +88,7 @@ Check it with `{check}`, as the scripts do. Without it, and on another backend t
 run with the engine's own launch constants.
 
 """
+_SAME = "The files of {variables} must be the same on every node: hash `{hash}`.\n"
 _PIP = "python3 -m pip install --no-cache-dir engine-tuner=={version}"
 _IMAGE = "Make an image of the engine's, name it in `engine.image`, and bundle again:"
 _KUBERNETES = """
@@ -108,13 +108,20 @@ _COUNTED = {
     "predicted": "PREDICTED by a model of the GPU, never measured",
     "incumbent": "the engine's own choice, written out",
 }
-# An option's value for one load. sglang's "random-ids" needs no file.
-_LOAD = ("--random-input-len", "128", "--random-output-len", "128")
-_LOAD += ("--num-prompts", "128", "--max-concurrency", "64")
-_SGLANG = ("python3", "-m", "sglang.bench_serving", "--backend", "sglang-oai")
-_SGLANG += ("--dataset-name", "random-ids", "--random-range-ratio", "1.0")
-_VLLM = ("vllm", "bench", "serve", "--backend", "vllm", "--dataset-name", "random")
-_VLLM += ("--random-range-ratio", "0.0", "--ignore-eos")
+_LOAD = (
+    *("--random-input-len", "128", "--random-output-len", "128"),
+    *("--num-prompts", "128", "--max-concurrency", "64"),
+)
+# sglang's "random-ids" needs no file. Equal lengths: sglang's ratio is shortest / longest, vLLM's
+# is the largest deviation.
+_SGLANG = (
+    *("python3", "-m", "sglang.bench_serving", "--backend", "sglang-oai"),
+    *("--dataset-name", "random-ids", "--random-range-ratio", "1.0"),
+)
+_VLLM = (
+    *("vllm", "bench", "serve", "--backend", "vllm", "--dataset-name", "random"),
+    *("--random-range-ratio", "0.0", "--ignore-eos"),
+)
 
 
 def readme_text(
@@ -137,6 +144,7 @@ def readme_text(
     model, image = cluster.model.name, cluster.engine.image
     head, *_, last = [cluster.nodes[0].name, *(node.name for node in cluster.nodes)]
     url = f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}"
+    variables = " and ".join(f"`{variable}`" for variable in pointers)
     captured = [f"--node={node.name}=captures/{node.name}" for node in cluster.nodes]
     return _TEXT.format(
         name=name,
@@ -149,14 +157,14 @@ def readme_text(
         counts="\n".join(f"- {n} entries: {_COUNTED.get(one, one)}" for one, n in statuses.items()),
         notes="".join(f"\n> {note}\n" for note in notes),
         keys="\n".join(f"| `{one}` | {state} |" for one, state in keys.rows()),
-        variables=" and ".join(f"`{variable}`" for variable in pointers),
+        same=_SAME.format(variables=variables, hash=folder_hash) if pointers else "",
+        twice=f", with this bundle and, to compare, without {variables}" if pointers else "",
         attention=_attention(image) if has_attention(pointers) else "",
-        hash=folder_hash,
         kubernetes=_kubernetes(name, cluster, no_kubernetes, privileged),
         head=head,
         serve=command_line(f"nodes/{head}/fabric.sh", "serve"),
         bandwidth=command_line(f"nodes/{last}/fabric.sh", "bandwidth", cluster.nodes[0].host),
-        captures="\n".join(_capture(image, node.name) for node in cluster.nodes),
+        captures="\n".join(_capture(image, node.name, bool(pointers)) for node in cluster.nodes),
         check=command_line("python3", "preflight.py", "--cluster", "cluster.json", *captured),
         columns="container | bare" if image else "bare",
         rules="---|---" if image else "---",
@@ -183,7 +191,7 @@ def _measure(cluster: Cluster, url: str) -> str:
     image = cluster.engine.image
     model = cluster.in_container().model if image else cluster.model
     inside = ("docker", "exec", container_name(cluster, 0)) if image else ()
-    client = _SGLANG if cluster.engine.name == "sglang" else _VLLM
+    client: tuple[str, ...] = _SGLANG if cluster.engine.name == "sglang" else _VLLM
     asked = ("--base-url", url, "--model", model.name, "--tokenizer", model.path)
     return command_line(*inside, *client, *asked, *_LOAD)
 
@@ -199,8 +207,8 @@ def _attention(image: str) -> str:
     )
 
 
-def _capture(image: str, node: str) -> str:
-    words = ["--capture", f"captures/{node}", "--config-dir", CONFIGS]
+def _capture(image: str, node: str, configs: bool) -> str:
+    words = ["--capture", f"captures/{node}", *(["--config-dir", CONFIGS] if configs else [])]
     words += ["--image", image] if image else []
     return command_line("python3", "preflight.py", *words)
 
