@@ -173,7 +173,8 @@ def bare_script(
     lines.append(_command_line("last", commands[-1]))
     body = "\n".join(lines)
     check = f"{_PLUGIN}\nplugin python3 {PLUGIN_IMPORT}\n" if has_attention(pointers) else ""
-    return f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_RUN}{_LAST}{check}\n{body}\n"
+    bundle = _BUNDLE if pointers else ""
+    return f"{script_head(title)}{_PRINT_OPTION}{bundle}{SHOW}{_RUN}{_LAST}{check}\n{body}\n"
 
 
 def container_name(cluster: Cluster, rank: int) -> str:
