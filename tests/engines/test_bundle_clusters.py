@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -14,11 +15,11 @@ import pytest
 from bundle_cases import CASES, build, example, files_of, place, printed
 from node_shapes import lay, read_shape
 
-from tuner.deploy.bundle.build import Bundle
+from tuner.deploy.bundle.build import Bundle, write_bundle
 from tuner.deploy.bundle.commands import node_commands
 from tuner.deploy.cluster import Cluster, parse_cluster
 from tuner.deploy.preflight import run_preflight
-from tuner.errors import MalformedCluster
+from tuner.errors import MalformedCluster, UnwritableOutput
 
 L40S, H20, RAY = CASES
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -245,3 +246,21 @@ def test_a_flag_that_argparse_would_complete_is_refused(flag: str) -> None:
     assert text != TEXT
     with pytest.raises(MalformedCluster, match=f"holds {flag}: set "):
         parse_cluster(text)
+
+
+# Where it is written
+
+
+def test_a_bundle_replaces_no_pipe_and_no_link(tmp_path: Path) -> None:
+    bundle = replace(build(H20), archive=b"archive")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(UnwritableOutput, match="no regular file"):
+            write_bundle(bundle, path)
+        assert not path.is_file()
+    (tmp_path / "old.tar.gz").write_bytes(b"before")
+    (tmp_path / "link").symlink_to("old.tar.gz")
+    write_bundle(bundle, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "old.tar.gz").read_bytes() == b"archive"
+    assert len(list(tmp_path.iterdir())) == 3

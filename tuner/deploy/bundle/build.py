@@ -211,8 +211,9 @@ def _keys(
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:
-    """Write the archive. Raises UnwritableOutput."""
-    write_all(path.parent, {path: bundle.archive})
+    """Write the archive; of a symbolic link, its target. Raises UnwritableOutput."""
+    target = path.resolve()
+    write_all(target.parent, {target: bundle.archive})
 
 
 def _text(text: str) -> BundleFile:

@@ -57,13 +57,15 @@ Start the head first; `--print` shows the commands and runs nothing.
 {kubernetes}
 ## 3. Prove that the tuned files were loaded
 
+On each node, then with all logs in one place:
+
 ```
-{logs} > server.log 2>&1
+{logs}
 {proof}
 ```
 
-It tells tuned files from the engine's own, and whether NCCL uses RDMA (NET/IB) or TCP (NET/Socket).
-Then ask the server: `{ask}`.
+It counts the ranks that loaded each file, tells tuned files from the engine's own, and says whether
+NCCL uses RDMA (NET/IB) or TCP (NET/Socket). Then ask the server: `{ask}`.
 
 ## 4. Measure
 
@@ -169,10 +171,11 @@ def readme_text(
         columns="container | bare" if image else "bare",
         rules="---|---" if image else "---",
         launches="\n".join(_launch(node.name, bool(image)) for node in cluster.nodes),
-        logs=command_line("docker", "logs", container_name(cluster, 0))
-        if image
-        else command_line(f"nodes/{head}/bare.sh"),
-        proof=command_line("tuner", "load-proof", f"{name}.tar.gz", "server.log"),
+        logs="\n".join(_log(cluster, rank) for rank in range(len(cluster.nodes))),
+        proof=command_line(
+            *("tuner", "load-proof", f"{name}.tar.gz"),
+            *(f"{node.name}.log" for node in cluster.nodes),
+        ),
         ask=command_line("curl", f"{url}/v1/models"),
         measure=_measure(cluster, url),
     )
@@ -211,6 +214,13 @@ def _capture(image: str, node: str, configs: bool) -> str:
     words = ["--capture", f"captures/{node}", *(["--config-dir", CONFIGS] if configs else [])]
     words += ["--image", image] if image else []
     return command_line("python3", "preflight.py", *words)
+
+
+def _log(cluster: Cluster, rank: int) -> str:
+    node = cluster.nodes[rank].name
+    start = ("docker", "logs", container_name(cluster, rank))
+    command = command_line(*start) if cluster.engine.image else f"nodes/{node}/bare.sh"
+    return f"{command} > {node}.log 2>&1"
 
 
 def _launch(node: str, image: bool) -> str:

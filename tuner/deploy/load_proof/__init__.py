@@ -6,6 +6,7 @@ uses. Each process logs a file once, so every rank has a line, and ranks may dif
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -30,7 +31,6 @@ from tuner.deploy.load_proof.proof import (
     FileLoad,
     Hook,
     LoadProof,
-    Network,
     Override,
     merged,
     other_server,
@@ -38,6 +38,7 @@ from tuner.deploy.load_proof.proof import (
 from tuner.deploy.load_proof.render import render_proof
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of
+from tuner.engines.logs.nccl import Network
 from tuner.errors import UnreadableLog
 
 __all__ = [
@@ -51,6 +52,9 @@ __all__ = [
     "render_proof",
 ]
 
+_READY = re.compile(
+    r"The server is fired up and ready to roll|Application startup complete|Uvicorn running on http"
+)
 _AHEAD = 8  # lines into which one may be wrapped
 
 
@@ -95,7 +99,7 @@ def proof_of(lines: Iterable[tuple[str, str]], deployed: Deployed = UNKNOWN) -> 
     hooks: dict[Hook, None] = {}
     cut: list[str] = []
     plugin = PluginLines()
-    network = Network()
+    network, ready = Network(), ""
     for where, texts in _with_wrapped(lines):
         line = texts[0]
         if load := read_load(texts, where):
@@ -104,11 +108,12 @@ def proof_of(lines: Iterable[tuple[str, str]], deployed: Deployed = UNKNOWN) -> 
             cut.append(where)
         plugin.read(texts, where)
         network.read(line, where)
+        ready = ready or (where if _READY.search(line) else "")
         overrides.update(dict.fromkeys(read_overrides(line)))
         hooks.update(dict.fromkeys(read_hooks(line)))
     found = merged([*loads, *plugin.loads()])
     told = tuple(_with_origin(load, deployed) for load in found)
-    return LoadProof(told, tuple(overrides), tuple(hooks), network, deployed, tuple(cut))
+    return LoadProof(told, tuple(overrides), tuple(hooks), network, ready, deployed, tuple(cut))
 
 
 def _with_wrapped(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:

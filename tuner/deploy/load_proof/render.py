@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tuner.deploy.load_proof.deployed import FileOrigin
-from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome, LoadProof, Network
+from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome, LoadProof
+from tuner.engines.logs.nccl import Network
 from tuner.render import printable
 
 
@@ -31,6 +32,7 @@ def render_proof(proof: LoadProof) -> str:
         state = f"{hook.count} hook(s), from {hook.sources}" if hook.count else "FAILED"
         lines.append(f"{'plugin':15} {hook.target}: {state}")
     lines += _network(proof.network)
+    lines.append(f"{'ready':15} {proof.ready or 'no line says so'}")
     lines += [f"{'note':15} {note}" for note in proof.notes()]
     lines += list(_steps(proof))
     problems = proof.problems()
@@ -68,7 +70,6 @@ def _network(network: Network) -> Iterator[str]:
         yield f"{'':16}{', '.join(network.devices)}{control}"
     if network.direct or network.staged:
         yield f"{'':16}{network.direct} channels with GPUDirect RDMA, {network.staged} without"
-    yield f"{'ready':15} {network.ready or 'no line says so'}"
 
 
 def _details(load: FileLoad) -> Iterator[str]:
