@@ -110,6 +110,7 @@ def bench_report(
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
 
+    Exit 1 if nothing was measured at equal load, or if requests of a compared run failed.
     E.g. `tuner bench-report after.txt` or `tuner bench-report before after`.
     """
     from tuner.deploy.bench_report import (
@@ -133,6 +134,10 @@ def bench_report(
         return
     comparison = compare(read[before].samples, new)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison, every=all_metrics))
+    if not comparison.pairs:
+        say("nothing was measured at equal load on both sides, so nothing is compared")
+    if not comparison.pairs or any(results.failures for results in read.values()):
+        raise typer.Exit(1)
 
 
 def _expected(path: Path) -> Expected:
