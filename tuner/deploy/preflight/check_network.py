@@ -36,7 +36,7 @@ _DISABLED = "Disabled"  # phys_state of a port that was switched off on this nod
 def check_rdma(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
     """Every finding about the node's RDMA devices."""
     yield from _absent_devices(node, links, expected)
-    yield from _left_out(node, links)
+    yield from _open(node, links)
     yield from _down_ports(node, links, expected)
     yield from _gids(node, links)
     yield from _slow_rails(node, links)
@@ -77,8 +77,8 @@ def _absent_devices(
         )
 
 
-def _left_out(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """Say which devices are of other networks, or that it is not known which."""
+def check_other_networks(node: Node, links: NodeLinks) -> Iterator[Finding]:
+    """Say which devices are left out, because they are of other networks."""
     by_reason: dict[str, list[str]] = {}
     for device, reason in links.left_out.items():
         if reason not in (EFA, FAR, MANAGEMENT):
@@ -96,6 +96,10 @@ def _left_out(node: Node, links: NodeLinks) -> Iterator[Finding]:
             else "nothing to do, unless it was meant for collectives: then name the devices in "
             "the cluster file (rdma = [...])",
         )
+
+
+def _open(node: Node, links: NodeLinks) -> Iterator[Finding]:
+    """Say that it is not known which devices are for collectives."""
     if links.open:
         groups = "; or ".join(
             f"{joined(group)} ({'InfiniBand' if is_infiniband(node, group[0]) else 'Ethernet'}"

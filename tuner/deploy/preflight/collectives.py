@@ -126,7 +126,9 @@ def _far(
 
 
 def _by_link(node: Node, choice: Choice, up: Collection[str]) -> None:
-    """Choose the group of one link layer and rate that has the most devices, if none is faster."""
+    """Choose the group of one link layer and rate that has the most devices, if none is faster;
+    of equal ones InfiniBand, because Ethernet also serves management and storage.
+    """
     working = [device for device in choice.chosen if device in up]
     rates = {device: rate_of(node, device) for device in working}
     known = all(rates.values())
@@ -136,13 +138,11 @@ def _by_link(node: Node, choice: Choice, up: Collection[str]) -> None:
         groups.setdefault(key, []).append(device)
     if len(groups) < 2:
         return
-    order = sorted(groups, key=lambda key: (len(groups[key]), key[1]), reverse=True)
+    order = sorted(groups, key=lambda key: (len(groups[key]), key[1], key[0]), reverse=True)
     best = order[0]
-    equal = [key for key in order[1:] if (len(groups[key]), key[1]) == (len(groups[best]), best[1])]
     faster = [key for key in order[1:] if key[1] > best[1]]
-    if equal or faster:
-        keys = dict.fromkeys([best, *equal, *faster])
-        choice.open = tuple(tuple(sorted(groups[key], key=natural)) for key in keys)
+    if faster:
+        choice.open = tuple(tuple(sorted(groups[key], key=natural)) for key in (best, *faster))
         return
     for key in order[1:]:
         rails = _sole_near(node, groups[key], groups[best])

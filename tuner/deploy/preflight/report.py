@@ -20,6 +20,7 @@ from tuner.deploy.preflight.check_network import (
     INTERFACE_VARIABLES,
     check_left_out,
     check_network,
+    check_other_networks,
     check_rdma,
 )
 from tuner.deploy.preflight.collectives import EFA
@@ -86,6 +87,7 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         links = find_links(node, expected_node)
         linked.append((node, links))
         findings += check_rdma(node, links, expected_node)
+        findings += check_other_networks(node, links)
         findings += check_topology(node, links)
         findings += check_gpus(node, expected, expected_node)
         findings += check_gpudirect(node, links)
