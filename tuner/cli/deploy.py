@@ -45,13 +45,12 @@ def preflight(
     Exit 1 if an error was found.
     """
     from tuner.deploy.preflight import capture as capture_into
-    from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
+    from tuner.deploy.preflight import captured_text, check_here, parse_nodes, render, run_preflight
 
     expected = _expected(cluster) if cluster else None
     if capture:
         image = image or (expected.image if expected else "")
-        capture_into(capture, image, config_dir)
-        say(f"captured into {capture}")
+        say(captured_text(capture, capture_into(capture, image, config_dir)))
         return
     if node:
         report = run_preflight(parse_nodes(node), expected)

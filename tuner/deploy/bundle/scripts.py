@@ -241,7 +241,8 @@ while [[ ${1-} == --print || ${1-} == --bare ]]; do
   shift
 done
 case "${1-}" in
-  expect | serve | bandwidth | all-reduce) ;;
+  expect | serve | all-reduce) ;;
+  bandwidth) : "${2:?bandwidth needs the HOST that serves}" ;;
   *)
     printf 'usage: %s [--bare] [--print] expect | serve | bandwidth HOST | all-reduce\n' "$0" >&2
     exit 2
@@ -302,4 +303,6 @@ def fabric_script(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
         port=cluster.ports.rendezvous,
     )
     alone = "" if image else "\nbare=yes  # the cluster file names no image\n"
-    return f"{script_head(title)}{_OPTIONS}{alone}{SHOW}{look_for_rdma if image else ''}{body}"
+    no_colon = _NO_COLON.replace("[[ ", "[[ $bare == no && ")
+    checks = f"{no_colon}{look_for_rdma}" if image else ""
+    return f"{script_head(title)}{_OPTIONS}{alone}{SHOW}{checks}{body}"

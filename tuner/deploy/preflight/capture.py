@@ -84,12 +84,12 @@ def capture(
     image: str = "",
     config_dir: str = "",
     root: Path = Path("/"),
-) -> None:
+) -> list[str]:
     """Run the commands and store their outputs under `folder`.
 
     `image` is a container image whose id is recorded; `config_dir` is a folder of engine configs
-    to hash. A tool that is missing, fails or takes too long is noted in capture.json. Raises
-    MalformedCapture where `folder` cannot be written.
+    to hash. A tool that is missing, fails or takes too long is noted in capture.json; returns the
+    sources that gave nothing. Raises MalformedCapture if `folder` cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +104,13 @@ def capture(
         _write_json(folder / "capture.json", {"hostname": socket.gethostname(), "notes": notes})
     except OSError as error:
         raise MalformedCapture(f"cannot capture into {folder}: {error.strerror}") from None
+    return [source for source, note in notes.items() if note != "ok" and source not in _OPTIONAL]
+
+
+def captured_text(folder: Path, silent: list[str]) -> str:
+    """Say what was captured, and which sources gave nothing."""
+    names = ", ".join(source.rpartition(".")[0] or source for source in silent)
+    return f"captured into {folder}" + (f"; these gave nothing: {names}" if silent else "")
 
 
 def _run(target: Path, command: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tuner.deploy.preflight.capture import capture
+from tuner.deploy.preflight.capture import capture, captured_text
 from tuner.deploy.preflight.facts import Expected, read_expected
 from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.errors import BadInput
@@ -56,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.capture:
-            capture(options.capture, options.image, options.config_dir)
-            sys.stderr.write(f"captured into {options.capture}\n")
+            silent = capture(options.capture, options.image, options.config_dir)
+            sys.stderr.write(captured_text(options.capture, silent) + "\n")
             return 0
         expected = read_expected(options.cluster) if options.cluster else None
         if options.node:
