@@ -299,7 +299,10 @@ def _notes(
             f"{cluster.engine.release}: names of files and kernels may differ"
         )
     if statuses.get("predicted"):
-        notes.append(f"{statuses['predicted']} entries were predicted, not measured: measure")
+        notes.append(
+            f"{statuses['predicted']} entries were predicted, not measured: measure servers with "
+            "and without them"
+        )
     return notes
 
 
