@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tuner.deploy.preflight.check_gpus import THROUGH, check_topology
-from tuner.deploy.preflight.check_network import check_rdma
+from tuner.deploy.preflight.check_rdma import check_rdma
 from tuner.deploy.preflight.devices import gid_indexes, up_devices
 from tuner.deploy.preflight.facts import Finding, Gid, Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tuner.deploy.preflight.check_network import NO_DRIVER, slow_rails
+from tuner.deploy.preflight.check_rdma import NO_DRIVER, slow_rails
 from tuner.deploy.preflight.devices import interface_of, rate_of, up_devices
 from tuner.deploy.preflight.facts import Expected, Finding, Node, Severity, joined
 from tuner.deploy.preflight.links import NodeLinks

@@ -20,9 +20,8 @@ from tuner.deploy.preflight.check_network import (
     INTERFACE_VARIABLES,
     check_left_out,
     check_network,
-    check_other_networks,
-    check_rdma,
 )
+from tuner.deploy.preflight.check_rdma import check_other_networks, check_rdma
 from tuner.deploy.preflight.collectives import EFA
 from tuner.deploy.preflight.facts import Expected, Finding, Node, Severity
 from tuner.deploy.preflight.links import (
