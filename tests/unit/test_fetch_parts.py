@@ -1,6 +1,7 @@
 """Parts of wheels: range requests, and what is unpacked of a wheel."""
 
 import io
+import socket
 import zipfile
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def test_a_server_without_ranges_is_told_from_one_that_breaks_off(index):
         RemoteFile(index.file_url("other.whl"))
     with pytest.raises(RangesRefused):
         RemoteFile("file:///dev/null")
+
+
+def test_a_server_that_is_not_reached_at_first_is_left_to_pip():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nothing listens there
+        with pytest.raises(RangesRefused, match="refused"):
+            RemoteFile(f"http://127.0.0.1:{taken.getsockname()[1]}/{NAME}")
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again_and_then_given_up(index):

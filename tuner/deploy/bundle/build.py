@@ -117,26 +117,10 @@ def build_bundle(
     where one of the `named` problems is left out, and for winners that cannot be shipped;
     MalformedCluster for a launch that the cluster's engine cannot do.
     """
-    if engine.name != cluster.engine.name:
-        raise ExportRefused(
-            f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
-            f"bundle what was tuned with --engine {cluster.engine.name}"
-        )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     asked = _asked(cluster, engine, device)
-    mine = (
-        select(winners, wanted)
-        if wanted
-        else winners_of_servers(winners, asked, cluster, engine, device)
-    )
-    if not mine:
-        raise ExportRefused(
-            f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
-            "winners for other engines are not its own: ",
-            cli="`tuner tune --cluster` with the cluster's file makes them",
-            api=f"post jobs for the device {device.name} first",
-        )
+    mine = _winners_to_ship(winners, wanted, asked, cluster, engine, device)
     usable, unusable = usable_winners(with_shipped(mine), engine)
     left_out: list[LeftOut] = []
     if not allow_predicted:
@@ -160,7 +144,7 @@ def build_bundle(
     notes = [*missing, *environment_notes(cluster, environments, report)]
     notes += [*_notes(cluster, engine, statuses), *unusable]
     if not folder.files:
-        notes.append(f"no tuned file is in the bundle: nothing was found faster on {device.name}")
+        notes.append("no tuned file is in the bundle: all is left alone, as notes say")
     notes += [*left_out_lines(left_out), *advice_notes(advice)]
     notes += attention_notes(folder.exported)
     notes += dispatch_notes(usable, cluster, engine, device)
@@ -181,6 +165,35 @@ def build_bundle(
     }
     files[NAME] = _text(manifest_text(manifest))
     return Bundle(name, pack(name, files), manifest, keys)
+
+
+def _winners_to_ship(
+    winners: Sequence[Winner],
+    wanted: Sequence[Problem],
+    asked: Sequence[AskedFile] | None,
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+) -> Sequence[Winner]:
+    """The winners of the wanted problems, else of those that the cluster's servers have."""
+    if engine.name != cluster.engine.name:
+        raise ExportRefused(
+            f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
+            f"bundle what was tuned with --engine {cluster.engine.name}"
+        )
+    found = (
+        select(winners, wanted)
+        if wanted
+        else winners_of_servers(winners, asked, cluster, engine, device)
+    )
+    if not found:
+        raise ExportRefused(
+            f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
+            "winners for other engines are not its own: ",
+            cli="`tuner tune --cluster` with the cluster's file makes them",
+            api=f"post jobs for the device {device.name} first",
+        )
+    return found
 
 
 def _asked(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile] | None:
