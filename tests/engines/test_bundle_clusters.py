@@ -130,6 +130,23 @@ def test_ranks_without_ray_are_divided_evenly() -> None:
         node_commands(replace(cluster, nodes=nodes), 0, {})
 
 
+def test_ray_stops_with_the_server_that_it_serves(tmp_path: Path) -> None:
+    root = place(build(RAY, of_release("v0.15.1")), tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("ray", "vllm"):
+        (tools / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "{name} $1"\n')
+        (tools / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", root / "nodes/h20-node01/bare.sh"],
+        env={"PATH": f"{tools}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split("\n") == ["ray start", "vllm serve", "ray stop", ""]
+
+
 def test_what_ray_must_not_copy_is_mounted(tmp_path: Path) -> None:
     whole = of_release("v0.15.1")
     own = tuple(

@@ -170,11 +170,13 @@ def bare_script(
     lines = [f'run export "{variable}=$bundle/{CONFIGS}"' for variable in pointers]
     lines += [f"run export {quoted(f'{n}={v}')}" for n, v in environment.items()]
     lines += [_command_line("run", command) for command in commands[:-1]]
-    lines.append(_command_line("last", commands[-1]))
+    if len(commands) > 1:  # Ray's head stays when the server ends, and refuses the next start
+        lines.append("if [[ $print == no ]]; then trap 'ray stop' EXIT; fi")
+    lines.append(_command_line("run" if len(commands) > 1 else "last", commands[-1]))
     body = "\n".join(lines)
     check = f"{_PLUGIN}\nplugin python3 {PLUGIN_IMPORT}\n" if has_attention(pointers) else ""
-    bundle = _BUNDLE if pointers else ""
-    return f"{script_head(title)}{_PRINT_OPTION}{bundle}{SHOW}{_RUN}{_LAST}{check}\n{body}\n"
+    bundle, last = _BUNDLE if pointers else "", _LAST if len(commands) == 1 else ""
+    return f"{script_head(title)}{_PRINT_OPTION}{bundle}{SHOW}{_RUN}{last}{check}\n{body}\n"
 
 
 def container_name(cluster: Cluster, rank: int) -> str:
