@@ -235,7 +235,8 @@ def test_the_readme_of_a_bundle_can_be_pasted(shell):
     commands = shell.read(blocks.replace("BEFORE", "before"))
     first = ["python3", "preflight.py", "--capture", "captures/h20-node01"]
     configs = ["--config-dir", "engine-configs"]
-    assert commands[0] == [*first, *configs, "--model-dir", path, "--image", image]
+    assert commands[0] == [*first, *configs, "--image", image]
     assert commands[2][:4] == ["python3", "preflight.py", "--cluster", "cluster.json"]
     assert ["docker", "logs", "h20-2x8-sglang-h20-node01"] in commands
-    assert ["tuner", "load-proof", "h20-2x8-sglang-NVIDIA_H20.tar.gz", "server.log"] in commands
+    logs = ["h20-node01.log", "h20-node02.log"]
+    assert ["tuner", "load-proof", "h20-2x8-sglang-NVIDIA_H20.tar.gz", *logs] in commands

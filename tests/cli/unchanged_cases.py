@@ -223,7 +223,7 @@ def bundled(run: Run) -> None:
         for member in archive:
             stream = archive.extractfile(member)
             assert stream is not None, f"{member.name} is no file"
-            text = stream.read().decode("utf-8")
+            text = stream.read().decode("utf-8", "replace")  # preflight.py is an archive
             about = f"{member.name} (mode {member.mode:o}, time {member.mtime})"
             run.keep(about, _without_source(Path(member.name).name, text))
 

@@ -45,7 +45,7 @@ def test_every_node_and_the_whole_cluster_can_be_launched(case: str) -> None:
     for node in example(case).nodes:
         for name in ("docker.sh", "bare.sh"):
             assert f"nodes/{node.name}/{name}" in files
-    for name in ("kubernetes/leaderworkerset.json", "sweep.sh", "preflight.py", "README.md"):
+    for name in ("kubernetes/leaderworkerset.json", "preflight.py", "README.md"):
         assert name in files
     assert {p for p, f in files.items() if f.mode == 0o755} == {
         p for p in files if p.endswith(".sh") or p in ("preflight.py", "fabric.py")

@@ -18,7 +18,7 @@ try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
-from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, fill, published, usual
+from attention_cases import DECODE, EXTEND, fill
 from bundle_cases import CASES, build, example, files_of, place, printed
 from bundle_cases import fill as fill_moe
 
@@ -29,12 +29,11 @@ from tuner.bindings.sglang.plugin.files import (
     read_attention_file,
 )
 from tuner.deploy.bundle.build import Bundle
-from tuner.deploy.bundle.notes import attention_notes, usable_winners
+from tuner.deploy.bundle.notes import usable_winners
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused
-from tuner.export.delivery import delivery_of
 from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.points import Config
@@ -147,9 +146,7 @@ def test_the_readme_says_what_the_plugin_needs() -> None:
     text = files_of(built())["README.md"].data.decode()
     assert "FROM lmsysorg/sglang:v0.5.16\nRUN python3 -m pip install" in text
     assert re.search(r"engine-tuner==\d", text)
-    assert "`--prefill-attention-backend` and `--decode-attention-backend` for one" in text
-    assert "compare before you change" in text
-    assert f"`SGLANG_MOE_CONFIG_DIR` and `{CONFIG_DIR_VARIABLE}` point at" in text
+    assert f"`SGLANG_MOE_CONFIG_DIR` and `{CONFIG_DIR_VARIABLE}` must be the same" in text
     assert "docker run --rm --entrypoint python3 lmsysorg/sglang:v0.5.16 -c 'import" in text
     bare = replace(example(L40S), engine=replace(example(L40S).engine, image=""))
     text = files_of(bundle(L40S, bare))["README.md"].data.decode()
@@ -255,9 +252,26 @@ def test_another_backend_gets_no_attention_files(flags: tuple[str, ...], title: 
     why = f"{title}, which runs without us, was not measured beside Triton"
     assert f"leave it: {RANKS.spec()}: {why}" in found.notes
     assert CONFIG_DIR_VARIABLE.encode() not in files_of(found)["nodes/l40s-01/bare.sh"].data
+    alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
     with pytest.raises(ExportRefused, match=f"^leave it: {RANKS.spec()}: {why}$"):
-        alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
-        bundle(L40S, with_flags(L40S, *flags), alone)
+        build(L40S, with_flags(L40S, *flags), alone, named=[RANKS], wanted=[RANKS])
+
+
+def test_a_cluster_is_bundled_although_nothing_was_found_faster(tmp_path: Path) -> None:
+    alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
+    found = bundle(L40S, with_flags(L40S, "--attention-backend", "fa3"), alone)
+    assert "no tuned file is in the bundle: all is left alone, as notes say" in found.notes
+    files = files_of(found)
+    assert {"nodes/l40s-01/docker.sh", "cluster.json", "preflight.py"} <= files.keys()
+    for path, file in files.items():
+        if path != "preflight.py":
+            assert b"engine-configs" not in file.data, path
+    root = place(found, tmp_path)
+    (launch,) = printed(root / "nodes/l40s-01/docker.sh")
+    assert "sglang.launch_server" in launch
+    scripts = sorted(root.rglob("*.sh"))
+    done = subprocess.run([SHELLCHECK, *scripts], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", 0)
 
 
 def test_a_backend_for_one_phase_leaves_the_other() -> None:
@@ -299,40 +313,6 @@ def test_attention_alone_does_not_point_the_engine_at_a_folder_without_its_files
     for path in ("nodes/l40s-01/bare.sh", "nodes/l40s-01/docker.sh", "README.md"):
         assert b"SGLANG_MOE_CONFIG_DIR" not in found[path].data, path
         assert CONFIG_DIR_VARIABLE.encode() in found[path].data, path
-
-
-TRITON = "--attention-backend", "triton"
-
-
-def splits_notes(*flags: str, problems: tuple[Attention, ...]) -> list[str]:
-    cluster = with_flags(H20, *TRITON, *flags)
-    some = [
-        published(problem, one, device="NVIDIA_H20")
-        for problem in problems
-        for one in (chosen() if problem.chooses_splits else usual(problem))
-    ]
-    delivery = delivery_of(find_engine("sglang==0.5.16"), "attention")
-    files = delivery.plan(some, find_device("H20"), Path("nowhere"))
-    return [note for note in attention_notes(files, cluster) if "kv-splits" in note]
-
-
-def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
-    flag = "--triton-attention-num-kv-splits"
-    sixteen = replace(DECODE, kv_splits=16)
-    (note,) = splits_notes(problems=(sixteen,))
-    assert note == f"engine.flags should hold {flag} 16, for {sixteen.spec()}"
-    assert note in bundle(H20, with_flags(H20, *TRITON), winners(H20, (sixteen,))).notes
-    assert splits_notes(flag, "16", problems=(sixteen,)) == []
-    assert splits_notes(problems=(DECODE, EXTEND)) == []
-    (note,) = splits_notes(f"{flag}=4", problems=(DECODE,))
-    assert note == f"engine.flags hold {flag} 4, and no decode file is for as many"
-    # Files with a table of splits need no flag.
-    assert splits_notes(problems=(CHOSEN,)) == []
-    (note,) = splits_notes(flag, "16", problems=(CHOSEN,))
-    assert note == f"engine.flags hold {flag} 16: the files choose no more KV splits"
-    # Latent attention is split as the engine likes.
-    assert splits_notes(problems=(MLA,)) == []
-    assert splits_notes(flag, "4", problems=(MLA,)) == []
 
 
 def test_files_for_another_model_are_noticed() -> None:

@@ -51,7 +51,16 @@ def test_a_card_carries_the_less_of_its_port_and_its_slot(sysfs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "count"), [("", 10), ("mlx5_1", 1), ("mlx5", 10), ("^mlx5_0", 9), ("=mlx5", 0)]
+    ("asked", "count"),
+    [
+        ("", 10),
+        ("mlx5_1", 1),
+        ("mlx5", 10),
+        ("^mlx5_0", 9),
+        ("=mlx5", 0),
+        ("^mlx5", 0),
+        ("^=mlx5", 10),
+    ],
 )
 def test_devices_are_chosen_as_nccl_chooses_them(sysfs: Path, asked: str, count: int) -> None:
     assert len(fabric.chosen_devices(sysfs, asked)) == count
@@ -158,3 +167,12 @@ def test_the_scripts_start_it_with_the_node_s_variables(tmp_path: Path) -> None:
     wrong = subprocess.run(["bash", str(script), "fly"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert json.loads((root / "MANIFEST.json").read_text())["cluster"]["nodes"]
+
+
+def test_scripts_refuse_what_they_cannot_do(tmp_path: Path) -> None:
+    root = place(built(H20), tmp_path / "a:b")
+    for words in (["bandwidth"], ["--bare", "bandwidth"], ["expect"]):
+        command = ["bash", root / "nodes/h20-node02/fabric.sh", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode in (1, 2), words
+        assert ("needs the HOST" if "bandwidth" in words else "colon") in done.stderr

@@ -45,7 +45,7 @@ def asked(case: str, cluster: Cluster) -> list[str]:
 def test_the_examples_and_their_winners_fit(case: str) -> None:
     keys = built(case).keys
     assert [file.name for file in keys.asked] == list(keys.bundled) != []
-    assert all(asked == bundled for asked, bundled in keys.rows())
+    assert {state for _, state in keys.rows()} == {"the same"}
     assert built(case).manifest["keys"] == keys.as_json()
     shown = render_keys(keys, find_device(CASES[case][0]))
     assert shown.count("|  the same") == len(keys.bundled)

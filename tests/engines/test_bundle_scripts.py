@@ -10,16 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bundle_cases import CASES, built, example, place, printed
+from bundle_cases import CASES, built, example, files_of, place, printed
 from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
-from real_sglang import RELEASES, VERSIONS, package
-from tiers import only
+from real_sglang import RELEASES, package
 
 from tuner.deploy.bundle.commands import endpoint, node_commands, node_environments, one_line
 from tuner.deploy.bundle.scripts import bare_script, docker_script
-from tuner.deploy.bundle.sweep import CONCURRENCIES, LENGTHS, sweep_script
 from tuner.deploy.cluster import Cluster
 from tuner.errors import MalformedCluster
 
@@ -49,7 +47,7 @@ def variables(words: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_shellcheck_finds_nothing(case: str, tmp_path: Path) -> None:
     scripts = sorted(place(built(case), tmp_path).rglob("*.sh"))
-    assert len(scripts) == 3 * len(example(case).nodes) + 1
+    assert len(scripts) == 3 * len(example(case).nodes)
     done = subprocess.run([SHELLCHECK, *scripts], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
     for script in scripts:
@@ -206,17 +204,23 @@ def test_every_flag_is_one_of_the_engine_s(version: str) -> None:
         assert f'"{flag}"' in source or re.search(rf"^    {field}: ", source, re.M), flag
 
 
-@pytest.mark.parametrize("version", only(VERSIONS[3:], VERSIONS[1:]))
-def test_every_flag_of_the_sweep_is_one_of_the_benchmark_s(version: str) -> None:
-    places = (package(version) / "benchmark" / "serving.py", package(version) / "bench_serving.py")
-    source = next(path for path in places if path.is_file()).read_text()
-    text = sweep_script(example(H20))
-    flags = set(re.findall(r"--[a-z-]+", text[text.index("for run in") :]))
-    assert len(flags) > 10
-    for flag in flags:
-        assert f'"{flag}"' in source, flag
-    assert '"random-ids"' in source
-    assert '"sglang-oai"' in source
+SOURCES = {
+    H20: ("sglang-0.5.16/sglang/benchmark/serving.py", "sglang-0.5.23/sglang/benchmark/serving.py"),
+    RAY: ("vllm-0.24.0/vllm/benchmarks", "vllm-0.33.0/vllm/benchmarks"),
+}
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_the_benchmark_of_the_readme_has_flags_of_the_engine_s(case) -> None:
+    text = files_of(built(case))["README.md"].data.decode()
+    (line,) = re.findall(r"^docker exec .*(?:bench_serving|bench serve).*$", text, re.M)
+    flags = {word for word in shlex.split(line) if word.startswith("--")}
+    assert len(flags) > 8
+    for path in (Path(sys.prefix, "share/tuner/engines", source) for source in SOURCES[case]):
+        source = "".join(f.read_text() for f in ([path] if path.is_file() else path.rglob("*.py")))
+        assert source
+        assert not [flag for flag in flags if f'"{flag}"' not in source]
+        assert '"random-ids"' in source or case == RAY
 
 
 def test_data_parallel_and_expert_parallel() -> None:
@@ -254,53 +258,12 @@ def test_an_ipv6_head_stands_in_brackets() -> None:
     assert endpoint("fd00::7", 5000) == "[fd00::7]:5000"
 
 
-# The sweep
-
-
-@pytest.mark.parametrize("case", [H20, RAY])
-def test_the_sweep_runs_every_load(case: str, tmp_path: Path) -> None:
-    script = place(built(case), tmp_path) / "sweep.sh"
-    lines = printed(script, "--runs", "2", "--out", "there", "--bare")
-    loads = [
-        (int(o["--random-input-len"]), int(o["--max-concurrency"]), int(o["--seed"]))
-        for o in map(options, lines)
-    ]
-    assert sorted(loads) == sorted(
-        (n, c, r) for n in LENGTHS for c in CONCURRENCIES for r in (1, 2)
-    )
-    assert (LENGTHS, CONCURRENCIES[0], CONCURRENCIES[-1]) == ((128, 256), 1, 1024)
-    first, last = options(lines[0]), options(lines[-1])
-    assert first["--random-output-len"] == first["--random-input-len"] == "128"
-    assert (first["--num-prompts"], last["--num-prompts"]) == ("4", "2048")
-    assert first["--tokenizer"] == "/ssd1/models/DeepSeek-R1"
-    written = {o.get("--output-file") or o["--result-filename"] for o in map(options, lines)}
-    # sglang adds to a file, vLLM writes over it.
-    assert len(written) == (2 if case == H20 else len(lines))
-    assert not (script.parent / "there").exists()
-
-
-def test_the_sweep_in_a_container_sees_the_same_files(tmp_path: Path) -> None:
-    script = place(built(H20), tmp_path) / "sweep.sh"
-    words = printed(script, "--out", "/res ults")[0]
-    assert words[:3] == ["docker", "run", "--rm"]
-    assert "/res ults:/results" in words
-    inside = options(after(words, "sglang.bench_serving"))
-    assert inside["--dataset-name"] == "random-ids"
-    assert inside["--tokenizer"] == "/mnt/models/DeepSeek-R1"
-    shown = printed(script, "--out", "there")[0]
-    assert f"{Path.cwd()}/there:/results" in shown  # "there" alone would be a volume's name
-
-
 DOCKER = "nodes/h20-node01/docker.sh"
 
 
 @pytest.mark.parametrize(
     ("folder", "file", "arguments", "codes", "says"),
     [
-        ("b", "sweep.sh", "--print --runs x", (1, 2), ""),
-        ("b", "sweep.sh", "--print --runs 0", (1, 2), ""),
-        ("b", "sweep.sh", "--print --what", (1, 2), ""),
-        ("b", "sweep.sh", "--print --out", (1, 2), ""),
         ("b", DOCKER, "--dry-run", (2,), "[--print]"),
         ("a:b", DOCKER, "--print", (2,), "colon"),  # Docker could not mount it
     ],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-from bundle_cases import CASES, build, built, winners
+from bundle_cases import CASES, build, built, example, winners
 from bundle_cases import place as unpacked
 from draws import times
 from hypothesis import given
@@ -260,8 +261,12 @@ DIRECT = "h20-node01:812:9 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] v
 READY = "[2026-11-01 10:09:00] The server is fired up and ready to roll!"
 
 
-def tuned_lines(folder: str = MOUNTED) -> list[str]:
-    return [LOADED.format(0, folder, name) for name in (NAME, f"{NAME}_down")]
+def tuned_lines(folder: str = MOUNTED, ranks: Iterable[int] = range(16)) -> list[str]:
+    """The lines of the up file's ranks, and those of the down file's."""
+    return [
+        "\n".join(LOADED.format(rank, folder, name) for rank in ranks)
+        for name in (NAME, f"{NAME}_down")
+    ]
 
 
 def proved(tmp_path: Path, lines: list[str], archive: bytes = b"") -> LoadProof:
@@ -280,8 +285,41 @@ def test_the_whole_launch_as_the_user_looked_at_it(tmp_path: Path) -> None:
     assert "NET/IB (server.log:2)" in text
     assert "mlx5_1, mlx5_2, control over xgbe0" in text
     assert "1 channels with GPUDirect RDMA, 0 without" in text
-    assert "ready           server.log:6" in text
+    assert "ready           server.log:36" in text
     assert text.endswith("\nas tuned\n")
+
+
+def test_a_proof_counts_the_ranks(tmp_path: Path) -> None:
+    """The bundle's cluster has two nodes of eight ranks."""
+    head = [USING.format("IB"), *tuned_lines(ranks=range(8)), READY]
+    said = "loaded by 8 of 16 ranks, and no line is of TP8 to TP15: give the logs of all nodes"
+    assert proved(tmp_path, head).problems() == [f"{NAME}: {said}", f"{NAME}_down: {said}"]
+    one = [USING.format("IB"), *tuned_lines(ranks=[0]), READY]
+    assert "1 of 16 ranks, and no line is of TP1 to TP15" in proved(tmp_path, one).problems()[0]
+    gap = [USING.format("IB"), *tuned_lines(ranks=[*range(7), *range(8, 16)]), READY]
+    assert "15 of 16 ranks, and no line is of TP7:" in proved(tmp_path, gap).problems()[0]
+    without = [line.replace(" TP0]", "]") for line in tuned_lines(ranks=[0])]
+    proof = proved(tmp_path, [USING.format("IB"), *without, READY])
+    assert proof.ok
+    assert f"{NAME}: its lines name no rank, so whether all 16 loaded it is open" in proof.notes()
+
+
+def test_vllm_s_first_rank_of_a_node_speaks_for_the_node(tmp_path: Path) -> None:
+    name = built(RAY).keys.bundled[0].removesuffix(".json")
+    line = (
+        "(Worker_TP{} pid=812) INFO 11-01 10:00:00 [fused_moe.py:1078] Using configuration from "
+        f"/opt/tuner/engine-configs/{name}.json for MoE layer."
+    )
+    lines = [USING.format("IB"), line.format(0), READY]
+    (said,) = proved(tmp_path, lines, built(RAY).archive).problems()
+    assert "loaded by 8 of 16 ranks, and no line is of TP8 to TP15" in said
+    assert proved(tmp_path, [*lines, line.format(8)], built(RAY).archive).ok
+
+
+def test_a_cluster_without_rdma_may_use_sockets(tmp_path: Path) -> None:
+    tcp = replace(example(H20), environment={"NCCL_IB_DISABLE": "1"})
+    archive = build(H20, tcp).archive
+    assert proved(tmp_path, [USING.format("Socket"), *tuned_lines(), READY], archive).ok
 
 
 def test_the_engine_s_own_file_is_not_a_tuned_one(tmp_path: Path) -> None:
@@ -289,7 +327,7 @@ def test_the_engine_s_own_file_is_not_a_tuned_one(tmp_path: Path) -> None:
     proof = proved(tmp_path, [USING.format("IB"), *shipped, READY])
     assert {load.origin for load in proof.loads} == {FileOrigin.SHIPPED.value}
     assert f"{NAME}: the engine's own file was loaded, not a tuned one" in proof.problems()
-    assert "shipped         moe" in render_proof(proof)
+    assert "shipped         fused_moe" in render_proof(proof)
 
 
 def test_a_file_that_the_folder_carries_is_the_engine_s_own(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 from draws import times
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from tuner.cli import app
 from tuner.deploy.bench_report import (
     as_dict,
     compare,
@@ -116,6 +118,66 @@ def test_failed_requests_are_told(tmp_path, command, lines, bad):
     notes = [*read_results(log).notes(log)]
     assert len(notes) == (bad > 0)
     assert not bad or f"{bad:,} requests failed" in notes[0]
+
+
+def vllm_run(folder, **changes):
+    """A folder with the JSON of a run, as the bench of vLLM saves it."""
+    folder.mkdir()
+    run = {
+        **{"max_concurrency": 64, "num_prompts": 128, "completed": 128, "failed": 0},
+        **{"total_input_tokens": 128 * 128, "total_output_tokens": 128 * 128},
+        **{"median_ttft_ms": 800.0, "output_throughput": 100.0},
+        **changes,
+    }
+    (folder / "run-1.json").write_text(json.dumps(run, indent=1))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "lacks", [{"failed": 64}, {"failed": None}], ids=["counted", "by the prompts asked for"]
+)
+def test_failed_requests_of_json_make_no_gain(tmp_path, lacks):
+    before = vllm_run(tmp_path / "before")
+    half = {"completed": 64, "total_input_tokens": 64 * 128, "total_output_tokens": 64 * 128}
+    after = vllm_run(tmp_path / "after", **half, median_ttft_ms=400.0, **lacks)
+    done = CliRunner().invoke(app, ["bench-report", str(before), str(after)])
+    assert done.exit_code == 1
+    assert "64 requests failed (run-1.json:1)" in " ".join(done.stderr.split())
+    assert "2.00x ?" in done.stdout
+    (pair, *_) = compare(read_samples(before), read_samples(after)).pairs
+    assert pair.verdict == "unclear"
+
+
+def test_a_run_in_which_all_requests_failed_is_told(tmp_path):
+    zero = {"completed": 0, "failed": 128, "median_ttft_ms": 0.0, "output_throughput": 0.0}
+    after = vllm_run(tmp_path / "after", total_input_tokens=0, total_output_tokens=0, **zero)
+    assert "128 requests failed" in [*read_results(after).notes(after)][0]
+    done = CliRunner().invoke(app, ["bench-report", str(vllm_run(tmp_path / "before")), str(after)])
+    assert done.exit_code == 1
+    assert "nothing was measured at equal load" in " ".join(done.stderr.split())
+
+
+def test_arguments_that_a_client_prints_say_what_was_asked_for(tmp_path):
+    log = tmp_path / "run.txt"
+    log.write_text(
+        "benchmark_args=Namespace(backend='sglang-oai', num_prompts=128, seed=1)\n"
+        "============ Serving Benchmark Result ============\n"
+        "Successful requests: 32\nOutput token throughput (tok/s): 140.0\n"
+    )
+    assert "96 requests failed" in [*read_results(log).notes(log)][0]
+
+
+def test_loads_whose_mean_lengths_differ_by_a_token_are_one_load(tmp_path):
+    lengths = {"total_input_tokens": 128 * 224}
+    before = vllm_run(tmp_path / "before", total_output_tokens=round(128 * 213.4), **lengths)
+    after = vllm_run(tmp_path / "after", total_output_tokens=round(128 * 213.6), **lengths)
+    comparison = compare(read_samples(before), read_samples(after))
+    assert not comparison.only_before
+    assert not comparison.only_after
+    done = CliRunner().invoke(app, ["bench-report", str(before), str(after)])
+    assert done.exit_code == 0, done.output
+    other = vllm_run(tmp_path / "other", total_output_tokens=128 * 256, **lengths)
+    assert not compare(read_samples(before), read_samples(other)).pairs
 
 
 def test_a_pause_of_one_rank_leaves_the_lines_of_others_alone(tmp_path):

@@ -81,7 +81,7 @@ def test_another_folder_is_refused(tmp_path):
 def test_files_in_which_nothing_was_tuned_are_never_called_tuned():
     key = "E=257,N=128,device_name=NVIDIA_L40S"
     path = f"/configs/{key}.json"
-    load = FileLoad("moe", key, LoadOutcome.LOADED, (), path, "3.6.0", (), (), origin="tuned")
+    load = FileLoad("fused_moe", key, LoadOutcome.LOADED, (), path, "3.6.0", (), (), origin="tuned")
     for counts, state, last in (
         (
             {"incumbent": 18},

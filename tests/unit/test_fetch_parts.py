@@ -69,10 +69,11 @@ def test_a_file_that_changes_while_it_is_read_is_refused(index):
         remote.read(10)
 
 
-def test_a_server_that_is_gone_is_an_error_with_the_next_step():
+def test_a_server_that_is_not_reached_is_left_to_pip():
+    """Which reads proxies and certificates of its own configuration, and says what fails."""
     with serving() as gone:
         url = gone.file_url(NAME)
-    with pytest.raises(EngineNotFetched, match="check the network"):
+    with pytest.raises(RangesRefused, match="refused"):
         RemoteFile(url)
 
 

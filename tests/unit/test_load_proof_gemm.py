@@ -48,7 +48,11 @@ def test_files_that_are_used(said, tmp_path):
     proof = parse_log(lines)
     assert proof.ok, proof.problems()
     first, second = proof.loads
-    assert (first.family, first.key, first.outcome) == ("gemm", paths[0].stem, LoadOutcome.LOADED)
+    assert (first.family, first.key, first.outcome) == (
+        "dense_gemm",
+        paths[0].stem,
+        LoadOutcome.LOADED,
+    )
     assert (first.used, first.triton, first.ranks) == (str(paths[0]), "3.6.0", ("TP0", "TP1"))
     assert (first.reason, second.reason) == ("", "predicted")
     assert f"read {paths[0]} (Triton 3.6.0)" in render_proof(proof)
@@ -66,7 +70,7 @@ def test_a_file_of_another_triton_beside_one_that_serves(said, tmp_path):
 def test_no_file_applies(said, tmp_path):
     place(tmp_path, FP8, device="NVIDIA_L40S")
     proof = parse_log(said(tmp_path, FP8))
-    assert proof.problems() == ["gemm: every key: default: no file applies"]
+    assert proof.problems() == ["dense_gemm: every key: default: no file applies"]
 
 
 MISSING = (
@@ -129,7 +133,7 @@ def test_a_malformed_file_is_named(said, tmp_path):
     broken = tmp_path / "gemm" / "triton_3_6_0" / "broken.json"
     broken.write_text("{}")
     [trouble] = parse_log(said(tmp_path, FP8)).problems()
-    assert trouble.startswith("gemm: broken: malformed: its format is None")
+    assert trouble.startswith("dense_gemm: broken: malformed: its format is None")
 
 
 PATH = "/s/configs/N=512,K=1024,device_name=NVIDIA_L40S,dtype={}_w8a8,block_shape=[128, 128].json"
@@ -139,13 +143,13 @@ PATH = "/s/configs/N=512,K=1024,device_name=NVIDIA_L40S,dtype={}_w8a8,block_shap
 def test_the_engines_own_lines_for_blocks(kind, word):
     path = PATH.format(kind)
     [load] = parse_log([f"Using configuration from {path} for W8A8 Block {word} kernel."]).loads
-    assert (load.family, load.outcome, load.used) == (f"{kind}_block", LoadOutcome.LOADED, path)
+    assert (load.family, load.outcome, load.used) == ("dense_gemm", LoadOutcome.LOADED, path)
     warning = (
         f"Using default W8A8 Block {word} kernel config. Performance might be sub-optimal! "
         f"Config file not found at {path}"
     )
     proof = parse_log([warning])
     [load] = proof.loads
-    assert (load.family, load.outcome) == (f"{kind}_block", LoadOutcome.DEFAULT)
+    assert (load.family, load.outcome) == ("dense_gemm", LoadOutcome.DEFAULT)
     assert load.wanted == (path,)
     assert proof.problems() == [f"{Path(path).stem}: default"]

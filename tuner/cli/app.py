@@ -123,7 +123,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "load-proof": ("tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log",),
     "bench-report": (
-        "tuner bench-report sweep-20261101",
+        "tuner bench-report after.txt",
         "tuner bench-report before after",
     ),
     "submit": (

@@ -34,10 +34,6 @@ def preflight(
         str, typer.Option(help="Image whose id is recorded; default: the cluster's.")
     ] = "",
     config_dir: Annotated[str, typer.Option(help="Folder of configs to hash; default: none.")] = "",
-    model_dir: Annotated[
-        str,
-        typer.Option(help="The model's folder, to check its files' sizes and headers."),
-    ] = "",
     as_json: Json = False,
 ) -> None:
     """Check nodes before an engine is launched on them: captured nodes, or this machine.
@@ -45,18 +41,17 @@ def preflight(
     Exit 1 if an error was found.
     """
     from tuner.deploy.preflight import capture as capture_into
-    from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
+    from tuner.deploy.preflight import captured_text, check_here, parse_nodes, render, run_preflight
 
     expected = _expected(cluster) if cluster else None
     if capture:
         image = image or (expected.image if expected else "")
-        capture_into(capture, image, config_dir, model_dir=model_dir)
-        say(f"captured into {capture}")
+        say(captured_text(capture, capture_into(capture, image, config_dir)))
         return
     if node:
         report = run_preflight(parse_nodes(node), expected)
     else:
-        report = check_here(image, config_dir, expected, model_dir)
+        report = check_here(image, config_dir, expected)
     show(as_json, report.as_dict, lambda: folded(render(report)))
     if not report.ok:
         raise typer.Exit(1)
@@ -110,7 +105,8 @@ def bench_report(
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
 
-    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after`.
+    Exit 1 if nothing was measured at equal load, or if requests of a compared run failed.
+    E.g. `tuner bench-report after.txt` or `tuner bench-report before after`.
     """
     from tuner.deploy.bench_report import (
         as_dict,
@@ -133,6 +129,10 @@ def bench_report(
         return
     comparison = compare(read[before].samples, new)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison, every=all_metrics))
+    if not comparison.pairs:
+        say("nothing was measured at equal load on both sides, so nothing is compared")
+    if not comparison.pairs or any(results.failures for results in read.values()):
+        raise typer.Exit(1)
 
 
 def _expected(path: Path) -> Expected:

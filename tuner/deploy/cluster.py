@@ -15,6 +15,8 @@ from tuner.deploy.preflight.facts import Expected, ExpectedNode
 from tuner.errors import MalformedCluster, did_you_mean
 from tuner.files import Table, parse_toml, read_limited
 
+# vLLM's requirements, and so its images, have no Ray from this release on.
+RAY_UNTIL, RAY_UNTIL_NUMBERS = "0.19", (0, 19)
 _VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 
 
@@ -98,14 +100,35 @@ class Cluster:
     def gpus(self) -> int:
         return sum(node.gpus for node in self.nodes)
 
+    @property
+    def ray_is_there(self) -> bool:
+        """Whether images of the engine's release have Ray. Without a release, the newest counts."""
+        name, release = self.engine.name, self.engine.release
+        numbers = tuple(map(int, release.split(".")[:2])) if release else RAY_UNTIL_NUMBERS
+        return name == "vllm" and numbers < RAY_UNTIL_NUMBERS
+
+    @property
+    def starts_ray(self) -> bool:
+        """Whether Ray starts the ranks: of vLLM on several nodes, if Ray is there or asked for."""
+        flags = self.engine.flags
+        asked = "--distributed-executor-backend=ray" in flags or any(
+            pair == ("--distributed-executor-backend", "ray")
+            for pair in zip(flags, flags[1:], strict=False)
+        )
+        several = self.engine.name == "vllm" and len(self.nodes) > 1
+        return several and bool(asked or self.engine.ray_flags or self.ray_is_there)
+
     def in_container(self) -> Cluster:
         """The cluster as a container sees it: the model's folder may have another path there."""
         return replace(self, model=replace(self.model, path=self.model.container_path))
 
-    def expected(self) -> Expected:
-        """What the preflight checks the nodes against."""
+    def expected(self, gpu: str = "", configs: str = "") -> Expected:
+        """What the preflight checks the nodes against.
+
+        `gpu`: the card's name in names of config files. `configs`: the hash of the config folder.
+        """
         ports = {"serve": self.ports.serve, "rendezvous": self.ports.rendezvous}
-        if self.engine.name == "vllm":
+        if self.starts_ray:
             ports["ray"] = self.ports.ray
         nodes = tuple(
             ExpectedNode(
@@ -123,6 +146,8 @@ class Cluster:
             self.parallel.tp,
             ports,
             self.model.weight_bytes,
+            gpu,
+            configs,
         )
 
 
@@ -134,7 +159,7 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")  # the kernel's IFNAMSIZ, less
 _RDMA_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{0,254}")
 # Flags that a launch derives from fields of the file, and the field to set instead.
-RESERVED_FLAGS = {
+RESERVED_FLAGS: dict[str, str] = {
     **dict.fromkeys(("--model", "--model-path"), "model.path"),
     "--served-model-name": "model.name",
     **dict.fromkeys(("--context-length", "--max-model-len"), "model.context_length"),
@@ -143,7 +168,8 @@ RESERVED_FLAGS = {
     **dict.fromkeys(("--dp", "-dp", "--dp-size", "--data-parallel-size"), "parallel.dp"),
     "--port": "ports.serve",
     "--dist-init-addr": "ports.rendezvous",
-    **dict.fromkeys(("--nnodes", "--node-rank", "--host"), "nodes"),
+    **dict.fromkeys(("--nnodes", "--node-rank", "--host", "--master-addr", "--headless"), "nodes"),
+    "--master-port": "ports.rendezvous",
 }
 _RAY_FLAGS = {
     "--port": "ports.ray",
@@ -199,18 +225,33 @@ def _engine(table: Table) -> ClusterEngine:
     if ray_flags and name != "vllm":
         raise MalformedCluster("engine.ray_flags are for vllm: sglang starts no Ray")
     for flag in flags:
-        field = RESERVED_FLAGS.get(flag.partition("=")[0])
+        field = reserved_field(flag)
         if field:
             raise MalformedCluster(f"engine.flags holds {flag}: set {field} instead")
     for flag in ray_flags:
-        field = _RAY_FLAGS.get(flag.partition("=")[0])
-        if field:
-            raise MalformedCluster(f"engine.ray_flags holds {flag}: set {field} instead")
+        if of_ray := _RAY_FLAGS.get(flag.partition("=")[0]):
+            raise MalformedCluster(f"engine.ray_flags holds {flag}: set {of_ray} instead")
     return ClusterEngine(name, image, version, tuple(flags), tuple(ray_flags))
+
+
+def reserved_field(flag: str) -> str:
+    """The field to set instead of a flag, or an empty string.
+
+    argparse also takes the beginning of a flag, and vLLM takes underscores for hyphens.
+    """
+    name = flag.partition("=")[0].replace("_", "-")
+    if name in RESERVED_FLAGS or not re.fullmatch(r"--[a-z-]{2,}", name):
+        return RESERVED_FLAGS.get(name, "")
+    return next((field for full, field in RESERVED_FLAGS.items() if full.startswith(name)), "")
 
 
 def _model(table: Table) -> ServedModel:
     path = table.text("path", None)
+    if path.startswith((".", "~")):
+        raise MalformedCluster(
+            f"model.path {path!r} is relative: write the folder's whole path on the nodes, which "
+            "begins with /, or a name on the hub"
+        )
     name = table.text("name", None, path.rstrip("/").rpartition("/")[2] or path)
     inside = table.text("container_path", None, path)
     if inside != path and not (inside.startswith("/") and path.startswith("/")):

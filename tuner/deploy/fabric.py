@@ -43,10 +43,12 @@ def device_rate(folder: Path) -> tuple[float, float | None]:
 def chosen_devices(root: Path, asked: str) -> list[str]:
     """The RDMA devices that NCCL_IB_HCA asks for, in the order of their numbers."""
     known = sorted((p.name for p in root.iterdir()), key=_natural) if root.is_dir() else []
-    exact, names = asked.startswith("="), [n.partition(":")[0] for n in asked.strip("=").split(",")]
+    names = [n.partition(":")[0] for n in asked.lstrip("^=").split(",") if n]
+    exact = asked.lstrip("^").startswith("=")
+    found = [d for d in known if any(d == n if exact else d.startswith(n) for n in names)]
     if not asked or asked.startswith("^"):
-        return [d for d in known if d not in asked.strip("^=").split(",")]
-    return [d for d in known if any(d == n or (not exact and d.startswith(n)) for n in names)]
+        return [d for d in known if d not in found]
+    return found
 
 
 def expectations(root: Path, asked: str) -> dict[str, float]:

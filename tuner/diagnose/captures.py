@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tuner.deploy.preflight.check_gpus import SWITCH, THROUGH, check_topology
-from tuner.deploy.preflight.check_network import check_rdma
+from tuner.deploy.preflight.check_gpus import THROUGH, check_topology
+from tuner.deploy.preflight.check_rdma import check_rdma
+from tuner.deploy.preflight.devices import gid_indexes, up_devices
 from tuner.deploy.preflight.facts import Finding, Gid, Node, Topology, joined
 from tuner.deploy.preflight.gpus import parse_topology
-from tuner.deploy.preflight.links import find_links, gid_indexes, hca_list, up_devices
+from tuner.deploy.preflight.links import find_links, hca_list
 from tuner.deploy.preflight.network import (
     parse_devinfo_gids,
     parse_ibdev2netdev,
@@ -19,6 +20,7 @@ from tuner.deploy.preflight.network import (
     parse_rdma_link,
     parse_show_gids,
 )
+from tuner.deploy.preflight.switches import SWITCH
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding

@@ -127,6 +127,8 @@ def _replace_all(files: Mapping[Path, bytes], made: list[Path]) -> None:
         for path, data in files.items():
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if path.exists() and not path.is_file():  # a device, a pipe: nothing may replace it
+                raise UnwritableOutput(f"{path} is no regular file: name a file to write")
             _make_folders(path.parent, made)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
             parts[path] = Path(name)

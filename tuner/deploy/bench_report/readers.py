@@ -6,7 +6,6 @@ file may hold several runs in several formats; each reader takes the lines that 
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
@@ -23,6 +22,7 @@ from tuner.deploy.bench_report.samples import (
     number_of,
     samples_of,
     serving_key,
+    whole_number,
 )
 from tuner.errors import MalformedBenchmark
 
@@ -71,8 +71,9 @@ def decode_line(line: str, source: str) -> list[Sample]:
     return samples_of(key, {"decode_throughput": match.group(2)}, source)
 
 
-# What a benchmark's command asks for, and what its table counts.
-_REQUESTS = re.compile(r"--num-prompts[ =](\d{1,9})|(Successful|Failed) requests:\s+(\d{1,9})\b")
+_ASKED = re.compile(
+    r"\bnum[-_]prompts[ =](\d{1,9})"
+)  # in a command, or in its arguments as printed
 _APART = 1.1  # results of one server differ by less
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
 _TABLE_END = re.compile(r"^={20,}\s*$")
@@ -109,11 +110,21 @@ _MARKDOWN = {
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A run in which requests failed."""
+
+    failed: int
+    succeeded: int
+    source: str  # FILE:LINE
+
+
+@dataclass(frozen=True)
 class Results:
     """The values of files, and how many decode lines were left out."""
 
     samples: list[Sample]
     after_pauses: int  # decode lines that count time without requests
+    failures: tuple[Failure, ...] = ()
 
     def notes(self, path: Path) -> Iterator[str]:
         """Sentences about what was left out, and about runs that were taken for one another."""
@@ -123,7 +134,12 @@ class Results:
                 f"{path}: {n} decode line{'s' * (n > 1)} left out: the first after a pause counts "
                 "the time without requests"
             )
-        yield from _failed(path)
+        for one in self.failures:
+            yield (
+                f"{path}: {one.failed:,} requests failed ({one.source}): all figures are of the "
+                f"{one.succeeded:,} that succeeded. See the server's log and the client's errors "
+                "(timeouts, open files), or send fewer at once (--max-concurrency, --request-rate)"
+            )
         yield from self._mixed(path)
 
     def _mixed(self, path: Path) -> Iterator[str]:
@@ -148,27 +164,6 @@ class Results:
                 return
 
 
-def _failed(path: Path) -> Iterator[str]:
-    """A sentence for each printed table whose requests did not all succeed."""
-    asked: set[int] = set()  # by the commands since the table before
-    good = bad = 0
-    with path.open(encoding="utf-8", errors="replace") if path.is_file() else io.StringIO() as text:
-        for asks, result, count in (found for line in text for found in _REQUESTS.findall(line)):
-            if asks:
-                asked.add(int(asks))
-                continue
-            told = result == "Failed" and bad
-            good = int(count) if result == "Successful" else good
-            bad = int(count) if result == "Failed" else max(asked) - good if len(asked) == 1 else 0
-            asked.clear()
-            if bad > 0 and not told:
-                yield (
-                    f"{path}: {bad:,} requests failed, and all figures are of the {good:,} that "
-                    "succeeded. See the server's log and the client's errors (timeouts, open "
-                    "files), or send fewer at once (--max-concurrency, --request-rate)"
-                )
-
-
 def read_samples(path: Path) -> list[Sample]:
     """The samples of `read_results`."""
     return read_results(path).samples
@@ -179,34 +174,39 @@ def read_results(path: Path) -> Results:
 
     Raises MalformedBenchmark where there is none, or where a file cannot be read.
     """
-    pauses = Pauses()
+    pauses, failures = Pauses(), list[Failure]()
     try:
         files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
         samples = []
         for file in files:
             with file.open(encoding="utf-8", errors="replace") as lines:
-                samples += parse_samples(lines, file.name, pauses)
+                samples += parse_samples(lines, file.name, pauses, failures)
     except OSError as error:
         raise MalformedBenchmark(f"{path} cannot be read: {error.strerror}") from None
-    if not samples:
+    if not samples and not failures:
         raise MalformedBenchmark(
             f"{path} holds no benchmark result: give bench_serving's printed table or JSON lines, "
             "a server's log with `Decode batch` lines, or a markdown table "
             "with a Concurrency column and a row for each load"
         )
-    return Results(samples, pauses.left_out)
+    return Results(samples, pauses.left_out, tuple(failures))
 
 
 def parse_samples(
-    lines: Iterable[str], name: str = "", pauses: Pauses | None = None
+    lines: Iterable[str],
+    name: str = "",
+    pauses: Pauses | None = None,
+    failures: list[Failure] | None = None,
 ) -> list[Sample]:
     """Every value in the lines, whatever their format. Only a JSON document is kept whole.
 
-    Left out are decode lines that count a pause; `pauses` counts them.
+    Left out are decode lines that count a pause; `pauses` counts them. `failures` gets the runs in
+    which requests failed.
     """
     pauses = pauses or Pauses()
+    failures = [] if failures is None else failures
     pauses.paused.clear()  # another file may be another server's
-    table = _ServingTable()
+    table = _ServingTable(failures)
     header: list[str] = []  # of the markdown table that the line is in
     samples: list[Sample] = []
     whole: list[str] | None = None  # lines of a JSON document that spans lines
@@ -222,7 +222,7 @@ def parse_samples(
         decoded = decode_line(line, source)
         samples += [] if decoded and pauses.counts(line) else decoded
         if line.lstrip().startswith("{"):
-            samples += parse_json(line, source)
+            samples += parse_json(line, source, failures)
         if line.lstrip().startswith("|"):
             cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
             header, found = _markdown_row(header, cells, source)
@@ -230,19 +230,23 @@ def parse_samples(
         else:
             header = []
     if whole is not None:
-        samples += parse_json("\n".join(whole), f"{name}:1")
+        samples += parse_json("\n".join(whole), f"{name}:1", failures)
     return samples + table.finish(name)
 
 
 class _ServingTable:
     """Collects the lines of a printed table."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: list[Failure]) -> None:
         self.fields: dict[str, str] | None = None
         self.above = ""  # the source of the line above
+        self.asked: set[int] = set()  # requests, by the commands since the table before
+        self.failures = failures
 
     def feed(self, line: str, source: str) -> list[Sample]:
         above, self.above = self.above, source
+        if "prompts" in line:
+            self.asked.update(map(int, _ASKED.findall(line)))
         if _TABLE_START.match(line):
             found = self.finish(above)  # a run that was cut off before its end
             self.fields = {}
@@ -263,6 +267,11 @@ class _ServingTable:
         concurrency = next((fields[x] for x in _CONCURRENCY_LABELS if x in fields), "")
         rate = next((fields[x] for x in _RATE_LABELS if x in fields), "inf")
         requests = number_of(fields.get("successful requests"))
+        asked = max(self.asked) if len(self.asked) == 1 else None
+        self.asked.clear()
+        failed = _failed(requests, number_of(fields.get("failed requests")), asked)
+        if failed:
+            self.failures.append(Failure(failed, whole_number(requests), source))
         key = serving_key(
             concurrency,
             mean(number_of(fields.get("total input tokens")), requests),
@@ -276,10 +285,17 @@ class _ServingTable:
                 values[_latency_name(*latency.groups())] = text
             elif label in _THROUGHPUT_LABELS:
                 values[_THROUGHPUT_LABELS[label]] = text
-        return samples_of(key, values, source)
+        return samples_of(key, values, source, failed)
 
 
-def parse_json(text: str, source: str) -> list[Sample]:
+def _failed(succeeded: float | None, failed: float | None, asked: float | None) -> int:
+    """How many requests failed: as said, else as many as were asked for and did not succeed."""
+    if failed is None and succeeded is not None and asked is not None:
+        failed = asked - succeeded
+    return whole_number(failed)
+
+
+def parse_json(text: str, source: str, failures: list[Failure] | None = None) -> list[Sample]:
     """The values of a JSON object or a list of objects; none for anything else."""
     try:
         value = json.loads(text)
@@ -288,12 +304,15 @@ def parse_json(text: str, source: str) -> list[Sample]:
     found: list[Sample] = []
     for run in value if isinstance(value, list) else [value]:
         if isinstance(run, dict):
-            found += _json_run(run, source)
+            found += _json_run(run, source, [] if failures is None else failures)
     return found
 
 
-def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
+def _json_run(run: dict[str, Any], source: str, failures: list[Failure]) -> list[Sample]:
     requests = number_of(run.get("completed"))
+    failed = _failed(requests, number_of(run.get("failed")), number_of(run.get("num_prompts")))
+    if failed:
+        failures.append(Failure(failed, whole_number(requests), source))
     key = serving_key(
         run.get("max_concurrency"),
         mean(number_of(run.get("total_input_tokens")), requests),
@@ -307,7 +326,7 @@ def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
             values[_latency_name(*latency.groups())] = value
         else:
             values[_JSON_NAMES.get(name, name)] = value
-    return samples_of(key, values, source)
+    return samples_of(key, values, source, failed)
 
 
 def _markdown_row(

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import comb
 
@@ -44,6 +44,7 @@ class Sample:
     metric: str
     value: float
     source: str  # FILE:LINE
+    failed: int = 0  # requests of the run that failed: the value is of the others
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,13 @@ def serving_key(
     )
 
 
-def samples_of(key: Key, values: dict[str, object], source: str) -> list[Sample]:
+def samples_of(key: Key, values: dict[str, object], source: str, failed: int = 0) -> list[Sample]:
     """Samples of the values that are a known metric and a number in the valid range."""
     found = []
     for name, value in values.items():
         number = number_of(value)
         if number and _SMALLEST <= number <= _LARGEST and metric(name):
-            found.append(Sample(key, name, number, source))
+            found.append(Sample(key, name, number, source, failed))
     return found
 
 
@@ -178,10 +179,13 @@ class Pair:
     gain_low: float
     gain_high: float
     run_by_run: bool  # whether runs were paired one to one for the gain
+    failed: int = 0  # requests that failed on either side
 
     @property
     def verdict(self) -> str:
-        """One of better, worse, or unclear (where the range of the gain includes 1)."""
+        """One of better, worse, or unclear: the gain's range includes 1, or requests failed."""
+        if self.failed:
+            return "unclear"
         if self.gain_low > 1:
             return "better"
         return "worse" if self.gain_high < 1 else "unclear"
@@ -198,9 +202,10 @@ class Comparison:
 
 def compare(before: Iterable[Sample], after: Iterable[Sample]) -> Comparison:
     """Pair the samples by load and metric."""
-    old, new = _grouped(before), _grouped(after)
+    keys = _Loads()
+    old, new = _grouped(before, keys), _grouped(after, keys)
     shared = sorted(old.keys() & new.keys(), key=lambda g: (metric_order(g[1]), g[0]))
-    pairs = tuple(paired(key, name, old[key, name], new[key, name]) for key, name in shared)
+    pairs = tuple(_compared(key, name, old[key, name], new[key, name]) for key, name in shared)
     both = {key for key, _ in shared}
     return Comparison(
         pairs,
@@ -209,11 +214,46 @@ def compare(before: Iterable[Sample], after: Iterable[Sample]) -> Comparison:
     )
 
 
-def _grouped(samples: Iterable[Sample]) -> dict[tuple[Key, str], list[float]]:
-    groups: dict[tuple[Key, str], list[float]] = {}
+SAME_LENGTH = 0.02  # mean lengths of one load differ by less, from one run to the next
+
+
+class _Loads:
+    """Takes loads whose mean lengths are nearly equal for one: the first that was seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Key, Key] = {}
+
+    def of(self, key: Key) -> Key:
+        if key not in self._seen:
+            near = (one for one in self._seen.values() if _same_load(one, key))
+            self._seen[key] = next(near, key)
+        return self._seen[key]
+
+
+def _same_load(one: Key, other: Key) -> bool:
+    if replace(one, input_len=0, output_len=0) != replace(other, input_len=0, output_len=0):
+        return False
+    lengths = ((one.input_len, other.input_len), (one.output_len, other.output_len))
+    return all(
+        a == b or (a and b and abs(a - b) <= max(1, SAME_LENGTH * min(a, b))) for a, b in lengths
+    )
+
+
+def grouped(samples: Iterable[Sample]) -> dict[tuple[Key, str], list[Sample]]:
+    """Samples by load and metric."""
+    return _grouped(samples, _Loads())
+
+
+def _grouped(samples: Iterable[Sample], loads: _Loads) -> dict[tuple[Key, str], list[Sample]]:
+    groups: dict[tuple[Key, str], list[Sample]] = {}
     for sample in samples:
-        groups.setdefault((sample.key, sample.metric), []).append(sample.value)
+        groups.setdefault((loads.of(sample.key), sample.metric), []).append(sample)
     return groups
+
+
+def _compared(key: Key, name: str, before: Sequence[Sample], after: Sequence[Sample]) -> Pair:
+    pair = paired(key, name, [one.value for one in before], [one.value for one in after])
+    return replace(pair, failed=sum(one.failed for one in (*before, *after)))
 
 
 def paired(key: Key, name: str, before: Sequence[float], after: Sequence[float]) -> Pair:

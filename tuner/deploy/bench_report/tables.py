@@ -14,6 +14,7 @@ from tuner.deploy.bench_report.samples import (
     Pair,
     Sample,
     Spread,
+    grouped,
     metric_order,
     spread,
 )
@@ -43,8 +44,8 @@ class Summary:
 def summarise(samples: Iterable[Sample]) -> Summary:
     """Group the samples by load and metric."""
     groups: dict[Key, dict[str, list[float]]] = {}
-    for sample in samples:
-        groups.setdefault(sample.key, {}).setdefault(sample.metric, []).append(sample.value)
+    for (key, name), some in grouped(samples).items():
+        groups.setdefault(key, {})[name] = [one.value for one in some]
     ordered = sorted(groups, key=lambda k: (k.load, k.input_len, k.output_len, k.concurrency, k))
     return Summary({k: {name: spread(v) for name, v in groups[k].items()} for k in ordered})
 
@@ -117,7 +118,7 @@ def render_text(comparison: Comparison, *, every: bool = True) -> str:
             str(p.key),
             _number(p.before.median),
             _number(p.after.median),
-            gain_text(p.gain),
+            gain_text(p.gain) + (" ?" if p.failed else ""),
             spread_text(p),
             f"{p.before.n}/{p.after.n}",
         )
@@ -127,6 +128,8 @@ def render_text(comparison: Comparison, *, every: bool = True) -> str:
     lines += unpaired(comparison)
     if others:
         lines.append(f"{others} other metric{'s' * (others > 1)}: --all-metrics")
+    if any(p.failed for p in pairs):
+        lines.append("?: requests failed, and the figures are of the others")
     lines.append("gain: above 1 is better for throughput and latency alike; cut, not rounded")
     return "\n".join(lines) + "\n"
 

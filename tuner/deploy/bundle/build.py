@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.archive import BundleFile, pack
-from tuner.deploy.bundle.commands import environment_notes, node_commands, node_environments
+from tuner.deploy.bundle.commands import (
+    CARRY_OVER,
+    environment_notes,
+    node_commands,
+    node_environments,
+    not_carried_over,
+    uses_rdma,
+)
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.keys import (
     SET_CONFIG,
@@ -43,10 +51,14 @@ from tuner.deploy.bundle.notes import (
     usable_winners,
 )
 from tuner.deploy.bundle.readme import readme_text
-from tuner.deploy.bundle.scripts import bare_script, docker_script, fabric_program, fabric_script
-from tuner.deploy.bundle.sweep import sweep_script
+from tuner.deploy.bundle.scripts import (
+    bare_script,
+    docker_script,
+    fabric_program,
+    fabric_script,
+)
 from tuner.deploy.cluster import Cluster
-from tuner.deploy.preflight import PreflightReport, build_single_file
+from tuner.deploy.preflight import Expected, PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
@@ -105,29 +117,21 @@ def build_bundle(
     where one of the `named` problems is left out, and for winners that cannot be shipped;
     MalformedCluster for a launch that the cluster's engine cannot do.
     """
-    if engine.name != cluster.engine.name:
-        raise ExportRefused(
-            f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
-            f"bundle what was tuned with --engine {cluster.engine.name}"
-        )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     asked = _asked(cluster, engine, device)
-    mine = (
-        select(winners, wanted)
-        if wanted
-        else winners_of_servers(winners, asked, cluster, engine, device)
-    )
+    mine = _winners_to_ship(winners, wanted, asked, cluster, engine, device)
     usable, unusable = usable_winners(with_shipped(mine), engine)
     left_out: list[LeftOut] = []
     if not allow_predicted:
         usable, left_out = leave_out_predicted(usable, named)
     advice = advise_all(usable, device, engine, server_flags(cluster))
-    chosen = advised_files(advice, usable, named)
+    chosen = advised_files(advice, named)
     folder = config_folder(chosen, cluster, engine, device, named)
     left_out += folder.left_out
     pointers = folder.variables
-    files = _launch_files(cluster, environments, name, pointers) | _check_files(cluster)
+    expected = cluster.expected(device.name, folder.hash)
+    files = _launch_files(cluster, environments, name, pointers) | _check_files(expected)
     alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
     read = None if asked is None else [file for file in asked if file.problem not in alone]
     stored = list(dict.fromkeys(winner.problem for winner in winners))
@@ -137,16 +141,20 @@ def build_bundle(
     files |= {f"{CONFIGS}/{path}": BundleFile(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = missing + _notes(cluster, engine, environments, statuses) + unusable
+    notes = [*missing, *environment_notes(cluster, environments, report)]
+    notes += [*_notes(cluster, engine, statuses), *unusable]
+    if not folder.files:
+        notes.append("no tuned file is in the bundle: all is left alone, as notes say")
     notes += [*left_out_lines(left_out), *advice_notes(advice)]
-    notes += attention_notes(folder.exported, cluster)
+    notes += attention_notes(folder.exported)
     notes += dispatch_notes(usable, cluster, engine, device)
+    rdma = any(uses_rdma(cluster, variables) for variables in environments)
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
-    files["README.md"] = _text(readme_text(*facts, pointers=pointers))
+    files["README.md"] = _text(readme_text(*facts, pointers=pointers, privileged=rdma))
     files[SUMS] = _text(sums_text(files))
     manifest = {
-        **_identity(name, cluster, device),
+        **_identity(name, cluster, device, rdma=rdma),
         "configs": {"tuned_for": f"{engine.name} {engine.version}", "hash": folder.hash},
         "environments": known,
         "keys": keys.as_json(),
@@ -157,6 +165,35 @@ def build_bundle(
     }
     files[NAME] = _text(manifest_text(manifest))
     return Bundle(name, pack(name, files), manifest, keys)
+
+
+def _winners_to_ship(
+    winners: Sequence[Winner],
+    wanted: Sequence[Problem],
+    asked: Sequence[AskedFile] | None,
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+) -> Sequence[Winner]:
+    """The winners of the wanted problems, else of those that the cluster's servers have."""
+    if engine.name != cluster.engine.name:
+        raise ExportRefused(
+            f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
+            f"bundle what was tuned with --engine {cluster.engine.name}"
+        )
+    found = (
+        select(winners, wanted)
+        if wanted
+        else winners_of_servers(winners, asked, cluster, engine, device)
+    )
+    if not found:
+        raise ExportRefused(
+            f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
+            "winners for other engines are not its own: ",
+            cli="`tuner tune --cluster` with the cluster's file makes them",
+            api=f"post jobs for the device {device.name} first",
+        )
+    return found
 
 
 def _asked(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile] | None:
@@ -187,15 +224,16 @@ def _keys(
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:
-    """Write the archive. Raises UnwritableOutput."""
-    write_all(path.parent, {path: bundle.archive})
+    """Write the archive; of a symbolic link, its target. Raises UnwritableOutput."""
+    target = path.resolve()
+    write_all(target.parent, {target: bundle.archive})
 
 
 def _text(text: str) -> BundleFile:
     return BundleFile(text.encode())
 
 
-def _check_files(cluster: Cluster) -> dict[str, BundleFile]:
+def _check_files(expected: Expected) -> dict[str, BundleFile]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "preflight.py")
         build_single_file(path)
@@ -203,8 +241,7 @@ def _check_files(cluster: Cluster) -> dict[str, BundleFile]:
     return {
         "preflight.py": BundleFile(preflight, _EXECUTABLE),
         "fabric.py": BundleFile(fabric_program(), _EXECUTABLE),
-        "cluster.json": _text(cluster.expected().to_json()),
-        "sweep.sh": BundleFile(sweep_script(cluster).encode(), _EXECUTABLE),
+        "cluster.json": _text(expected.to_json()),
     }
 
 
@@ -216,6 +253,9 @@ def _launch_files(
 ) -> dict[str, BundleFile]:
     files: dict[str, BundleFile] = {}
     inside = cluster.in_container()
+    kept = not_carried_over(cluster, environments)
+    if kept:
+        files[CARRY_OVER] = _text(json.dumps(kept) + "\n")
     for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
         below = f"nodes/{node.name}"
         commands = node_commands(cluster, rank, variables)
@@ -225,7 +265,9 @@ def _launch_files(
         files[f"{below}/fabric.sh"] = BundleFile(fabric.encode(), _EXECUTABLE)
         if cluster.engine.image:
             commands = node_commands(inside, rank, variables)
-            docker = docker_script(cluster, rank, variables, commands, pointers=pointers)
+            docker = docker_script(
+                *(cluster, rank, variables, commands), pointers=pointers, carry_over=bool(kept)
+            )
             files[f"{below}/docker.sh"] = BundleFile(docker.encode(), _EXECUTABLE)
     if not no_manifest_reason(cluster, environments):
         on_nodes = f"/opt/tuner/{name}"
@@ -261,17 +303,19 @@ def _origins(folder: ConfigFolder, engine: Engine) -> dict[str, str]:
 def _notes(
     cluster: Cluster,
     engine: Engine,
-    environments: Sequence[dict[str, str]],
     statuses: dict[str, int],
 ) -> list[str]:
-    notes = environment_notes(cluster, environments) + _flag_notes(cluster, engine)
+    notes = _flag_notes(cluster, engine)
     if cluster.engine.release not in ("", engine.version):
         notes.append(
             f"the entries were chosen for {engine.name} {engine.version}, and the servers run "
             f"{cluster.engine.release}: names of files and kernels may differ"
         )
     if statuses.get("predicted"):
-        notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
+        notes.append(
+            f"{statuses['predicted']} entries were predicted, not measured: measure servers with "
+            "and without them"
+        )
     return notes
 
 
@@ -284,7 +328,7 @@ def _flag_notes(cluster: Cluster, engine: Engine) -> list[str]:
     return [f"engine.flags hold a flag that {name} does not know: {flag}" for flag in found]
 
 
-def _identity(name: str, cluster: Cluster, device: Device) -> dict[str, Any]:
+def _identity(name: str, cluster: Cluster, device: Device, *, rdma: bool) -> dict[str, Any]:
     return {
         "kind": KIND,
         "format": FORMAT,
@@ -297,6 +341,8 @@ def _identity(name: str, cluster: Cluster, device: Device) -> dict[str, Any]:
             "model": cluster.model.name,
             "parallel": asdict(cluster.parallel),
             "nodes": [node.name for node in cluster.nodes],
+            "gpus": cluster.gpus,
+            "rdma": rdma,
         },
         "device": device.name,
     }

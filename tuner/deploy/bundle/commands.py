@@ -7,10 +7,10 @@ what follows from other fields of the cluster file.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.bindings.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
-from tuner.deploy.cluster import Cluster, ClusterNode
+from tuner.deploy.cluster import RAY_UNTIL, Cluster, ClusterNode
 from tuner.deploy.preflight import PreflightReport
 from tuner.deploy.preflight.check_network import HOST_VARIABLES, INTERFACE_VARIABLES
 from tuner.deploy.preflight.network import is_ip
@@ -18,6 +18,7 @@ from tuner.engines.launch import all_config_variables
 from tuner.errors import MalformedCluster
 
 Command = tuple[str, ...]
+CARRY_OVER = "ray_non_carry_over_env_vars.json"
 
 
 def node_commands(cluster: Cluster, rank: int, environment: Mapping[str, str]) -> list[Command]:
@@ -25,15 +26,15 @@ def node_commands(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
 
     Raises MalformedCluster where the engine cannot spread the model as the cluster file says.
     """
-    head = cluster.nodes[0].host
+    head, nodes = cluster.nodes[0].host, str(len(cluster.nodes))
     if cluster.engine.name == "sglang":
-        return [sglang_command(cluster, head, str(len(cluster.nodes)), str(rank))]
+        return [sglang_command(cluster, head, nodes, str(rank))]
+    if not cluster.starts_ray:
+        return [vllm_command(cluster, head, nodes, str(rank), worker=rank > 0)]
     address = environment.get("VLLM_HOST_IP", "")
-    if len(cluster.nodes) == 1:
-        return [vllm_command(cluster)]
     if rank:
         return [ray_worker(cluster, head, cluster.nodes[rank].gpus, address)]
-    return [ray_head(cluster, address), vllm_command(cluster)]
+    return [ray_head(cluster, address), vllm_command(cluster, head, nodes, "0")]
 
 
 def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Command:
@@ -50,8 +51,13 @@ def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Comman
     if several:
         words += ["--dist-init-addr", endpoint(head, cluster.ports.rendezvous)]
         words += ["--nnodes", nodes, "--node-rank", rank]
-    words += ["--host", "0.0.0.0", "--port", str(cluster.ports.serve)]  # noqa: S104 - serves others
+    words += ["--host", any_address(cluster), "--port", str(cluster.ports.serve)]
     return (*words, *cluster.engine.flags)
+
+
+def any_address(cluster: Cluster) -> str:
+    """What a server listens on to serve others: all addresses of the head's kind."""
+    return "::" if ":" in cluster.nodes[0].host else "0.0.0.0"  # noqa: S104
 
 
 def _attention_over_dp(cluster: Cluster) -> list[str]:
@@ -65,8 +71,12 @@ def _attention_over_dp(cluster: Cluster) -> list[str]:
     return [] if replicas or flag in cluster.engine.flags else [flag]
 
 
-def vllm_command(cluster: Cluster) -> Command:
-    """The command of vLLM's server on the head; Ray starts its ranks on all nodes."""
+def vllm_command(
+    cluster: Cluster, head: str, nodes: str, rank: str, *, worker: bool = False
+) -> Command:
+    """The command of vLLM's server. With Ray, the head's starts its ranks on all nodes; without,
+    each node has its own, and those of workers serve no requests.
+    """
     parallel, several = cluster.parallel, len(cluster.nodes) > 1
     if parallel.dp > 1 and (several or parallel.tp * parallel.dp != cluster.gpus):
         raise MalformedCluster(
@@ -85,9 +95,20 @@ def vllm_command(cluster: Cluster) -> Command:
     if parallel.dp > 1:
         words += ["--data-parallel-size", str(parallel.dp)]
     flag = "--distributed-executor-backend"
-    if several and not any(f.partition("=")[0] == flag for f in cluster.engine.flags):
+    if cluster.starts_ray and not any(f.partition("=")[0] == flag for f in cluster.engine.flags):
         words += [flag, "ray"]
-    words += ["--host", "0.0.0.0", "--port", str(cluster.ports.serve)]  # noqa: S104 - serves others
+    if several and not cluster.starts_ray:
+        if len({node.gpus for node in cluster.nodes}) > 1:
+            raise MalformedCluster(
+                "nodes.gpus differ: vLLM divides its ranks evenly over nodes, unless Ray starts "
+                f"them: put {flag} ray into engine.flags, and Ray into the image"
+            )
+        words += ["--nnodes", nodes, "--node-rank", rank]
+        words += ["--master-addr", head, "--master-port", str(cluster.ports.rendezvous)]
+    if worker:
+        words.append("--headless")
+    else:
+        words += ["--host", any_address(cluster), "--port", str(cluster.ports.serve)]
     return (*words, *cluster.engine.flags)
 
 
@@ -173,25 +194,47 @@ def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
     return [n for n in names if len({variables.get(n) for variables in environments}) > 1]
 
 
-def environment_notes(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> list[str]:
+def environment_notes(
+    cluster: Cluster,
+    environments: Sequence[Mapping[str, str]],
+    report: PreflightReport | None = None,
+) -> Iterator[str]:
     """Notes about the variables for the operator, one sentence each."""
-    notes = []
-    if len(cluster.nodes) > 1:
-        for name in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX"):
-            lacking = [
-                node.name
-                for node, variables in zip(cluster.nodes, environments, strict=True)
-                if name not in variables and variables.get("NCCL_IB_DISABLE") != "1"
-            ]
-            if lacking:
-                notes.append(
-                    f"{name} is not set on {', '.join(lacking)}: set it in "
-                    "cluster.toml, or capture the nodes for `tuner bundle --node NAME=DIR`"
-                )
-    copied = [n for n in differing(environments) if n.startswith(("NCCL_", "UCX_"))]
-    if cluster.engine.name == "vllm" and copied:
-        notes.append(
-            f"{', '.join(copied)} differ between nodes, and later vLLM releases copy the head's "
-            "to all Ray workers: list them in ~/.config/vllm/ray_non_carry_over_env_vars.json"
+    if len(cluster.nodes) == 1:
+        return
+    captured = {node.name for node in report.nodes} if report else set()
+    nodes = [
+        (node.name, variables)
+        for node, variables in zip(cluster.nodes, environments, strict=True)
+        if captured.isdisjoint((node.name, node.host)) and uses_rdma(cluster, variables)
+    ]
+    for name in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "GLOO_SOCKET_IFNAME"):
+        if lacking := [node for node, variables in nodes if name not in variables]:
+            yield (
+                f"{name} is not set on {', '.join(lacking)}: set it in "
+                "cluster.toml, or capture the nodes for `tuner bundle --node NAME=DIR`"
+            )
+    if not any(uses_rdma(cluster, variables) for variables in environments):
+        yield "NCCL_IB_DISABLE=1: traffic between nodes goes over TCP sockets, without RDMA"
+    if copied := not_carried_over(cluster, environments):
+        yield (
+            f"{', '.join(copied)} differ between nodes, and vLLM copies the head's to all Ray "
+            f"workers unless {CARRY_OVER} names them: docker.sh mounts the bundle's; for bare.sh "
+            "copy it to ~/.config/vllm/ on the head"
         )
-    return notes
+    if cluster.starts_ray and not cluster.ray_is_there:
+        yield (
+            f"vLLM's images have no Ray from {RAY_UNTIL} on: engine.image must hold it, or "
+            "leave engine.ray_flags and --distributed-executor-backend ray out"
+        )
+
+
+def not_carried_over(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> list[str]:
+    """The variables of a head that vLLM would copy to Ray workers whose own differ."""
+    names = [n for n in differing(environments) if n.startswith(("NCCL_", "UCX_"))]
+    return names if cluster.starts_ray else []
+
+
+def uses_rdma(cluster: Cluster, environment: Mapping[str, str]) -> bool:
+    """Whether ranks use RDMA: there are several nodes, and NCCL_IB_DISABLE is not 1."""
+    return len(cluster.nodes) > 1 and environment.get("NCCL_IB_DISABLE") != "1"

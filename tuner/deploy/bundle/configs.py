@@ -53,16 +53,11 @@ def config_folder(
 ) -> ConfigFolder:
     """The folder for the cluster's engine, `engine`, with the files of the problems of `advice`.
 
-    Raises ExportRefused where there is nothing to ship, where one of the `named` problems is left
-    out, or where the cluster's release reads no folder but its own.
+    Without advice it is empty, and no variable points at it. Raises ExportRefused where one of the
+    `named` problems is left out, or where the cluster's release reads no folder but its own.
     """
     if not advice:
-        raise ExportRefused(
-            f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
-            "winners for other engines are not its own: ",
-            cli="`tuner tune --cluster` with the cluster's file makes them",
-            api=f"post jobs for the device {device.name} first",
-        )
+        return ConfigFolder({}, (), (), (), "", ())
     _refuse_old_release(cluster)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -32,6 +32,7 @@ from tuner.targets import resolve_all
 
 SET_CONFIG = "set model.config to the path of its config.json"
 SHOWN = 3  # of the stored problems, in a message
+_SAME, _MISSING, _UNASKED = "the same", "missing", "not asked for"
 
 
 def server_flags(cluster: Cluster) -> dict[str, str]:
@@ -102,9 +103,9 @@ class Keys:
         return [name for name in self.bundled if name not in asked]
 
     def rows(self) -> list[tuple[str, str]]:
-        """(asked, bundled) for each name; one of them is empty where the other side lacks it."""
-        rows = [(one.name, one.name if one.name in self.bundled else "") for one in self.asked]
-        return [*rows, *(("", name) for name in self.unasked)]
+        """(name, whether it is asked for and bundled) for each file."""
+        rows = [(one.name, _SAME if one.name in self.bundled else _MISSING) for one in self.asked]
+        return [*rows, *((name, _UNASKED) for name in self.unasked)]
 
     def as_json(self) -> dict[str, list[str]]:
         return {"asked": [one.name for one in self.asked], "bundled": list(self.bundled)}
@@ -208,21 +209,14 @@ def compare_keys(
 
 
 def render_keys(keys: Keys, device: Device) -> str:
-    """Both sides as text, the device's name left out."""
+    """The rows as text, the device's name left out."""
     if not keys.asked:
         return "the files that servers ask for are not known"
     told = f",device_name={device.name}"
-    rows = [
-        (_short(asked, told) or "-", "the same" if asked == bundled else _short(bundled, told))
-        for asked, bundled in keys.rows()
-    ]
     lines = [f"files for {device.name}: asked by the servers, and in the bundle"]
-    lines += [f"  {asked}  |  {bundled or 'missing'}" for asked, bundled in rows]
+    for name, state in keys.rows():
+        lines.append(f"  {name.replace(told, '').removesuffix('.json')}  |  {state}")
     return "\n".join(lines)
-
-
-def _short(name: str, told: str) -> str:
-    return name.replace(told, "").removesuffix(".json")
 
 
 def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]:

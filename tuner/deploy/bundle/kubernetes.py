@@ -21,10 +21,11 @@ from tuner.deploy.bundle.commands import (
     ray_head,
     ray_worker,
     sglang_command,
+    uses_rdma,
     vllm_command,
 )
 from tuner.deploy.bundle.manifest import CONFIGS
-from tuner.deploy.bundle.scripts import HUB_CACHE, MOUNTED, is_folder, uses_rdma
+from tuner.deploy.bundle.scripts import HUB_CACHE, MOUNTED, is_folder
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.check_network import HOST_VARIABLES
 
@@ -103,9 +104,10 @@ def _commands(cluster: Cluster) -> tuple[list[Command], list[Command]]:
     if cluster.engine.name == "sglang":
         escaped = _escaped(sglang_command(cluster, "\0leader", "\0size", "\0index"))
         return [escaped], [escaped]
-    serve = _escaped(vllm_command(cluster))
-    if len(cluster.nodes) == 1:
-        return [serve], [serve]
+    serve = _escaped(vllm_command(cluster, "\0leader", "\0size", "0"))
+    if not cluster.starts_ray:
+        worker = vllm_command(cluster, "\0leader", "\0size", "\0index", worker=True)
+        return [serve], [_escaped(worker)]
     address = "$(VLLM_HOST_IP)"
     worker = ray_worker(cluster, _LEADER, cluster.nodes[0].gpus, address)
     return [ray_head(cluster, address), serve], [worker]
@@ -132,7 +134,10 @@ def _pod(
 ) -> dict[str, Any]:
     path = cluster.model.path
     model_folder = path if is_folder(path) else "/var/cache/huggingface"
+    configs = MOUNTED in environment.values()  # else there is no tuned file
     container = _container(cluster, environment, commands)
+    if not configs:
+        del container["volumeMounts"][0]
     if role == "leader":
         port = cluster.ports.serve
         container["ports"] = [{"containerPort": port, "protocol": "TCP"}]
@@ -145,7 +150,7 @@ def _pod(
             "nodeSelector": {NODE_LABEL: object_name(cluster.name)},
             "containers": [container],
             "volumes": [
-                _host_folder("configs", f"{folder}/{CONFIGS}"),
+                *([_host_folder("configs", f"{folder}/{CONFIGS}")] if configs else []),
                 _host_folder("model", model_folder),
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
             ],
@@ -182,7 +187,9 @@ def _container(
 def _variables(cluster: Cluster, environment: Mapping[str, str]) -> list[dict[str, Any]]:
     hosts = HOST_VARIABLES[cluster.engine.name]
     host_ip = {"valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
-    return [{"name": name, **host_ip} for name in hosts] + [
+    token = {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN", "optional": True}}
+    hub = [{"name": "HF_TOKEN", "valueFrom": token}] if not is_folder(cluster.model.path) else []
+    return [*hub, *({"name": name, **host_ip} for name in hosts)] + [
         {"name": name, "value": without_variables(value)}
         for name, value in environment.items()
         if name not in hosts

@@ -9,7 +9,7 @@ from tuner.deploy.bundle.commands import endpoint, has_attention
 from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
 from tuner.deploy.bundle.manifest import CONFIGS
-from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name, is_folder
+from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name
 from tuner.deploy.cluster import Cluster
 from tuner.shell import command_line
 
@@ -25,27 +25,21 @@ _TEXT = """\
 {keys}
 
 Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`. `sha256sum -c SHA256SUMS`
-in it finds what was damaged on the way.
+in it finds damage; MANIFEST.json says where each entry is from. The head is {head}.
 
 ## 1. Preflight
 
-On each node (Python 3.8 or later, nothing to install):
+On each node (Python 3.8 or later, nothing to install), then with all captures in one place:
 
 ```
 {captures}
-```
-
-Then, with all captures in one place:
-
-```
 {check}
 ```
 
 It exits with 1 if anything stands against a launch, and says how to mend it. Where it proposes
 other variables than the scripts set, bundle again with `--node NAME=DIR` for each capture.
-`{variable}` must hold the same files on every node: hash {hash}.
-
-Then the network itself, beside what its cards can carry ({head} is the first node):
+{same}
+Then the network itself, beside what its cards can carry:
 
 ```
 {serve}   # on {head}; perftest must be installed
@@ -55,7 +49,7 @@ nodes/NAME/fabric.sh all-reduce   # on every node at once
 
 {attention}## 2. Launch
 
-`--print` shows the commands and runs nothing. {order}
+Start the head first; `--print` shows the commands and runs nothing.
 
 | node | {columns} |
 |---|{rules}|
@@ -63,63 +57,42 @@ nodes/NAME/fabric.sh all-reduce   # on every node at once
 {kubernetes}
 ## 3. Prove that the tuned files were loaded
 
+On each node, then with all logs in one place:
+
 ```
-{logs} > server.log 2>&1
+{logs}
 {proof}
 ```
 
-It tells tuned files from the engine's own and from its defaults{plugin}. It also says
-whether NCCL uses RDMA (NET/IB) or TCP (NET/Socket), and whether the server is ready. Then ask it:
-`{ask}`.
+It counts the ranks that loaded each file, tells tuned files from the engine's own, and says whether
+NCCL uses RDMA (NET/IB) or TCP (NET/Socket). Then ask the server: `{ask}`.
 
 ## 4. Measure
 
+At several lengths and concurrencies{twice}:
+
 ```
-./sweep.sh --runs 3 --out after
-tuner bench-report BEFORE after
+{measure} | tee -a after.txt
+tuner bench-report BEFORE after.txt
 ```
-
-The sweep asks {url} for 128 and 256 tokens in and out, 1 to 1024 requests in flight.
-Measure BEFORE the same way, without {variables}.
-
-## What is here
-
-| path | what |
-|---|---|
-| `{configs}/` | what {variables} {points} at; `provenance/`: where each entry comes from |
-| `nodes/NAME/` | one node's scripts |
-| `preflight.py`, `cluster.json` | the check, and what it holds the nodes against |
-| `fabric.py`, `nodes/NAME/fabric.sh` | the test of the network |
-| `sweep.sh` | the benchmark |
-| `MANIFEST.json`, `SHA256SUMS` | every file's hash; every entry's status and environment |
 """
 _ATTENTION = """\
 ## Before the launch: the plugin for tuned attention
 
-`{configs}/attention/` is read by engine-tuner's plugin, which sglang finds where engine-tuner is
-installed; that moves no package of the engine's. {where}
+engine-tuner's plugin reads `{configs}/attention/`: install it beside sglang, which finds it; no
+package of the engine's moves. {where}
 
 ```
 {install}
 ```
 
-Check it with `{check}`.
-`docker.sh` and `bare.sh` do, and warn. Without the plugin a server runs all the same, with the
-engine's own launch constants. Where it is installed,
-`{status}` says what a server would use, and why.
-
-The files count only in servers on the Triton attention backend, and not with
-`--enable-deterministic-inference`: they choose by the size of the batch. `--attention-backend`
-chooses it for both phases, `--prefill-attention-backend` and `--decode-attention-backend` for one.
-Where a server runs another backend by default, that one may be faster: compare before you change
-it.
+Check it with `{check}`, as the scripts do. Without it, and on another backend than Triton, servers
+run with the engine's own launch constants.
 
 """
+_SAME = "The files of {variables} must be the same on every node: hash `{hash}`.\n"
 _PIP = "python3 -m pip install --no-cache-dir engine-tuner=={version}"
-_IMAGE = """Make an image of the engine's,
-name it in `engine.image`, and bundle again; for `bare.sh`, the same `pip install` on every node."""
-_PROOF = """, and
-names each file that the plugin uses or refuses; if it names none, the plugin is not there"""
+_IMAGE = "Make an image of the engine's, name it in `engine.image`, and bundle again:"
 _KUBERNETES = """
 Kubernetes, with the LeaderWorkerSet controller and NVIDIA's device plugin installed and this folder
 at `/opt/tuner/{name}` on each node:
@@ -128,9 +101,29 @@ at `/opt/tuner/{name}` on each node:
 {label}     # each node of this cluster
 kubectl apply -f kubernetes/leaderworkerset.json
 ```
-
+"""
+_PRIVILEGED = """
 Its pods are privileged for /dev/infiniband; with an RDMA device plugin, ask for its resource.
 """
+_COUNTED = {
+    "ok": "measured on the GPU",
+    "predicted": "PREDICTED by a model of the GPU, never measured",
+    "incumbent": "the engine's own choice, written out",
+}
+_LOAD = (
+    *("--random-input-len", "128", "--random-output-len", "128"),
+    *("--num-prompts", "128", "--max-concurrency", "64"),
+)
+# sglang's "random-ids" needs no file. Equal lengths: sglang's ratio is shortest / longest, vLLM's
+# is the largest deviation.
+_SGLANG = (
+    *("python3", "-m", "sglang.bench_serving", "--backend", "sglang-oai"),
+    *("--dataset-name", "random-ids", "--random-range-ratio", "1.0"),
+)
+_VLLM = (
+    *("vllm", "bench", "serve", "--backend", "vllm", "--dataset-name", "random"),
+    *("--random-range-ratio", "0.0", "--ignore-eos"),
+)
 
 
 def readme_text(
@@ -144,14 +137,17 @@ def readme_text(
     no_kubernetes: str,
     *,
     pointers: Sequence[str],
+    privileged: bool,
 ) -> str:
     """The text of README.md. `no_kubernetes` is the reason for no Kubernetes manifest, or empty.
 
-    `pointers`: the variables that point at the config folder.
+    `pointers`: the variables that point at the config folder. `privileged`: pods are.
     """
-    attention = has_attention(pointers)
-    model = cluster.model.name
+    model, image = cluster.model.name, cluster.engine.image
+    head, *_, last = [cluster.nodes[0].name, *(node.name for node in cluster.nodes)]
     url = f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}"
+    variables = " and ".join(f"`{variable}`" for variable in pointers)
+    captured = [f"--node={node.name}=captures/{node.name}" for node in cluster.nodes]
     return _TEXT.format(
         name=name,
         model=model if "`" in model else f"`{model}`",
@@ -160,66 +156,50 @@ def readme_text(
         gpus=cluster.nodes[0].gpus,
         device=device,
         tp=cluster.parallel.tp,
-        counts=_counts(statuses),
+        counts="\n".join(f"- {n} entries: {_COUNTED.get(one, one)}" for one, n in statuses.items()),
         notes="".join(f"\n> {note}\n" for note in notes),
-        keys="\n".join(_key_row(asked, bundled) for asked, bundled in keys.rows()),
-        variable=pointers[0],
-        variables=" and ".join(f"`{variable}`" for variable in pointers),
-        points="points" if len(pointers) == 1 else "point",
-        attention=_attention(cluster.engine.image, device) if attention else "",
-        plugin=_PROOF if attention else "",
-        hash=f"`{folder_hash}`",
-        kubernetes=_kubernetes(name, cluster, no_kubernetes),
-        url=url,
+        keys="\n".join(f"| `{one}` | {state} |" for one, state in keys.rows()),
+        same=_SAME.format(variables=variables, hash=folder_hash) if pointers else "",
+        twice=f", with this bundle and, to compare, without {variables}" if pointers else "",
+        attention=_attention(image) if has_attention(pointers) else "",
+        kubernetes=_kubernetes(name, cluster, no_kubernetes, privileged),
+        head=head,
+        serve=command_line(f"nodes/{head}/fabric.sh", "serve"),
+        bandwidth=command_line(f"nodes/{last}/fabric.sh", "bandwidth", cluster.nodes[0].host),
+        captures="\n".join(_capture(image, node.name, bool(pointers)) for node in cluster.nodes),
+        check=command_line("python3", "preflight.py", "--cluster", "cluster.json", *captured),
+        columns="container | bare" if image else "bare",
+        rules="---|---" if image else "---",
+        launches="\n".join(_launch(node.name, bool(image)) for node in cluster.nodes),
+        logs="\n".join(_log(cluster, rank) for rank in range(len(cluster.nodes))),
+        proof=command_line(
+            *("tuner", "load-proof", f"{name}.tar.gz"),
+            *(f"{node.name}.log" for node in cluster.nodes),
+        ),
         ask=command_line("curl", f"{url}/v1/models"),
-        proof=command_line("tuner", "load-proof", f"{name}.tar.gz", "server.log"),
-        configs=CONFIGS,
-        **_node_parts(cluster),
+        measure=_measure(cluster, url),
     )
 
 
-def _key_row(asked: str, bundled: str) -> str:
-    return f"| {f'`{asked}`' if asked else '-'} | {_same(asked, bundled)} |"
-
-
-def _same(asked: str, bundled: str) -> str:
-    if asked == bundled:
-        return "the same"
-    return f"`{bundled}`" if bundled else "**missing**"
-
-
-def _node_parts(cluster: Cluster) -> dict[str, str]:
-    """The parts of the text that list the nodes and how each is captured and launched."""
-    names = [node.name for node in cluster.nodes]
-    image = cluster.engine.image
-    order = "Start the head first, then the others. The first node is the head."
-    captured = [word for node in names for word in ("--node", f"{node}=captures/{node}")]
-    other = f"nodes/{names[-1]}/fabric.sh"
-    return {
-        "head": names[0],
-        "serve": command_line(f"nodes/{names[0]}/fabric.sh", "serve"),
-        "bandwidth": command_line(other, "bandwidth", cluster.nodes[0].host),
-        "captures": "\n".join(_capture(cluster, node) for node in names),
-        "check": command_line("python3", "preflight.py", "--cluster", "cluster.json", *captured),
-        "order": order if len(names) > 1 else "",
-        "columns": "container | bare" if image else "bare",
-        "rules": "---|---" if image else "---",
-        "launches": "\n".join(_launch(node, bool(image)) for node in names),
-        "logs": command_line("docker", "logs", container_name(cluster, 0))
-        if image
-        else command_line(f"nodes/{names[0]}/bare.sh"),
-    }
-
-
-def _kubernetes(name: str, cluster: Cluster, missing: str) -> str:
+def _kubernetes(name: str, cluster: Cluster, missing: str, privileged: bool) -> str:
     if missing:
         return f"\nThere is no Kubernetes manifest: {missing}.\n"
     label = f"{NODE_LABEL}={object_name(cluster.name)}"
     label = command_line("kubectl", "label", "node", "NODE", label)
-    return _KUBERNETES.format(name=name, label=label)
+    return _KUBERNETES.format(name=name, label=label) + (_PRIVILEGED if privileged else "")
 
 
-def _attention(image: str, device: str) -> str:
+def _measure(cluster: Cluster, url: str) -> str:
+    """The engine's own benchmark at one load, in the head's container if there is one."""
+    image = cluster.engine.image
+    model = cluster.in_container().model if image else cluster.model
+    inside = ("docker", "exec", container_name(cluster, 0)) if image else ()
+    client: tuple[str, ...] = _SGLANG if cluster.engine.name == "sglang" else _VLLM
+    asked = ("--base-url", url, "--model", model.name, "--tokenizer", model.path)
+    return command_line(*inside, *client, *asked, *_LOAD)
+
+
+def _attention(image: str) -> str:
     install = _PIP.format(version=version("engine-tuner"))
     run = ("docker", "run", "--rm", "--entrypoint", "python3", image) if image else ("python3",)
     return _ATTENTION.format(
@@ -227,26 +207,20 @@ def _attention(image: str, device: str) -> str:
         where=_IMAGE if image else "On every node:",
         install=f"FROM {image}\nRUN {install}" if image else install,
         check=f"{command_line(*run)} {PLUGIN_IMPORT}",
-        status=command_line("tuner", "status", "--dir", CONFIGS, "--device", device),
     )
 
 
-def _counts(statuses: Mapping[str, int]) -> str:
-    lines = {
-        "ok": "measured on the GPU",
-        "predicted": "PREDICTED by a model of the GPU, never measured",
-        "incumbent": "the engine's own choice, written out",
-    }
-    known = [f"- {n} entries: {lines.get(status, status)}" for status, n in statuses.items()]
-    return "\n".join(known)
-
-
-def _capture(cluster: Cluster, node: str) -> str:
-    image, path = cluster.engine.image, cluster.model.path
-    words = ["--capture", f"captures/{node}", "--config-dir", CONFIGS]
-    words += ["--model-dir", path] if is_folder(path) else []
+def _capture(image: str, node: str, configs: bool) -> str:
+    words = ["--capture", f"captures/{node}", *(["--config-dir", CONFIGS] if configs else [])]
     words += ["--image", image] if image else []
     return command_line("python3", "preflight.py", *words)
+
+
+def _log(cluster: Cluster, rank: int) -> str:
+    node = cluster.nodes[rank].name
+    start = ("docker", "logs", container_name(cluster, rank))
+    command = command_line(*start) if cluster.engine.image else f"nodes/{node}/bare.sh"
+    return f"{command} > {node}.log 2>&1"
 
 
 def _launch(node: str, image: bool) -> str:

@@ -9,7 +9,13 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
-from tuner.deploy.bundle.commands import Command, has_attention, one_line
+from tuner.deploy.bundle.commands import (
+    CARRY_OVER,
+    Command,
+    has_attention,
+    one_line,
+    uses_rdma,
+)
 from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.cluster import Cluster
 from tuner.errors import MalformedCluster
@@ -75,6 +81,12 @@ fi
 """
 
 
+_LOOK_FOR_RDMA = r"""
+rdma=()
+if [[ -e /dev/infiniband ]]; then rdma=(--device /dev/infiniband); fi
+"""
+
+
 def script_head(title: str) -> str:
     """A script's first lines. `title` must be one line."""
     return _HEAD.format(title=title)
@@ -92,20 +104,25 @@ def docker_script(
     commands: list[Command],
     *,
     pointers: Sequence[str],
+    carry_over: bool = False,
 ) -> str:
     """The script that runs a node's engine in a container.
 
-    `pointers`: the variables that point at the config folder. Raises MalformedCluster for a path
-    that docker cannot mount.
+    `pointers`: the variables that point at the config folder. `carry_over`: the bundle has a list
+    of variables that vLLM's head must not copy. Raises MalformedCluster for a path that docker
+    cannot mount.
     """
     node = cluster.nodes[rank]
     words = ["docker run --rm --init", f"--name {quoted(container_name(cluster, rank))}"]
     words += ["--gpus all --network host --ipc host"]
     words += ["--cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864"]
     words += ["--ulimit nofile=1048576"]
-    if uses_rdma(cluster, environment):
-        words.append("--device /dev/infiniband")
-    words.append(f'--volume "$bundle/{CONFIGS}:{MOUNTED}:ro"')
+    look_for_rdma, device = _rdma_device(cluster, environment)
+    words += device
+    if pointers:
+        words.append(f'--volume "$bundle/{CONFIGS}:{MOUNTED}:ro"')
+    if carry_over and not rank:
+        words.append(f'--volume "$bundle/{CARRY_OVER}:/root/.config/vllm/{CARRY_OVER}:ro"')
     words += model_mounts(cluster)
     variables = container_variables(environment, pointers)
     words += [f"--env {quoted(f'{name}={value}')}" for name, value in variables.items()]
@@ -120,9 +137,21 @@ def docker_script(
         look = f"docker run --rm --entrypoint python3 {quoted(cluster.engine.image)}"
         check = f"{_PLUGIN}\nplugin {look} {PLUGIN_IMPORT}\n"
     return (
-        f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_LAST}{_NO_COLON}{check}\n"
-        f'launch=(\n{body})\nlast "${{launch[@]}}"\n'
+        f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_LAST}{_NO_COLON}{look_for_rdma}"
+        f'{check}\nlaunch=(\n{body})\nlast "${{launch[@]}}"\n'
     )
+
+
+def _rdma_device(cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """(lines of a script, docker's arguments) for RDMA devices.
+
+    docker refuses a device that does not exist: so it must, where RDMA is asked for by name.
+    """
+    if not uses_rdma(cluster, environment):
+        return "", []
+    if "NCCL_IB_HCA" in environment or "FI_PROVIDER" in environment:
+        return "", ["--device /dev/infiniband"]
+    return _LOOK_FOR_RDMA, ['${rdma[@]+"${rdma[@]}"}']
 
 
 def bare_script(
@@ -141,19 +170,17 @@ def bare_script(
     lines = [f'run export "{variable}=$bundle/{CONFIGS}"' for variable in pointers]
     lines += [f"run export {quoted(f'{n}={v}')}" for n, v in environment.items()]
     lines += [_command_line("run", command) for command in commands[:-1]]
-    lines.append(_command_line("last", commands[-1]))
+    if len(commands) > 1:  # Ray's head stays when the server ends, and refuses the next start
+        lines.append("if [[ $print == no ]]; then trap 'ray stop' EXIT; fi")
+    lines.append(_command_line("run" if len(commands) > 1 else "last", commands[-1]))
     body = "\n".join(lines)
     check = f"{_PLUGIN}\nplugin python3 {PLUGIN_IMPORT}\n" if has_attention(pointers) else ""
-    return f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_RUN}{_LAST}{check}\n{body}\n"
+    bundle, last = _BUNDLE if pointers else "", _LAST if len(commands) == 1 else ""
+    return f"{script_head(title)}{_PRINT_OPTION}{bundle}{SHOW}{_RUN}{last}{check}\n{body}\n"
 
 
 def container_name(cluster: Cluster, rank: int) -> str:
     return f"{cluster.name}-{cluster.nodes[rank].name}"
-
-
-def uses_rdma(cluster: Cluster, environment: Mapping[str, str]) -> bool:
-    """Whether ranks use RDMA: there are several nodes, and NCCL_IB_DISABLE is not 1."""
-    return len(cluster.nodes) > 1 and environment.get("NCCL_IB_DISABLE") != "1"
 
 
 def is_folder(path: str) -> bool:
@@ -216,7 +243,8 @@ while [[ ${1-} == --print || ${1-} == --bare ]]; do
   shift
 done
 case "${1-}" in
-  expect | serve | bandwidth | all-reduce) ;;
+  expect | serve | all-reduce) ;;
+  bandwidth) : "${2:?bandwidth needs the HOST that serves}" ;;
   *)
     printf 'usage: %s [--bare] [--print] expect | serve | bandwidth HOST | all-reduce\n' "$0" >&2
     exit 2
@@ -257,8 +285,8 @@ def fabric_script(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
     node = cluster.nodes[rank]
     words = ["docker run --rm --init --gpus all --network host --ipc host --cap-add IPC_LOCK"]
     words += ["--ulimit memlock=-1 --ulimit stack=67108864"]
-    if uses_rdma(cluster, environment):
-        words.append("--device /dev/infiniband")
+    look_for_rdma, device = _rdma_device(cluster, environment)
+    words += device
     words.append(f'--volume "$bundle:{MOUNTED_BUNDLE}:ro"')
     settings = [quoted(f"{name}={value}") for name, value in environment.items()]
     words += [f"--env {setting}" for setting in settings]
@@ -277,4 +305,6 @@ def fabric_script(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
         port=cluster.ports.rendezvous,
     )
     alone = "" if image else "\nbare=yes  # the cluster file names no image\n"
-    return f"{script_head(title)}{_OPTIONS}{alone}{SHOW}{body}"
+    no_colon = _NO_COLON.replace("[[ ", "[[ $bare == no && ")
+    checks = f"{no_colon}{look_for_rdma}" if image else ""
+    return f"{script_head(title)}{_OPTIONS}{alone}{SHOW}{checks}{body}"

@@ -6,6 +6,7 @@ uses. Each process logs a file once, so every rank has a line, and ranks may dif
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -27,11 +28,9 @@ from tuner.deploy.load_proof.messages import (
     read_overrides,
 )
 from tuner.deploy.load_proof.proof import (
-    PLUGINS,
     FileLoad,
     Hook,
     LoadProof,
-    Network,
     Override,
     merged,
     other_server,
@@ -39,6 +38,7 @@ from tuner.deploy.load_proof.proof import (
 from tuner.deploy.load_proof.render import render_proof
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of
+from tuner.engines.logs.nccl import Network
 from tuner.errors import UnreadableLog
 
 __all__ = [
@@ -52,6 +52,9 @@ __all__ = [
     "render_proof",
 ]
 
+_READY = re.compile(
+    r"The server is fired up and ready to roll|Application startup complete|Uvicorn running on http"
+)
 _AHEAD = 8  # lines into which one may be wrapped
 
 
@@ -96,7 +99,7 @@ def proof_of(lines: Iterable[tuple[str, str]], deployed: Deployed = UNKNOWN) -> 
     hooks: dict[Hook, None] = {}
     cut: list[str] = []
     plugin = PluginLines()
-    network = Network()
+    network, ready = Network(), ""
     for where, texts in _with_wrapped(lines):
         line = texts[0]
         if load := read_load(texts, where):
@@ -105,11 +108,12 @@ def proof_of(lines: Iterable[tuple[str, str]], deployed: Deployed = UNKNOWN) -> 
             cut.append(where)
         plugin.read(texts, where)
         network.read(line, where)
+        ready = ready or (where if _READY.search(line) else "")
         overrides.update(dict.fromkeys(read_overrides(line)))
         hooks.update(dict.fromkeys(read_hooks(line)))
     found = merged([*loads, *plugin.loads()])
     told = tuple(_with_origin(load, deployed) for load in found)
-    return LoadProof(told, tuple(overrides), tuple(hooks), network, deployed, tuple(cut))
+    return LoadProof(told, tuple(overrides), tuple(hooks), network, ready, deployed, tuple(cut))
 
 
 def _with_wrapped(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
@@ -138,6 +142,6 @@ def _with_origin(load: FileLoad, deployed: Deployed) -> FileLoad:
     if not load.used:
         return load
     # The plugin reads no files but this package's.
-    origin = FileOrigin.TUNED if load.family in PLUGINS else deployed.origin(load.used)
+    origin = FileOrigin.TUNED if load.by_plugin else deployed.origin(load.used)
     entries = deployed.statuses(load.used) if origin is FileOrigin.TUNED else ""
     return replace(load, origin=origin.value, entries=entries)

@@ -42,11 +42,23 @@ class Deployed:
     packaged: frozenset[str] = frozenset()
     root: str = ""  # the folder, where it is on this machine
     nodes: int = 0  # of the bundle's cluster; 0: no bundle was given
+    ranks: int = 0  # of the bundle's cluster; 0: no bundle was given
+    tp: int = 0
+    rdma: bool = True  # whether the bundle's servers use RDMA between nodes
     known: bool = True
     # What the files were made for, as far as all of them agree: engine, version, device, tp, ep.
     made_for: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, Problem] = field(default_factory=dict)  # of tuned files, by key
     asked: frozenset[str] = frozenset()  # keys that a bundle's servers ask for; none: not known
+
+    @property
+    def engine(self) -> str:
+        return self.made_for.get("engine", "")
+
+    @property
+    def replicated(self) -> bool:
+        """Whether each of several replicas has ranks from 0 on."""
+        return self.tp < self.ranks
 
     @property
     def keys(self) -> set[str]:
@@ -134,9 +146,10 @@ def _bundle(manifest: Mapping[str, Any], root: str) -> Deployed:
     engine, _, version = str(manifest["configs"]["tuned_for"]).partition(" ")
     made_for = {"engine": engine, "version": version, "device": str(manifest["device"])}
     made_for |= {name: str(n) for name, n in cluster.get("parallel", {}).items() if name != "dp"}
-    nodes = len(cluster.get("nodes", ()))
+    tp = int(cluster["parallel"]["tp"])
     return Deployed(
-        *(tuned, frozenset(paths - tuned.keys()), root, nodes),
+        *(tuned, frozenset(paths - tuned.keys()), root, len(cluster.get("nodes", ()))),
+        *(int(cluster.get("gpus", tp)), tp, bool(cluster.get("rdma", True))),
         made_for=made_for,
         problems=_parsed(problems),
         asked=asked,

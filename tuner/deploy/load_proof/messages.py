@@ -18,9 +18,10 @@ from functools import cache
 
 from tuner.deploy.load_proof.deployed import key_of
 from tuner.deploy.load_proof.proof import (
+    ATTENTION,
+    DENSE_GEMM,
     EVERY_KEY,
-    GEMM,
-    SCAN,
+    FUSED_MOE,
     FileLoad,
     Hook,
     LoadOutcome,
@@ -40,49 +41,40 @@ class _Message:
 
 _WANTED = _JSON.format("wanted")
 _USED = _JSON.format("used")
-# The families of dense GEMMs, and the words for them in messages.
-_GEMMS = {
-    "fp8_block": "W8A8 Block FP8 kernel",
-    "int8_block": "W8A8 Block INT8 kernel",
-    "fp8_channel": "W8A8 channelwise FP8 GEMM",
-}
+_GEMMS = r"W8A8 (?:Block FP8 kernel|Block INT8 kernel|channelwise FP8 GEMM)"
 # The first match counts, so of messages with the same start the longer one comes first.
 _MESSAGES = (
     _Message(
         LoadOutcome.FALLBACK,
-        "moe",
+        FUSED_MOE,
         rf"Config file not found at {_WANTED}\. Fallback to triton version (?P<triton>\S+) and use "
         rf"MoE kernel config from {_USED}\.",
     ),
-    _Message(LoadOutcome.REUSED, "moe", rf"Down MoE config file not found at {_WANTED}; reusing"),
+    _Message(
+        LoadOutcome.REUSED, FUSED_MOE, rf"Down MoE config file not found at {_WANTED}; reusing"
+    ),
     _Message(
         LoadOutcome.REUSED,
-        "moe",
+        FUSED_MOE,
         rf"Using MoE kernel config with down_moe=False\. .*Config file not found at {_WANTED}",
     ),
-    _Message(LoadOutcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
-    _Message(LoadOutcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
-    *(
-        _Message(LoadOutcome.LOADED, family, rf"Using configuration from {_USED} for {words}")
-        for family, words in _GEMMS.items()
-    ),
+    _Message(LoadOutcome.LOADED, FUSED_MOE, rf"Using MoE kernel config from {_USED}\."),
+    _Message(LoadOutcome.LOADED, FUSED_MOE, rf"Using configuration from {_USED} for MoE layer"),
+    _Message(LoadOutcome.LOADED, DENSE_GEMM, rf"Using configuration from {_USED} for {_GEMMS}"),
     # vLLM lists every path that it looked at.
     _Message(
         LoadOutcome.DEFAULT,
-        "moe",
+        FUSED_MOE,
         r"Using default MoE (?:kernel )?config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
-    *(
-        _Message(
-            LoadOutcome.DEFAULT,
-            family,
-            rf"Using default {words} config\. .*Config file not found at (?P<wanted>.+\.json)",
-        )
-        for family, words in _GEMMS.items()
+    _Message(
+        LoadOutcome.DEFAULT,
+        DENSE_GEMM,
+        rf"Using default {_GEMMS} config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
     _Message(
         LoadOutcome.DETERMINISTIC,
-        "moe",
+        FUSED_MOE,
         r"Deterministic inference is enabled, using default MoE kernel config",
     ),
 )
@@ -167,14 +159,21 @@ def triton_of(path: str) -> str:
     return found.group(1).replace("_", ".") if found else ""
 
 
-_LINE = re.compile(r"\btuner (attention|gemm|scan): (.*)")
+# The word of the plugin's lines, and the families that it stands for.
+GEMM, SCAN = "gemm", "scan"
+_FAMILIES = {
+    "attention": (ATTENTION,),
+    GEMM: (DENSE_GEMM,),
+    SCAN: ("chunk_scan", "gated_delta"),
+}
+_LINE = re.compile(rf"\btuner ({'|'.join(_FAMILIES)}): (.*)")
 # The start of the line that lists the used files.
 _SUMMARY = re.compile(r"(?:extend|decode|prefill) \d|no file applies|inference is deterministic")
 # Between the items of a line; a reason may end in advice.
 _NEXT = re.compile(r"; (?!did you mean |the nearest )")
 _FROM = r" from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?"
 _USED_ATTENTION = re.compile(rf"\w+ \d+/\d+ \d+/\d+ .*?{_FROM}")
-_USED_ALONE = {  # by family: the line of one file
+_USED_ALONE = {  # by word: the line of one file
     GEMM: re.compile(rf"\d+x\d+ \w+ \w+{_FROM}"),
     SCAN: re.compile(rf"chunked scan, .*?{_FROM}"),
 }
@@ -203,9 +202,9 @@ class PluginLines:
         line = next((text for text in texts if _whole(text)), texts[0])
         match = _LINE.search(line)
         assert match is not None
-        family, text = match.groups()
-        source = _Source(family, rank_of(line), where)
-        if family in _USED_ALONE:
+        word, text = match.groups()
+        source = _Source(word, rank_of(line), where)
+        if word in _USED_ALONE:
             self._alone.append(_alone(text, source))
         elif trouble := _trouble(text, source):
             self._troubles.append(trouble)
@@ -222,9 +221,9 @@ class PluginLines:
 
 @dataclass(frozen=True)
 class _Source:
-    """The family, the ranks and the place (FILE:LINE) of a log line."""
+    """The word, the ranks and the place (FILE:LINE) of a log line."""
 
-    family: str
+    word: str
     ranks: tuple[str, ...]
     where: str
 
@@ -234,9 +233,12 @@ class _Source:
         used = path if outcome is LoadOutcome.LOADED else ""
         wanted = (path,) if path else ()
         key = key or key_of(path) or EVERY_KEY
-        lines = (self.where,)
+        families = _FAMILIES[self.word]
+        named = [name for name in families if name == key.partition(",")[0]]
         return FileLoad(
-            *(self.family, key, outcome, wanted, used, triton_of(used), self.ranks, lines, reason)
+            " and ".join(named or families),
+            *(key, outcome, wanted, used, triton_of(used), self.ranks, (self.where,), reason),
+            by_plugin=True,
         )
 
 
@@ -281,7 +283,7 @@ def _item(text: str, source: _Source) -> FileLoad:
 
 def _alone(text: str, source: _Source) -> FileLoad:
     """What a line says about the file of a GEMM or of a chunked scan."""
-    if used := _USED_ALONE[source.family].fullmatch(text):
+    if used := _USED_ALONE[source.word].fullmatch(text):
         how = "predicted" if used["how"] else ""
         return source.load(LoadOutcome.LOADED, path=used["path"], reason=how)
     if refused := _REFUSED.fullmatch(text):

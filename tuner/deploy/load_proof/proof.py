@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -12,59 +11,11 @@ from typing import Any
 
 from tuner.deploy.load_proof.asked import Asked, asked_of, same_device
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, FileOrigin
+from tuner.deploy.load_proof.ranks import numbers_of, unnamed, unseen
 from tuner.engines.logs.facts import Facts
+from tuner.engines.logs.nccl import Network
 from tuner.engines.logs.served import CompletedHints, Hints
 from tuner.shell import command_line
-
-_USING = re.compile(r"NET/(IB|Socket) ?: Using (.*?)(?:; OOB ([^:\s]+):|$)")
-_DEVICE = re.compile(r"\[\d+\]([^:\s]+):\d+/")
-_NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (\w+)")
-_VIA = re.compile(r"via NET/(\w+)/\d+(?:\([^)]*\))?(/GDRDMA)?")
-_READY = re.compile(
-    r"The server is fired up and ready to roll|Application startup complete|Uvicorn running on http"
-)
-SOCKET = "Socket"
-
-
-@dataclass
-class Network:
-    """What a log says about the network between nodes, and whether the server is ready.
-
-    NCCL writes with NCCL_DEBUG=INFO, as in these lines of NCCL 2.21:
-
-        NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE [1]mlx5_2:1/RoCE [RO]; OOB xgbe0:10.63.65.207<0>
-        NCCL INFO Using network IB
-        NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
-    """
-
-    names: dict[str, str] = field(default_factory=dict)  # network -> FILE:LINE that says so
-    devices: dict[str, None] = field(default_factory=dict)  # RDMA devices, in order
-    control: dict[str, None] = field(default_factory=dict)  # interfaces of out-of-band traffic
-    direct: int = 0  # channels with GPUDirect RDMA
-    staged: int = 0  # channels over the network without it
-    ready: str = ""  # FILE:LINE
-
-    def read(self, line: str, where: str) -> None:
-        """Take a line of a log; lines about other things change nothing."""
-        if _READY.search(line):
-            self.ready = self.ready or where
-        if "NCCL" not in line:
-            return
-        if using := _USING.search(line):
-            self.devices.update(dict.fromkeys(_DEVICE.findall(using[2])))
-            if using[3]:
-                self.control[using[3]] = None
-        if network := _NETWORK.search(line):
-            self.names.setdefault(network[1], where)
-        if via := _VIA.search(line):
-            self.names.setdefault(via[1], where)
-            self.direct += via[2] is not None
-            self.staged += via[2] is None
-
-    @property
-    def sockets(self) -> str:
-        """The line in which NCCL takes TCP sockets; empty where it does not."""
-        return self.names.get(SOCKET, "")
 
 
 def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterator[str]:
@@ -124,9 +75,7 @@ def _same(name: str, said: str, made_for: str) -> bool:
 
 
 EVERY_KEY = "every key"
-ATTENTION, GEMM, SCAN = "attention", "gemm", "scan"
-PLUGINS = (ATTENTION, GEMM, SCAN)  # the families of files that the tuner's plugins read
-DENSE_GEMMS = ("fp8_block", "int8_block", "fp8_channel")  # of files that the engine reads itself
+FUSED_MOE, DENSE_GEMM, ATTENTION = "fused_moe", "dense_gemm", "attention"
 
 
 class LoadOutcome(str, Enum):
@@ -151,7 +100,7 @@ _WITHOUT = (LoadOutcome.FALLBACK, LoadOutcome.REUSED, LoadOutcome.DEFAULT)  # wh
 class FileLoad:
     """The outcome for one config file, in the processes that logged it."""
 
-    family: str  # moe, fp8_block, int8_block, fp8_channel, or one of the plugin's
+    family: str  # a registered one's name; "A and B" where a line is for either
     key: str  # the file's name without .json, e.g. E=256,N=64,device_name=NVIDIA_L40S,...
     outcome: LoadOutcome
     wanted: tuple[str, ...]  # paths looked at
@@ -162,6 +111,7 @@ class FileLoad:
     reason: str = ""  # the plugin's
     origin: str = ""  # of the file that was read: tuned, shipped or unknown
     entries: str = ""  # of a tuned file, by status: "36 predicted"
+    by_plugin: bool = False  # the tuner's plugin wrote the lines, and not the engine
 
 
 @dataclass(frozen=True)
@@ -190,6 +140,7 @@ class LoadProof:
     overrides: tuple[Override, ...]
     hooks: tuple[Hook, ...]
     network: Network = field(default_factory=Network)
+    ready: str = ""  # FILE:LINE that says that the server is ready
     deployed: Deployed = UNKNOWN
     cut: tuple[str, ...] = ()  # FILE:LINE of messages about config files that do not end
     facts: Facts = field(default_factory=Facts)
@@ -219,11 +170,20 @@ class LoadProof:
         outcomes: dict[tuple[str, ...], set[LoadOutcome]] = {}
         for load in self.loads:
             # The plugin looks at a file of this name for each version of Triton.
-            path = load.wanted if load.family in PLUGINS else ()
+            path = load.wanted if load.by_plugin else ()
             outcomes.setdefault((load.key, load.family, *path), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
         found += [f"{where}: a message about a config file is cut" for where in self.cut]
+        found += unseen(self._ranks(), self.deployed)
         return [*found, *_untuned(self), *self.unknown(), *_launch(self)]
+
+    def _ranks(self) -> dict[str, set[int]]:
+        """The numbers of the ranks that were seen to load each tuned file."""
+        found: dict[str, set[int]] = {}
+        for load in self.loads:
+            if load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.TUNED.value:
+                found.setdefault(load.key, set()).update(numbers_of(load.ranks, self.deployed))
+        return found
 
     def unknown(self) -> list[str]:
         """One line for each problem that only says what the log does not tell."""
@@ -250,6 +210,7 @@ class LoadProof:
         ]
         if self._without_decode():
             found.append("decode attention has no tuned file: the engine's own constants run")
+        found += unnamed(self._ranks(), self.deployed)
         return [*found, *other_server(self.facts, self.deployed.made_for)]
 
     def steps(self) -> list[str]:
@@ -258,7 +219,7 @@ class LoadProof:
         lines = [
             line
             for load in self.loads
-            if load.outcome is LoadOutcome.DEFAULT and load.family not in PLUGINS
+            if load.outcome is LoadOutcome.DEFAULT and not load.by_plugin
             for line in load.lines
             if load.key not in made
         ]
@@ -278,10 +239,10 @@ class LoadProof:
         A bundle or folder says which files were. Without one, only an engine is known for which no
         dense GEMM's file can be made.
         """
-        if load.outcome not in _WITHOUT or load.family in PLUGINS:
+        if load.outcome not in _WITHOUT or load.by_plugin:
             return False
         made = self.deployed.keys - self.asked.no
-        if load.family not in DENSE_GEMMS:
+        if load.family != DENSE_GEMM:
             return bool(made) and not any(key.startswith("E=") for key in made)
         if not self.deployed.known:
             return any("/vllm/" in path.replace("\\", "/") for path in load.wanted)
@@ -302,7 +263,7 @@ class LoadProof:
             "loads": [asdict(load) for load in self.loads],
             "overrides": [asdict(override) for override in self.overrides],
             "hooks": [asdict(hook) for hook in self.hooks],
-            "network": network,
+            "network": {**network, "ready": self.ready},
         }
 
 
@@ -310,7 +271,7 @@ def merged(loads: Iterable[FileLoad]) -> tuple[FileLoad, ...]:
     """Merge messages about the same file and outcome; keep all their ranks and lines."""
     found: dict[tuple[str, ...], FileLoad] = {}
     for new in loads:
-        identity = new.family, new.key, new.outcome.value, new.used, new.reason
+        identity = new.family, new.key, new.outcome.value, new.used, new.reason, str(new.by_plugin)
         old = found.get(identity)
         found[identity] = _both(old, new) if old else new
     return tuple(found.values())
@@ -323,7 +284,7 @@ def _both(old: FileLoad, new: FileLoad) -> FileLoad:
 
 
 def _trouble(load: FileLoad) -> str:
-    name = f"{load.family}: {load.key}" if load.family in PLUGINS else load.key
+    name = f"{load.family}: {load.key}" if load.by_plugin else load.key
     return ": ".join(text for text in (name, load.outcome.value, load.reason) if text)
 
 
@@ -364,9 +325,11 @@ def _launch(proof: LoadProof) -> Iterator[str]:
     """What stands against a launch of a bundle's cluster."""
     if not proof.deployed.nodes:
         return
-    if not proof.network.ready:
+    if not proof.ready:
         yield "no line says that the server is ready"
     if proof.deployed.nodes == 1:
+        return
+    if not proof.deployed.rdma:
         return
     if proof.network.sockets:
         yield f"NCCL uses TCP sockets between nodes, not RDMA ({proof.network.sockets})"

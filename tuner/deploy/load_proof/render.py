@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tuner.deploy.load_proof.deployed import FileOrigin
-from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof, Network
+from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome, LoadProof
+from tuner.engines.logs.nccl import Network
 from tuner.render import printable
 
 
 def render_proof(proof: LoadProof) -> str:
     """The proof as text for a terminal."""
     lines = []
-    if all(load.family in PLUGINS for load in proof.loads):
+    if all(load.by_plugin for load in proof.loads):
         lines.append("no config file's message is in this log: the kernel was not reached yet, or")
         lines.append("the log level hides it (files that load are logged at INFO)")
     for load in proof.loads:
@@ -31,6 +32,7 @@ def render_proof(proof: LoadProof) -> str:
         state = f"{hook.count} hook(s), from {hook.sources}" if hook.count else "FAILED"
         lines.append(f"{'plugin':15} {hook.target}: {state}")
     lines += _network(proof.network)
+    lines.append(f"{'ready':15} {proof.ready or 'no line says so'}")
     lines += [f"{'note':15} {note}" for note in proof.notes()]
     lines += list(_steps(proof))
     problems = proof.problems()
@@ -68,7 +70,6 @@ def _network(network: Network) -> Iterator[str]:
         yield f"{'':16}{', '.join(network.devices)}{control}"
     if network.direct or network.staged:
         yield f"{'':16}{network.direct} channels with GPUDirect RDMA, {network.staged} without"
-    yield f"{'ready':15} {network.ready or 'no line says so'}"
 
 
 def _details(load: FileLoad) -> Iterator[str]:
@@ -78,7 +79,7 @@ def _details(load: FileLoad) -> Iterator[str]:
         yield f"entries: {load.entries}"
     if load.reason:
         yield load.reason
-    if load.outcome is not LoadOutcome.LOADED and load.family not in PLUGINS:
+    if load.outcome is not LoadOutcome.LOADED and not load.by_plugin:
         for path in load.wanted:
             yield f"not found: {path}"
     yield f"{len(load.lines)} line(s)" + (f", {', '.join(load.ranks)}" if load.ranks else "")

@@ -1,10 +1,10 @@
 """Check the nodes of a cluster before an engine is launched on them.
 
-All modules except `single_file` also run as one file on Python 3.8 or later. So they import only
-the standard library, and use only syntax of Python 3.8.
+All modules also run as one file on Python 3.8 or later. So they import only the standard library
+of Python 3.8, and `tuner.errors` and `tuner.shell`.
 """
 
-from tuner.deploy.preflight.capture import capture
+from tuner.deploy.preflight.capture import capture, captured_text
 from tuner.deploy.preflight.facts import Expected
 from tuner.deploy.preflight.main import check_here, parse_nodes
 from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
@@ -15,6 +15,7 @@ __all__ = [
     "PreflightReport",
     "build_single_file",
     "capture",
+    "captured_text",
     "check_here",
     "parse_nodes",
     "render",

@@ -14,7 +14,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tuner.deploy.preflight.facts import CheckpointFiles, Node
+from tuner.deploy.preflight.facts import Node
 from tuner.deploy.preflight.gpus import parse_kernel, parse_nvidia_smi, parse_topology
 from tuner.deploy.preflight.network import (
     parse_ahosts,
@@ -29,7 +29,6 @@ from tuner.deploy.preflight.network import (
     parse_show_gids,
     read_sysfs,
 )
-from tuner.deploy.preflight.weights import describe_weights
 from tuner.errors import MalformedCapture
 
 TIME_LIMIT_S = 60  # nvidia-smi takes tens of seconds without persistence mode
@@ -85,14 +84,12 @@ def capture(
     image: str = "",
     config_dir: str = "",
     root: Path = Path("/"),
-    model_dir: str = "",
-) -> None:
+) -> list[str]:
     """Run the commands and store their outputs under `folder`.
 
     `image` is a container image whose id is recorded; `config_dir` is a folder of engine configs
-    to hash; `model_dir` is the model's folder, of which sizes and headers are read. A tool that is
-    missing, fails or takes too long is noted in capture.json. Raises MalformedCapture where
-    `folder` cannot be written.
+    to hash. A tool that is missing, fails or takes too long is noted in capture.json; returns the
+    sources that gave nothing. Raises MalformedCapture if `folder` cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,11 +101,16 @@ def capture(
         lines = [f"{name}={value}\n" for name, value in sorted(kept.items()) if "\n" not in value]
         (folder / "environment.txt").write_text("".join(lines), encoding="utf-8")
         _write_json(folder / "versions.json", _versions(image, config_dir))
-        if model_dir:
-            _write_json(folder / "weights.json", describe_weights(Path(model_dir)))
         _write_json(folder / "capture.json", {"hostname": socket.gethostname(), "notes": notes})
     except OSError as error:
         raise MalformedCapture(f"cannot capture into {folder}: {error.strerror}") from None
+    return [source for source, note in notes.items() if note != "ok" and source not in _OPTIONAL]
+
+
+def captured_text(folder: Path, silent: list[str]) -> str:
+    """Say what was captured, and which sources gave nothing."""
+    names = ", ".join(source.rpartition(".")[0] or source for source in silent)
+    return f"captured into {folder}" + (f"; these gave nothing: {names}" if silent else "")
 
 
 def _run(target: Path, command: tuple[str, ...]) -> str:
@@ -143,9 +145,10 @@ def _copy_sysfs(source: Path, target: Path) -> str:
     for pattern in _SYSFS_GLOBS:
         for path in source.glob(pattern):
             _copy(path, target / path.relative_to(source))
-    # The name of this folder is the interface's name; its files are not needed.
-    for path in source.glob("*/device/net/*"):
-        (target / path.relative_to(source)).mkdir(parents=True, exist_ok=True)
+    # The name of an interface's folder, and whether there is one of the physical function.
+    for pattern in ("*/device/net/*", "*/device/physfn"):
+        for path in source.glob(pattern):
+            (target / path.relative_to(source)).mkdir(parents=True, exist_ok=True)
     return "ok"
 
 
@@ -213,8 +216,9 @@ def read_capture(name: str, folder: Path) -> Node:
     node.gids = node.gids or gids or parse_devinfo_gids(texts["ibv_devinfo.txt"])
     absent = {source for source, text in texts.items() if not text.strip()}
     node.missing = tuple(s for s in texts if s in absent and s not in _OPTIONAL)
-    seen = node.ports or node.gids or node.devices or node.gpus or node.topology.gpus
-    node.nothing_found = not seen
+    rdma = node.ports or node.gids or node.devices or node.topology.nics
+    node.nothing_found = not (rdma or node.gpus or node.topology.gpus)
+    node.without_rdma = not rdma and _looked_for_rdma(folder)
     node.kernel = parse_kernel(
         texts["modules.txt"],
         texts["cmdline.txt"],
@@ -223,7 +227,6 @@ def read_capture(name: str, folder: Path) -> Node:
         texts["nvidia-version.txt"],
         node.versions.get("kernel", ""),
     )
-    node.weights = _read_weights(folder / "weights.json")
     parsed = {
         "ibdev2netdev.txt": node.ports,
         "show_gids.txt": node.gids,
@@ -234,7 +237,7 @@ def read_capture(name: str, folder: Path) -> Node:
         "ibv_devinfo.txt": node.devices,
     }
     node.unread = tuple(s for s, value in parsed.items() if texts[s].strip() and not value)
-    if not any(texts.values()) and not node.devices and node.weights is None:
+    if not any(texts.values()) and not node.devices:
         raise MalformedCapture(f"{folder} holds no captured output of node {name}")
     return node
 
@@ -261,13 +264,13 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _read_weights(path: Path) -> CheckpointFiles | None:
+def _looked_for_rdma(folder: Path) -> bool:
+    """Whether the capture looked at /sys/class/infiniband: then a device not seen is not there."""
     try:
-        value = json.loads(_read(path) or "null")
-        faults = tuple(str(fault) for fault in value["faults"])
-        return CheckpointFiles(str(value["path"]), str(value.get("digest", "")), faults)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+        value = json.loads(_read(folder / "capture.json") or "null")
+        return value["notes"]["sys"] in ("ok", "absent")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _read_versions(path: Path) -> dict[str, str]:

@@ -1,13 +1,14 @@
-"""Checks that compare nodes: settings that must be equal, and counts that must fit."""
+"""Checks that compare nodes: what must be equal, and what one node has and another lacks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tuner.deploy.preflight.check_gpus import PcieSwitch, misplaced_finding
+from tuner.deploy.preflight.check_rdma import NO_DRIVER, slow_rails
+from tuner.deploy.preflight.devices import interface_of, rate_of, up_devices
 from tuner.deploy.preflight.facts import Expected, Finding, Node, Severity, joined
-from tuner.deploy.preflight.links import NodeLinks, common_gid_index, gid_indexes, is_infiniband
+from tuner.deploy.preflight.links import NodeLinks
 
 _EQUAL = {
     "image": "pull the same image by digest on every node",
@@ -16,18 +17,20 @@ _EQUAL = {
     "vllm": "install one version",
     "triton": "install one version: configs are chosen by it",
     "torch": "install one version",
+    "GPUs": "launch on nodes with equal GPUs: config files and the division of the model need them",
 }
+NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # sha256 of no bytes
 
 
 def check_cluster(
     nodes: Sequence[tuple[Node, NodeLinks]], expected: Expected | None
 ) -> Iterator[Finding]:
     """Every finding across nodes."""
-    yield from _gid_indexes(nodes)
     yield from _unequal_versions([node for node, _ in nodes])
-    if len(nodes) > 1:
-        yield from _device_counts(nodes)
-        yield from _placements(nodes)
+    yield from _device_counts(nodes)
+    yield from _rates([node for node, _ in nodes])
+    for node, _ in nodes:
+        yield from _deployed(node, expected)
     if expected:
         captured = {node.name for node, _ in nodes}
         absent = [n.name for n in expected.nodes if captured.isdisjoint((n.name, n.host))]
@@ -41,83 +44,88 @@ def check_cluster(
             )
 
 
-def _gid_indexes(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]:
-    seen = {
-        (node.name, device): gid_indexes(node, device)
-        for node, links in nodes
-        for device in links.usable
-        if not is_infiniband(node, device) and gid_indexes(node, device)
-    }
-    if not seen or common_gid_index(nodes) is not None:
-        return
-    usual = Counter(seen.values()).most_common(1)[0][0]
-    odd = {key: value for key, value in seen.items() if value != usual}
-    if not odd:
-        return  # check_rdma reports devices without such an entry
-    yield Finding(
-        Severity.ERROR,
-        "gid-differs",
-        tuple(dict.fromkeys(name for name, _ in odd)),
-        "no GID index is RoCE v2 with IPv4 on every device: one NCCL_IB_GID_INDEX cannot serve",
-        "add the addresses in the same order everywhere (take the interface down and up), or "
-        "leave NCCL_IB_GID_INDEX unset and set NCCL_IB_ROCE_VERSION_NUM=2 with NCCL 2.21 or later",
-        tuple(f"{name} {device}: index {_list(v)}" for (name, device), v in odd.items())
-        + (f"elsewhere: index {_list(usual)}",),
-    )
-
-
-def _list(indexes: tuple[int, ...]) -> str:
-    return ", ".join(str(i) for i in indexes)
+def _deployed(node: Node, expected: Expected | None) -> Iterator[Finding]:
+    """Check that the node has the image, and the config folder of the bundle."""
+    if node.versions.get("image") == "absent":
+        yield node.error(
+            "image-absent", "the node does not have the image", "pull it: docker pull IMAGE"
+        )
+    found, wanted = node.versions.get("configs", ""), expected.configs if expected else ""
+    if found == NOTHING:
+        yield node.error(
+            "configs-differ",
+            "the config folder is empty or not there: servers would load no tuned file",
+            "unpack the bundle there, and give its folder (--config-dir)",
+        )
+    elif found and wanted and found != wanted:
+        yield node.error(
+            "configs-differ",
+            "the config folder is not the bundle's: servers would load other files",
+            "unpack this bundle there",
+            (f"{found} there, {wanted} in the bundle",),
+        )
 
 
 def _unequal_versions(nodes: Sequence[Node]) -> Iterator[Finding]:
+    told = {node.name: dict(node.versions) for node in nodes}
+    for node in nodes:
+        if node.gpus:
+            counts = Counter(gpu.name for gpu in node.gpus)
+            told[node.name]["GPUs"] = ", ".join(f"{n} x {name}" for name, n in counts.items())
     for key, fix in _EQUAL.items():
-        values = {node.name: node.versions[key] for node in nodes if key in node.versions}
+        values = {name: versions[key] for name, versions in told.items() if key in versions}
         if len(set(values.values())) > 1:
             usual = Counter(values.values()).most_common(1)[0][0]
             odd = tuple(name for name, value in values.items() if value != usual)
             yield Finding(
                 Severity.ERROR,
-                "versions-differ",
+                "versions-differ" if key != "GPUs" else "gpus-differ",
                 odd,
-                f"{key} differs between nodes",
+                f"{key} differ{'s' if key != 'GPUs' else ''} between nodes",
                 fix,
                 tuple(f"{name}: {value}" for name, value in values.items()),
             )
 
 
 def _device_counts(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]:
-    counts = {node.name: len(links.compute) for node, links in nodes if links.compute}
-    if len(set(counts.values())) > 1:
-        most = max(counts.values())
-        few = tuple(name for name, count in counts.items() if count < most)
+    counts = {
+        node.name: len(links.compute) for node, links in nodes if links.compute or node.without_rdma
+    }
+    most = max(counts.values(), default=0)
+    none = tuple(name for name, count in counts.items() if most and not count)
+    few = tuple(name for name, count in counts.items() if 0 < count < most)
+    evidence = tuple(f"{name}: {count}" for name, count in counts.items())
+    if none:
+        yield Finding(
+            Severity.ERROR,
+            "rdma-none",
+            none,
+            f"{joined(list(none))} has no RDMA device, and other nodes have: NCCL would use TCP "
+            "sockets, or not start",
+            NO_DRIVER,
+            evidence,
+        )
+    if few:
         yield Finding(
             Severity.WARNING,
             "too-few-hcas",
             few,
             f"{joined(list(few))} has fewer RDMA devices than the other nodes",
             "look for a card that the firmware did not bring up (lspci | grep -i mellanox)",
-            tuple(f"{name}: {count}" for name, count in counts.items()),
+            evidence,
         )
 
 
-def _placements(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]:
-    """A finding for each device that is near other GPUs than on the majority of nodes."""
-    by_device: dict[str, dict[str, tuple[str, ...]]] = {}
-    for node, links in nodes:
-        topology = node.topology
-        for device in links.compute:
-            if device in topology.nics:
-                near = tuple(g for g in topology.gpus if topology.near(g, device))
-                by_device.setdefault(device, {})[node.name] = near
-    captured = {node.name: node for node, _ in nodes}
-    for device, near_gpus in by_device.items():
-        usual, count = Counter(near_gpus.values()).most_common(1)[0]
-        if count * 2 <= len(near_gpus) or not usual:
-            continue
-        for name, near in near_gpus.items():
-            if near != usual:
-                origin = PcieSwitch(list(near), [device])
-                yield misplaced_finding(
-                    captured[name], (device,), origin, PcieSwitch(list(usual), [])
-                )
+def _rates(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """A finding for each node with a device that is slower than the same one of other nodes."""
+    fastest: dict[str, int] = {}
+    up = {node.name: up_devices(node) for node in nodes}
+    for node in nodes:
+        for device in up[node.name]:
+            fastest[device] = max(fastest.get(device, 0), rate_of(node, device))
+    for node in nodes:
+        mine = [d for d in interface_of(node) if d in up[node.name]]
+        slow = [d for d in mine if 0 < 2 * rate_of(node, d) < fastest[d]]
+        if slow:
+            most = max(fastest[device] for device in slow)
+            yield slow_rails(node, slow, most, "the same devices of other nodes run")

@@ -1,4 +1,4 @@
-"""Checks of a node's GPUs: their number and links, the weights, the NICs that serve them.
+"""Checks of a node's GPUs: their number, links and memory, and the NICs that serve them.
 
 Source of what GPUDirect RDMA needs: NVIDIA's NCCL documentation, "Troubleshooting" (GPU-to-NIC
 communication, PCI access control services), and the Linux driver's documentation of nvidia-peermem
@@ -8,8 +8,10 @@ and dma-buf.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Tuple  # noqa: UP035 - Python 3.8
 
+from tuner.deploy.preflight.collectives import FAR
+from tuner.deploy.preflight.devices import card_of
 from tuner.deploy.preflight.facts import (
     Expected,
     ExpectedNode,
@@ -20,57 +22,16 @@ from tuner.deploy.preflight.facts import (
     joined,
     natural,
 )
-from tuner.deploy.preflight.links import NodeLinks, card_of
+from tuner.deploy.preflight.links import NodeLinks
+from tuner.deploy.preflight.switches import SOCKET, PcieSwitch, find_switches
 
-Card = tuple[str, ...]  # the RDMA devices of a card
-# Relations of two devices on one PCIe switch, or on one processor socket.
-SWITCH = ("PIX", "PXB")
-SOCKET = ("PIX", "PXB", "PHB", "NODE")
+Card = Tuple[str, ...]  # noqa: UP006 - Python 3.8; the RDMA devices of a card
 THROUGH = {  # the words of nvidia-smi's legend
     "PHB": "through the PCIe host bridge (PHB)",
     "NODE": "through host bridges of its NUMA node (NODE)",
     "SYS": "through the link between NUMA nodes (SYS)",
     "SOC": "through the link between processors (SOC)",
 }
-
-
-@dataclass
-class PcieSwitch:
-    """The GPUs and the RDMA devices below one PCIe switch (or one socket)."""
-
-    gpus: list[str]
-    nics: list[str]
-    kind: str = "switch"
-
-    def __str__(self) -> str:
-        return f"the {self.kind} of {joined(self.gpus)}" if self.gpus else f"no GPU's {self.kind}"
-
-
-def find_switches(
-    topology: Topology, devices: tuple[str, ...], kinds: tuple[str, ...] = SWITCH
-) -> list[PcieSwitch]:
-    """The switches with a GPU; some may have no RDMA device. Empty where no NIC is near a GPU.
-
-    NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as one switch.
-    """
-    nics = [n for n in topology.nics if n in devices]
-    if not any(topology.near(g, n, kinds) for g in topology.gpus for n in nics):
-        return []
-    switches: list[PcieSwitch] = []
-    for gpu in topology.read_gpus:
-        near = [n for n in nics if topology.near(gpu, n, kinds)]
-        same = [
-            s
-            for s in switches
-            if any(topology.near(gpu, g, kinds) for g in s.gpus) or any(n in s.nics for n in near)
-        ]
-        merged = PcieSwitch([gpu], near, "switch" if kinds == SWITCH else "socket")
-        for switch in same:
-            merged.gpus += switch.gpus
-            merged.nics += [n for n in switch.nics if n not in merged.nics]
-            switches.remove(switch)
-        switches.append(merged)
-    return switches
 
 
 def misplaced(node: Node, links: NodeLinks) -> list[tuple[Card, PcieSwitch, PcieSwitch]]:
@@ -110,8 +71,7 @@ def misplaced(node: Node, links: NodeLinks) -> list[tuple[Card, PcieSwitch, Pcie
 def movable(node: Node, links: NodeLinks) -> Card:
     """The devices for collectives that are not on the management link's card."""
     fixed = card_of(node, links.device) if links.device else ()
-    # The topology names devices too, if nothing else of them was captured.
-    return tuple(d for d in links.compute or node.topology.nics if d not in fixed)
+    return tuple(d for d in _named(node, links) if d not in fixed)
 
 
 def _surplus(
@@ -155,8 +115,9 @@ def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
 
 
 def _named(node: Node, links: NodeLinks) -> Card:
-    """The devices for collectives; those of the topology where no other capture names any."""
-    return links.compute or node.topology.nics
+    """The devices for collectives, and far ones; of the topology if nothing else names any."""
+    devices = links.compute or node.topology.nics
+    return tuple(d for d in devices if links.left_out.get(d, FAR) == FAR)
 
 
 def distances(topology: Topology, switches: list[PcieSwitch]) -> Iterator[str]:
@@ -188,23 +149,8 @@ def _nowhere_near(node: Node) -> Iterator[Finding]:
     )
 
 
-def far_devices(node: Node, links: NodeLinks) -> list[str]:
-    """Devices that are under no GPU's switch, where every GPU's switch has other devices; and the
-    other ports of the management link's card, where other devices work.
-    """
-    others = movable(node, links)
-    ports = [d for d in links.compute if d not in others and any(u in others for u in links.usable)]
-    listed = _named(node, links)
-    switches = find_switches(node.topology, listed)
-    if not switches or not all(s.nics for s in switches):
-        return ports
-    placed = {n for s in switches for n in s.nics}
-    nics = node.topology.nics
-    return [d for d in listed if d in ports or (d in nics and d not in placed)]
-
-
 def _unused(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    far = far_devices(node, links)
+    far = [device for device, reason in links.left_out.items() if reason == FAR]
     if far:
         yield node.info(
             "hca-far",
@@ -316,6 +262,7 @@ def _iommu(node: Node) -> Iterator[Finding]:
 SHARD_PART = 0.9
 _BUSY = ("P0", "P1", "P2")  # in other states a GPU lowers the generation of its link
 _GIB = 2**30
+IN_USE = 2 * _GIB  # a driver and its daemons hold less
 
 
 def check_gpus(
@@ -332,8 +279,56 @@ def check_gpus(
             "cluster file",
             tuple(gpu.bus_id for gpu in node.gpus),
         )
+    yield from _names(node, expected)
+    yield from _in_use(node)
     if expected:
         yield from _memory(node, expected)
+
+
+def _names(node: Node, expected: Expected | None) -> Iterator[Finding]:
+    """Config files are chosen by the GPU's name: one file cannot serve two."""
+    names = sorted({gpu.name for gpu in node.gpus if gpu.name})
+    evidence = tuple(f"{gpu.bus_id}: {gpu.name}" for gpu in node.gpus)
+    if len(names) > 1:
+        yield node.error(
+            "gpus-differ",
+            f"the node has GPUs of different names: {' and '.join(names)}",
+            "serve on GPUs of one name; servers choose config files by it",
+            evidence,
+        )
+    wanted = expected.gpu if expected else ""
+    others = [name for name in names if wanted and not same_gpu(name, wanted, expected)]
+    if others:
+        yield node.error(
+            "gpus-differ",
+            f"the bundle is for {wanted}, and the node has {' and '.join(others)}: its servers "
+            "load none of the tuned files",
+            "bundle again with --device for this card, or launch on other nodes",
+            evidence,
+        )
+
+
+def same_gpu(name: str, wanted: str, expected: Expected | None) -> bool:
+    """Whether a GPU's name, as nvidia-smi prints it, is the one in names of config files."""
+    folded = name.replace(" ", "_")
+    if expected and expected.engine == "vllm" and "H200" in folded:
+        return wanted == "NVIDIA_H200"  # vLLM's name for the whole family
+    return folded == wanted
+
+
+def _in_use(node: Node) -> Iterator[Finding]:
+    busy = [gpu for gpu in node.gpus if (gpu.used_bytes or 0) > IN_USE]
+    if busy:
+        yield node.warning(
+            "memory-in-use",
+            f"memory of {len(busy)} GPUs is in use: a server counts on all of it",
+            "stop what runs there (nvidia-smi shows the processes)",
+            tuple(
+                f"{gpu.bus_id}: {(gpu.used_bytes or 0) / _GIB:.1f} of "
+                f"{(gpu.memory_bytes or 0) / _GIB:.1f} GiB"
+                for gpu in busy
+            ),
+        )
 
 
 def _link(node: Node, gpu: NodeGpu) -> Iterator[Finding]:

@@ -1,161 +1,24 @@
-"""Checks of addresses, interfaces and ports that the engine's processes use, and of RDMA."""
+"""Checks of addresses, interfaces and ports that the engine's processes use."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping
 
+from tuner.deploy.preflight.devices import (
+    gid_indexes,
+    interface_of,
+)
 from tuner.deploy.preflight.facts import (
     Expected,
     ExpectedNode,
     Finding,
     Node,
-    RdmaDevice,
     joined,
-    natural,
 )
-from tuner.deploy.preflight.links import (
-    NodeLinks,
-    card_of,
-    gid_indexes,
-    interface_of,
-    up_devices,
-    without_gid,
-)
+from tuner.deploy.preflight.links import NodeLinks, speaks_ipv6
 from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
-
-_WAITING = ("INIT", "ARMED")  # of an InfiniBand port that no subnet manager has made active
-_LINK_UP = ("LINKUP", "LINK_UP")
-_DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
-
-
-def check_rdma(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
-    """Every finding about the node's RDMA devices."""
-    yield from _absent_devices(node, links, expected)
-    yield from _down_ports(node, links, expected)
-    yield from _gids(node, links)
-    yield from _slow_cards(node, links)
-
-
-def _absent_devices(
-    node: Node, links: NodeLinks, expected: ExpectedNode | None
-) -> Iterator[Finding]:
-    known = interface_of(node)
-    if known and expected and expected.rdma:
-        absent = [d for d in expected.rdma if d not in known]
-        if absent:
-            yield node.error(
-                "rdma-absent",
-                f"the cluster file names {joined(absent)}, which this node does not have",
-                f'choose among {joined(set(known))}, or set rdma = "auto"',
-            )
-    if known and not links.usable:
-        yield node.error(
-            "rdma-none",
-            "no RDMA device is usable: NCCL would fall back to TCP sockets",
-            "bring up at least one RDMA port",
-        )
-
-
-def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
-    """One finding for all ports that are down, because they often share a cause."""
-    up, total = up_devices(node), len(node.ports or node.devices)
-    lines = {p.device: p.line for p in node.ports} or {
-        d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in node.devices
-    }
-    unknown = {p.device for p in node.ports if not p.up} & up - {d.device for d in node.devices}
-    if unknown:
-        yield node.info(
-            "ports-hidden",
-            f"(Down) at {joined(unknown)} is of IP over InfiniBand, and says nothing of the "
-            "InfiniBand port, which NCCL needs",
-            "look at the ports: ibstat, or rdma link",
-            tuple(lines[d] for d in sorted(unknown, key=natural)),
-        )
-    wanted = [d for d in lines if d not in up and (d in links.compute or d == links.device)]
-    if not wanted:
-        return
-    named = set(expected.rdma or ()) if expected else set()
-    # A card with two ports and one cable works: DGX Spark is sold so.
-    spare = all(d not in named and set(card_of(node, d)) & up for d in wanted)
-    yield (node.info if spare else node.error)(
-        "ports-down",
-        f"{len(wanted)} of {total} RDMA ports are down: {joined(wanted)}"
-        + ("; another port of each card is up" if spare else ""),
-        ("if a cable is meant to be there: " if spare else "") + _fix_down(node, wanted),
-        tuple(lines[d] for d in sorted(wanted, key=natural)),
-    )
-
-
-def _linked(device: RdmaDevice) -> bool:
-    """Tell whether an InfiniBand port has a link: if so, its cable and its switch port work."""
-    return device.link_layer == "InfiniBand" and device.phys_state.upper() in _LINK_UP
-
-
-def _fix_down(node: Node, devices: list[str]) -> str:
-    interfaces = interface_of(node)
-    disabled = {d.device for d in node.devices if d.phys_state == _DISABLED}
-    names = [interfaces[d] for d in sorted(devices, key=natural) if interfaces[d]]
-    steps = "".join(f"ip link set {name} up; " for name in names)
-    linked = {d.device for d in node.devices if _linked(d)}
-    waiting = {d.device for d in node.devices if d.state.startswith(_WAITING)} | linked
-    if waiting.issuperset(devices):
-        cause = "start a subnet manager, on the switch or as opensm: the link itself is up; "
-    else:
-        cause = "" if disabled.issuperset(devices) else "check cable, transceiver and switch port; "
-    if any(not interfaces[d] for d in disabled.intersection(devices)):
-        steps += (
-            "switch on what is Disabled (ibportstate -C DEVICE -D 0 PORT enable, or mlxlink "
-            "-d DEVICE -a UP); "
-        )
-    return (
-        f"{cause}{steps}then look at ibdev2netdev again, or name only the devices to use "
-        "in the cluster file (rdma = [...])"
-    )
-
-
-def _gids(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """Check that each RoCE device that is up has a RoCE v2 GID with an IPv4 address."""
-    bare = without_gid(node, links)
-    if bare:
-        evidence = [g.line for g in node.gids if g.device in bare]
-        yield node.error(
-            "gid-empty",
-            f"{joined(bare)} has no RoCE v2 GID with an IPv4 address",
-            _fix_gids(node, bare),
-            tuple(evidence) or ("show_gids lists no entry of " + joined(bare),),
-        )
-
-
-def _fix_gids(node: Node, bare: list[str]) -> str:
-    """What to do: an address is missing, or the card speaks RoCE v1 alone."""
-    interfaces = interface_of(node)
-    addressed = {g.device for g in node.gids if g.ipv4}
-    without = [interfaces.get(d) or d for d in bare if d not in addressed]
-    old = [d for d in bare if d in addressed]
-    steps = ["give an IPv4 address to " + joined(without)] if without else []
-    if old:
-        steps.append(
-            f"let {joined(old)} speak RoCE v2 (cma_roce_mode -d DEVICE -p PORT -m 2), or name only "
-            "other devices in the cluster file: its entries with an IPv4 address are RoCE v1"
-        )
-    return "; ".join(steps)
-
-
-def _slow_cards(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    for device in node.devices:
-        link = device.pcie
-        if device.device not in links.compute or link is None:
-            continue
-        if link.width < link.max_width or link.generation < link.max_generation:
-            yield node.warning(
-                "pcie-degraded",
-                f"{device.device} runs at PCIe gen {link.generation} x{link.width}, "
-                f"its card could do gen {link.max_generation} x{link.max_width}",
-                "reseat the card, or move it to a slot of full width",
-            )
-
 
 # The variables with the address that each engine announces to the other ranks; the first one set
 # counts.
@@ -289,13 +152,13 @@ def _gid_index(node: Node, links: NodeLinks, environment: dict[str, str]) -> Ite
     value = environment.get("NCCL_IB_GID_INDEX", "")
     if not value or not node.gids:
         return
-    indexes = {d: gid_indexes(node, d) for d in links.usable}
+    indexes = {d: gid_indexes(node, d, ipv6=speaks_ipv6(node, links)) for d in links.usable}
     wrong = [d for d, good in indexes.items() if good and value not in map(str, good)]
     if wrong:
         good = indexes[wrong[0]][0]
         yield node.error(
             "gid-index",
-            f"NCCL_IB_GID_INDEX={value} is not RoCE v2 with IPv4 on {joined(wrong)}",
+            f"NCCL_IB_GID_INDEX={value} is not RoCE v2 with an address on {joined(wrong)}",
             f"set NCCL_IB_GID_INDEX={good}",
             tuple(g.line for g in node.gids if g.device == wrong[0]),
         )

@@ -84,6 +84,7 @@ class RdmaDevice:
     numa_node: int | None = None
     pcie: PcieLink | None = None
     slot: str = ""  # PCI address without the function: 0000:17:00
+    virtual: bool = False  # an SR-IOV virtual function
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class NodeGpu:
     performance_state: str = ""  # P0 is busy, P8 is idle
     pcie: PcieLink | None = None
     device_max_generation: int | None = None  # PCIe generation that the card supports
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class Interface:
     name: str
     up: bool
     addresses: tuple[Address, ...] = ()
+    link: str = ""  # the interface below, e.g. of a VLAN
+    master: str = ""  # the bridge or bond that it is a part of
 
 
 @dataclass(frozen=True)
@@ -165,15 +169,6 @@ class KernelFacts:
     release: tuple[int, int] | None = None  # of Linux
 
 
-@dataclass(frozen=True)
-class CheckpointFiles:
-    """A model's folder, by the sizes and headers of its files."""
-
-    path: str
-    digest: str = ""
-    faults: tuple[str, ...] = ()
-
-
 @dataclass
 class Node:
     """Everything captured from one node. A field that was not captured is empty."""
@@ -191,7 +186,7 @@ class Node:
     environment: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # image, engine, triton, config hashes
     kernel: KernelFacts = field(default_factory=KernelFacts)
-    weights: CheckpointFiles | None = None  # None: not captured
+    without_rdma: bool = False  # the capture says that there is no RDMA device
     missing: tuple[str, ...] = ()  # sources that were not captured
     nothing_found: bool = False  # neither a GPU nor an RDMA device was seen
     unread: tuple[str, ...] = ()  # sources that were captured but not understood
@@ -246,10 +241,23 @@ class Expected:
     ranks: int  # GPUs that the weights are spread over
     ports: dict[str, int]  # serve, rendezvous, ray
     weight_bytes: int | None = None  # of the whole model
+    gpu: str = ""  # its name in config files' names; empty: any
+    configs: str = ""  # the hash of the bundle's config folder; empty: not known
 
     def node(self, name: str) -> ExpectedNode | None:
         """The node of that name or host."""
         return next((n for n in self.nodes if name in (n.name, n.host)), None)
+
+    def name_of(self, node: Node) -> str:
+        """The name here of a captured node: by its own, by an address that it holds, or by the
+        first label of its host's name; else its own.
+        """
+        held = {a.ip for i in node.interfaces for a in i.addresses} | set(node.hostname_addresses)
+        short = node.name.partition(".")[0]
+        labels = [{n.name.partition(".")[0], n.host.partition(".")[0]} for n in self.nodes]
+        mine = self.node(node.name) or next((n for n in self.nodes if n.host in held), None)
+        named = [n for n, some in zip(self.nodes, labels) if short in some]  # noqa: B905 - 3.8
+        return mine.name if mine else named[0].name if len(named) == 1 else node.name
 
     def to_json(self) -> str:
         """The text that `read_expected` reads. Equal values give equal text."""
@@ -291,4 +299,6 @@ def _expected(value: dict[str, Any]) -> Expected:
         int(value["ranks"]),
         {str(k): int(v) for k, v in value["ports"].items()},
         None if weight is None else int(weight),
+        str(value.get("gpu", "")),
+        str(value.get("configs", "")),
     )

@@ -106,6 +106,7 @@ def _gpu(bus_id: str, values: dict[str, str]) -> NodeGpu:
         values.get("Performance State", ""),
         pcie,
         _whole(values.get(f"{link}PCIe Generation/Device Max")),
+        _bytes(values.get("FB Memory Usage/Used")),
     )
 
 

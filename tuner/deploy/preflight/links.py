@@ -1,60 +1,20 @@
-"""A node's management interface, its RDMA cards and devices for collectives, and their GIDs."""
+"""A node's management interface, its RDMA devices for collectives, and the GIDs that they use."""
 
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tuner.deploy.preflight.facts import ExpectedNode, Node, RdmaPort, natural
+from tuner.deploy.preflight.collectives import of_one_network, of_the_fabric
+from tuner.deploy.preflight.devices import (
+    gid_indexes,
+    interface_of,
+    is_infiniband,
+    up_devices,
+)
+from tuner.deploy.preflight.facts import ExpectedNode, Node, natural
 from tuner.deploy.preflight.network import is_ip
-
-# Predictable names end in the function: ens2f0np0 and ens2f1np1 are one card's.
-_FUNCTION = re.compile(r"(.+?)f[0-7](?:np[0-9]+|d[0-9]+)?")
-_SLOT = re.compile(r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]\s", re.IGNORECASE)
-
-
-def card_of(node: Node, device: str) -> tuple[str, ...]:
-    """The devices on the card of a device, itself among them.
-
-    PCI addresses tell, else names of interfaces. Without both, two devices outside every switch
-    with GPUs that share one bridge are one card; below a switch they may be two.
-    """
-    place = _places(node)
-    found = [device]
-    for other in dict.fromkeys((*place, *node.topology.nics)):
-        if other == device:
-            continue
-        mine, theirs = place.get(device, ""), place.get(other, "")
-        same = mine == theirs if mine and theirs else _share_bridge(node, device, other)
-        if same:
-            found.append(other)
-    return tuple(sorted(found))
-
-
-def _places(node: Node) -> dict[str, str]:
-    """Device -> its PCI slot, or the part of its interface's name that stands for the slot."""
-    found: dict[str, str] = {}
-    interfaces = {d.device: d.interface for d in node.devices}
-    interfaces.update({g.device: g.interface for g in node.gids if g.interface})
-    interfaces.update({p.device: p.interface for p in node.ports})
-    for device, interface in interfaces.items():
-        named = _FUNCTION.fullmatch(interface)
-        found[device] = named.group(1) if named else ""
-    slots = {d.device: d.slot for d in node.devices if d.slot}
-    for port in node.ports:
-        address = _SLOT.match(port.line)
-        if address:
-            slots[port.device] = address.group(1).lower()
-    # Slots and names do not mix: either all devices have a slot, or the names count.
-    return slots if slots.keys() >= found.keys() else found
-
-
-def _share_bridge(node: Node, device: str, other: str) -> bool:
-    topology = node.topology
-    apart = not any(topology.near(gpu, d) for gpu in topology.gpus for d in (device, other))
-    return apart and topology.relations.get((device, other)) == "PIX"
 
 
 @dataclass(frozen=True)
@@ -62,50 +22,50 @@ class NodeLinks:
     """How a node is connected."""
 
     interface: str  # management interface; empty: unknown
-    address: str  # its IPv4 address, or empty
+    address: str  # its address, IPv4 if it has one, or empty
     device: str  # its RDMA device, or empty
     reason: str  # why this interface was chosen
-    compute: tuple[str, ...]  # RDMA devices for collectives, up or down
-    usable: tuple[str, ...]  # the devices of `compute` that are up
+    compute: tuple[str, ...]  # RDMA devices that may carry collectives, up or down
+    usable: tuple[str, ...]  # the devices for collectives that are up
+    left_out: dict[str, str] = field(default_factory=dict)  # other devices, each with the reason
+    open: tuple[tuple[str, ...], ...] = ()  # groups of devices: it is not known which to use
 
 
 def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
     """Work out a node's links. The cluster file overrides what was captured."""
     interface, reason = _management(node, expected)
-    device = next((d for d, i in interface_of(node).items() if i == interface and i), "")
+    managing = _devices_below(node, interface)
+    address = _address(node, interface)
+    if expected and is_ip(expected.host) and _holder(node, expected.host):
+        address = expected.host
     up = up_devices(node)
-    known = sorted(interface_of(node), key=natural)
+    first = (interface, address, managing[0] if managing else "", reason)
     if expected and expected.rdma is not None:
-        compute = expected.rdma
-    elif device in up and len(up) == 1:
-        compute = tuple(known)  # the only working link serves management and collectives
-    else:
-        compute = tuple(d for d in known if d != device)
-    usable = tuple(d for d in compute if d in up)
-    if not (expected and expected.rdma is not None):
-        # Where a node has both, InfiniBand is for collectives, and Ethernet for the rest.
-        usable = tuple(d for d in usable if is_infiniband(node, d)) or usable
-    return NodeLinks(interface, _ipv4(node, interface), device, reason, compute, usable)
+        return NodeLinks(*first, expected.rdma, tuple(d for d in expected.rdma if d in up))
+    known = sorted(interface_of(node), key=natural)
+    named = known or node.topology.nics  # of these it is not known whether they are up
+    fabric = of_the_fabric(node, named, managing, up if known else named)
+    choice = of_one_network(node, fabric, interface, managing, up if known else named)
+    compute = tuple(fabric.chosen) if known else ()
+    usable = () if choice.open else tuple(d for d in choice.chosen if d in up)
+    return NodeLinks(*first, compute, usable, choice.left_out, choice.open)
 
 
-def interface_of(node: Node) -> dict[str, str]:
-    """RDMA device -> network interface, from all captured sources."""
-    found = {d.device: d.interface for d in node.devices}
-    found.update({g.device: g.interface for g in node.gids if g.interface})
-    found.update({p.device: p.interface for p in node.ports})
-    return found
-
-
-def up_devices(node: Node) -> set[str]:
-    """RDMA devices with a working port, as far as the capture tells."""
-    active = {d.device for d in node.devices if d.state == "ACTIVE"}
-    hidden = {p.device for p in node.ports if is_ipoib(p)} - {d.device for d in node.devices}
-    up = {p.device for p in node.ports if p.up or (is_ipoib(p) and p.device in active | hidden)}
-    if not node.ports:
-        up |= active
-    if not node.ports and not node.devices:
-        up |= {g.device for g in node.gids if g.ipv4}
-    return up
+def _devices_below(node: Node, interface: str) -> list[str]:
+    """The RDMA devices that carry an interface, also as a VLAN, a bridge or a bond of theirs."""
+    below: set[str] = set()
+    names = [interface]
+    while names:
+        name = names.pop()
+        if not name or name in below:
+            continue
+        below.add(name)
+        names += [i.link for i in node.interfaces if i.name == name]
+        names += [i.name for i in node.interfaces if i.master == name]
+        names.append(name.rpartition(".")[0])  # bond0.100
+    found = {device for device, name in interface_of(node).items() if name in below}
+    found |= {g.device for g in node.gids if g.interface in below}
+    return sorted(found, key=natural)
 
 
 def _management(node: Node, expected: ExpectedNode | None) -> tuple[str, str]:
@@ -152,50 +112,40 @@ def _odd_one_out(node: Node) -> tuple[str, str]:
     )
 
 
-def _ipv4(node: Node, name: str) -> str:
-    for interface in node.interfaces:
-        if interface.name == name:
-            for address in interface.addresses:
-                if ipaddress.ip_address(address.ip).version == 4:
-                    return address.ip
-    return next((g.ipv4 for g in node.gids if g.interface == name and g.ipv4), "")
-
-
-def gid_indexes(node: Node, device: str) -> tuple[int, ...]:
-    """Indexes of a device's RoCE v2 entries with an IPv4 address."""
-    found = {g.index for g in node.gids if g.device == device and g.version == "v2" and g.ipv4}
-    return tuple(sorted(found))
-
-
-def is_ipoib(port: RdmaPort) -> bool:
-    """Whether ibdev2netdev's (Down) is of IP over InfiniBand: the port itself may be up."""
-    return port.interface.startswith("ib")
-
-
-def is_infiniband(node: Node, device: str) -> bool:
-    """Whether a device's link is InfiniBand, which needs no GID index."""
-    layers = {d.link_layer for d in node.devices if d.device == device} - {""}
-    named = any(p.device == device and is_ipoib(p) for p in node.ports)
-    return "InfiniBand" in layers or (named and not layers)
+def _address(node: Node, name: str) -> str:
+    """The first IPv4 address of an interface, else its first global IPv6 address."""
+    held = [a for i in node.interfaces if i.name == name for a in i.addresses]
+    of_gids = [g.ipv4 for g in node.gids if g.interface == name and g.ipv4]
+    first = [a.ip for a in held if ":" not in a.ip] + of_gids
+    return next(iter(first + [a.ip for a in held if a.scope == "global"]), "")
 
 
 def without_gid(node: Node, links: NodeLinks) -> list[str]:
-    """The usable RoCE devices that have no RoCE v2 GID with an IPv4 address, if GIDs were captured.
+    """The RoCE devices for collectives that have no RoCE v2 GID with an address that reaches other
+    nodes, if GIDs were captured.
 
     NCCL could use them with a link-local GID at best, so none is proposed to it.
     """
-    roce = [d for d in links.usable if not is_infiniband(node, d)]
-    return [d for d in roce if not gid_indexes(node, d)] if node.gids else []
+    roce = [d for d in links.usable if not is_infiniband(node, d)] if node.gids else []
+    family = speaks_ipv6(node, links)
+    return [d for d in roce if not gid_indexes(node, d, ipv6=family)]
 
 
-def common_gid_index(nodes: Iterable[tuple[Node, NodeLinks]]) -> int | None:
-    """The lowest index that is RoCE v2 with IPv4 on every usable RoCE device; None: no such."""
-    sets = [
-        set(gid_indexes(node, device))
-        for node, links in nodes
-        for device in links.usable
-        if not is_infiniband(node, device) and device not in without_gid(node, links)
-    ]
+def speaks_ipv6(node: Node, links: NodeLinks) -> bool:
+    """Whether the devices for collectives have global IPv6 addresses, and none has IPv4."""
+    if any(gid_indexes(node, d) for d in links.usable):
+        return False
+    return any(gid_indexes(node, d, ipv6=True) for d in links.usable)
+
+
+def gid_index(node: Node, links: NodeLinks) -> int | None:
+    """The lowest RoCE v2 index that all devices for collectives have; None: there is none.
+
+    An index counts on its own node alone: each node has its own environment.
+    """
+    bare, family = without_gid(node, links), speaks_ipv6(node, links)
+    roce = (d for d in links.usable if not is_infiniband(node, d) and d not in bare)
+    sets = [set(gid_indexes(node, device, ipv6=family)) for device in roce]
     return min(set.intersection(*sets), default=None) if sets else None
 
 

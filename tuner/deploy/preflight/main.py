@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tuner.deploy.preflight.capture import capture
+from tuner.deploy.preflight.capture import capture, captured_text
 from tuner.deploy.preflight.facts import Expected, read_expected
 from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.errors import BadInput
@@ -32,12 +32,11 @@ def check_here(
     image: str = "",
     config_dir: str = "",
     expected: Expected | None = None,
-    model_dir: str = "",
 ) -> PreflightReport:
     """Capture this machine into a temporary folder, and check it."""
     with tempfile.TemporaryDirectory() as folder:
         image = image or (expected.image if expected else "")
-        capture(Path(folder), image, config_dir, model_dir=model_dir)
+        capture(Path(folder), image, config_dir)
         return run_preflight({socket.gethostname(): Path(folder)}, expected)
 
 
@@ -53,28 +52,21 @@ def main(arguments: list[str] | None = None) -> int:
     add("--capture", type=Path, metavar="DIR", help="only capture into DIR; default: check")
     add("--image", default="", help="container image whose id is recorded; default: none")
     add("--config-dir", default="", help="folder of configs to hash; default: none")
-    add("--model-dir", default="", help="the model's folder, to check its files; default: none")
     add("--json", action="store_true", help="print JSON; default: text")
     options = parser.parse_args(arguments)
     try:
         if options.capture:
-            asked = options.image, options.config_dir
-            capture(options.capture, *asked, model_dir=options.model_dir)
-            sys.stderr.write(f"captured into {options.capture}\n")
+            silent = capture(options.capture, options.image, options.config_dir)
+            sys.stderr.write(captured_text(options.capture, silent) + "\n")
             return 0
         expected = read_expected(options.cluster) if options.cluster else None
         if options.node:
             report = run_preflight(parse_nodes(options.node), expected)
         else:
-            asked = options.image, options.config_dir
-            report = check_here(*asked, expected, options.model_dir)
+            report = check_here(options.image, options.config_dir, expected)
     except BadInput as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     text = json.dumps(report.as_dict(), indent=2) + "\n" if options.json else render(report)
     sys.stdout.write(text)
     return 0 if report.ok else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,7 @@ from tuner.deploy.preflight.facts import (
 # `mlx5_1 port 1 ==> xgbe1 (Up)`. With -v, the line also has the bus, the card and the firmware.
 _IBDEV2NETDEV = re.compile(
     r"^\s*(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\s+)?(\S+)\s+(?:.*\s)?port\s+([0-9]{1,3})\s+"
-    r"(?:\(\w+\)\s+)?==>\s+(\S+)\s+\((\w+)\)",
+    r"(?:\(\w+\)\s+)?==>\s+(?:(\S+)\s+)?\((\w+)\)",
     re.IGNORECASE,
 )
 _GID = r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}"
@@ -61,7 +61,7 @@ def parse_ibdev2netdev(text: str) -> tuple[RdmaPort, ...]:
         if match:
             device, port, interface, state = match.groups()
             up = state.lower() == "up"
-            found.append(RdmaPort(device, int(port), interface, up, line.strip()))
+            found.append(RdmaPort(device, int(port), interface or "", up, line.strip()))
     return tuple(found)
 
 
@@ -181,6 +181,7 @@ def _device(device: Path, port: Path, interface: str) -> RdmaDevice:
         int(numa) if re.fullmatch(r"[0-9]{1,4}", numa) else None,  # -1: unknown to the firmware
         _pcie(device / "device"),
         _slot(device / "device" / "uevent"),
+        (device / "device" / "physfn").is_dir(),
     )
 
 
@@ -263,7 +264,10 @@ def parse_ip_addr(text: str) -> tuple[Interface, ...]:
         up = entry.get("operstate") not in ("DOWN", "LOWERLAYERDOWN", "NOTPRESENT")
         if isinstance(flags, list) and "UP" not in flags:
             up = False
-        found.append(Interface(name, up, tuple(_addresses(entry.get("addr_info")))))
+        below = [entry.get(key) for key in ("link", "master")]
+        link, master = (other if isinstance(other, str) else "" for other in below)
+        addresses = tuple(_addresses(entry.get("addr_info")))
+        found.append(Interface(name, up, addresses, link, master))
     return tuple(found)
 
 
@@ -279,14 +283,26 @@ def _addresses(value: object) -> list[Address]:
 
 
 def parse_ip_route(text: str) -> str:
-    """The interface of the default route in `ip -j route`, or an empty string."""
+    """The interface of the living default route in `ip -j route`, or an empty string.
+
+    A route over several ways has them in `nexthops`; the first one that lives counts.
+    """
     best: tuple[int, str] | None = None
     for entry in _objects(text):
         metric = entry.get("metric", 0)
-        device = entry.get("dev")
-        if entry.get("dst") == "default" and isinstance(device, str) and type(metric) is int:
-            best = min(best or (metric, device), (metric, device))
+        if entry.get("dst") != "default" or type(metric) is not int:
+            continue
+        ways = entry.get("nexthops")
+        for way in [entry, *(ways if isinstance(ways, list) else ())]:
+            device = way.get("dev") if isinstance(way, dict) and not _is_dead(way) else None
+            if isinstance(device, str):
+                best = min(best or (metric, device), (metric, device), key=lambda one: one[0])
     return best[1] if best else ""
+
+
+def _is_dead(route: dict[str, Any]) -> bool:
+    flags = route.get("flags")
+    return isinstance(flags, list) and ("dead" in flags or "linkdown" in flags)
 
 
 def parse_listeners(text: str) -> tuple[Listener, ...]:

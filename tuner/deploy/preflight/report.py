@@ -13,7 +13,6 @@ from tuner.deploy.preflight.check_gpus import (
     check_gpudirect,
     check_gpus,
     check_topology,
-    far_devices,
     misplaced,
 )
 from tuner.deploy.preflight.check_network import (
@@ -21,17 +20,18 @@ from tuner.deploy.preflight.check_network import (
     INTERFACE_VARIABLES,
     check_left_out,
     check_network,
-    check_rdma,
 )
+from tuner.deploy.preflight.check_rdma import check_other_networks, check_rdma
+from tuner.deploy.preflight.collectives import EFA
 from tuner.deploy.preflight.facts import Expected, Finding, Node, Severity
 from tuner.deploy.preflight.links import (
     NodeLinks,
-    common_gid_index,
     find_links,
+    gid_index,
     hca_list,
+    speaks_ipv6,
     without_gid,
 )
-from tuner.deploy.preflight.weights import check_equal_weights, check_weights
 from tuner.errors import BadInput
 from tuner.shell import export_line
 
@@ -76,6 +76,9 @@ def run_preflight(
 
 def check_nodes(nodes: list[Node], expected: Expected | None = None) -> PreflightReport:
     """Check nodes that are already read."""
+    for node in nodes:
+        if expected:
+            node.name = expected.name_of(node)
     findings: list[Finding] = []
     linked: list[tuple[Node, NodeLinks]] = []
     for node in nodes:
@@ -83,20 +86,19 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         links = find_links(node, expected_node)
         linked.append((node, links))
         findings += check_rdma(node, links, expected_node)
+        findings += check_other_networks(node, links)
         findings += check_topology(node, links)
         findings += check_gpus(node, expected, expected_node)
         findings += check_gpudirect(node, links)
-        findings += check_weights(node)
         findings += check_network(node, links, expected)
         findings += _unread(node)
     findings += check_cluster(linked, expected)
-    findings += check_equal_weights(nodes)
-    gid_index = common_gid_index(linked)
+    sockets = all(node.without_rdma for node in nodes)
     reports = tuple(
         NodeReport(
             node.name,
             links,
-            _propose(node, links, gid_index, expected),
+            _propose(node, links, expected, sockets=sockets),
             tuple(node.topology.nics),
         )
         for node, links in linked
@@ -112,7 +114,7 @@ def _unique(findings: list[Finding]) -> list[Finding]:
     kept: dict[tuple[str, tuple[str, ...], str], Finding] = {}
     for finding in sorted(findings, key=lambda f: _ORDER[f.severity]):
         subject = finding.message
-        if finding.check == "nic-wrong-switch":  # two checks may find the same device
+        if finding.check in ("nic-wrong-switch", "rail-slow"):  # two checks may find a device
             subject = finding.message.split(" ")[0]
         kept.setdefault((finding.check, finding.nodes, subject), finding)
     return list(kept.values())
@@ -142,23 +144,29 @@ def _unread(node: Node) -> Iterator[Finding]:
 
 
 def _propose(
-    node: Node, links: NodeLinks, gid_index: int | None, expected: Expected | None
+    node: Node, links: NodeLinks, expected: Expected | None, *, sockets: bool
 ) -> dict[str, str]:
-    """The environment that follows from the capture."""
+    """The environment that follows from the capture. `sockets`: no node has an RDMA device."""
     proposed = {}
     expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []
     if expected_node is None or expected_node.rdma is None:  # none named in the cluster file
         leave_out = [device for card, _, _ in misplaced(node, links) for device in card]
-        leave_out += far_devices(node, links)
     # An empty table of GIDs may not have been captured; its device is told as an error.
     listed = {gid.device for gid in node.gids}
     leave_out += [device for device in without_gid(node, links) if device in listed]
     hcas = hca_list(node, links, leave_out)
     if hcas.strip("="):
         proposed["NCCL_IB_HCA"] = hcas
-        if gid_index is not None:
-            proposed["NCCL_IB_GID_INDEX"] = str(gid_index)
+        index = gid_index(node, links)
+        if index is not None:
+            proposed["NCCL_IB_GID_INDEX"] = str(index)
+            if speaks_ipv6(node, links):
+                proposed["NCCL_IB_ADDR_FAMILY"] = "AF_INET6"
+    if EFA in links.left_out.values():
+        proposed["FI_PROVIDER"] = "efa"
+    if sockets and not (expected_node and expected_node.rdma):
+        proposed["NCCL_IB_DISABLE"] = "1"
     if links.interface:
         proposed.update(dict.fromkeys(INTERFACE_VARIABLES, links.interface))
     if links.address:
@@ -170,6 +178,11 @@ def _propose(
 def _collectives(node: NodeReport) -> str:
     """How many RDMA devices a node can use, as far as they were captured."""
     compute, named = node.links.compute, node.topology_nics
+    efa = [device for device, reason in node.links.left_out.items() if reason == EFA]
+    if efa and not compute:
+        return f"{len(efa)} EFA devices, by libfabric"
+    if node.links.open:
+        return "not known: name them in the cluster file (rdma = [...])"
     if compute:
         return f"{len(node.links.usable)} of {len(compute)} RDMA devices usable"
     if named:

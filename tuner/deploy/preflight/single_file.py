@@ -1,76 +1,35 @@
-"""Write the preflight as one Python file, for machines that have only Python 3.8 or later.
+"""Write the preflight as one file, for machines that have only Python 3.8 or later.
 
-The modules are joined in the order of import, without their imports of each other. They share one
-namespace, so top-level names must differ, and imports between them must not rename anything.
+It is an archive as the standard library's `zipapp` makes them: Python runs its `__main__.py`.
+`zipapp` itself writes the times of files in the local time zone, so equal sources would give other
+bytes elsewhere.
 """
 
 from __future__ import annotations
 
-import ast
+import zipfile
 from pathlib import Path
 
-# In the order of import.
-MODULES = (
-    "errors",
-    "shell",
-    "deploy.preflight.facts",
-    "deploy.preflight.network",
-    "deploy.preflight.gpus",
-    "deploy.preflight.weights",
-    "deploy.preflight.capture",
-    "deploy.preflight.links",
-    "deploy.preflight.check_gpus",
-    "deploy.preflight.check_network",
-    "deploy.preflight.check_cluster",
-    "deploy.preflight.report",
-    "deploy.preflight.main",
-)
-_HEAD = '''#!/usr/bin/env python3
-"""Check GPU nodes and their network before an engine is launched on them.
-
-Needs Python 3.8 or later and nothing else. See --help. Made from tuner/deploy/preflight.
-"""
-
-from __future__ import annotations
-'''
+_INTERPRETER = b"#!/usr/bin/env python3\n"
+_MAIN = "import sys\n\nfrom tuner.deploy.preflight.main import main\n\nsys.exit(main())\n"
+_MODULES = ("__init__.py", "errors.py", "shell.py", "deploy/__init__.py", "deploy/preflight/*.py")
 
 
 def build_single_file(path: Path) -> None:
-    """Write the file. Equal sources give equal bytes. Raises RuntimeError where names clash."""
-    package = Path(__file__).parents[2]
-    parts = [_HEAD]
-    owner: dict[str, str] = {}
-    for module in MODULES:
-        source = (package / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-        tree = ast.parse(source)
-        for name in _defined(tree):
-            if owner.setdefault(name, module) != module:
-                raise RuntimeError(f"{name} is defined in {owner[name]} and in {module}")
-        parts.append(f"\n# ---- {module} ----\n{_body(source, tree)}")
-    path.write_bytes("\n".join(parts).encode("utf-8"))
+    """Write the file. Equal sources give equal bytes."""
+    with path.open("wb") as file:
+        file.write(_INTERPRETER)
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, source in (("__main__.py", _MAIN), *packaged_sources()):
+                archive.writestr(zipfile.ZipInfo(name), source)
     path.chmod(0o755)
 
 
-def _defined(tree: ast.Module) -> set[str]:
-    names = set()
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            found = (n for n in ast.walk(node) if isinstance(n, ast.Name))
-            names |= {n.id for n in found if isinstance(n.ctx, ast.Store)}
-    return names
-
-
-def _body(source: str, tree: ast.Module) -> str:
-    """The module without its docstring and its imports from this package."""
-    lines = source.splitlines()
-    for node in tree.body:
-        docstring = node is tree.body[0] and isinstance(node, ast.Expr)
-        internal = isinstance(node, ast.ImportFrom) and (
-            node.module == "__future__" or (node.module or "").startswith("tuner")
-        )
-        if docstring or internal:
-            end = node.end_lineno or node.lineno
-            lines[node.lineno - 1 : end] = [""] * (end - node.lineno + 1)
-    return "\n".join(lines).strip("\n") + "\n"
+def packaged_sources() -> list[tuple[str, str]]:
+    """(path in the archive, text) of each module that the preflight imports."""
+    package = Path(__file__).parents[2]
+    paths = [path for pattern in _MODULES for path in sorted(package.glob(pattern))]
+    return [
+        (path.relative_to(package.parent).as_posix(), path.read_text(encoding="utf-8"))
+        for path in paths
+    ]

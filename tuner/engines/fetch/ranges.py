@@ -27,8 +27,9 @@ class RangesRefused(Exception):  # noqa: N818
 class RemoteFile(io.RawIOBase):
     """A file that is read by range requests, a block at a time.
 
-    Raises RangesRefused if the server answers with anything but the range asked for, and
-    EngineNotFetched if it breaks off several times or changes the file in between.
+    Raises RangesRefused if the server is not reached at first, or answers with anything but the
+    range asked for, and EngineNotFetched if it breaks off several times or changes the file in
+    between.
     """
 
     def __init__(self, url: str) -> None:
@@ -87,6 +88,8 @@ class RemoteFile(io.RawIOBase):
                     raise RangesRefused(f"{self.url}: {error}") from None
                 reason: Exception = error
             except (OSError, http.client.HTTPException) as error:
+                if not self.size:  # pip may get there: it has proxies and certificates of its own
+                    raise RangesRefused(f"{self.url}: {error}") from None
                 reason = error
         raise EngineNotFetched(
             f"{self.url} broke off {_ATTEMPTS} times at byte {first} ({reason}): "
