@@ -55,7 +55,7 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(leases, figure
     post(100, seed=1)
     post(1000, seed=2)
     post(50, measure="predict")
-    post(10, device="H200")
+    post(10, device="NVIDIA_H200")
     found = figures.read()
     assert found.devices == {"NVIDIA_L40S", "NVIDIA_H200"}
     queues = {(one.device, one.needs_gpu): one for one in found.queues}

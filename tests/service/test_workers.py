@@ -348,7 +348,7 @@ def test_a_gpu_on_which_another_process_measures_costs_no_attempt(sqlite_url, mo
     rests: list[float] = []
     with Leases.open(sqlite_url) as leases, ExitStack() as stack:
         jobs = JobStore(leases.database)
-        job_id = submit(jobs, replace(replay(), device="L40S", measure="gpu")).job.id
+        job_id = submit(jobs, replace(replay(), device="NVIDIA_L40S", measure="gpu")).job.id
         registration = Registration(WorkerStore(leases.database), describe(gpu, None, "test"))
         registration.beat()
         environ = {**os.environ, **host, "TUNER_DATABASE_URL": sqlite_url}

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, engine_module, kernel_hash
-from tuner.engines.sidecars import kept_file, read_sidecar
+from tuner.engines.sidecars import PROVENANCE, kept_file, read_sidecar
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.file_checks import RuntimeFacts
 from tuner.problems.points import Problem
@@ -161,9 +161,13 @@ def server_facts(engine: Engine, family: str, triton: str | None) -> RuntimeFact
 
 
 def is_plugin_file(path: Path, folder: str) -> bool:
-    """Whether a path is of a file that the plugin looks for: FOLDER/triton_X_Y_Z/NAME.json."""
-    above = path.absolute().parts[-3:-1]
-    return path.suffix == ".json" and above[:1] == (folder,) and above[1].startswith("triton_")
+    """Whether a path is of a file that the plugin looks for: FOLDER/triton_X_Y_Z/NAME.json.
+
+    Sidecars lie alike, below their own folder.
+    """
+    root, kind, version = ("", "", "", *path.absolute().parts)[-4:-1]
+    below = kind == folder and root != PROVENANCE
+    return below and version.startswith("triton_") and path.suffix == ".json"
 
 
 def delivery_of(engine: Engine, family: str) -> Delivery:

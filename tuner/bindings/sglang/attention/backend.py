@@ -19,12 +19,11 @@ from tuner.kernels.launcher import TensorSpec
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
-BACKEND_FLAG = "--attention-backend"  # a server flag; tuned attention needs the value triton
-PHASE_FLAGS = {  # these override it for one phase
+PHASE_FLAGS = {  # these override --attention-backend for one phase
     AttentionPhase.EXTEND: "--prefill-attention-backend",
     AttentionPhase.DECODE: "--decode-attention-backend",
 }
-PHASE_FLAGS = {  # these override it for one phase
+PHASE_FLAGS = {  # these override --attention-backend for one phase
     AttentionPhase.EXTEND: "--prefill-attention-backend",
     AttentionPhase.DECODE: "--decode-attention-backend",
 }
