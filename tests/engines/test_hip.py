@@ -20,7 +20,7 @@ from tuner.compile.hsaco import HsacoResources, read_resources
 from tuner.compile.kernel import compile_kernel
 from tuner.devices.table import find_device
 from tuner.engines.config_files import AMD_OPTIONS, TILES, fields_on
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import Engine, find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import BadInput, UnsupportedKernel
@@ -150,7 +150,7 @@ def test_an_hsaco_without_its_note_is_refused() -> None:
 
 @pytest.mark.parametrize("engine", [ENGINE, NEWEST])  # the newest one asks a variable
 @pytest.mark.parametrize("text", ["extend_attention:q_heads=8", "decode_attention:q_heads=8"])
-def test_attention_is_launched_as_the_engine_launches_on_hip(text: str, engine) -> None:
+def test_attention_is_launched_as_the_engine_launches_on_hip(text: str, engine: Engine) -> None:
     problem = parse_problem(f"{text},kv_heads=1,Lq=128,Lv=128,dtype=bfloat16")
     kernels = lift_attention(engine, "hip")
     new = 128 if problem.phase is AttentionPhase.EXTEND else 1  # type: ignore[attr-defined]
