@@ -76,14 +76,6 @@ def parse_attention_json(data: bytes, name: str) -> AttentionCheckpoint:
     return AttentionCheckpoint(name, architecture_of(config), attention_shape(config))
 
 
-def attention_or_none(config: Json) -> AttentionShape | None:
-    """The attention of a config.json; None where it cannot be read."""
-    try:
-        return attention_shape(config)
-    except MalformedCheckpoint:
-        return None
-
-
 def attention_shape(config: Json) -> AttentionShape:
     """The attention of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)

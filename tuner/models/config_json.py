@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from tuner.errors import MalformedCheckpoint
-from tuner.models.attention_json import attention_or_none
+from tuner.models.attention_json import attention_shape
 from tuner.models.expert_fields import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, shared_experts
 from tuner.models.fields import (
     Json,
@@ -17,11 +19,12 @@ from tuner.models.fields import (
     torch_dtype,
 )
 from tuner.models.folder import config_file, doubt_of_folder, doubt_of_name, read_with
-from tuner.models.linears_json import linears_or_none, sparse_places
+from tuner.models.linears_json import read_shape, sparse_places
 from tuner.models.model import Model
 from tuner.models.quantization import read_quantization, unquantised
 from tuner.models.skipped import otherwise_quantised, unquantised_experts
 
+T = TypeVar("T")
 _FIELDS = {"E": EXPERTS, "intermediate": INTERMEDIATE, "hidden": HIDDEN, "top_k": TOP_K}
 
 
@@ -72,8 +75,8 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
         image_intermediate=for_images,
         detail=quant.detail,
         doubt=doubt,
-        attention=attention_or_none(config),
-        linears=linears_or_none(config),
+        attention=_or_none(attention_shape, config),
+        linears=_or_none(read_shape, config),
     )
 
 
@@ -103,3 +106,11 @@ def _required(fields: Json, field: str, architecture: str) -> int:
             "not a mixture-of-experts model"
         )
     return found
+
+
+def _or_none(read: Callable[[Json], T], config: Json) -> T | None:
+    """What is read of a config.json; None if it cannot be read."""
+    try:
+        return read(config)
+    except MalformedCheckpoint:
+        return None

@@ -39,14 +39,6 @@ def parse_linears_json(data: bytes, name: str) -> LinearCheckpoint:
     return LinearCheckpoint(name, architecture_of(config), read_shape(config))
 
 
-def linears_or_none(config: Json) -> LinearShape | None:
-    """The linear layers of a config.json; None where they cannot be read."""
-    try:
-        return read_shape(config)
-    except MalformedCheckpoint:
-        return None
-
-
 def read_shape(config: Json) -> LinearShape:
     """The linear layers of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
