@@ -22,7 +22,7 @@ from tuner.compile.hsaco import HsacoResources, read_resources
 from tuner.compile.kernel import compile_kernel
 from tuner.devices.table import find_device
 from tuner.engines.config_files import AMD_OPTIONS, TILES, fields_on
-from tuner.engines.engine import find_engine
+from tuner.engines.engine import Engine, find_engine
 from tuner.errors import BadInput, UnsupportedKernel
 from tuner.families.attention.problem import AttentionPhase
 from tuner.families.dense_gemm.check import check_files as check_gemm_files
@@ -149,7 +149,7 @@ def test_an_hsaco_without_its_note_is_refused() -> None:
 
 @pytest.mark.parametrize("engine", [ENGINE, NEWEST])  # the newest one asks a variable
 @pytest.mark.parametrize("text", ["extend_attention:q_heads=8", "decode_attention:q_heads=8"])
-def test_attention_is_launched_as_the_engine_launches_on_hip(text: str, engine) -> None:
+def test_attention_is_launched_as_the_engine_launches_on_hip(text: str, engine: Engine) -> None:
     problem = parse_problem(f"{text},kv_heads=1,Lq=128,Lv=128,dtype=bfloat16")
     kernels = lift_attention(engine, "hip")
     new = 128 if problem.phase is AttentionPhase.EXTEND else 1  # type: ignore[attr-defined]
