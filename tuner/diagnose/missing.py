@@ -87,7 +87,7 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
         model=context.model,
         ranks=_ranks(context),
     )
-    resolve, stranger = family.module("models").resolve, ""
+    resolve, stranger = family.module("models").of_line, ""
     for serving in (asked, replace(asked, model="", ranks=None)):
         try:
             return MissingFile(path, engine, family, resolve(path, serving), stranger=stranger)
