@@ -7,6 +7,7 @@ import shutil
 import pytest
 from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example
 from commands import tuner
+from node_shapes import lay, read_shape
 
 L40S, H20, RAY = CASES
 BENCH = CAPTURES / "bench"
@@ -57,6 +58,17 @@ def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path
     assert "error: h20-node01: " in result.stderr
     assert "correct what is an error above" in result.stderr
     assert (tmp_path / "b.tar.gz").is_file()
+
+
+@pytest.mark.usefixtures("bundled_store")
+def test_nodes_with_other_cards_than_the_bundle_s_are_errors(tmp_path):
+    shape = {**read_shape("no-rdma"), "gpu": "NVIDIA L20"}
+    nodes = example(L40S).nodes
+    captures = [f"--node={one.name}={lay(shape, tmp_path / one.name)}" for one in nodes]
+    options = ["--device", "L40S", "--cluster", EXAMPLES / f"{L40S}.toml", "--allow-predicted"]
+    options += ["--engine", ENGINES[L40S][0], "--out", tmp_path / "b.tar.gz"]
+    said = tuner("bundle", *options, *captures, code=1).stderr
+    assert "error: l40s-01: the bundle is for NVIDIA_L40S, and the node has NVIDIA L20" in said
 
 
 @pytest.mark.usefixtures("bundled_store")

@@ -66,6 +66,15 @@ def test_devices_are_chosen_as_nccl_chooses_them(sysfs: Path, asked: str, count:
     assert len(fabric.chosen_devices(sysfs, asked)) == count
 
 
+def test_a_port_at_a_sixteenth_of_the_rate_is_slow(sysfs: Path) -> None:
+    (sysfs / "mlx5_3/ports/1/rate").write_text("10 Gb/sec (1X QDR)\n")
+    expected = fabric.expectations(sysfs, "mlx5")
+    assert fabric.verdict(expected["mlx5_3"], fabric.wanted_rate(expected, "mlx5_3"), 0.9) != "ok"
+    assert fabric.verdict(expected["mlx5_1"], fabric.wanted_rate(expected, "mlx5_1"), 0.9) == "ok"
+    done = program("--sysfs", sysfs, "expect")
+    assert [line.split()[0] for line in done.stdout.splitlines() if "SLOW" in line] == ["mlx5_3"]
+
+
 def test_perftest_s_output_is_read() -> None:
     assert fabric.written(PERFTEST.format("184.00")) == pytest.approx(23.0)
     assert fabric.written("Couldn't connect to 10.0.0.1:18515") is None

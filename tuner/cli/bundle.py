@@ -100,7 +100,7 @@ def bundle(
         raise BadInput(runs.missing(wanted.engine.name))
     card = (runs.device() if runs else None) or find_device(device)
     found = find_engine(engine or _spec(wanted, runs))
-    report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
+    report = run_preflight(parse_nodes(node), wanted.expected(card.name)) if node else None
     tune = command_line("tuner", "tune", "--cluster", str(cluster), "--device", card.name)
     winners = _winners(card, found, tune)
     built = build_bundle(

@@ -60,6 +60,11 @@ def expectations(root: Path, asked: str) -> dict[str, float]:
     return found
 
 
+def wanted_rate(expected: dict[str, float], device: str) -> float:
+    """GB/s that a device should carry: a port at less than half of the others' rate is no rail."""
+    return max(expected[device], max(expected.values()) / 2)
+
+
 def written(text: str) -> float | None:
     """The average GB/s in the output of `ib_write_bw --report_gbits`; None without a result."""
     rows = re.findall(r"^\s*[0-9]+\s+[0-9]+\s+[0-9.]+\s+([0-9.]+)\s+[0-9.]+", text, re.MULTILINE)
@@ -109,7 +114,7 @@ def bandwidth(expected: dict[str, float], options: argparse.Namespace) -> int:
             say("%-10s no result: %s", device, " ".join(output.split())[-200:] or "no output")
             slow += 1
             continue
-        said = verdict(measured, expected[device], BANDWIDTH_OK)
+        said = verdict(measured, wanted_rate(expected, device), BANDWIDTH_OK)
         slow += said != "ok"
         say("%-10s %6.1f GB/s of %6.1f  %s", device, measured, expected[device], said)
     return 1 if slow or not expected else 0
@@ -229,7 +234,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "all-reduce":
         return all_reduce(expected, options)
     for device, rate in expected.items():
-        say("%-10s %6.1f GB/s", device, rate)
+        slow = "  SLOW: the others are faster" if rate < wanted_rate(expected, device) else ""
+        say("%-10s %6.1f GB/s%s", device, rate, slow)
     say("%-10s %6.1f GB/s", "together", sum(expected.values()))
     return 0
 
