@@ -11,6 +11,7 @@ TunerError                      the root: catch this to catch them all
 │   ├── UnsupportedFamily
 │   ├── BadProblem
 │   │   ├── IndivisibleShape
+│   │   ├── PaddedShape
 │   │   ├── NoSuchLayer
 │   │   └── SeveralModels
 │   ├── MalformedCheckpoint

@@ -377,11 +377,9 @@ def test_load_proof_reads_the_real_loaders_lines(real, tmp_path):
         if not real.reads(problem):
             continue
         lines = real.said(problem, H200.name, tmp_path / "none")
-        kind = "block" if problem.block else "channel"
-        family = f"{problem.dtype.value.partition('_')[0]}_{kind}"
         if problem.block:
             [load] = parse_log(lines).loads
-            assert (load.family, load.outcome) == (family, LoadOutcome.DEFAULT)
+            assert (load.family, load.outcome) == ("dense_gemm", LoadOutcome.DEFAULT)
         else:
             assert lines == []  # it says nothing then
         key = next(
@@ -390,5 +388,5 @@ def test_load_proof_reads_the_real_loaders_lines(real, tmp_path):
             if file.key.dtype == problem.dtype.value and bool(file.key.block) == bool(problem.block)
         )
         [load] = parse_log(real.said(problem_of(key), key.device)).loads
-        assert (load.family, load.outcome) == (family, LoadOutcome.LOADED)
+        assert (load.family, load.outcome) == ("dense_gemm", LoadOutcome.LOADED)
         assert load.used.endswith(f"/{format_file_name(key)}")

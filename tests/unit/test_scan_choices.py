@@ -262,7 +262,7 @@ def test_load_proof_reads_the_lines(choices, caplog):
     lines = [f"[2026-11-01 10:00:00 TP0] {record.getMessage()}" for record in caplog.records]
     loads = {load.outcome: load for load in parse_log(lines).loads}
     used = loads[LoadOutcome.LOADED]
-    assert (used.family, used.used) == ("scan", str(FILE.path_under(choices.root)))
+    assert (used.family, used.used) == ("chunk_scan", str(FILE.path_under(choices.root)))
     assert loads[LoadOutcome.REFUSED].reason == "made for triton 3.8.0, this is 3.6.0"
     assert "no choice for" in loads[LoadOutcome.DEFAULT].reason
 
