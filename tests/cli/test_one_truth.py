@@ -116,8 +116,7 @@ def test_all_commands_say_the_same_of_a_checkpoint_that_needs_a_flag(tuner, subt
     cluster = tmp_path / "cluster.toml"
     bundle = ("bundle", *SERVED, "--cluster", cluster, "--allow-predicted")
     cluster.write_text(CLUSTER.format(flags=""))
-    assert f"with {FLAG} in engine.flags the servers would read tuned files: {gain}x" in tuner(
-        *bundle
-    )
+    advice = f"with {FLAG} in engine.flags the servers would read tuned files: {gain}x"
+    assert advice in tuner(*bundle)
     cluster.write_text(CLUSTER.format(flags='"--quantization", "w8a8_int8"'))
     assert "| the same" in tuner(*bundle)

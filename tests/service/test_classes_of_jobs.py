@@ -213,7 +213,7 @@ def test_a_command_a_posted_job_and_a_watch_read_the_same_of_the_server_s_flags(
 ):
     name = engine.partition("==")[0]
     by_command = {
-        JobRequest(p, find_device("H100").name, engine, server=settings_to_keep(name, p, flags)).key
+        new_request(p, "H100", engine, server=settings_to_keep(name, p, flags)).key
         for p, flags in commanded(model, "H100", engine, server_args)
     }
     jobs = [*jobs_of(model, "H100", engine, server_args)]
