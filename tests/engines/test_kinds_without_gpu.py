@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from tuner.tuning.request import Effort, Known, Prepared, Request, parse_source,
 from tuner.tuning.space import Space
 
 H100 = find_device("H100")
+FEW = 3  # configurations at a point that is not its kernel's largest
 COMPILED = [
     (f"{MOE},dtype=fp8_w8a8", "sglang==0.5.23"),
     (f"decode_attention:{GQA}", "sglang==0.5.16"),
@@ -57,10 +59,14 @@ def covering(space: Space) -> Iterator[Config]:
 
 
 def configs_at(prepared: Prepared, point: Point) -> list[Config]:
-    """What the engine would run at a point, and configurations with each value of each axis."""
+    """What the engine would run at a point, and others: at the largest point of a kernel, each
+    value of each axis.
+    """
     own = prepared.plan(Known()).incumbents.get(point, {})
-    space = prepared.spaces[point.part]
-    return list(dict.fromkeys([*own.values(), *covering(space)]))
+    largest = max(one for one in prepared.points if one.part is point.part)
+    most = None if point == largest else FEW
+    others = itertools.islice(covering(prepared.spaces[point.part]), most)
+    return list(dict.fromkeys([*own.values(), *others]))
 
 
 def compiled(prepared: Prepared, candidate: Candidate) -> set[object]:
