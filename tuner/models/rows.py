@@ -25,7 +25,7 @@ _KNOWN = {
     "attention": {
         *("q_heads", "kv_heads", "head_dim", "v_head_dim", "layers", "sinks"),
         *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
-        *("windowed", "logit_cap", "context_length", "source"),
+        *("windowed", "logit_cap", "context_length", "laid_out_for", "source"),
     },
     "linears": {
         *("hidden", "layers", "dense_layers", "intermediate", "q_lora_rank", "unquantised"),
