@@ -14,7 +14,8 @@ import anyio
 from anyio import to_thread
 from fastapi import Depends, Request
 
-from api.exports import Bundles, Exports
+from api.bundles import Bundles
+from api.exports import Exports
 from api.keys import KnownKeys
 from api.matrix import Matrix
 from api.pages.browser import Links
