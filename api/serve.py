@@ -30,10 +30,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.app import create_app
 from api.errors import problem_response
-from api.keys import KeyPolicy, check_keys, is_loopback
+from api.key_policy import KeyPolicy, check_keys
 from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import HEAD_BYTES, ApiSettings
 from tuner.errors import BadInput
+from tuner.jobs.client import is_loopback
 from tuner.shell import command_line, export_line
 from tuner.store.connect import place_of
 from tuner.store.database import Database, only_server

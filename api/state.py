@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 
 from api.bundles import Bundles
 from api.exports import Exports
-from api.keys import KnownKeys
+from api.known_keys import KnownKeys
 from api.matrix import Matrix
 from api.pages.browser import Links
 from api.settings import ApiSettings
