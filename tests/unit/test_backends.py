@@ -9,7 +9,7 @@ import torch
 from tuner.backends import cutlass, registry
 from tuner.backends.operands import GemmOperands, Unsupported
 from tuner.backends.registry import BACKENDS, backends_of, find_backend, no_module
-from tuner.measure.chain_session import backend_of
+from tuner.measure.library_calls import backend_of
 from tuner.problems.points import title_of
 from tuner.problems.registry import families
 
