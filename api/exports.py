@@ -18,8 +18,8 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.settings import options_text, server_settings
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.delivery import ServerFlags
 from tuner.export.export import (
-    WayTo,
     choose,
     deliveries_for,
     export,
@@ -133,19 +133,21 @@ def make_archive(
     except OSError as error:
         raise UnwritableOutput(f"cannot write a temporary folder: {error.strerror}") from None
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
-    use = [text.replace(folder, "/path/to") for text in _use(way, name)]
+    use = [text.replace(folder, "/path/to") for text in _use(name, *way)]
     return Archive(name, data, etag, len(chosen.not_written), options_text(chosen.flags), use)
 
 
-def _use(way: WayTo, name: str) -> Iterator[str]:
+def _use(
+    name: str, variables: Sequence[str], server_flags: Sequence[ServerFlags], notes: Sequence[str]
+) -> Iterator[str]:
     """Say how servers are pointed at the unpacked folder."""
-    for variable in way.variables:
+    for variable in variables:
         yield export_line(variable, f"/path/to/{name}")
-    yield from way.notes
-    for flags in way.server_flags:
+    yield from notes
+    for flags in server_flags:
         yield f"server flags for {flags}"
-    if way.variables:
-        yield f"to go back: restart the servers after `{unset_line(way.variables)}`"
+    if variables:
+        yield f"to go back: restart the servers after `{unset_line(variables)}`"
 
 
 def files_state(folders: Iterable[Path]) -> str:

@@ -35,7 +35,6 @@ from tuner.errors import (
 from tuner.export.advice import Verdict, advise_all
 from tuner.export.export import WinnerStore
 from tuner.export.selection import with_shipped
-from tuner.export.servers import EngineRelease
 from tuner.problems.results import Winner
 from tuner.shell import command_line
 
@@ -100,7 +99,7 @@ def advised_for(
     exported: Collection[str],
     winners: Sequence[Winner],
     device: Device,
-    engine: EngineRelease,
+    engine: tuple[str, str],
     words: Sequence[str],
     model: str = "",
 ) -> Advised:

@@ -176,7 +176,9 @@ def report(
     wanted = problems_to_ship(problem or (), asked, choice)
     with open_store() as store:
         winners = stored(store, card, found, wanted)
-    winners = for_servers(winners, card, found, divided(flags, found.name, choice))
+    winners = for_servers(
+        winners, card, (found.name, found.version), divided(flags, found.name, choice)
+    )
     page = out / f"device_name={card.name}.html"
     write_all(out, {page: page_of(winners, card).encode()})
     winners_of = by_problem(winners)

@@ -19,7 +19,7 @@ from tuner.engines.launch import config_variables
 from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
-from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
+from tuner.export.delivery import Delivery, PlannedFile, ServerFlags, delivery_of, take_back
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
@@ -119,37 +119,29 @@ def export_device(
     return ExportReport(
         out,
         files,
-        carried=len(carried.keys() - {file.path for file in files}),
-        **vars(way_to(out, files, used, engine)),
+        len(carried.keys() - {file.path for file in files}),
+        *way_to(out, files, used, engine),
         left_out=chosen.left_out,
         advice=chosen.advice,
         removed=take_back(chosen.left_alone, engine, device, out),
     )
 
 
-@dataclass(frozen=True)
-class WayTo:
-    """How servers are pointed at a folder of exported files, as `ExportReport` has it."""
-
-    variables: Sequence[str]
-    server_flags: Sequence[ServerAdvice]
-    notes: Sequence[str]
-
-
 def way_to(
     folder: Path, files: Sequence[PlannedFile], used: Sequence[Delivery], engine: Engine
-) -> WayTo:
-    """How servers are pointed at the files that `used` wrote into a folder."""
+) -> tuple[list[str], list[ServerFlags], list[str]]:
+    """Say how servers are pointed at the files that `used` wrote into a folder.
+
+    These are the variables, the server flags and the notes of an `ExportReport`.
+    """
     readable = {delivery.variable for delivery in used}
-    return WayTo(
-        variables=[name for name in config_variables(engine.name, folder) if name in readable],
-        server_flags=[flags for delivery in used for flags in delivery.advice(files)],
-        notes=[
-            *triton_notes(files, engine),
-            *(delivery.note for delivery in used if delivery.note),
-            *(_copy_text(folder, delivery, engine) for delivery in used if not delivery.variable),
-        ],
-    )
+    variables = [name for name in config_variables(engine.name, folder) if name in readable]
+    notes = [
+        *triton_notes(files, engine),
+        *(delivery.note for delivery in used if delivery.note),
+        *(_copy_text(folder, delivery, engine) for delivery in used if not delivery.variable),
+    ]
+    return variables, [flags for one in used for flags in one.advice(files)], notes
 
 
 def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
@@ -187,7 +179,7 @@ def choose(
     if not allow_predicted:
         kept, predicted = leave_out_predicted(kept, named)
         left_out += predicted
-    advice = advise_all(kept, device, engine, flags, wanted=wanted)
+    advice = advise_all(kept, device, (engine.name, engine.version), flags, wanted)
     advice, unwritable = writable(advice, engine, device, out, named)
     left_out += unwritable
     alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
