@@ -108,7 +108,9 @@ def make_archive(
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
             root = Path(folder) / name
             chosen = choose(
-                store,
+                store.winners(
+                    device=wanted.device.name, engine=engine.name, engine_version=engine.version
+                ),
                 wanted.device,
                 engine,
                 root,

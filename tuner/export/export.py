@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, supports
@@ -34,12 +33,6 @@ from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
 from tuner.shell import command_line
-
-
-class WinnerStore(Protocol):
-    """What an export needs of a store."""
-
-    def winners(self, *, device: str, engine: str, engine_version: str) -> Sequence[Winner]: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class Choice:
 
 
 def export_device(
-    store: WinnerStore,
+    winners: Sequence[Winner],
     device: Device,
     engine: Engine,
     out: Path | None,
@@ -76,14 +69,14 @@ def export_device(
     named: Sequence[Problem] = (),
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> ExportReport:
-    """Export the winners for a device: as an overlay under `out`, or into the engine if None.
+    """Export a device's current winners: as an overlay under `out`, or into the engine if None.
 
     Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
     nothing is better than what servers run without this program. What an earlier export wrote there
     for a problem that is left alone by now is removed.
     """
     chosen = choose(
-        store,
+        winners,
         device,
         engine,
         out,
@@ -156,7 +149,7 @@ def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
 
 
 def choose(
-    store: WinnerStore,
+    winners: Sequence[Winner],
     device: Device,
     engine: Engine,
     out: Path | None,
@@ -166,15 +159,15 @@ def choose(
     named: Sequence[Problem] = (),
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> Choice:
-    """The winners to export under `out`, or into the engine if None. If `wanted` has problems, only
-    their winners; see `select`.
+    """Choose a device's winners to export under `out`, or into the engine if None. If `wanted` has
+    problems, only their winners; see `select`.
 
     Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
     predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
     `named` problems stands for is left out. Of what is left, only the winners are chosen whose
     files are advised for servers that are started with `flags`: there may be none.
     """
-    found = stored(store, device, engine, wanted)
+    found = wanted_winners(wanted, winners, device, engine)
     kept, left_out = loadable(found, engine, into_engine=out is None)
     if not allow_predicted:
         kept, predicted = leave_out_predicted(kept, named)
@@ -191,14 +184,13 @@ def choose(
     )
 
 
-def stored(
-    store: WinnerStore, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
+def wanted_winners(
+    wanted: Sequence[Problem], winners: Sequence[Winner], device: Device, engine: Engine
 ) -> Sequence[Winner]:
-    """All current winners for a device, or those of the `wanted` problems; see `select`.
+    """All winners for a device, or those of the `wanted` problems if there are any; see `select`.
 
     Raises ExportRefused where there are none.
     """
-    winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
