@@ -157,7 +157,7 @@ def _cookie_name(headers: Headers) -> str:
     return f"{prefix}tuner-session" + (f"-{port}" if port.isdigit() else "")
 
 
-class Links:
+class LoginLinks:
     """The links of this process that log a browser in once, and were not used yet.
 
     `tuner serve` prints one to the person who started it. Only the event loop uses them.

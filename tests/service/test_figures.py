@@ -19,7 +19,7 @@ from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
 from tuner.store.tables import jobs as table
-from tuner.store.workers import KNOWN, Figures, JobTimes, Nights
+from tuner.store.workers import KNOWN, Figures, JobTimes, NewestNights
 
 ON_GPU = new_request(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")
@@ -41,7 +41,7 @@ def figures(leases):
 def test_an_empty_store(figures):
     found = figures.read()
     assert (found.devices, found.queues, found.held, found.overdue) == (frozenset(), [], {}, 0)
-    assert (found.workers, found.nights) == ([], Nights(None, None, {}))
+    assert (found.workers, found.nights) == ([], NewestNights(None, None, {}))
     ends = (JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
     assert figures.finished() == dict.fromkeys(ends, 0)
 
@@ -55,7 +55,7 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(leases, figure
     post(100, seed=1)
     post(1000, seed=2)
     post(50, measure="predict")
-    post(10, device="H200")
+    post(10, device="NVIDIA_H200")
     found = figures.read()
     assert found.devices == {"NVIDIA_L40S", "NVIDIA_H200"}
     queues = {(one.device, one.needs_gpu): one for one in found.queues}

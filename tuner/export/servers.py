@@ -86,7 +86,7 @@ def for_servers(
         some = list(mine)
         _, kernel, started = running(problem, some, device, engine, flags)
         if kernel or flags_alone(started) != flags_alone(_own(some)):
-            some = told(some, kernel, settings_to_keep(engine[0], problem, started))
+            some = with_what_runs(some, kernel, settings_to_keep(engine[0], problem, started))
         found += some
     return found
 
@@ -109,7 +109,9 @@ def without_stale(winners: Sequence[Winner]) -> list[Winner]:
     ]
 
 
-def told(winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings) -> list[Winner]:
+def with_what_runs(
+    winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings
+) -> list[Winner]:
     """The winners with the name of what a server runs, where it is known."""
     return [
         replace(
