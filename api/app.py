@@ -38,12 +38,11 @@ from api.pages.render import ShowErrors
 from api.routes import coverage, jobs, results, service
 from api.settings import ApiSettings
 from api.state import Api, Readiness
-from tuner.jobs.job import Job
 from tuner.models.table import presets
 from tuner.store.database import Database, Probe
 from tuner.store.workers import Figures
 from workers.metrics import Metrics
-from workers.queue import Announces
+from workers.queue import Announcer, Announces, InBackground
 from workers.settings import Settings
 
 _FOLDER = str(files("fastapi_swagger.resources"))  # of the package fastapi-swagger
@@ -314,11 +313,6 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     return app
 
 
-class _SilentAnnouncer:
-    def announce(self, job: Job) -> None:
-        """Do nothing: workers find the job the next time they poll."""
-
-
 def _broker_collectors(settings: Settings) -> list[Collector]:
     if settings.broker_url is None:
         return []
@@ -328,8 +322,5 @@ def _broker_collectors(settings: Settings) -> list[Collector]:
 
 
 def _announcer(settings: Settings) -> Announces:
-    if settings.broker_url is None:
-        return _SilentAnnouncer()
-    from workers.queue import Announcer, InBackground  # noqa: PLC0415 (no Celery without a broker)
-
-    return InBackground(Announcer(settings))
+    announcer = Announcer(settings)  # without a broker, workers find a job when they next poll
+    return announcer if settings.broker_url is None else InBackground(announcer)

@@ -16,11 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import problem_response, store_problem
-from api.keys import TooManyWrong, is_loopback
 from api.limits import Limiter
 from api.pages.browser import is_page, is_same_origin, needs_no_key, session_of, wants_page
 from api.state import Api
+from api.wrong_keys import TooManyWrong
 from tuner.errors import UnusableStore
+from tuner.jobs.client import is_loopback
 from tuner.store.api_key import LOCAL, ApiKey, KeyState, key_hash
 from tuner.store.api_key import Scope as KeyScope
 from tuner.store.database import utc_now

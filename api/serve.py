@@ -30,10 +30,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.app import create_app
 from api.errors import problem_response
-from api.keys import KeyPolicy, check_keys, is_loopback
+from api.key_policy import KeyPolicy, check_keys
 from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import HEAD_BYTES, ApiSettings
 from tuner.errors import BadInput
+from tuner.jobs.client import is_loopback
 from tuner.shell import command_line, export_line
 from tuner.store.connect import place_of
 from tuner.store.database import Database, only_server
@@ -66,15 +67,15 @@ def uvicorn_options(settings: ApiSettings) -> dict[str, Any]:
     return {
         "http": partial(
             ClientConnection,
-            Places(connections, settings.connections_per_address),
-            Places(HEALTH, HEALTH_OF_ONE),
+            ConnectionPlaces(connections, settings.connections_per_address),
+            ConnectionPlaces(HEALTH, HEALTH_OF_ONE),
         ),
         "loop": "uvloop",
         "ws": "none",
     }
 
 
-class Places:
+class ConnectionPlaces:
     """How many connections there may be, and how many of one address."""
 
     def __init__(self, most: int, most_of_one: int) -> None:
@@ -146,8 +147,8 @@ class ClientConnection(H11Protocol):
 
     def __init__(
         self,
-        clients: Places,
-        health: Places,
+        clients: ConnectionPlaces,
+        health: ConnectionPlaces,
         *arguments: Any,  # noqa: ANN401 (uvicorn's own)
         **named: Any,  # noqa: ANN401
     ) -> None:
@@ -156,7 +157,7 @@ class ClientConnection(H11Protocol):
         self.app = partial(self._answer, self.app)
         self._drops = False  # what arrives, because the connection ends
         self._clients, self._health = clients, health
-        self._place: Places | None = None
+        self._place: ConnectionPlaces | None = None
         self._patience_s = HEAD_S
         self._patience: asyncio.TimerHandle | None = None
 

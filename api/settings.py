@@ -1,7 +1,8 @@
 """The API's settings, and how much a text of others may hold before it is parsed.
 
-Only this module reads environment variables for the API. (`api.keys` looks for the command line's
-key, as the command line does.) NAME_FILE may stand for NAME, as in `workers.settings`.
+Only this module reads environment variables for the API. (`api.key_policy` looks for the
+command line's key, as the command line does.) NAME_FILE may stand for NAME, as in
+`workers.settings`.
 
 Parsers take far longer than the bytes take to arrive, and some of them by the square: so each text
 is measured first, in linear time. What is left is parsed in a thread, apart from small bodies. The

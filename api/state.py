@@ -14,10 +14,11 @@ import anyio
 from anyio import to_thread
 from fastapi import Depends, Request
 
-from api.exports import Bundles, Exports
-from api.keys import KnownKeys
+from api.bundles import Bundles
+from api.exports import Exports
+from api.known_keys import KnownKeys
 from api.matrix import Matrix
-from api.pages.browser import Links
+from api.pages.browser import LoginLinks
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
@@ -137,7 +138,7 @@ class Api:
         self.known_keys = KnownKeys()
         self.sessions = SessionStore(self.store)
         self.known_sessions = KnownKeys()
-        self.links = Links()
+        self.links = LoginLinks()
         self.lookups = Lookups(self.store)
         self.estimates = Estimates(self.store)
         self.results = ResultStore(self.store)

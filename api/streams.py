@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ import anyio
 from anyio import to_thread
 from starlette.exceptions import HTTPException
 
-from api.keys import FRESH_S
+from api.known_keys import FRESH_S
 from tuner.errors import StoreUnreachable, TunerError
 from tuner.jobs.job import PLANNED, Job, JobEvent, JobState
 from tuner.jobs.workers import Reasons
@@ -217,14 +216,6 @@ _UNKNOWN = ("to_try", "left_s", "tried_a_minute", "timed_a_minute")  # before a 
 _LEAST = timedelta(seconds=2)  # before that, a pace says nothing
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Trials a minute."""
-
-    tried: float
-    timed: float
-
-
 def progress_of(job: Job, jobs: JobStore, results: ResultStore, reasons: Reasons) -> dict[str, Any]:
     """The fields of `ProgressOut`."""
     if job.run_id is None:
@@ -233,10 +224,11 @@ def progress_of(job: Job, jobs: JobStore, results: ResultStore, reasons: Reasons
     planned = jobs.latest_events(job.id, 1, PLANNED)
     stalled = reasons.stalled(job)
     pace = None if stalled else pace_of(jobs.latest_events(job.id, _EVENTS))
+    tried, timed = pace or (None, None)
     to_try = planned[0].data["to_try"] if planned else None
     left_s = None
-    if pace and pace.tried and to_try is not None and not job.state.finished:
-        left_s = 60 * max(0, to_try - sum(counts.values())) / pace.tried
+    if tried and to_try is not None and not job.state.finished:
+        left_s = 60 * max(0, to_try - sum(counts.values())) / tried
     return {
         "trials": {status.value: count for status, count in counts.items()},
         "best": [
@@ -246,13 +238,16 @@ def progress_of(job: Job, jobs: JobStore, results: ResultStore, reasons: Reasons
         "incumbents": _incumbents(job.run_id, planned[0].data, results) if planned else [],
         "to_try": to_try,
         "left_s": left_s,
-        "tried_a_minute": pace and pace.tried,
-        "timed_a_minute": pace and pace.timed,
+        "tried_a_minute": tried,
+        "timed_a_minute": timed,
     }
 
 
-def pace_of(events: Sequence[JobEvent]) -> Pace | None:
-    """The pace since the newest attempt began, or since the first of the events."""
+def pace_of(events: Sequence[JobEvent]) -> tuple[float, float] | None:
+    """Return the trials a minute, tried and timed, since the newest attempt began.
+
+    If the events begin later than the attempt, they count from the first one.
+    """
     began = max((n for n, one in enumerate(events) if _begins(one)), default=0)
     trials = [one for one in events[began:] if one.kind == "trials"]
     if not trials:
@@ -264,7 +259,8 @@ def pace_of(events: Sequence[JobEvent]) -> Pace | None:
     counted = [one.data for one in trials if one is not events[began]]
     tried = sum(data["tried"] for data in counted)
     timed = sum(_timed(data.get("statuses", {})) for data in counted)
-    return Pace(*(60 * number / passed.total_seconds() for number in (tried, timed)))
+    minutes = passed.total_seconds() / 60
+    return tried / minutes, timed / minutes
 
 
 def _begins(event: JobEvent) -> bool:

@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from serving import JOB, ask, key_of, machine, print_table, quantiles, serving
+from shown_store import publish, reports
 
+from tuner.store.database import Database
 from tuner.store.keys import Scope
 
 P99_MS = 300.0  # another address waits for less
@@ -56,6 +58,7 @@ class Attacker:
         self._port, self._job_id = port, job_id
         self._key = f"Authorization: Bearer {key}\r\n" if key else ""
         self._bombs = itertools.cycle(BOMBS)
+        self._numbers = itertools.count(1)
 
     async def run(self, kind: str, seconds: float) -> None:
         count, attack = self.kinds()[kind]
@@ -73,6 +76,7 @@ class Attacker:
             "small chunks": (20, self._small_chunks),
             "bombs": (8, self._bomb),
             "streams": (85, self._stream),
+            "exports": (8, self._export),
         }
 
     async def _again(self, attack: Attack, ends_at: float) -> None:
@@ -131,15 +135,25 @@ class Attacker:
             more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             writer.write(self._head("POST", "/v1/bundles", more) + body)
             await writer.drain()
-            head = await self._answer(reader)
-            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-            await reader.readexactly(int(length))
+            await reader.readexactly(_length(await self._answer(reader)))
 
     async def _stream(self, reader: StreamReader, writer: StreamWriter) -> None:
         writer.write(self._head("GET", f"/v1/jobs/{self._job_id}/events"))
         await self._answer(reader)
         while await reader.read(1 << 16):
             pass
+
+    async def _export(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Exports of ever new settings, so that none of them is kept already."""
+        flag = f"--chunked-prefill-size%20{next(self._numbers)}"
+        writer.write(self._head("GET", f"/v1/exports/H200.tar?server_args={flag}"))
+        length = _length(await self._answer(reader))
+        await reader.readexactly(length)
+
+
+def _length(head: bytes) -> int:
+    """Return the length of the body of an answer."""
+    return int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
 
 
 async def _slowly(start: bytes, reader: StreamReader, writer: StreamWriter) -> None:
@@ -203,6 +217,9 @@ def faults(row: Row, first: Row) -> list[str]:
 def measure(url: str, kinds: list[str], seconds: float) -> list[Row]:
     """A row for each attack, without a key and with one. The first row is of no attack."""
     rows: list[Row] = []
+    with Database.open(url) as store:  # there is something to export
+        for report in reports():
+            publish(store, report)
     with (
         key_of(url, Scope.SUBMIT) as other,
         key_of(url, Scope.READ) as mine,

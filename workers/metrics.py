@@ -31,7 +31,7 @@ from prometheus_client.registry import REGISTRY, Collector
 
 from tuner.errors import BadInput, UnusableStore
 from tuner.jobs.job import HELD, JobState
-from tuner.store.workers import Figures, Nights, StoreFigures
+from tuner.store.workers import Figures, NewestNights, StoreFigures
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.metrics")
@@ -309,7 +309,7 @@ def _of_workers(found: StoreFigures) -> Iterator[Metric]:
     yield from (alive, having)
 
 
-def _of_nights(nights: Nights) -> Iterator[Metric]:
+def _of_nights(nights: NewestNights) -> Iterator[Metric]:
     """The last rounds; nothing before the first one."""
     if nights.started_at:
         name, at = "tuner_night_started_timestamp_seconds", nights.started_at.timestamp()

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from api.keys import TooManyWrong, WrongKeys
+from api.wrong_keys import TooManyWrong, WrongKeys
 from tuner.store.api_key import key_hash
 from tuner.store.keys import LASTS
 
@@ -157,7 +157,7 @@ def _cookie_name(headers: Headers) -> str:
     return f"{prefix}tuner-session" + (f"-{port}" if port.isdigit() else "")
 
 
-class Links:
+class LoginLinks:
     """The links of this process that log a browser in once, and were not used yet.
 
     `tuner serve` prints one to the person who started it. Only the event loop uses them.

@@ -15,8 +15,8 @@ from api.fields import EngineName, Name, Strict
 from api.matrix import CoverageRow, RowFilter
 from api.pages.browser import asked
 from api.pages.names import device_short
-from api.pages.points import PartChart, Times, WinnerRow, chart_of, entries_of
 from api.pages.render import page
+from api.pages.winners import PartChart, Times, WinnerRow, chart_of, entries_of
 from api.paging import ResultOf
 from api.routes.results import get_result
 from api.state import Api, ApiDep

@@ -17,7 +17,8 @@ from api.fields import JobId
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, full_name, mistakes_in, refused_in
 from api.pages.names import readable, steps_of
-from api.pages.points import (
+from api.pages.render import as_time, go, page
+from api.pages.winners import (
     charts_of,
     entries_of,
     entries_so_far,
@@ -25,7 +26,6 @@ from api.pages.points import (
     server_of,
     speedup_of,
 )
-from api.pages.render import as_time, go, page
 from api.paging import JobPage, Page
 from api.requests import SubmitJob
 from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs, retry_job, submit_job

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from api.auth import Admin, Caller, Reader
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, mistakes_in
-from api.pages.points import (
+from api.pages.render import go, page
+from api.pages.winners import (
     WinnerRow,
     charts_of,
     entries_of,
@@ -23,7 +24,6 @@ from api.pages.points import (
     server_of,
     speedup_of,
 )
-from api.pages.render import go, page
 from api.paging import Page, ResultOf, cursor_at
 from api.routes.results import get_result, list_run_trials, withdraw_result
 from api.state import Api, ApiDep

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import anyio
@@ -291,22 +290,16 @@ After = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class StreamStart:
-    """A stream begins after the job's event with the number `seen`."""
-
-    job: FollowedJob
-    seen: int
-    secret: str  # of the caller
-
-
 async def _stream_start(
     job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0, after: After = 0
-) -> AsyncIterator[StreamStart]:
-    """The stream's start, and its place. Once it has begun, its status cannot be changed."""
+) -> AsyncIterator[tuple[FollowedJob, int]]:
+    """Yield the job, and the number of the event that the stream begins after.
+
+    Once the stream has begun, its status cannot be changed.
+    """
     seen = await run_in_threadpool(_first_seen, api, job_id, last_event_id or after)
     with api.streaming(caller.name, caller.secret, job_id) as job:
-        yield StreamStart(job, seen, caller.secret)
+        yield job, seen
 
 
 def _first_seen(api: Api, job_id: str, last_event_id: int) -> int:
@@ -332,17 +325,17 @@ def _first_seen(api: Api, job_id: str, last_event_id: int) -> int:
     },
 )
 async def follow_job(
-    start: Annotated[StreamStart, Depends(_stream_start)], api: ApiDep
+    start: Annotated[tuple[FollowedJob, int], Depends(_stream_start)], caller: Reader, api: ApiDep
 ) -> AsyncIterator[EventOut]:
     """Follow a job to its end, from its first step or from the one after Last-Event-ID."""
     ends_at = time.monotonic() + api.settings.stream_s
-    seen, finished = start.seen, False
+    (job, seen), finished = start, False
     yield ServerSentEvent(comment="steps of a job", retry=RECONNECT_MS)  # type: ignore[misc]
     while not finished:
         events: Sequence[JobEvent] = ()
         with anyio.move_on_after(ends_at - time.monotonic()):
             try:
-                events = await start.job.after(seen, start.secret)
+                events = await job.after(seen, caller.secret)
             except UnusableStore:
                 return  # the client reconnects with the last id that it has
         if not events:

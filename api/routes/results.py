@@ -14,8 +14,9 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
 from api.bodies import JsonRoute
+from api.bundles import BundleRequest, read_posted
 from api.errors import responses, said_of
-from api.exports import Archive, BundleRequest, ExportRequest, is_named, read_posted
+from api.exports import Archive, ExportRequest, is_named
 from api.fields import JobId
 from api.pages.browser import wants_page
 from api.paging import ExportIn, Page, ResultOf, page_of, read_cursor
@@ -306,7 +307,7 @@ async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
         end_turn()
     device = find_device(body.device)
     cluster = await run_in_threadpool(read_posted, body.cluster)
-    asked = BundleRequest(cluster, device, body.allow_predicted, body.allow_missing)
+    asked = BundleRequest(body.cluster, cluster, device, body.allow_predicted, body.allow_missing)
     return await api.bundles.get(asked)
 
 

@@ -33,11 +33,10 @@ from tuner.errors import (
     UnwritableOutput,
 )
 from tuner.export.advice import Verdict, advise_all
-from tuner.export.export import WinnerStore
 from tuner.export.selection import with_shipped
-from tuner.export.servers import EngineRelease
 from tuner.problems.results import Winner
 from tuner.shell import command_line
+from tuner.store.results import ResultStore
 
 
 def tuned_files(root: Path, device: str) -> dict[str, bytes]:
@@ -100,7 +99,7 @@ def advised_for(
     exported: Collection[str],
     winners: Sequence[Winner],
     device: Device,
-    engine: EngineRelease,
+    engine: tuple[str, str],
     words: Sequence[str],
     model: str = "",
 ) -> Advised:
@@ -189,7 +188,7 @@ class Installed(NamedTuple):
 
 
 @contextmanager
-def plan_of(request: ProofRequest, store: WinnerStore) -> Iterator[ProofPlan]:
+def plan_of(request: ProofRequest, store: ResultStore) -> Iterator[ProofPlan]:
     """The plan; a dummy model's folder exists for as long as it does.
 
     The server without the files is started with the user's flags alone. The other one also gets

@@ -20,7 +20,7 @@ from attention_cases import fill as fill_attention
 from bundle_cases import CAPTURES, CASES, EXAMPLES, build, example, files_of, fill
 from commands import tuner
 
-from api.keys import KeyPolicy
+from api.key_policy import KeyPolicy
 from api.serve import _greeting
 from tuner.cli.remedy import write_remedy
 from tuner.diagnose.report import filled

@@ -56,16 +56,6 @@ def winners(status: Status = Status.OK, warps: int = 4, sizes=BATCH_SIZES) -> li
     return [winner(size, gemm, status, warps) for size in sizes for gemm in Gemm]
 
 
-class Stored:
-    """A store with these winners alone."""
-
-    def __init__(self, some: list[Winner]) -> None:
-        self.some = some
-
-    def winners(self, *, device: str, engine: str, engine_version: str) -> list[Winner]:
-        return self.some
-
-
 def of(problem, some: list[Winner], **environment: str) -> list[Winner]:
     changed = replace(some[0].environment, **environment)
     return [replace(one, problem=problem, environment=changed) for one in some]
@@ -81,14 +71,14 @@ def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
 
 
 def test_overlay_loses_none_of_the_packaged_files(engine, tmp_path):
-    assert export_device(Stored(winners()), L40S, engine, tmp_path, allow_predicted=False)
+    assert export_device(winners(), L40S, engine, tmp_path, allow_predicted=False)
     packaged = moe_engine(engine).package_root / "configs"
     names = [path.relative_to(packaged) for path in packaged.rglob("*.json")]
     assert all(
         (tmp_path / "configs" / n).read_bytes() == (packaged / n).read_bytes() for n in names
     )
     again, other = (
-        export_device(Stored(winners()), L40S, engine, folder, allow_predicted=False)
+        export_device(winners(), L40S, engine, folder, allow_predicted=False)
         for folder in (tmp_path, tmp_path / "other")
     )
     assert (again.carried, other.carried) == (0, len(names))
@@ -120,9 +110,9 @@ def test_a_packaged_file_is_replaced_until_what_it_holds_is_left_alone(engine, t
     assert before != shipped.read_bytes()
     assert file.path not in packaged_to_carry(deliveries_for(ours, engine), tmp_path)
     for folder in (tmp_path, tmp_path / "new"):
-        export_device(Stored(ours), h200, engine, folder, allow_predicted=False)
+        export_device(ours, h200, engine, folder, allow_predicted=False)
         assert (folder / file.path.relative_to(tmp_path)).read_bytes() == before
-    alone = Stored(left_alone(ours))
+    alone = left_alone(ours)
     report = export_device(alone, h200, engine, tmp_path, allow_predicted=False)
     assert report.removed == [file.path]
     assert file.path.read_bytes() == shipped.read_bytes()
@@ -138,24 +128,22 @@ def left_alone(some: list[Winner]) -> list[Winner]:
 
 
 def test_what_is_left_alone_by_now_is_removed(engine, tmp_path):
-    exported = export_device(Stored(winners()), L40S, engine, tmp_path, allow_predicted=False)
+    exported = export_device(winners(), L40S, engine, tmp_path, allow_predicted=False)
     alone = left_alone(winners())
-    report = export_device(Stored(alone), L40S, engine, tmp_path, allow_predicted=False)
+    report = export_device(alone, L40S, engine, tmp_path, allow_predicted=False)
     assert not report.files
     assert set(report.removed) == {file.path for file in exported.files}
     assert "not advised by now" in report.as_text()
     assert not any(one.path.exists() or one.sidecar.exists() for one in exported.files)
-    again = export_device(Stored(alone), L40S, engine, tmp_path, allow_predicted=False)
+    again = export_device(alone, L40S, engine, tmp_path, allow_predicted=False)
     assert not again.removed
 
 
 def test_a_file_that_was_changed_by_hand_stays(engine, tmp_path):
-    (file, *_) = export_device(
-        Stored(winners()), L40S, engine, tmp_path, allow_predicted=False
-    ).files
+    (file, *_) = export_device(winners(), L40S, engine, tmp_path, allow_predicted=False).files
     file.path.write_text(file.text() + "\n")
     alone = left_alone(winners())
-    report = export_device(Stored(alone), L40S, engine, tmp_path, allow_predicted=False)
+    report = export_device(alone, L40S, engine, tmp_path, allow_predicted=False)
     assert file.path not in report.removed
     assert file.path.exists()
 
@@ -200,7 +188,7 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
         winner(sizes[-1], Gemm.UP, Status.PREDICTED, 4),
         winner(sizes[-1], Gemm.DOWN, Status.INCUMBENT, 4),
     ]
-    mixed = Stored(winners() + of(OTHER, measured + guessed))
+    mixed = winners() + of(OTHER, measured + guessed)
     report = export_device(mixed, L40S, engine, tmp_path / "out", allow_predicted=False)
     files = {file.path.name: file for file in report.files if file.problem == OTHER}
     assert len(files) == (2 if measured else 0)
@@ -222,16 +210,16 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
 
 
 def test_the_list_of_another_device_stays(engine, tmp_path):
-    mixed = Stored(winners() + of(OTHER, winners(Status.PREDICTED)))
+    mixed = winners() + of(OTHER, winners(Status.PREDICTED))
     export_device(mixed, L40S, engine, tmp_path, allow_predicted=False)
     h200 = find_device("H200")
-    ours = Stored(of(PROBLEM, winners(), device=h200.name))
+    ours = of(PROBLEM, winners(), device=h200.name)
     export_device(ours, h200, engine, tmp_path, allow_predicted=False)
     assert OTHER.spec() in (tmp_path / LIST).read_text()
 
 
 def test_where_all_is_predicted_the_export_is_refused(engine, tmp_path):
-    both = Stored(winners(Status.PREDICTED) + of(OTHER, winners(Status.PREDICTED)))
+    both = winners(Status.PREDICTED) + of(OTHER, winners(Status.PREDICTED))
     says = "^72 of the 72 winners for .* and 1 other problems were predicted.* --allow-predicted$"
     with pytest.raises(ExportRefused, match=says) as refused:
         export_device(both, L40S, engine, tmp_path / "out", allow_predicted=False)
@@ -242,7 +230,7 @@ def test_where_all_is_predicted_the_export_is_refused(engine, tmp_path):
 
 
 def test_a_named_problem_that_is_only_predicted_is_refused_by_its_name(engine):
-    mixed = Stored(winners() + of(OTHER, winners(Status.PREDICTED)))
+    mixed = winners() + of(OTHER, winners(Status.PREDICTED))
     options = {"allow_predicted": False, "wanted": [PROBLEM, OTHER]}
     says = rf"^36 of the 36 winners for {OTHER.spec()} were predicted"
     with pytest.raises(ExportRefused, match=says):
@@ -308,7 +296,7 @@ TWINS = [parse_problem(SPEC.format(hidden)) for hidden in (7168, 6144)]
 def test_two_problems_of_one_file_are_left_out_and_stop_no_other(engine, tmp_path, second):
     both = of(TWINS[0], winners()) + of(TWINS[1], winners(second))
     options = {"allow_predicted": True}
-    out, others = tmp_path / "out", Stored(winners() + both)
+    out, others = tmp_path / "out", winners() + both
     report = export_device(others, L40S, engine, out, **options)
     assert {file.problem for file in report.files} == {PROBLEM}
     assert {one.problem for one in report.advice} == {PROBLEM}
@@ -318,9 +306,9 @@ def test_two_problems_of_one_file_are_left_out_and_stop_no_other(engine, tmp_pat
     assert listed == [{"problem": problem.spec(), "why": why} for problem in reversed(TWINS)]
     assert not [path for path in out.rglob("*E=256,N=128*L40S*") if "provenance" in path.parts]
 
-    for store, named in (Stored(both), ()), (others, TWINS[:1]):
+    for stored, named in (both, ()), (others, TWINS[:1]):
         with pytest.raises(ExportRefused, match="name one of them to export it") as refused:
-            export_device(store, L40S, engine, tmp_path / "none", named=named, **options)
+            export_device(stored, L40S, engine, tmp_path / "none", named=named, **options)
         assert all(problem.spec() in str(refused.value) for problem in TWINS)
         assert not (tmp_path / "none").exists()
     one = export_device(others, L40S, engine, tmp_path / "one", wanted=TWINS[1:], **options)
@@ -409,7 +397,7 @@ def test_up_and_down_with_different_blocks_are_refused(version, tmp_path):
         export(pair, found, L40S, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     some = of(PROBLEM, pair, engine_version=version)
-    beside = Stored(of(OTHER, winners(), engine_version=version) + some)
+    beside = of(OTHER, winners(), engine_version=version) + some
     report = export_device(beside, L40S, found, tmp_path / "out", allow_predicted=False)
     assert {file.problem for file in report.files} == {OTHER}
     (left_out,) = report.left_out
@@ -440,7 +428,7 @@ def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
 def test_an_engine_without_a_variable_is_told_how_to_be_given_the_files(tmp_path):
     some = of(PROBLEM, winners(), engine_version="0.4.4", triton="3.1.0")
     old = find_engine("sglang==0.4.4")
-    said = export_device(Stored(some), L40S, old, tmp_path, allow_predicted=False).as_text()
+    said = export_device(some, L40S, old, tmp_path, allow_predicted=False).as_text()
     said = " ".join(said.split())  # where lines are folded depends on the folder's name
     assert f"sglang 0.4.4 reads no folder but its own: copy {tmp_path}/configs and" in said
     assert "sglang/srt/layers/moe/fused_moe_triton where it serves, or export there with" in said

@@ -60,7 +60,8 @@ def write(winners: Sequence[Winner], root: Path):
 
 
 def device_report(store: ResultStore, engine, out: Path | None, *, predicted: bool = False):
-    return export_device(store, H200, engine, out, allow_predicted=predicted, flags=ON_TRITON)
+    winners = store.winners(device=H200.name, engine=engine.name, engine_version=engine.version)
+    return export_device(winners, H200, engine, out, allow_predicted=predicted, flags=ON_TRITON)
 
 
 def attention_of(report: ExportReport) -> list[AttentionFileExport]:

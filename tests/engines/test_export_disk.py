@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cases import L40S
-from test_export import Stored, winners
+from test_export import winners
 
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
@@ -82,21 +82,21 @@ def test_a_new_folder_does_not_appear_half_written(engine, disk, out):
     with disk.full(SOME):
         before = contents(disk.folder)
         with pytest.raises(UnwritableOutput) as said:
-            export_device(Stored(winners(warps=4)), L40S, engine, root, allow_predicted=False)
+            export_device(winners(warps=4), L40S, engine, root, allow_predicted=False)
         assert contents(disk.folder) == before
     assert str(said.value).startswith(f"cannot write to {root}: {disk.says}; nothing was changed")
 
 
 def test_a_folder_that_exists_stays_as_it_was(engine, disk, tmp_path):
     source = tmp_path / "source"
-    export_device(Stored(winners(warps=4)), L40S, engine, source, allow_predicted=False)
+    export_device(winners(warps=4), L40S, engine, source, allow_predicted=False)
     root = disk.folder / "out"
     ours = [path for path in source.rglob(f"*N=64,device_name={L40S.name}*") if path.is_file()]
     write_all(root, {root / path.relative_to(source): path.read_bytes() for path in ours})
     with disk.full(SOME):
         before = contents(disk.folder)
         with pytest.raises(UnwritableOutput, match=f"cannot write to {root}: {disk.says}"):
-            export_device(Stored(winners(warps=8)), L40S, engine, root, allow_predicted=False)
+            export_device(winners(warps=8), L40S, engine, root, allow_predicted=False)
         assert contents(disk.folder) == before
 
 
@@ -109,14 +109,14 @@ def test_the_engine_s_package_stays_as_it_was(engine, disk, room):
     copy.write_bytes(source.read_bytes())
     here = replace(engine, root=root)
     moe_engine(here).configs.mkdir()
-    first = export_device(Stored(winners(warps=4)), L40S, here, None, allow_predicted=False)
+    first = export_device(winners(warps=4), L40S, here, None, allow_predicted=False)
     assert all(file.path.is_relative_to(root) for file in first.files)
     with disk.full(room):
         before = contents(disk.folder)
         with pytest.raises(UnwritableOutput, match=disk.says):
-            export_device(Stored(winners(warps=8)), L40S, here, None, allow_predicted=False)
+            export_device(winners(warps=8), L40S, here, None, allow_predicted=False)
         assert contents(disk.folder) == before
-    export_device(Stored(winners(warps=8)), L40S, here, None, allow_predicted=False)
+    export_device(winners(warps=8), L40S, here, None, allow_predicted=False)
     assert contents(disk.folder) != before
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from cases import L40S
-from test_export import PROBLEM, Stored, left_alone, over_a_shipped_file, winners
+from test_export import PROBLEM, left_alone, over_a_shipped_file, winners
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, find_engine
@@ -33,7 +33,7 @@ def engine(tmp_path) -> Engine:
 
 
 def export(engine: Engine, some, device=H200) -> ExportReport:
-    return export_device(Stored(some), device, engine, None, allow_predicted=False)
+    return export_device(some, device, engine, None, allow_predicted=False)
 
 
 def what_it_ships(layer: MoeEngine):

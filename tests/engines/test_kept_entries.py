@@ -78,7 +78,7 @@ def test_where_the_engine_ships_a_file_nothing_is_tried(
     # The store is whole: nothing is exported, and what a server finds is still the engine's file.
     winners = store.winners(device=device.name, engine="sglang", engine_version="0.5.16")
     assert {winner.entry.point for winner in winners} == set(prepare(request).points)
-    assert choose(store, device, ENGINE, tmp_path, allow_predicted=False).winners == []
+    assert choose(winners, device, ENGINE, tmp_path, allow_predicted=False).winners == []
     (planned,) = plan_model([problem], ENGINE, device, {}, winners, lambda _: None).problems
     assert (planned.file, planned.gain) == (FoundFile.SHIPPED, None)
 
@@ -125,7 +125,8 @@ def test_only_sizes_that_are_not_shipped_are_predicted(
     statuses = {e.point.batch_size: (e.status, e.reason == KEPT) for e in report.entries}
     assert statuses == {64: (Status.INCUMBENT, True), 4096: (Status.PREDICTED, False)}
     assert f"2 of 4: {KEPT}" in report.as_text()
-    done = export_device(store, H200, ENGINE, tmp_path / "out", allow_predicted=True)
+    winners = store.winners(device=H200.name, engine="sglang")
+    done = export_device(winners, H200, ENGINE, tmp_path / "out", allow_predicted=True)
     sizes = prepare(asked(R1, H200)).points
     for file in done.files:  # each file is whole
         assert {*file.statuses} >= {point.batch_size for point in sizes}
@@ -213,7 +214,8 @@ def test_a_shipped_entry_that_the_kernel_does_not_take_is_told_and_kept(
     publish_twice_as_fast(store, report)
     flags = {"--fp8-gemm-backend": "triton", "--moe-runner-backend": "triton"}
     out = tmp_path / "out"
-    exported = export_device(store, H100, ENGINE, out, allow_predicted=True, flags=flags)
+    winners = store.winners(device=H100.name, engine="sglang")
+    exported = export_device(winners, H100, ENGINE, out, allow_predicted=True, flags=flags)
     assert len(exported.files) == 2
     for file in exported.files:
         assert odd.items() <= json.loads((out / file.path).read_text())["64"].items()

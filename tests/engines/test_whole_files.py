@@ -216,7 +216,14 @@ def trials_of(case: Case, plan: RunPlan, run: Stored) -> Iterator[Trial]:
 def check_export(store: ResultStore, case: Case, engine: Engine, out: Path | None, run: Stored):
     try:
         report = export_device(
-            store, case.device, engine, out, allow_predicted=run.allow_predicted, flags=FLAGS
+            store.winners(
+                device=case.device.name, engine=engine.name, engine_version=engine.version
+            ),
+            case.device,
+            engine,
+            out,
+            allow_predicted=run.allow_predicted,
+            flags=FLAGS,
         )
     except ExportRefused as refusal:
         assert "were predicted" in str(refusal) or "has no winners" in str(refusal)

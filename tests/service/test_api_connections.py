@@ -15,7 +15,7 @@ import pytest
 from api_server import JOB, Server, eventually, serving
 
 import api.serve
-from api.serve import ClientConnection, Places, uvicorn_options
+from api.serve import ClientConnection, ConnectionPlaces, uvicorn_options
 from api.settings import PIECE_BYTES, PIECES, ApiSettings
 from tuner.store.keys import Scope
 from workers.settings import Settings
@@ -81,7 +81,7 @@ def settled(server: Server) -> float:
 def most(settings: ApiSettings) -> int:
     """The number of connections that are taken."""
     places = uvicorn_options(settings)["http"].args[0]
-    assert isinstance(places, Places)
+    assert isinstance(places, ConnectionPlaces)
     return places.most
 
 

@@ -18,7 +18,7 @@ from visitor import FORM
 
 import api.app
 import api.bodies
-import api.exports
+import api.bundles
 import api.middleware
 from api.pages.browser import is_page, proof_of
 from api.requests import EXAMPLE_CLUSTER
@@ -278,14 +278,14 @@ def odd_fields(document: Any, schema: Any) -> Iterator[tuple[str, object]]:
 @pytest.mark.parametrize("path", ["/v1/bundles", "/bundles"])
 def test_others_are_answered_while_a_cluster_is_read(server, monkeypatch, path):
     reading, go_on = threading.Event(), threading.Event()
-    parse = api.exports.parse_cluster
+    parse = api.bundles.parse_cluster
 
     def slowly(text: str) -> object:
         reading.set()
         assert go_on.wait(30)
         return parse(text)
 
-    monkeypatch.setattr(api.exports, "parse_cluster", slowly)
+    monkeypatch.setattr(api.bundles, "parse_cluster", slowly)
     fields = {"cluster": EXAMPLE_CLUSTER, "device": "L40S"}
     body, headers = json.dumps(fields).encode(), {"Content-Type": "application/json"}
     if is_page(path):

@@ -11,9 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import anyio
 import pytest
 from api_server import Answer, Server, serving
 from attention_cases import DECODE, ENVIRONMENT, EXTEND, entry, fill, point, usual
@@ -34,13 +32,6 @@ TRITON = "server_args=--attention-backend%20triton"  # FlashAttention 3 is the d
 PATH = f"{PLAIN}&{TRITON}"
 FOLDER = "NVIDIA_H200-sglang-0.5.16"
 LIST = f"{FOLDER}/provenance/left_out,device_name=NVIDIA_H200.jsonl"
-
-
-@pytest.fixture(autouse=True)
-def no_rests(monkeypatch):
-    """Tests do not wait."""
-    monkeypatch.setattr(exports, "LOOK_REST", 0.0)
-    monkeypatch.setattr(exports, "MAKE_REST", 0.0)
 
 
 @contextmanager
@@ -205,40 +196,6 @@ class TestMadeOnce:
         fill(store, EXTEND)
         assert server.call("GET", PATH).status == 200
 
-    def test_who_waited_gets_what_was_made_meanwhile(self, server, store, monkeypatch):
-        """Even where winners are published faster than archives can be made."""
-        fill(store, EXTEND)
-        begun, looked, go_on = threading.Event(), threading.Event(), threading.Event()
-        make, look, made, looks = exports.make_archive, exports.Exports._look, [], []
-
-        def slow(*arguments: object) -> object:
-            begun.set()
-            assert go_on.wait(30)
-            made.append(make(*arguments))
-            return made[-1]
-
-        def counted(*arguments: object) -> object:
-            looks.append(look(*arguments))
-            if len(looks) == 5:  # four clients, and one look to make the first archive
-                looked.set()
-            return looks[-1]
-
-        monkeypatch.setattr(exports, "make_archive", slow)
-        monkeypatch.setattr(exports.Exports, "_look", counted)
-        with ThreadPoolExecutor(4) as clients:
-            first = clients.submit(server.call, "GET", PATH)
-            assert begun.wait(30)
-            fill(store, DECODE)
-            others = [clients.submit(server.call, "GET", PATH) for _ in range(3)]
-            assert looked.wait(30)
-            fill(store, DECODE)
-            go_on.set()
-        assert first.result().status == 200
-        assert {(one.result().status, one.result().body) for one in others} == {
-            (200, made[-1].data)
-        }
-        assert len(made) == 2
-
     def test_it_is_made_again_when_the_engine_s_own_files_change(
         self, one_server, tmp_path, monkeypatch, making
     ):
@@ -258,12 +215,14 @@ class TestMadeOnce:
         assert second == {**first, name: b"{}"}
         assert making.times == 2
 
-    def test_what_takes_too_much_memory_is_not_kept(self, one_server, monkeypatch, making):
-        size = len(one_server.call("GET", PATH).body)
-        monkeypatch.setattr(exports, "KEPT_BYTES", size + 1)
+    def test_only_the_newest_are_kept(self, sqlite_url, monkeypatch, making):
+        with ResultStore.open(sqlite_url) as opened:
+            fill(opened, EXTEND)
+        monkeypatch.setattr(exports, "KEPT", 1)
         predicted = f"{PATH}&allow_predicted=true"
-        for path in (PATH, predicted, predicted, PATH):
-            assert one_server.call("GET", path).status == 200
+        with serving_readers(sqlite_url) as running:
+            for path in (PATH, predicted, predicted, PATH):
+                assert running.call("GET", path).status == 200
         assert making.times == 3  # one is kept: the one that was asked for last
 
 
@@ -336,44 +295,3 @@ def test_the_store_s_state_changes_with_every_winner(store_url):
         assert len(set(seen)) == len(seen)
         assert state(store) == seen[-1]
         assert state(store, "NVIDIA_L40S") == elsewhere
-
-
-class Clock:
-    """Time that passes only where work or sleep says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        self.slept: list[float] = []
-        # Servers of other tests sleep in threads of this process, so anyio itself stays as it is.
-        time = SimpleNamespace(Lock=anyio.Lock, sleep=self._sleep, current_time=lambda: self.now)
-        monkeypatch.setattr(exports, "anyio", time)
-
-    async def _sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-    def work(self, seconds: float) -> float:
-        self.now += seconds
-        return seconds
-
-
-def test_work_is_followed_by_a_rest_that_what_is_done_already_does_not_need(monkeypatch):
-    clock = Clock(monkeypatch)
-
-    def failing() -> float:
-        clock.work(1.0)
-        raise RuntimeError
-
-    async def all_turns() -> None:
-        turns = exports.PacedTurns(rest=2.0)
-        assert await turns.take(lambda: clock.work(3.0)) == 3.0
-        clock.now += 4.0  # of the 6 that the rest takes
-        assert await turns.take(lambda: clock.work(5.0), lambda: 7.0) == 7.0
-        with pytest.raises(RuntimeError):
-            await turns.take(failing)
-        assert await turns.take(lambda: clock.work(1.0), lambda: None) == 1.0
-        clock.now += 2.0
-        await turns.take(lambda: clock.work(1.0))
-
-    anyio.run(all_turns)
-    assert clock.slept == [0.0, 2.0, 2.0, 0.0]

@@ -19,7 +19,7 @@ from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
 from tuner.store.tables import jobs as table
-from tuner.store.workers import KNOWN, Figures, JobTimes, Nights
+from tuner.store.workers import KNOWN, Figures, JobTimes, NewestNights
 
 ON_GPU = new_request(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")
@@ -41,7 +41,7 @@ def figures(leases):
 def test_an_empty_store(figures):
     found = figures.read()
     assert (found.devices, found.queues, found.held, found.overdue) == (frozenset(), [], {}, 0)
-    assert (found.workers, found.nights) == ([], Nights(None, None, {}))
+    assert (found.workers, found.nights) == ([], NewestNights(None, None, {}))
     ends = (JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
     assert figures.finished() == dict.fromkeys(ends, 0)
 

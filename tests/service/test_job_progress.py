@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 from store_writer import KEY, POINTS, PROBLEM, batch
 
-from api.streams import Pace, pace_of
+from api.streams import pace_of
 from tuner.errors import StoreFull
 from tuner.jobs.attempts import AttemptLimits
 from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobState, Lease
@@ -195,8 +195,8 @@ def test_events_say_what_a_run_expects_and_the_incumbents_times(jobs, leases, le
     assert first.data["incumbents_us"] == {str(point): {"default": 7.5}}
     assert (first.data["statuses"], second.data["incumbents_us"]) == ({"ok": 100}, {})
     pace = pace_of(jobs.latest_events(lease.job_id, 200))
-    assert pace == Pace(tried=100.0, timed=100.0)
-    assert pace_of(jobs.latest_events(lease.job_id, 2)) == Pace(tried=50.0, timed=50.0)
+    assert pace == (100.0, 100.0)
+    assert pace_of(jobs.latest_events(lease.job_id, 2)) == (50.0, 50.0)
     assert pace_of(jobs.latest_events(lease.job_id, 1)) is None
     results = ResultStore(leases.database)
     asked = [Candidate(point, config) for config in configs.values()]

@@ -11,8 +11,9 @@ import pytest
 from databases import both_databases
 from sqlalchemy import event
 
-from api import keys as api_keys
-from api.keys import KnownKeys, TooManyWrong
+from api import wrong_keys
+from api.known_keys import KnownKeys
+from api.wrong_keys import TooManyWrong
 from tuner.errors import BadInput
 from tuner.store.api_key import KeyState, Scope, key_hash, parse_expiry, parse_scopes
 from tuner.store.keys import Ensured, KeyStore
@@ -366,7 +367,7 @@ class TestKnownKeys:
         asyncio.run(run())
 
     def test_many_are_logged_as_one_line_for_an_address(self, keys, monkeypatch, caplog):
-        monkeypatch.setattr(api_keys, "WINDOW_S", 0.01)
+        monkeypatch.setattr(wrong_keys, "WINDOW_S", 0.01)
 
         async def run() -> None:
             summed_up = asyncio.Event()
@@ -377,16 +378,16 @@ class TestKnownKeys:
                         summed_up.set()
 
             watch = Watch()
-            api_keys.log.addHandler(watch)
+            wrong_keys.log.addHandler(watch)
             try:
-                wrong = api_keys.WrongKeys(lambda: 0.0)
+                wrong = wrong_keys.WrongKeys(lambda: 0.0)
                 for _ in range(50):
                     wrong.add("::1", "/v1/jobs")
                 wrong.add("::2", "/v1/jobs")
                 await asyncio.wait_for(summed_up.wait(), 60)
                 assert not wrong.too_many("::1")  # the count has begun again
             finally:
-                api_keys.log.removeHandler(watch)
+                wrong_keys.log.removeHandler(watch)
 
         with caplog.at_level(logging.WARNING, "tuner.api.auth"):
             asyncio.run(run())

@@ -170,8 +170,7 @@ def test_prefill_and_decode_are_advised_apart():
     """As on an H100: prefill through Triton is 2.7 times as slow, and decode is faster."""
     slow = winners(EXTEND, entries(EXTEND, 2483.0, 2786.0, {"fa3": 922.0}), "H100")
     fast = winners(DECODE, entries(DECODE, 20.0, 90.0, {"fa3": 54.0}), "H100")
-    engine = Served()
-    decode, extend = advise_all([*slow, *fast], H100, engine)
+    decode, extend = advise_all([*slow, *fast], H100, SERVED)
     assert decode.verdict is Verdict.FLAGS
     assert decode.flags == {"--decode-attention-backend": "triton"}
     said = left(extend)
@@ -314,7 +313,7 @@ def test_flags_without_which_servers_do_not_start_are_told_with_the_files():
     assert asked(INT8, own, INT8_FLAG).verdict is Verdict.FILES  # the servers have it
     # Whatever else the flag changes, servers of this checkpoint have it.
     both = [*winners(INT8, own), *winners(GEMM, entries(GEMM))]
-    assert flags_to_start(advise_all(both, H200, Served(), wanted=[GEMM, OTHER_GEMM])) == INT8_FLAG
+    assert flags_to_start(advise_all(both, H200, SERVED, wanted=[GEMM, OTHER_GEMM])) == INT8_FLAG
 
 
 def test_a_checkpoint_that_is_not_known_is_said_to_be_so():
@@ -344,13 +343,13 @@ def test_a_flag_must_be_good_for_all_that_it_changes():
     faster = winners(GEMM, entries(GEMM, others={"deep_gemm": 14.0}, without_us="deep_gemm"))
     some = entries(OTHER_GEMM, others={"deep_gemm": 7.0}, without_us="deep_gemm")
     slower = winners(OTHER_GEMM, some)
-    (alone,) = advise_all(faster, H200, Served())
+    (alone,) = advise_all(faster, H200, SERVED)
     assert alone.verdict is Verdict.FLAGS
-    both = advise_all([*faster, *slower], H200, Served())
+    both = advise_all([*faster, *slower], H200, SERVED)
     assert {one.verdict for one in both} == {Verdict.LEAVE}
-    (untuned,) = advise_all(faster, H200, Served(), wanted=[GEMM, OTHER_GEMM])
+    (untuned,) = advise_all(faster, H200, SERVED, wanted=[GEMM, OTHER_GEMM])
     assert f"--fp8-gemm-backend triton also changes {OTHER_GEMM.spec()}" in left(untuned)
-    (apart,) = advise_all(faster, H200, Served(), wanted=[GEMM, MOE])
+    (apart,) = advise_all(faster, H200, SERVED, wanted=[GEMM, MOE])
     assert apart.verdict is Verdict.FLAGS
 
 
@@ -363,13 +362,13 @@ def test_a_kernel_that_no_flag_replaces_is_left_alone():
 
 def test_reports_say_what_servers_run_with_their_flags():
     some = winners(DECODE, entries(DECODE))
-    assert {one.entry.without_us for one in for_servers(some, H200, Served(), {})} == {"fa3"}
-    told = for_servers(some, H200, Served(), ON_TRITON)
+    assert {one.entry.without_us for one in for_servers(some, H200, SERVED, {})} == {"fa3"}
+    told = for_servers(some, H200, SERVED, ON_TRITON)
     assert {one.entry.without_us for one in told} == {"default"}
     gemms = winners(GEMM, entries(GEMM, without_us="default"))
-    kept = for_servers(gemms, H200, Served(), {})
+    kept = for_servers(gemms, H200, SERVED, {})
     assert {one.entry.without_us for one in kept} == {"default"}
-    other = for_servers(gemms, H200, Served(), {"--fp8-gemm-backend": "cutlass"})
+    other = for_servers(gemms, H200, SERVED, {"--fp8-gemm-backend": "cutlass"})
     assert {one.entry.without_us for one in other} == {""}  # the server refuses it here
 
 
@@ -390,7 +389,7 @@ def test_all_environments_of_mixed_winners_count():
     stale = winners(DECODE, some[1:], backends="sglang-kernel 0.4.5")
     advice = advise(DECODE, [*fresh, *stale], H200, SERVED)
     assert "measured as of sglang-kernel 0.4.5" in left(advice)
-    told = for_servers([*fresh, *stale], H200, Served(), {})
+    told = for_servers([*fresh, *stale], H200, SERVED, {})
     assert "fa3" in told[0].entry.incumbents
     assert not any("fa3" in one.entry.incumbents for one in told[len(fresh) :])
 

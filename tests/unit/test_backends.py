@@ -9,9 +9,13 @@ import torch
 from tuner.backends import cutlass, registry
 from tuner.backends.operands import GemmOperands, Unsupported
 from tuner.backends.registry import BACKENDS, backends_of, find_backend, no_module
-from tuner.measure.chain_session import backend_of
-from tuner.problems.points import title_of
+from tuner.families.dense_gemm.gpu import GemmOnGpu
+from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
+from tuner.measure.library_calls import backend_of
+from tuner.measure.messages import point_fields
+from tuner.problems.points import Point, title_of
 from tuner.problems.registry import families
+from tuner.problems.results import Status
 
 # torch has them, and runs them on a CPU too; tests/gpu/test_gpu_backends.py runs all.
 HERE = {"cublas"}
@@ -95,3 +99,16 @@ def test_sglang_s_cutlass_for_blocks_is_for_its_cards_alone(module, monkeypatch)
     monkeypatch.setattr(cutlass, "this_target", lambda: "sm_90")
     with pytest.raises(Unsupported, match="for sm_90, and sglang's takes sm_120 and sm_121 alone"):
         cutlass.gemm([one])
+
+
+def test_a_gemm_of_a_library_that_is_not_here_is_unsupported():
+    """The session says so of the candidate, and goes on with the others."""
+    session = object.__new__(GemmOnGpu)  # without a GPU
+    session._problem, session._bound = parse_dense_gemm("channel_gemm:N=8,K=8,dtype=fp8_w8a8"), 0.0
+    batch = SimpleNamespace(library_error=lambda library: 0.0)
+    session._batches = SimpleNamespace(at=lambda size: batch, push_out=None)
+    said = session.measure(
+        {**point_fields(Point(8, DensePart.DENSE)), "config": {}, "backend": "nobody"}
+    )
+    assert said["status"] == Status.UNSUPPORTED.value
+    assert said["detail"] == no_module("nobody", "channel_gemm")

@@ -4,7 +4,7 @@ from typing import Any
 
 from api.pages.compare import Side, _verdict
 from api.pages.names import steps_of
-from api.pages.points import WinnerRow
+from api.pages.winners import WinnerRow
 
 
 def side(version: str, times: dict[tuple[str, str], float | None]) -> Side:

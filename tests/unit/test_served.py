@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from advice_cases import DECODE, EXTEND, Served, entries
+from advice_cases import DECODE, EXTEND, SERVED, entries
 from advice_cases import winners as measured
 from hypothesis import given
 from hypothesis import strategies as st
@@ -272,9 +272,8 @@ def test_the_store_says_the_flags_of_the_server_with_the_files():
     """Prefill was left alone, so decode's flag is the only one."""
 
     def advised(winners: list[Winner], exported: list[Problem], words: str = "") -> Advised:
-        served = Served()
         specs = {problem.spec() for problem in exported}
-        return advised_for(specs, winners, find_device("H200"), served, words.split())
+        return advised_for(specs, winners, find_device("H200"), SERVED, words.split())
 
     fast = measured(DECODE, entries(DECODE, others={"fa3": 40.0}))
     assert advised(fast, [DECODE]) == Advised({"--decode-attention-backend": "triton"})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.pages.points import Times, chart_of, charts_of, entries_of
+from api.pages.winners import Times, chart_of, charts_of, entries_of
 from tuner.draw.shapes import Colour, Glyph, Line, Mark
 
 

@@ -93,16 +93,17 @@ def export(
         wanted = problems_to_ship(problem or (), asked, choice)
         flags = divided(flags, found.name, choice)
     with open_store() as store:
-        report = export_device(
-            store,
-            card,
-            found,
-            None if into_engine else out or Path("configs_out"),
-            allow_predicted=allow_predicted,
-            wanted=wanted,
-            named=[parse_problem(spec) for spec in problem or ()],
-            flags=flags,
-        )
+        winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
+    report = export_device(
+        winners,
+        card,
+        found,
+        None if into_engine else out or Path("configs_out"),
+        allow_predicted=allow_predicted,
+        wanted=wanted,
+        named=[parse_problem(spec) for spec in problem or ()],
+        flags=flags,
+    )
     for line in left_out_lines(report.left_out):
         say(line)
     show(as_json, report.as_json, report.as_text)
@@ -165,7 +166,7 @@ def report(
     Writes one page of HTML, which holds its pictures.
     """
     from tuner.engines.engine import find_engine
-    from tuner.export.export import stored
+    from tuner.export.export import wanted_winners
     from tuner.export.files import write_all
     from tuner.export.servers import for_servers
     from tuner.pictures.rows import by_problem, rows_of
@@ -175,8 +176,11 @@ def report(
     asked, flags = asked_model(model, server_args, card, found, tp, dtype)
     wanted = problems_to_ship(problem or (), asked, choice)
     with open_store() as store:
-        winners = stored(store, card, found, wanted)
-    winners = for_servers(winners, card, found, divided(flags, found.name, choice))
+        stored = store.winners(device=card.name, engine=found.name, engine_version=found.version)
+    winners = wanted_winners(wanted, stored, card, found)
+    winners = for_servers(
+        winners, card, (found.name, found.version), divided(flags, found.name, choice)
+    )
     page = out / f"device_name={card.name}.html"
     write_all(out, {page: page_of(winners, card).encode()})
     winners_of = by_problem(winners)

@@ -18,7 +18,7 @@ from tuner.engines.dispatch import NOT_KNOWN, what_runs
 from tuner.engines.dispatch_answer import Kernel, Runs
 from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
-from tuner.export.servers import EngineRelease, running, told
+from tuner.export.servers import running, with_what_runs
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
 from tuner.render import gain_text
@@ -82,27 +82,25 @@ def flags_to_start(advice: Sequence[Advice]) -> dict[str, str]:
 def advise_all(
     winners: Sequence[Winner],
     device: Device,
-    engine: EngineRelease,
+    engine: tuple[str, str],
     flags: Mapping[str, str] = NO_FLAGS,
-    version: str = "",
     wanted: Sequence[Problem] = (),
 ) -> list[Advice]:
     """Advice on each problem of some winners, in the order of their texts.
 
-    `flags` are what the servers are started with, and `version` is the engine's that they run; the
-    engine's own where it is empty. `wanted`: all problems of the servers, as far as they are known.
-    A flag is advised only if it is good for all of them that it changes.
+    `engine`: the name and version that the servers run. `flags` are what they are started with.
+    `wanted`: all problems of the servers, as far as they are known. A flag is advised only if it is
+    good for all of them that it changes.
     """
     by_problem: dict[Problem, list[Winner]] = {}
     for winner in winners:
         by_problem.setdefault(winner.problem, []).append(winner)
-    served = engine.name, version or engine.version
     found = [
-        advise(problem, by_problem[problem], device, served, flags)
+        advise(problem, by_problem[problem], device, engine, flags)
         for problem in sorted(by_problem, key=lambda one: one.spec())
     ]
     others = [problem for problem in wanted if problem not in by_problem]
-    return _agreeing(found, others, device, served, flags)
+    return _agreeing(found, others, device, engine, flags)
 
 
 def advise(
@@ -123,7 +121,7 @@ def advise(
         return Advice(problem, Verdict.LEAVE, runs.line())
     if runs and kernel is None and not runs.older:
         return Advice(problem, Verdict.LEAVE, _open(runs))
-    mine = told(winners, kernel, settings_to_keep(engine[0], problem, started))
+    mine = with_what_runs(winners, kernel, settings_to_keep(engine[0], problem, started))
     presumed = {n: value for n, value in flags_alone(started).items() if flags.get(n) != value}
     if runs is None or kernel is None or kernel.triton:
         found = _files(problem, mine)

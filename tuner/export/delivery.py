@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,10 +60,22 @@ class PlannedFile(Protocol):
         ...
 
 
-class ServerAdvice(Protocol):
-    """Advice on how to start servers. `str()` gives it as a sentence."""
+@dataclass(frozen=True)
+class ServerFlags:
+    """The server flags for the best of a problem's files."""
 
-    def as_json(self) -> dict[str, Any]: ...
+    problem: Problem  # of that file
+    triton: str
+    flags: Mapping[str, int | str]  # empty if no file is known to be the best
+    reason: str
+
+    def as_json(self) -> dict[str, Any]:
+        problem, flags = self.problem.spec(), dict(self.flags)
+        return {"problem": problem, "flags": flags, "reason": self.reason}
+
+    def __str__(self) -> str:
+        words = " ".join(f"{name} {value}" for name, value in self.flags.items())
+        return f"{self.problem.spec()}: {words or 'none'}; {self.reason}"
 
 
 class Delivery(ABC):
@@ -120,7 +133,7 @@ class Delivery(ABC):
         """The engine's own files that a root replaces: the path under a root, and the file."""
         return iter(())
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
         """How to start servers, where they do not find out by themselves."""
         return ()
 

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, supports
@@ -19,7 +18,7 @@ from tuner.engines.launch import config_variables
 from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
-from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
+from tuner.export.delivery import Delivery, PlannedFile, ServerFlags, delivery_of, take_back
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
@@ -34,12 +33,6 @@ from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
 from tuner.shell import command_line
-
-
-class WinnerStore(Protocol):
-    """What an export needs of a store."""
-
-    def winners(self, *, device: str, engine: str, engine_version: str) -> Sequence[Winner]: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class Choice:
 
 
 def export_device(
-    store: WinnerStore,
+    winners: Sequence[Winner],
     device: Device,
     engine: Engine,
     out: Path | None,
@@ -76,14 +69,14 @@ def export_device(
     named: Sequence[Problem] = (),
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> ExportReport:
-    """Export the winners for a device: as an overlay under `out`, or into the engine if None.
+    """Export a device's current winners: as an overlay under `out`, or into the engine if None.
 
     Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
     nothing is better than what servers run without this program. What an earlier export wrote there
     for a problem that is left alone by now is removed.
     """
     chosen = choose(
-        store,
+        winners,
         device,
         engine,
         out,
@@ -119,37 +112,29 @@ def export_device(
     return ExportReport(
         out,
         files,
-        carried=len(carried.keys() - {file.path for file in files}),
-        **vars(way_to(out, files, used, engine)),
+        len(carried.keys() - {file.path for file in files}),
+        *way_to(out, files, used, engine),
         left_out=chosen.left_out,
         advice=chosen.advice,
         removed=take_back(chosen.left_alone, engine, device, out),
     )
 
 
-@dataclass(frozen=True)
-class WayTo:
-    """How servers are pointed at a folder of exported files, as `ExportReport` has it."""
-
-    variables: Sequence[str]
-    server_flags: Sequence[ServerAdvice]
-    notes: Sequence[str]
-
-
 def way_to(
     folder: Path, files: Sequence[PlannedFile], used: Sequence[Delivery], engine: Engine
-) -> WayTo:
-    """How servers are pointed at the files that `used` wrote into a folder."""
+) -> tuple[list[str], list[ServerFlags], list[str]]:
+    """Say how servers are pointed at the files that `used` wrote into a folder.
+
+    These are the variables, the server flags and the notes of an `ExportReport`.
+    """
     readable = {delivery.variable for delivery in used}
-    return WayTo(
-        variables=[name for name in config_variables(engine.name, folder) if name in readable],
-        server_flags=[flags for delivery in used for flags in delivery.advice(files)],
-        notes=[
-            *triton_notes(files, engine),
-            *(delivery.note for delivery in used if delivery.note),
-            *(_copy_text(folder, delivery, engine) for delivery in used if not delivery.variable),
-        ],
-    )
+    variables = [name for name in config_variables(engine.name, folder) if name in readable]
+    notes = [
+        *triton_notes(files, engine),
+        *(delivery.note for delivery in used if delivery.note),
+        *(_copy_text(folder, delivery, engine) for delivery in used if not delivery.variable),
+    ]
+    return variables, [flags for one in used for flags in one.advice(files)], notes
 
 
 def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
@@ -164,7 +149,7 @@ def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
 
 
 def choose(
-    store: WinnerStore,
+    winners: Sequence[Winner],
     device: Device,
     engine: Engine,
     out: Path | None,
@@ -174,20 +159,20 @@ def choose(
     named: Sequence[Problem] = (),
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> Choice:
-    """The winners to export under `out`, or into the engine if None. If `wanted` has problems, only
-    their winners; see `select`.
+    """Choose a device's winners to export under `out`, or into the engine if None. If `wanted` has
+    problems, only their winners; see `select`.
 
     Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
     predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
     `named` problems stands for is left out. Of what is left, only the winners are chosen whose
     files are advised for servers that are started with `flags`: there may be none.
     """
-    found = stored(store, device, engine, wanted)
+    found = wanted_winners(wanted, winners, device, engine)
     kept, left_out = loadable(found, engine, into_engine=out is None)
     if not allow_predicted:
         kept, predicted = leave_out_predicted(kept, named)
         left_out += predicted
-    advice = advise_all(kept, device, engine, flags, wanted=wanted)
+    advice = advise_all(kept, device, (engine.name, engine.version), flags, wanted)
     advice, unwritable = writable(advice, engine, device, out, named)
     left_out += unwritable
     alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
@@ -199,14 +184,13 @@ def choose(
     )
 
 
-def stored(
-    store: WinnerStore, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
+def wanted_winners(
+    wanted: Sequence[Problem], winners: Sequence[Winner], device: Device, engine: Engine
 ) -> Sequence[Winner]:
-    """All current winners for a device, or those of the `wanted` problems; see `select`.
+    """All winners for a device, or those of the `wanted` problems if there are any; see `select`.
 
     Raises ExportRefused where there are none.
     """
-    winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",

@@ -162,7 +162,10 @@ def plan_model(
         runs = what_runs(engine.name, engine.version, problem, device, flags)
         mine = [winner for winner in winners if winner.problem == problem]
         stale = _stale(mine)
-        entries = [winner.entry for winner in for_servers(mine, device, engine, flags)]
+        entries = [
+            winner.entry
+            for winner in for_servers(mine, device, (engine.name, engine.version), flags)
+        ]
         gain, status = (None, None) if stale else _known_gain(entries)
         file, tuned_on = _file(problem, engine, device, entries)
         seconds = gpu_seconds(problem)

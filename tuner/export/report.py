@@ -11,7 +11,7 @@ from typing import Any
 from tuner.engines.engine import Engine, engine_triton
 from tuner.engines.settings import options_text
 from tuner.export.advice import Advice, flags_to_start
-from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.export.delivery import PlannedFile, ServerFlags
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status, counted
 from tuner.render import folded
@@ -26,7 +26,7 @@ class ExportReport:
     files: Sequence[PlannedFile]
     carried: int  # packaged files copied beside them
     variables: Sequence[str]  # point servers at the root; none where they find it by themselves
-    server_flags: Sequence[ServerAdvice] = ()
+    server_flags: Sequence[ServerFlags] = ()
     notes: Sequence[str] = ()  # what an operator should know about the files
     left_out: Sequence[LeftOut] = ()
     advice: Sequence[Advice] = ()  # what to do about each problem

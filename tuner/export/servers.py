@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Protocol
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
@@ -18,16 +17,6 @@ from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Winner
 from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import OWN, name_of
-
-
-class EngineRelease(Protocol):
-    """An engine, as far as advice asks."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
 
 
 def _served(flags: Mapping[str, str], winners: Sequence[Winner]) -> dict[str, str]:
@@ -86,16 +75,18 @@ def kernel_that_runs(
 
 
 def for_servers(
-    winners: Sequence[Winner], device: Device, engine: EngineRelease, flags: Mapping[str, str]
+    winners: Sequence[Winner], device: Device, engine: tuple[str, str], flags: Mapping[str, str]
 ) -> list[Winner]:
-    """The winners with what servers run that are started with these flags, without stale times."""
+    """The winners with what servers run that are started with these flags, without stale times.
+
+    `engine`: the name and version that the servers run.
+    """
     found: list[Winner] = []
     for problem, mine in groupby(without_stale(winners), key=lambda winner: winner.problem):
         some = list(mine)
-        release = engine.name, engine.version
-        _, kernel, started = running(problem, some, device, release, flags)
+        _, kernel, started = running(problem, some, device, engine, flags)
         if kernel or flags_alone(started) != flags_alone(_own(some)):
-            some = told(some, kernel, settings_to_keep(engine.name, problem, started))
+            some = with_what_runs(some, kernel, settings_to_keep(engine[0], problem, started))
         found += some
     return found
 
@@ -118,7 +109,9 @@ def without_stale(winners: Sequence[Winner]) -> list[Winner]:
     ]
 
 
-def told(winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings) -> list[Winner]:
+def with_what_runs(
+    winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings
+) -> list[Winner]:
     """The winners with the name of what a server runs, where it is known."""
     return [
         replace(

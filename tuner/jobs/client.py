@@ -106,7 +106,7 @@ class RemoteQueue:
         self._url = _checked_url(url)
         self._key = key
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-        if _is_loopback(self._url):
+        if is_loopback(urllib.parse.urlsplit(self._url).hostname or ""):
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -314,10 +314,10 @@ def _checked_url(text: str) -> str:
     raise BadInput(f"a server is like http://HOST:PORT or https://HOST: not {text!r}")
 
 
-def _is_loopback(url: str) -> bool:
-    host = urllib.parse.urlsplit(url).hostname or ""
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's own."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.models.quantization import Quantization
 from tuner.problems.dtypes import Dtype
+
+if TYPE_CHECKING:
+    from tuner.models.model import Model  # which imports this module
 
 # sglang 0.4.4 runs DeepSeek's first layer as two. From 0.5.2 on they are one, for which both
 # weights are concatenated (srt/models/deepseek_v2.py, DeepseekV2AttentionMLA).
@@ -77,18 +80,6 @@ class LinearShape:
         return any(not why_unread(layer.scheme) for layer in self.layers)
 
 
-class HasLinears(Protocol):
-    """A `Model`, whose module imports this one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def linears(self) -> LinearShape | None: ...
-    def refuse_unread(self, part: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Ranks:
     """How many ranks share each group of layers.
@@ -125,7 +116,7 @@ class RankLinear:
 
 
 def linear_layers(
-    model: HasLinears, ranks: Ranks, *, scheme: Quantization | None = None
+    model: Model, ranks: Ranks, *, scheme: Quantization | None = None
 ) -> list[RankLinear]:
     """The linear layers of one rank, in the order of a forward pass.
 
@@ -154,7 +145,7 @@ def linear_layers(
     return [_of_rank(layer, ranks) for layer in layers]
 
 
-def known_linears(model: HasLinears) -> LinearShape:
+def known_linears(model: Model) -> LinearShape:
     """The model's linear layers. Raises MalformedCheckpoint or BadProblem if they are not known."""
     if model.linears is None:
         model.refuse_unread("linears")

@@ -242,12 +242,12 @@ class _NightJob:
 def diff_nights(store: Database, schedule: str, before: date, now: date) -> NightDiff:
     """Compare two finished nights. Raises BadInput for a day without one."""
     nights = NightStore(store)
-    old, new = (_Nights(store).jobs_of(nights, schedule, day) for day in (before, now))
+    old, new = (_NightJobs(store).jobs_of(nights, schedule, day) for day in (before, now))
     places = sorted({*old, *new})
     return NightDiff(before, now, tuple(_diff(one, old.get(one), new.get(one)) for one in places))
 
 
-class _Nights(Queries):
+class _NightJobs(Queries):
     """Reads the jobs of a night with their trials."""
 
     def jobs_of(self, nights: NightStore, schedule: str, day: date) -> dict[Place, _NightJob]:

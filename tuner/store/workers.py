@@ -188,7 +188,7 @@ class LiveWorker:
 
 
 @dataclass(frozen=True)
-class Nights:
+class NewestNights:
     """The newest round that was begun, and the newest one that was finished."""
 
     started_at: datetime | None
@@ -205,7 +205,7 @@ class StoreFigures:
     held: Mapping[tuple[JobState, str], int]  # jobs that a worker has, by state and device
     overdue: int  # of these, jobs whose lease has run out
     workers: Sequence[LiveWorker]
-    nights: Nights
+    nights: NewestNights
 
 
 @dataclass(frozen=True)
@@ -312,12 +312,12 @@ def _workers(connection: Connection, now: datetime) -> list[LiveWorker]:
     ]
 
 
-def _nights(connection: Connection) -> Nights:
+def _nights(connection: Connection) -> NewestNights:
     columns = nightly_runs.c.started_at, nightly_runs.c.finished_at, nightly_runs.c.summary
     newest = select(*columns).order_by(nightly_runs.c.started_at.desc()).limit(1)
     begun = connection.execute(newest).one_or_none()
     ended = connection.execute(newest.where(columns[1].is_not(None))).one_or_none()
-    return Nights(
+    return NewestNights(
         started_at=begun and begun[0],
         finished_at=ended and ended[1],
         summary=(ended and ended[2]) or {},

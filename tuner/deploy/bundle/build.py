@@ -125,7 +125,7 @@ def build_bundle(
     left_out: list[LeftOut] = []
     if not allow_predicted:
         usable, left_out = leave_out_predicted(usable, named)
-    advice = advise_all(usable, device, engine, server_flags(cluster))
+    advice = advise_all(usable, device, (engine.name, engine.version), server_flags(cluster))
     chosen = advised_files(advice, named)
     folder = config_folder(chosen, cluster, engine, device, named)
     left_out += folder.left_out

@@ -21,7 +21,7 @@ from tuner.families.attention.batch import (
 from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.problem import Attention, AttentionPhase, Stage
 from tuner.families.attention.splits import BOTH, MOST, launched
-from tuner.measure.chain_session import backend_of, chains_of, measured
+from tuner.measure.library_calls import backend_of, chains_of, measured
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, capture_chains, load, race, time_graph

@@ -10,6 +10,7 @@ weights of a layer are not when a server comes to it. This takes one of three wa
 
 from __future__ import annotations
 
+import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from tuner.backends.operands import Call, GemmOperands
@@ -34,12 +36,25 @@ from tuner.families.dense_gemm.inputs import (
 )
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.values import launch_values
-from tuner.measure.chain_session import Batch, ChainSession, backend_of
-from tuner.measure.messages import read_point
+from tuner.measure.library_calls import backend_of, chains_of, measured
+from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
-from tuner.measure.timing import COLD, LAUNCHES, BoundKernel, Chain, ColdCache, Reference, run_chain
+from tuner.measure.timing import (
+    COLD,
+    LAUNCHES,
+    BoundKernel,
+    Chain,
+    ColdCache,
+    Reference,
+    capture_chains,
+    load,
+    race,
+    run_chain,
+    time_graph,
+)
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
+from tuner.problems.points import TRITON, Config
+from tuner.problems.results import Measurement, Status
 
 # The largest |difference| / (|expected| + rms) of a correct kernel: the bounds of fused MoE, whose
 # kernel multiplies the same types (three to four times the worst error on an H200).
@@ -192,33 +207,78 @@ class GemmBatches:
 Fields = dict[str, Any]
 
 
-class GemmOnGpu(ChainSession[GemmLaunch]):
-    """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
+class GemmOnGpu:
+    """Checks and times candidates. `tuner.measure.gpu_child` describes the requests.
+
+    A race times its candidates at several places in memory, because the ratio of two candidates'
+    times depends on the places, and a server's tensors lie elsewhere again.
+    """
 
     def __init__(self, problem: DenseGemm, request: Fields) -> None:
-        target = local_target()
-        self._problem = problem
-        self._kernels = gemm_engine(find_engine(request["engine"])).lift(target.backend)
-        batches = GemmBatches(problem, request["seed"], last_cache_bytes())
-        source = self._kernels.lifted.write(Path(request["lifted_dir"]))
-        super().__init__(batches, source, target, WORST_ERROR[problem.dtype])
+        self._problem, self._bound = problem, WORST_ERROR[problem.dtype]
+        self._target = local_target()
+        self._kernels = gemm_engine(find_engine(request["engine"])).lift(self._target.backend)
+        self._batches = GemmBatches(problem, request["seed"], last_cache_bytes())
+        self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         largest = max(read_point(fields).batch_size for fields in request["points"])
-        self.ready: Fields = {"needed_bytes": batches.needed_bytes(largest)}
+        self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(largest)}
 
-    def _launches(self, batch_size: int, config: Config) -> list[GemmLaunch]:
-        return self._kernels.launches(self._problem, batch_size, config, self._target)
+    def measure(self, request: Fields) -> Fields:
+        """Check one candidate, then time it."""
+        size, config = read_point(request).batch_size, Config(request["config"])
+        batch, backend = self._batches.at(size), request.get("backend", TRITON)
+        if backend != TRITON:
+            timed = measured(  # it asks for the library, which may be missing
+                lambda: batch.calls(self._library(backend)),
+                lambda: batch.library_error(self._library(backend)),
+                self._bound,
+                self._batches.push_out,
+            )
+            return measurement_fields(timed)
+        try:
+            chains = batch.chains(*self._loaded(size, config))
+            error = batch.error(chains[0])
+        except triton.runtime.errors.OutOfResources as refusal:
+            return measurement_fields(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
+        if not error <= self._bound:
+            detail = f"differs from the reference by {error:.3g}, bound {self._bound}"
+            return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
+        timed = time_graph(capture_chains(chains), request["best_us"], self._batches.push_out)
+        return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
-    def _calls(self, batch: Batch[GemmLaunch], backend: str) -> list[Call]:
-        assert isinstance(batch, GemmBatch)
-        return batch.calls(self._library(backend))
+    def race(self, request: Fields) -> Fields:
+        """Time several candidates of one point in turn, at several places in memory."""
+        size = read_point(request).batch_size
+        loaded = [self._loaded(size, Config(fields)) for fields in request["configs"]]
+        rounds = -(-request["rounds"] // 2)  # at each place
+        samples = []
+        for batch in self._batches.places(size):
+            chains = [batch.chains(*one) for one in loaded]
+            chains += [
+                chains_of(batch.calls(self._library(n))) for n in request.get("backends", [])
+            ]
+            graphs = [capture_chains(some) for some in chains]
+            samples.append(race(graphs, rounds, self._batches.push_out))
+        return {"measurements": [_raced(one) for one in zip(*samples, strict=True)]}
 
-    def _error(self, batch: Batch[GemmLaunch], backend: str) -> float:
-        assert isinstance(batch, GemmBatch)
-        return batch.library_error(self._library(backend))
+    def _loaded(
+        self, batch_size: int, config: Config
+    ) -> tuple[list[GemmLaunch], list[BoundKernel]]:
+        launches = self._kernels.launches(self._problem, batch_size, config, self._target)
+        kernels = [load(self._source, one.binding, one.grid, self._target) for one in launches]
+        return launches, kernels
 
     def _library(self, name: str) -> Library:
         library: Library = backend_of(name, self._problem.family).module().gemm
         return library
+
+
+def _raced(places: Sequence[Sequence[float]]) -> Fields:
+    """One candidate's measurement, from its times at each place."""
+    mean_us = statistics.fmean(statistics.median(some) for some in places)
+    least_us = min(min(some) for some in places)
+    replays = sum(len(some) for some in places)
+    return measurement_fields(Measurement(Status.OK, mean_us, least_us, replays))
 
 
 def open_session(problem: DenseGemm, request: Fields) -> GemmOnGpu:

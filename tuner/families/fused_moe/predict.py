@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from tuner.devices.constants import Constants
@@ -222,22 +221,15 @@ AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_war
 SMOOTHING = 1.0  # initial votes of every value of an axis
 
 
-@dataclass(frozen=True)
-class Voter:
-    """A shipped file, and the similarity of its problem to the predicted one."""
-
-    file: ShippedFile
-    weight: float
-
-
 class Prior:
     """Rates how common a configuration's values are among winners of similar problems."""
 
     def __init__(self, problem: FusedMoe, device: Device, files: Iterable[ShippedFile]) -> None:
         self._problem = problem
         target_of = {known.name: known.target for known in devices()}
+        # Shipped files, and the similarity of each one's problem to the predicted one.
         self._voters = [
-            Voter(file, weight)
+            (file, weight)
             for file in files
             if file.entries and (weight := _likeness(problem, device, file, target_of))
         ]
@@ -255,9 +247,9 @@ class Prior:
     def _count(self, point: Point) -> dict[str, dict[int, float]]:
         """The shortfall of each value, by axis. The key 0 is for all values without votes."""
         votes: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
-        for voter in self._voters:
-            for batch_size, config in voter.file.entries.items():
-                weight = voter.weight * self._nearness(voter.file, batch_size, point)
+        for file, likeness in self._voters:
+            for batch_size, config in file.entries.items():
+                weight = likeness * self._nearness(file, batch_size, point)
                 for axis in AXES if weight > 1e-3 else ():
                     if axis in config:
                         votes[axis][config[axis]] = votes[axis].get(config[axis], 0.0) + weight

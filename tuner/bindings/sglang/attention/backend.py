@@ -7,7 +7,7 @@ init_forward_metadata), for one rank and a cache of 16-bit elements.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +30,25 @@ PHASE_FLAGS = {  # these override --attention-backend for one phase
 ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
 
 
-@dataclass(frozen=True)
-class Indices:
-    """Types of index tensors (i32 or i64), which differ between versions."""
+def index_types(root: Path, origin: str) -> dict[str, str]:
+    """Read the types of index tensors (i32 or i64), which differ between versions.
 
-    qo_indptr: str
-    kv_indices: str
-
-
-def read_indices(root: Path, origin: str) -> Indices:
-    """The types that the engine allocates. `root`: its package. Raises UnsupportedKernel."""
+    `root` is the engine's package. Raises UnsupportedKernel.
+    """
     backend = root / "srt/layers/attention/triton_backend.py"
     try:
         text = backend.read_text(encoding="utf-8")
     except OSError:
         raise UnsupportedKernel(f"{origin} has no {backend.name}") from None
-    return Indices(*(_index_type(origin, text, name) for name in ("qo_indptr", "kv_indices")))
+    return {name: _index_type(origin, text, name) for name in ("qo_indptr", "kv_indices")}
 
 
 def launcher_arguments(
-    problem: Attention, point: Point, target: Target, takes: tuple[str, ...], indices: Indices
+    problem: Attention,
+    point: Point,
+    target: Target,
+    takes: tuple[str, ...],
+    types: Mapping[str, str],
 ) -> dict[str, Any]:
     """The arguments of the launcher, by the launcher's parameter names.
 
@@ -79,7 +78,7 @@ def launcher_arguments(
     if problem.phase is AttentionPhase.EXTEND:
         return {
             **common,
-            **extend_tensors(problem, point, indices),
+            **extend_tensors(problem, point, types),
             "custom_mask": None,
             "is_causal": True,
             "mask_indptr": None,
@@ -89,7 +88,7 @@ def launcher_arguments(
     one_number = "max_kv_splits" not in takes  # sglang 0.4.4: all sequences have the same splits
     return {
         **common,
-        **decode_tensors(problem, point, takes, indices),
+        **decode_tensors(problem, point, takes, types),
         **({"num_kv_splits": problem.most_splits} if one_number else {}),
         "max_kv_splits": problem.most_splits,
         "has_mla": problem.shares_kv,
@@ -97,7 +96,9 @@ def launcher_arguments(
     }
 
 
-def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[str, TensorSpec]:
+def extend_tensors(
+    problem: Attention, point: Point, types: Mapping[str, str]
+) -> dict[str, TensorSpec]:
     """The new tokens' queries, keys and values, and the cache, by the launcher's names."""
     rows = point.batch_size * point.new_tokens
     kind = ELEMENT[problem.dtype]
@@ -107,13 +108,13 @@ def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[s
         "k_extend": TensorSpec("k_extend", (rows, kv_heads, problem.Lq), kind),
         "v_extend": TensorSpec("v_extend", (rows, kv_heads, problem.Lv), kind),
         "o_extend": TensorSpec("o_extend", (rows, heads, problem.Lv), kind),
-        "qo_indptr": TensorSpec("qo_indptr", (point.batch_size + 1,), indices.qo_indptr),
-        **_cache(problem, point, indices),
+        "qo_indptr": TensorSpec("qo_indptr", (point.batch_size + 1,), types["qo_indptr"]),
+        **_cache(problem, point, types),
     }
 
 
 def decode_tensors(
-    problem: Attention, point: Point, takes: tuple[str, ...], indices: Indices
+    problem: Attention, point: Point, takes: tuple[str, ...], types: Mapping[str, str]
 ) -> dict[str, TensorSpec]:
     """One query per sequence, the cache, and the splits' results, by the launcher's names."""
     batch, heads, splits = point.batch_size, problem.q_heads, problem.most_splits
@@ -126,7 +127,7 @@ def decode_tensors(
         "attn_logits": TensorSpec("attn_logits", (batch, heads, splits, columns), "fp32"),
         "attn_lse": TensorSpec("attn_lse", (batch, heads, splits), "fp32"),
         "num_kv_splits": TensorSpec("num_kv_splits", (batch,), "i32"),
-        **_cache(problem, point, indices),
+        **_cache(problem, point, types),
     }
 
 
@@ -143,7 +144,7 @@ def prefill_tensors(problem: Attention, point: Point) -> dict[str, TensorSpec]:
     }
 
 
-def _cache(problem: Attention, point: Point, indices: Indices) -> dict[str, TensorSpec]:
+def _cache(problem: Attention, point: Point, types: Mapping[str, str]) -> dict[str, TensorSpec]:
     slots = point.batch_size * (point.cached_tokens + point.new_tokens)
     kind, kv_heads = ELEMENT[problem.dtype], problem.kv_heads
     row = kv_heads * problem.Lq
@@ -152,7 +153,7 @@ def _cache(problem: Attention, point: Point, indices: Indices) -> dict[str, Tens
         "k_buffer": TensorSpec("k_buffer", (slots, kv_heads, problem.Lq), kind),
         "v_buffer": TensorSpec("v_buffer", (slots, kv_heads, problem.Lv), kind, views),
         "kv_indptr": TensorSpec("kv_indptr", (point.batch_size + 1,), "i32"),
-        "kv_indices": TensorSpec("kv_indices", (slots,), indices.kv_indices),
+        "kv_indices": TensorSpec("kv_indices", (slots,), types["kv_indices"]),
     }
 
 

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from tuner.bindings.sglang.attention.backend import Indices, launcher_arguments, read_indices
+from tuner.bindings.sglang.attention.backend import index_types, launcher_arguments
 from tuner.bindings.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
 from tuner.bindings.sglang.plugin.traits import grid_rule
 from tuner.devices.target import CUDA, Target
@@ -129,13 +129,13 @@ class SGLangAttentionKernels(AttentionKernels):
         }
 
     @cached_property
-    def indices(self) -> Indices:
+    def index_types(self) -> dict[str, str]:
         """The types of index tensors in the engine's attention backend."""
-        return read_indices(self.engine.root, self.origin)
+        return index_types(self.engine.root, self.origin)
 
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
         takes = self._launcher(problem.phase, target).parameters(LAUNCHERS[problem.phase][1])
-        given = launcher_arguments(problem, point, target, takes, self.indices)
+        given = launcher_arguments(problem, point, target, takes, self.index_types)
         return {name: value for name, value in given.items() if name in takes}
 
     def _source(self, phase: AttentionPhase) -> Path:

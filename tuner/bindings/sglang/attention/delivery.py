@@ -14,7 +14,6 @@ from tuner.bindings.sglang.attention.export import (
     verify_attention,
 )
 from tuner.bindings.sglang.attention.server_flags import (
-    KvSplitsAdvice,
     advised_flags,
     with_advised_flags,
 )
@@ -25,6 +24,7 @@ from tuner.engines.sglang.package import SGLang
 from tuner.export.delivery import (
     Delivery,
     PlannedFile,
+    ServerFlags,
     is_plugin_file,
     prove_readable,
     server_facts,
@@ -80,7 +80,7 @@ class AttentionDelivery(Delivery):
         facts = server_facts(self.engine, "attention", triton)
         return self.obstacle(into_engine=False) or check_file(path, facts).reason
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[KvSplitsAdvice]:
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
         return advised_flags(_attention_files(files))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tuner.bindings.sglang.attention.export import AttentionFileExport
 from tuner.bindings.sglang.attention.kv_splits import KV_SPLITS_FLAG
+from tuner.export.delivery import ServerFlags
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention
 from tuner.problems.results import Status
 
@@ -23,25 +24,7 @@ MARGIN = 1.01
 _Rows = dict[tuple[str, int, int], Mapping[str, Any]]  # (part, sequences, cached tokens)
 
 
-@dataclass(frozen=True)
-class KvSplitsAdvice:
-    """The server flags for the best of a decode problem's files."""
-
-    problem: Attention  # the problem of that file
-    triton: str
-    flags: Mapping[str, int | str]  # empty if no file is known to be the best
-    reason: str
-
-    def as_json(self) -> dict[str, Any]:
-        problem, flags = self.problem.spec(), dict(self.flags)
-        return {"problem": problem, "flags": flags, "reason": self.reason}
-
-    def __str__(self) -> str:
-        words = " ".join(f"{name} {value}" for name, value in self.flags.items())
-        return f"{self.problem.spec()}: {words or 'none'}; {self.reason}"
-
-
-def advised_flags(files: Sequence[AttentionFileExport]) -> list[KvSplitsAdvice]:
+def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
     """Advice for each decode problem that has files for other splits than the default."""
     alike: dict[tuple[Attention, str], list[AttentionFileExport]] = {}
     for file in files:
@@ -65,7 +48,7 @@ def _splits(file: AttentionFileExport) -> int:
     return file.problem.most_splits
 
 
-def _advice(group: Sequence[AttentionFileExport]) -> KvSplitsAdvice:
+def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
     files = {_splits(file): file for file in group}
     if len(files) == 1:
         return _advise(group[0], "no other number of splits was tuned")
@@ -77,7 +60,7 @@ def _advice(group: Sequence[AttentionFileExport]) -> KvSplitsAdvice:
         why = f"{listed} were not measured at the same points by the same software"
         if usual:
             return _advise(usual, f"{why}, so the engine's own stay")
-        return KvSplitsAdvice(group[0].problem, group[0].triton, {}, why)
+        return ServerFlags(group[0].problem, group[0].triton, {}, why)
     best = min(means, key=lambda splits: means[splits])
     if usual is None or best == ENGINE_KV_SPLITS:
         return _advise(files[best], f"of {listed} the fastest")
@@ -87,9 +70,9 @@ def _advice(group: Sequence[AttentionFileExport]) -> KvSplitsAdvice:
     return _advise(files[best], f"{gain:.3f}x as fast as with {ENGINE_KV_SPLITS} splits")
 
 
-def _advise(file: AttentionFileExport, reason: str) -> KvSplitsAdvice:
+def _advise(file: AttentionFileExport, reason: str) -> ServerFlags:
     flags: dict[str, int | str] = {KV_SPLITS_FLAG: _splits(file)}
-    return KvSplitsAdvice(file.problem, file.triton, flags, reason)
+    return ServerFlags(file.problem, file.triton, flags, reason)
 
 
 def _means(files: Mapping[int, AttentionFileExport]) -> dict[int, float] | None:
