@@ -59,7 +59,7 @@ def trial(point: Point, one: Config, us: float | None) -> Trial:
 
 def deliver(delivery: Any, winners: Sequence[Winner], root: Path, device: Device) -> list[Any]:
     """Write the files of one family's winners under `root`, as `export` does."""
-    files = list(delivery.plan(winners, device, root))
+    files = list(delivery.files(winners, device, root))
     data = {file.path: file.text().encode() for file in files}
     data |= {file.sidecar: sidecar_text(file.provenance).encode() for file in files}
     write_all(root, data)

@@ -316,7 +316,7 @@ def recorded_splits(path: Path, sizes=SIZES) -> Request:
     """A request that replays a recording of the whole space at some sizes."""
     work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in sizes))
     asked = request(SPLITS, selection=work, source=Source(MeasureKind.GPU))
-    incumbents = prepare(asked).plan(Known()).incumbents
+    incumbents = prepare(asked).goal(Known()).incumbents
     own = {point: configs["default"] for point, configs in incumbents.items()}
     device, problem = asked.device, asked.problem
     trials = [

@@ -123,7 +123,7 @@ def jobs_of(problem: Problem, engine: str) -> list[CompileJob]:
     found: dict[tuple[str, object], CompileJob] = {}
     prepared = prepare(request)
     bind, further = prepared.kernels.binder(problem, H200.target), prepared.companions
-    for candidate in prepared.plan(Known()).incumbent_candidates():
+    for candidate in prepared.goal(Known()).incumbent_candidates():
         for lifted, binding in [bind(candidate), *(further(candidate) if further else ())]:
             name = binding.function, candidate.point.part
             found.setdefault(name, CompileJob(lifted, binding.variant(), H200.target))

@@ -187,7 +187,7 @@ def winners_of(report: Report) -> list[Winner]:
 def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
     report = replayed(engine, tmp_path, ((1, 1024), LONG))
     delivery, root = delivery_of(find_engine(engine), "chunk_scan"), tmp_path / "out"
-    (file,) = delivery.plan(winners_of(report), H100, root)
+    (file,) = delivery.files(winners_of(report), H100, root)
     assert file.path.name in delivery.asked(NANO, H100)
     assert delivery.variable == "TUNER_SCAN_CONFIG_DIR"
     contents = {file.path: file.text(), file.sidecar: sidecar_text(file.provenance)}
@@ -214,7 +214,7 @@ def test_exported_files_are_checked_against_the_release(engine, newer, tmp_path)
     report = replayed(engine, tmp_path)
     report = replace(report, environment=replace(report.environment, triton="3.6.0"))
     delivery = delivery_of(found, "chunk_scan")
-    (file,) = delivery.plan(winners_of(report), H100, root)
+    (file,) = delivery.files(winners_of(report), H100, root)
     file.path.parent.mkdir(parents=True)
     file.path.write_text(file.text())
     assert delivery.refusal(file.path, "3.6.0") == ""
@@ -229,7 +229,7 @@ def test_malformed_files_are_refused_by_name(tmp_path):
     path = tmp_path / "file.json"
     report = replayed(CHOOSING, tmp_path)
     delivery = delivery_of(find_engine(CHOOSING), "chunk_scan")
-    (file,) = delivery.plan(winners_of(report), H100, tmp_path)
+    (file,) = delivery.files(winners_of(report), H100, tmp_path)
     for old, new, said in (
         ('"format": 1', '"format": 2', "no object of format 1"),
         ('"chunk_bmm"', '"chunk_bm"', "did you mean 'chunk_bmm'"),
@@ -250,7 +250,7 @@ def test_what_an_engine_runs_and_what_a_file_says_compiles(tmp_path):
     assert "chunk_state_varlen" not in check.as_text()
     report = replayed(CONSTANTS, tmp_path, problem=small)
     winners = [replace(one, problem=small) for one in winners_of(report)]
-    (file,) = delivery_of(find_engine(CONSTANTS), "chunk_scan").plan(winners, H100, tmp_path)
+    (file,) = delivery_of(find_engine(CONSTANTS), "chunk_scan").files(winners, H100, tmp_path)
     path = tmp_path / file.path.name
     # Too large a tile: 5 stages of 128 x 256 and 128 rows.
     huge = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128}

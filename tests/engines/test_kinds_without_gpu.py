@@ -58,7 +58,7 @@ def covering(space: Space) -> Iterator[Config]:
 
 def configs_at(prepared: Prepared, point: Point) -> list[Config]:
     """What the engine would run at a point, and configurations with each value of each axis."""
-    own = prepared.plan(Known()).incumbents.get(point, {})
+    own = prepared.goal(Known()).incumbents.get(point, {})
     space = prepared.spaces[point.part]
     return list(dict.fromkeys([*own.values(), *covering(space)]))
 

@@ -189,7 +189,7 @@ def test_processes_that_are_killed_while_they_idle_are_not_noticed(store, clean)
 
 def default_at(size: int) -> str:
     """What the engine runs at a size, as `mishap_child` wants to have it named."""
-    configs = {p.batch_size: c for p, c in prepare(asked()).plan(Known()).incumbents.items()}
+    configs = {p.batch_size: c for p, c in prepare(asked()).goal(Known()).incumbents.items()}
     return f"{size}:{configs[size]['default'].key}"
 
 
@@ -290,7 +290,7 @@ def missing(cache: Path, compile_cache: Path, clean) -> str:
         clean(kind)
     shutil.copytree(compile_cache / "compiled", cache / "compiled", dirs_exist_ok=True)
     prepared = prepare(asked())
-    own = prepared.plan(Known()).incumbents[prepared.points[0]]["default"]
+    own = prepared.goal(Known()).incumbents[prepared.points[0]]["default"]
     bind = prepared.kernels.binder(BLOCKS, H200.target)
     kernel, binding = bind(Candidate(prepared.points[0], own))
     with Farm(1, cache_dir=cache) as farm:

@@ -306,7 +306,7 @@ class TestThreshold:
         engine = find_engine("sglang==0.5.16")
         source = Source(MeasureKind.PREDICT)
         asked = Request(INT8, L40S, engine, source, selection=MoeSelection((8,)))
-        chooser = prepare(asked).plan(Known()).chooser
+        chooser = prepare(asked).goal(Known()).chooser
         assert chooser.policy == MoePolicy(noise=CLEAR_GAIN, tie=0.0)
 
     def test_a_pair_predicted_to_be_hardly_faster_leaves_the_engine_alone(self):

@@ -19,7 +19,7 @@ from tuner.store.database import Database
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
 from workers.coverage import WatchState
-from workers.nightly import plan
+from workers.nightly import work_of
 from workers.run_job import do_job
 from workers.settings import Settings
 from workers.watches import Watch, watch_list_of
@@ -164,7 +164,7 @@ def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings)
         nights.add_watch(on_gpu.as_json(), on_gpu.key, "test")
 
         def standings() -> list[WatchState]:
-            judged = plan(watch_list_of(settings, nights), store, date(2026, 11, 1)).watched
+            judged = work_of(watch_list_of(settings, nights), store, date(2026, 11, 1)).watched
             assert all(isinstance(one.request, JobRequest) for one in judged)
             return [one.standing for one in judged]
 

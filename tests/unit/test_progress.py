@@ -68,7 +68,7 @@ def test_a_list_of_candidates_has_an_exact_total():
     points = [Point(4, Gemm.UP), Point(8, Gemm.UP)]  # the second one is not tuned
     listed = [candidate(point, number) for point in points for number in range(9)]
     counts = Counts({points[0].size: 3})
-    counts.plan(listed)
+    counts.expect(listed)
     totals = [counts.total]
     for one in listed:
         counts.ask([one], [])

@@ -6,7 +6,7 @@ import pytest
 
 from tuner.errors import BadProblem, NothingFits
 from tuner.families.attention.buckets import buckets_of
-from tuner.families.attention.joint.plans import STAGES, JointChooser, sizes_of
+from tuner.families.attention.joint.choices import STAGES, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
 from tuner.families.attention.splits import (
@@ -221,7 +221,7 @@ def test_splits_room_and_both_kernels_constants_are_chosen_together():
     assert all(entry.incumbents["default"].config == ENGINE[entry.point] for entry in entries)
 
 
-def test_finalists_are_of_whole_plans_and_choosing_among_them_gives_the_same():
+def test_finalists_are_of_whole_choices_and_choosing_among_them_gives_the_same():
     _, tried = strategy(OWN[Stage.DECODE], FAST)
     trials = list(explored(tried).values())
     chooser = JointChooser(SIZES, ENGINE, noise=0.004)
@@ -234,7 +234,7 @@ def test_finalists_are_of_whole_plans_and_choosing_among_them_gives_the_same():
     assert len(finalists) < len(trials) / 3
 
 
-def test_a_plan_that_is_slower_at_one_length_is_not_chosen():
+def test_a_choice_that_is_slower_at_one_length_is_not_chosen():
     def slower(candidate):
         config, at = candidate.config, candidate.point
         if config["KV_SPLITS"]:
@@ -249,11 +249,11 @@ def test_a_plan_that_is_slower_at_one_length_is_not_chosen():
     assert all("as fast, within the noise" in entry.reason for entry in entries)
 
 
-# Plans by hand: the first kernel's times at both lengths; the second kernel takes no time
+# Choices by hand: the first kernel's times at both lengths; the second kernel takes no time
 
 
-def plan(room: int, splits: tuple[int, int], constants: Config = FAST) -> dict[Point, Config]:
-    """The configurations of a plan, whose second kernel has the engine's constants."""
+def choice(room: int, splits: tuple[int, int], constants: Config = FAST) -> dict[Point, Config]:
+    """The configurations of a choice, whose second kernel has the engine's constants."""
     by_stage = {Stage.DECODE: constants, Stage.REDUCE: OWN[Stage.REDUCE]}
     return {
         point: with_splits(by_stage[stage], n, room)
@@ -262,25 +262,25 @@ def plan(room: int, splits: tuple[int, int], constants: Config = FAST) -> dict[P
     }
 
 
-def trials_of(*plans) -> list[Trial]:
-    """`plans`: the configurations of each, and the times at the two lengths."""
+def trials_of(*choices) -> list[Trial]:
+    """`choices`: the configurations of each, and the times at the two lengths."""
     return [
         Trial(
             Candidate(point, config),
             Compiled(Status.OK, shared_bytes=1024),
             Measurement(Status.OK, us[at % 2] if point.part is Stage.DECODE else 0.0),
         )
-        for configs, us in plans
+        for configs, us in choices
         for at, (point, config) in enumerate(configs.items())
     ]
 
 
-LAST, LEAN = plan(16, (4, 16)), plan(32, (8, 32))
+LAST, LEAN = choice(16, (4, 16)), choice(32, (8, 32))
 
 
-def nights(*plans, previous=LAST):
+def nights(*choices, previous=LAST):
     """What a run chooses that finds `previous` in the store."""
-    trials = trials_of(*plans)
+    trials = trials_of(*choices)
     chooser = JointChooser(SIZES, ENGINE, noise=0.004, previous=previous)
     entries = chooser.choose(trials)
     timed = {trial.candidate: trial for trial in trials}
@@ -289,18 +289,18 @@ def nights(*plans, previous=LAST):
     return {entry.point: entry.config for entry in entries}, entries[0].reason
 
 
-def test_a_chosen_plan_is_timed_again_even_behind_plans_that_are_slower_at_one_length():
+def test_a_chosen_choice_is_timed_again_even_behind_choices_that_are_slower_at_one_length():
     uneven = [
-        (plan(room, (8, 8), one), (150.0, 1.0))
+        (choice(room, (8, 8), one), (150.0, 1.0))
         for room in (16, 32, 64, 128)
         for one in (FAST, OWN[Stage.DECODE])
     ]
-    even = plan(8, (8, 8))
+    even = choice(8, (8, 8))
     found, _ = nights((ENGINE, (100.0, 1000.0)), (even, (90.0, 900.0)), *uneven, previous={})
     assert found == even
 
 
-def test_a_stored_plan_stays_unless_another_one_is_faster_by_more_than_the_noise():
+def test_a_stored_choice_stays_unless_another_one_is_faster_by_more_than_the_noise():
     for better, expected in ((0.998, LAST), (0.99, LEAN)):
         rival = LEAN, (90 * better, 900 * better)
         found, why = nights((ENGINE, (100.0, 1000.0)), (LAST, (90.0, 900.0)), rival)
@@ -308,19 +308,19 @@ def test_a_stored_plan_stays_unless_another_one_is_faster_by_more_than_the_noise
         assert why.endswith("both kernels; the stored entry stays") is (expected is LAST)
 
 
-def test_a_stored_plan_stays_where_its_gain_has_shrunk_but_not_where_it_is_gone():
+def test_a_stored_choice_stays_where_its_gain_has_shrunk_but_not_where_it_is_gone():
     assert nights((ENGINE, (100.0, 1000.0)), (LAST, (99.9, 999.0)))[0] == LAST
     assert nights((ENGINE, (100.0, 1000.0)), (LAST, (100.1, 1001.0)))[0] == ENGINE
     at_one_length = LAST, (101.0, 500.0)
     assert nights((ENGINE, (100.0, 1000.0)), at_one_length)[0] == ENGINE
 
 
-def test_stored_entries_that_are_no_plan_or_have_no_times_do_not_stay():
+def test_stored_entries_that_are_no_choice_or_have_no_times_do_not_stay():
     rivals = (ENGINE, (100.0, 1000.0)), (LAST, (90.0, 900.0)), (LEAN, (89.9, 899.0))
     long = SIZES[0].stage_1.points[1]
     two_rooms = {**LAST, long: LEAN[long]}
     one_length = {point: config for point, config in LAST.items() if point != long}
-    never_timed = plan(64, (8, 8))
+    never_timed = choice(64, (8, 8))
     for stored in ({}, two_rooms, one_length, never_timed):
         found, why = nights(*rivals, previous=stored)
         assert found == LEAN

@@ -19,7 +19,7 @@ from tuner.engines.launch import config_variables
 from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
-from tuner.export.delivery import Delivery, PlannedFile, ServerAdvice, delivery_of, take_back
+from tuner.export.delivery import Delivery, ExportFile, ServerAdvice, delivery_of, take_back
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
@@ -137,7 +137,7 @@ class WayTo:
 
 
 def way_to(
-    folder: Path, files: Sequence[PlannedFile], used: Sequence[Delivery], engine: Engine
+    folder: Path, files: Sequence[ExportFile], used: Sequence[Delivery], engine: Engine
 ) -> WayTo:
     """How servers are pointed at the files that `used` wrote into a folder."""
     readable = {delivery.variable for delivery in used}
@@ -261,7 +261,7 @@ def writable(
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
         try:
-            for file in delivery.plan(one.winners, device, root):
+            for file in delivery.files(one.winners, device, root):
                 asking.setdefault(file.path, []).append(one.problem)
         except ExportRefused as refusal:
             why[one.problem] = str(refusal)
@@ -284,7 +284,7 @@ def export(
     left_out: Sequence[LeftOut] = (),
     *,
     beside: Mapping[Path, bytes] | None = None,
-) -> list[PlannedFile]:
+) -> list[ExportFile]:
     """Write the winners' files, and prove that servers would find each entry.
 
     The files go under `out`, or into the engine's package if None. Where a winner is only predicted
@@ -296,12 +296,12 @@ def export(
     nothing, where a file cannot be written.
     """
     used = deliveries_for(winners, engine)
-    planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
+    built: list[tuple[Delivery, Path, Sequence[ExportFile]]] = []
     for family, delivery in zip(_families(winners), used, strict=True):
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
-        planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
-    files = [file for _, _, some in planned for file in some]
+        built.append((delivery, root, delivery.files(_of(family, winners), device, root)))
+    files = [file for _, _, some in built for file in some]
     assert len({file.path for file in files}) == len(files)  # `writable` left out the others
     _refuse_incomplete(files)
     data = dict(beside or {})
@@ -322,12 +322,12 @@ def export(
             kept.unlink(missing_ok=True)  # of another release that was installed here
     if not left_out:
         others.unlink(missing_ok=True)  # an earlier export's
-    for delivery, place, some in planned:
+    for delivery, place, some in built:
         delivery.verify(some, device, place)
     return files
 
 
-def _refuse_incomplete(files: Iterable[PlannedFile]) -> None:
+def _refuse_incomplete(files: Iterable[ExportFile]) -> None:
     """Raises ExportRefused for a file that lacks a size: servers would run the entry of another
     size there, which may be slower than what they run without the file.
     """
@@ -343,7 +343,7 @@ def _refuse_incomplete(files: Iterable[PlannedFile]) -> None:
             )
 
 
-def _restores(files: Iterable[PlannedFile]) -> list[str]:
+def _restores(files: Iterable[ExportFile]) -> list[str]:
     """Shell commands that bring back what an engine's package had before files were written."""
     found = []
     for file in files:
@@ -353,7 +353,7 @@ def _restores(files: Iterable[PlannedFile]) -> list[str]:
     return found
 
 
-def deliveries_for(some: Iterable[Winner | PlannedFile], engine: Engine) -> list[Delivery]:
+def deliveries_for(some: Iterable[Winner | ExportFile], engine: Engine) -> list[Delivery]:
     """How each family of some winners or files reaches the engine's servers."""
     return [delivery_of(engine, family.name) for family in _families(some)]
 
@@ -396,7 +396,7 @@ def _engine_root(deliveries: Iterable[Delivery], engine: Engine) -> Path:
     return engine.root if others or root is None else root
 
 
-def _families(some: Iterable[Winner | PlannedFile]) -> list[Family]:
+def _families(some: Iterable[Winner | ExportFile]) -> list[Family]:
     names = {family_of(one.problem).name for one in some}
     return [family for family in families() if family.name in names]
 

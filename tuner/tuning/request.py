@@ -33,7 +33,7 @@ from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
 from tuner.tuning.space import Space
-from tuner.tuning.tune import RunPlan, Strategy
+from tuner.tuning.tune import RunGoal, Strategy
 
 
 class Effort(str, Enum):
@@ -165,7 +165,7 @@ class Prepared:
     points: tuple[Point, ...]  # the points to tune
     spaces: Mapping[Part, Space]
     kernels: Kernels
-    plan: Callable[[Known], RunPlan]  # what the run must answer
+    goal: Callable[[Known], RunGoal]  # what the run must answer
     strategy: Callable[[Known], Strategy]  # how configurations are tried; new for each run
     predictor: Measurer | None  # gives the times of a prediction; None: they are not predicted
     tries: Mapping[str, int]  # the most configurations to try at each size (`Point.size`)

@@ -56,7 +56,7 @@ from tuner.tuning.request import (
     triton_version,
 )
 from tuner.tuning.space import space_identity
-from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
+from tuner.tuning.tune import UNWATCHED, RunGoal, Watcher, tune
 
 
 class RunStore(Protocol):
@@ -106,7 +106,7 @@ def execute(
     environment = _environment(prepared, source)
     known = _known(prepared, source, store.winners_in(request.problem, environment))
     runs = runs_without_us(request)
-    plan = _with_backends(prepared.plan(known), request.problem, runs, source.backends)
+    goal = _with_backends(prepared.goal(known), request.problem, runs, source.backends)
     strategy = prepared.strategy(known)
 
     run = store.begin_run(_run_key(prepared, source, environment))
@@ -114,12 +114,12 @@ def execute(
         if source.compiler is not None:
             watcher.compiles(source.compiler)
         watcher.step("")
-        store.expect(run, _outlook(prepared, plan))
+        store.expect(run, _outlook(prepared, goal))
         found = tune(
-            plan,
+            goal,
             strategy,
             bench,
-            [*store.trials(run), *_refused(plan, source.compiler)],
+            [*store.trials(run), *_refused(goal, source.compiler)],
             partial(store.add_trials, run),
             watcher,
             race=on_gpu.race if on_gpu else None,
@@ -161,14 +161,14 @@ def execute(
     )
 
 
-def _refused(plan: RunPlan, compiler: KernelCompiler | None) -> list[Trial]:
+def _refused(goal: RunGoal, compiler: KernelCompiler | None) -> list[Trial]:
     """The trials of what the engine's makers or the store have and the engine's kernel, as it is
     read here, does not take. Nothing of them is stored: another release of this program may.
     """
     if compiler is None:  # a recording says what ran
         return []
-    default = {Candidate(p, by_name["default"]) for p, by_name in plan.incumbents.items()}
-    others = [c for c in plan.incumbent_candidates() if c.backend == TRITON and c not in default]
+    default = {Candidate(p, by_name["default"]) for p, by_name in goal.incumbents.items()}
+    others = [c for c in goal.incumbent_candidates() if c.backend == TRITON and c not in default]
     whys = {candidate: compiler.refusal(candidate) for candidate in others}
     return [untimed(c, Compiled(Status.UNSUPPORTED, detail=why)) for c, why in whys.items() if why]
 
@@ -217,18 +217,18 @@ def _known(prepared: Prepared, source: TimeSource, winners: Sequence[Winner]) ->
 
 
 def _with_backends(
-    plan: RunPlan, problem: Problem, runs: Runs | None, installed: Collection[str] | None
-) -> RunPlan:
-    """The plan with the other backends at its requested points: those that the engine may run, so
+    goal: RunGoal, problem: Problem, runs: Runs | None, installed: Collection[str] | None
+) -> RunGoal:
+    """The goal with the other backends at its requested points: those that the engine may run, so
     that a missing one is told, and those that the GPU's environment has.
     """
     if installed is None:
-        return plan
+        return goal
     named = [kernel.backend for kernel in runs.kernels] if runs else []
     named = [name for name in named if name not in (TRITON, "none")]
     others = tuple(dict.fromkeys([*named, *installed]))
-    whole = [point for point in plan.requested if point.part is problem.parts[0]]
-    return replace(plan, backends=dict.fromkeys(whole, others))
+    whole = [point for point in goal.requested if point.part is problem.parts[0]]
+    return replace(goal, backends=dict.fromkeys(whole, others))
 
 
 def _run_key(prepared: Prepared, source: TimeSource, environment: Environment) -> RunKey:
@@ -246,10 +246,10 @@ def _run_key(prepared: Prepared, source: TimeSource, environment: Environment) -
     )
 
 
-def _outlook(prepared: Prepared, plan: RunPlan) -> Outlook:
+def _outlook(prepared: Prepared, goal: RunGoal) -> Outlook:
     to_try = sum(prepared.tries.values())
-    to_try += sum(len(names) for names in plan.backends.values())
-    return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
+    to_try += sum(len(names) for names in goal.backends.values())
+    return Outlook(to_try, {p: goal.incumbents.get(p, {}) for p in goal.requested})
 
 
 def _prove_recordable(prepared: Prepared, path: Path, add: bool) -> None:
@@ -295,9 +295,9 @@ class GpuTimes:
         """Compile what a run will try first, while other runs of a command are under way."""
         if prepared.compiles_ahead:
             known = Known(chosen=self.workbench.chosen)
-            plan, compiler = prepared.plan(known), compiler_of(prepared, self._farm)
-            refused = {trial.candidate for trial in _refused(plan, compiler)}
-            first = [one for one in plan.incumbent_candidates() if one not in refused]
+            goal, compiler = prepared.goal(known), compiler_of(prepared, self._farm)
+            refused = {trial.candidate for trial in _refused(goal, compiler)}
+            first = [one for one in goal.incumbent_candidates() if one not in refused]
             compiler.compile_ahead([*first, *prepared.strategy(known).ask()])
 
     def bench(self, prepared: Prepared) -> GpuBench:
@@ -399,7 +399,7 @@ def own_launches(prepared: Prepared, workbench: Workbench) -> list[tuple[str, Ca
     """
     named = {
         Candidate(point, config): name
-        for point, configs in prepared.plan(Known()).incumbents.items()
+        for point, configs in prepared.goal(Known()).incumbents.items()
         for name, config in configs.items()
     }
     compiler = compiler_of(prepared, workbench.farm(0, triton_for(prepared.request.engine)))

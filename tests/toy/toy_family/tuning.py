@@ -18,7 +18,7 @@ from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Known, Prepared, Request, recording_of
 from tuner.tuning.search import Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import RunPlan, Strategy, everything
+from tuner.tuning.tune import RunGoal, Strategy, everything
 
 SPACE = Space({"BLOCK": (64, 128, 256, 512), "num_warps": (1, 2, 4)})
 
@@ -88,7 +88,7 @@ def prepare(request: Request) -> Prepared:
         points=points,
         spaces={Kernel.SCALE: SPACE},
         kernels=engine.lift(device.target.backend),
-        plan=lambda known: RunPlan(points, runs, FastestOfEach(points, default)),
+        goal=lambda known: RunGoal(points, runs, FastestOfEach(points, default)),
         strategy=strategy,
         predictor=Predictor(),
         tries={point.size: len(SPACE) for point in points},

@@ -22,9 +22,9 @@ from tuner.families.attention.space import smaller_configs
 from tuner.families.check import (
     Check,
     CheckedEntry,
-    CheckPlan,
+    CheckGroup,
     EntryToCheck,
-    compile_plans,
+    compile_groups,
     runs_of,
 )
 from tuner.problems.points import Candidate, Config, Point
@@ -110,26 +110,26 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
     attention = attention_engine(engine)
     kernels = attention.lift(device.target.backend)
     run = [_as_the_engine_runs(problem, attention, device) for problem in problems]
-    plans = [_plan(problem, kernels, device) for problem in run]
+    groups = [_group(problem, kernels, device) for problem in run]
     with Farm(triton=triton_for(engine)) as farm:
-        found = compile_plans(farm, plans, device)
-        asked = [(plan.problem, one.candidate) for plan in plans for one in plan.entries]
+        found = compile_groups(farm, groups, device)
+        asked = [(group.problem, one.candidate) for group in groups for one in group.entries]
         entries = [
             _checked(farm, kernels, device, problem, candidate, entry)
             for (problem, candidate), entry in zip(asked, found, strict=True)
         ]
         too_large = [one for (one, _), entry in zip(asked, found, strict=True) if _large(entry)]
         remedy = _remedy(farm, attention, device, too_large)
-    runs = runs_of(plans, device, engine)
+    runs = runs_of(groups, device, engine)
     return AttentionCheck(device, entries, runs, engine=kernels.origin, remedy=remedy)
 
 
-def _plan(
+def _group(
     problem: Attention,
     kernels: AttentionKernels,
     device: Device,
     candidates: Sequence[Candidate] = (),
-) -> CheckPlan[Attention]:
+) -> CheckGroup[Attention]:
     """The problem's launches, with the engine's default constants unless candidates are given."""
     target = device.target
     points = [_point(problem, stage) for stage in problem.parts]
@@ -137,7 +137,7 @@ def _plan(
         Candidate(point, kernels.default_config(problem, point, target)) for point in points
     ]
     entries = [EntryToCheck(one.point.part, one.point.batch_size, one.config, one) for one in asked]
-    return CheckPlan(problem.spec(), problem, kernels.binder(problem, target), entries)
+    return CheckGroup(problem.spec(), problem, kernels.binder(problem, target), entries)
 
 
 def _large(entry: CheckedEntry) -> bool:
@@ -176,8 +176,8 @@ def _fit_patched(
         patched = Path(folder, remedy.file.name)
         patched.write_bytes(remedy.patched.encode("utf-8"))
         kernels = attention.lift(device.target.backend, {AttentionPhase.EXTEND: patched})
-        plans = [_plan(problem, kernels, device) for problem in problems]
-        return all(entry.fits for entry in compile_plans(farm, plans, device))
+        groups = [_group(problem, kernels, device) for problem in problems]
+        return all(entry.fits for entry in compile_groups(farm, groups, device))
 
 
 def _checked(
@@ -188,11 +188,11 @@ def _checked(
     default: Candidate | None,
     entry: CheckedEntry,
 ) -> CheckedKernel:
-    assert default is not None  # `_plan` gives each entry one
+    assert default is not None  # `_group` gives each entry one
     smaller = None
     if _large(entry):
         less = [Candidate(default.point, config) for config in smaller_configs(default.config)]
-        tried = compile_plans(farm, [_plan(problem, kernels, device, less)], device)
+        tried = compile_groups(farm, [_group(problem, kernels, device, less)], device)
         smaller = next((one.config for one in tried if one.fits), None)
     kernel = kernels.launch(problem, default.point, device.target).kernel
     return CheckedKernel(**vars(entry), kernel=kernel, fits_with=smaller)

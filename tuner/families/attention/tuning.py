@@ -16,7 +16,7 @@ from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_o
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.family import AttentionSelection
-from tuner.families.attention.joint.plans import JointBuckets, JointChooser, sizes_of
+from tuner.families.attention.joint.choices import JointBuckets, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, Stage
@@ -38,7 +38,7 @@ from tuner.tuning.request import (
 )
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, everything
+from tuner.tuning.tune import FixedStrategy, RunGoal, Strategy, everything
 
 # The first configurations of a search: each was the fastest somewhere in the H200 sweep.
 SEEDS = (
@@ -132,7 +132,7 @@ def prepare(request: Request) -> Prepared:
         points=points,
         spaces=phase.spaces,
         kernels=kernels,
-        plan=together.plan if together else partial(_plan, phase),
+        goal=together.goal if together else partial(_goal, phase),
         strategy=together.strategy if together else partial(_strategy, phase),
         predictor=None,
         tries=together.tries() if together else _tries(phase),
@@ -179,10 +179,10 @@ def _tries(phase: _Phase) -> dict[str, int]:
     return dict(found)
 
 
-def _plan(phase: _Phase, known: Known) -> RunPlan:
+def _goal(phase: _Phase, known: Known) -> RunGoal:
     previous = known.previous
     chooser = AttentionChooser(phase.buckets, phase.defaults, phase.noise, previous)
-    return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
+    return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
 
 def _strategy(phase: _Phase, known: Known) -> Strategy:
@@ -227,10 +227,10 @@ class _Joint:
                 found[point.size] += most
         return dict(found)
 
-    def plan(self, known: Known) -> RunPlan:
+    def goal(self, known: Known) -> RunGoal:
         phase, previous = self.phase, known.previous
         chooser = JointChooser(self.sizes, phase.defaults, phase.noise, previous)
-        return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
+        return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
     def strategy(self, known: Known) -> Strategy:
         """All worthwhile constants of the first kernel are proposed, or a search proposes some."""

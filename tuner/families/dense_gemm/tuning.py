@@ -22,7 +22,7 @@ from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.baselines import Baselines
-from tuner.tuning.pointwise import pointwise_plan
+from tuner.tuning.pointwise import pointwise_goal
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     TRIES,
@@ -85,7 +85,7 @@ def prepare(request: Request) -> Prepared:
         points=points,
         spaces={DensePart.DENSE: space},
         kernels=kernels,
-        plan=lambda known: pointwise_plan(left, baselines, kind, CLEAR_GAIN, known.previous),
+        goal=lambda known: pointwise_goal(left, baselines, kind, CLEAR_GAIN, known.previous),
         strategy=_strategy(request, problem, space, at, corpus, baselines, predictor, budget),
         predictor=predictor,
         tries=_tries(request, at, budget),

@@ -56,7 +56,7 @@ class MoeOnGpu:
         self._thorough = request["thorough"]
         self._errors: dict[tuple[Point, Config], float] = {}  # the worst, of what was compared
         points = [read_point(fields) for fields in request["points"]]
-        self.ready: Fields = {"needed_bytes": self._layer.plan(points)}
+        self.ready: Fields = {"needed_bytes": self._layer.reserve(points)}
 
     def measure(self, request: Fields) -> Fields:
         """Time one candidate, then compare its outputs, unless it is surely slower than the best.

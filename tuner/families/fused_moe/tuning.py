@@ -24,7 +24,7 @@ from tuner.tuning.report import EntryTable, config_cells
 from tuner.tuning.request import NOISE, Effort, Known, Prepared, Request, triton_version
 from tuner.tuning.search import Budget, Model, Search, budget_for, sample_of
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, WhereNeeded, everything
+from tuner.tuning.tune import FixedStrategy, RunGoal, Strategy, WhereNeeded, everything
 
 # Raced times this near count as equal. It is as far as two runs' choices may lie apart.
 TIE = {MeasureKind.GPU: 0.003, MeasureKind.REPLAY: 0.0}
@@ -132,7 +132,7 @@ def prepare(request: Request) -> Prepared:
         points=points,
         spaces=spaces,
         kernels=engine.lift(device.target.backend),
-        plan=partial(_plan, layer),
+        goal=partial(_goal, layer),
         strategy=_strategy(layer, search),
         warm_up=search if _searches(request) else lambda: None,
         predictor=layer.predictor,
@@ -194,7 +194,7 @@ def _tries(layer: _Layer) -> dict[str, int]:
     return dict(found)
 
 
-def _plan(layer: _Layer, known: Known) -> RunPlan:
+def _goal(layer: _Layer, known: Known) -> RunGoal:
     blocks = {size: config["BLOCK_SIZE_M"] for size, config in layer.partners(known).items()}
     trusted = layer.trusted(known)
     chooser = MoeChooser(
@@ -206,7 +206,7 @@ def _plan(layer: _Layer, known: Known) -> RunPlan:
         trusted=trusted if layer.predicted else {},
     )
     configs = layer.baselines.configs
-    return RunPlan(layer.points, configs, chooser, known.previous, trusted)
+    return RunGoal(layer.points, configs, chooser, known.previous, trusted)
 
 
 def _searches(request: Request) -> bool:

@@ -32,7 +32,7 @@ from tuner.tuning.request import (
 )
 from tuner.tuning.search import Budget, Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunGoal, Strategy
 
 # Configurations that a point tries beyond what is tried first.
 FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
@@ -89,7 +89,7 @@ def prepare(request: Request) -> Prepared:
         points=tuple(points),
         spaces=spaces,
         kernels=kernels,
-        plan=partial(_plan, own, requested, kind),
+        goal=partial(_goal, own, requested, kind),
         strategy=lambda known: _strategy(first, spaces, points, requested, further, request.seed),
         predictor=None,
         tries=tries,
@@ -126,12 +126,12 @@ def _first(problem: ScanProblem, own: OwnChoice, space: Space, part: Part) -> li
     return [own.constants, *first_configs(problem, part, space)]
 
 
-def _plan(
+def _goal(
     own: Mapping[Part, OwnChoice],
     requested: Sequence[Point],
     kind: MeasureKind,
     known: Known,
-) -> RunPlan:
+) -> RunGoal:
     policy = Policy(GAIN[kind], tie=NOISE[kind])
     chooser = ScanChooser(own, policy, requested, known.previous)
     constants = {
@@ -139,7 +139,7 @@ def _plan(
         for point in requested
         if (always := own[point.part].constants) is not None
     }
-    return RunPlan(requested, constants, chooser, known.previous)
+    return RunGoal(requested, constants, chooser, known.previous)
 
 
 def _strategy(

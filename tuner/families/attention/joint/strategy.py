@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tuner.families.attention.joint.plans import JointBuckets, JointPlan, Times
+from tuner.families.attention.joint.choices import JointBuckets, JointChoice, Times
 from tuner.families.attention.problem import Stage
 from tuner.families.attention.splits import constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
@@ -42,7 +42,7 @@ class JointStrategy:
         self._sizes = {one.representative: one for one in sizes}
         self._results: dict[Candidate, Measurement] = {}
         self._first: list[Candidate] = []  # of step 1
-        self._kept: dict[Point, JointPlan] = {}  # after step 1, by representative
+        self._kept: dict[Point, JointChoice] = {}  # after step 1, by representative
         self._waiting: dict[Candidate, list[Candidate]] = {}  # a proposal's candidates
 
     def ask(self) -> list[Candidate]:
@@ -70,14 +70,14 @@ class JointStrategy:
                 for splits, room in self._pairs[first]:
                     yield Candidate(point, with_splits(constants_of(own), splits, room))
 
-    def _best(self, sizes: JointBuckets) -> JointPlan:
+    def _best(self, sizes: JointBuckets) -> JointChoice:
         """The best of step 1. Where the engine's own constants cannot run, the most splits."""
-        plans = Times(sizes, self._timed(self._first), self._own).plans()
-        if plans:
-            return plans[0]
+        choices = Times(sizes, self._timed(self._first), self._own).choices()
+        if choices:
+            return choices[0]
         most = [self._pairs[point][-1] for point in sizes.stage_1.points]
         splits = tuple(n for n, _ in most)
-        return JointPlan(math.inf, most[0][1], splits, self._own_constants(sizes), ())
+        return JointChoice(math.inf, most[0][1], splits, self._own_constants(sizes), ())
 
     def _timed(self, candidates: Iterable[Candidate]) -> dict[Candidate, float]:
         times = ((c, self._results[c].median_us) for c in candidates)
@@ -130,8 +130,8 @@ class JointStrategy:
         )
         us = self._timed([*beside, *wanted])
         wanted_constants = proposal.config, self._own_constants(sizes)[1]
-        plans = Times(sizes, us, self._own).plans()
-        costs = [plan.cost for plan in plans if plan.constants == wanted_constants]
+        choices = Times(sizes, us, self._own).choices()
+        costs = [choice.cost for choice in choices if choice.constants == wanted_constants]
         if costs:
             return Measurement(Status.OK, min(costs))
         failed = (self._results[c] for c in wanted if self._results[c].median_us is None)

@@ -1,9 +1,9 @@
-"""What decode can run for one number of sequences, how long that takes, and which plan is chosen.
+"""What decode can run for one number of sequences, how long that takes, and which choice is chosen.
 
 Inside a CUDA graph the engine knows the number of sequences and nothing more. So the constants of
 both kernels and the room for splits are fixed for it. The number of splits follows the length.
 
-A plan replaces the engine's own rule and constants only if both kernels together are faster over
+A choice replaces the engine's own rule and constants only if both kernels together are faster over
 all lengths by more than the noise, and at no length slower by more than the noise.
 """
 
@@ -52,7 +52,7 @@ def sizes_of(buckets: Sequence[Bucket]) -> list[JointBuckets]:
 
 
 @dataclass(frozen=True, order=True)
-class JointPlan:
+class JointChoice:
     """The configurations of one number of sequences."""
 
     cost: float  # the weighted mean of the time divided by the engine's, over the lengths
@@ -92,12 +92,12 @@ class Times:
         return self._us[room][kernel][length]
 
     @cached_property
-    def engines(self) -> JointPlan | None:
+    def engines(self) -> JointChoice | None:
         """The engine's own rule and constants; None if a time is missing."""
-        return self.plan_of(self._own)
+        return self.choice_of(self._own)
 
-    def plan_of(self, configs: Mapping[Point, Config]) -> JointPlan | None:
-        """The plan that these configurations are; None if they are none, or if a time is missing.
+    def choice_of(self, configs: Mapping[Point, Config]) -> JointChoice | None:
+        """The choice that these configurations are; None if they are none, or if a time is missing.
 
         `configs` may have points of other numbers of sequences.
         """
@@ -107,11 +107,11 @@ class Times:
         stage_1, reduce = ([configs[p] for p in self._sizes.points(stage)] for stage in STAGES)
         room, splits = stage_1[0][MAX_KV_SPLITS], tuple(one[KV_SPLITS] for one in stage_1)
         constants = constants_of(stage_1[0]), constants_of(reduce[0])
-        plan = JointPlan(self.cost(us), room, splits, constants, us)
+        choice = JointChoice(self.cost(us), room, splits, constants, us)
         for stage, some in zip(STAGES, (stage_1, reduce), strict=True):
-            if any(plan.config(stage, at) != config for at, config in enumerate(some)):
+            if any(choice.config(stage, at) != config for at, config in enumerate(some)):
                 return None
-        return plan
+        return choice
 
     @cached_property
     def _own_us(self) -> tuple[float, ...] | None:
@@ -128,28 +128,28 @@ class Times:
             found.append(sum(times))
         return tuple(found)
 
-    def plans(self, slack: float = float("inf")) -> list[JointPlan]:
-        """All plans whose times are known, the fastest first. A plan that is slower than the
+    def choices(self, slack: float = float("inf")) -> list[JointChoice]:
+        """All choices whose times are known, the fastest first. A choice that is slower than the
         engine's own at any length by more than `slack` (a share) is left out.
         """
         found = (
-            plan
+            choice
             for room, kernels in self._us.items()
             for first in _common(kernels[0])
             for second in _common(kernels[1])
-            if (plan := self._plan(room, (first, second)))
+            if (choice := self._choice(room, (first, second)))
         )
-        return sorted(plan for plan in found if self.no_slower(plan, slack))
+        return sorted(choice for choice in found if self.no_slower(choice, slack))
 
-    def no_slower(self, plan: JointPlan, slack: float) -> bool:
-        """Whether a plan is slower than the engine's own at no length by more than `slack`."""
+    def no_slower(self, choice: JointChoice, slack: float) -> bool:
+        """Whether a choice is slower than the engine's own at no length by more than `slack`."""
         own = self._own_us
         return own is None or all(
-            us <= most * (1 + slack) for us, most in zip(plan.us, own, strict=True)
+            us <= most * (1 + slack) for us, most in zip(choice.us, own, strict=True)
         )
 
-    def _plan(self, room: int, constants: tuple[Config, Config]) -> JointPlan | None:
-        """The plan with the fastest number of splits at each length; None if one has no time."""
+    def _choice(self, room: int, constants: tuple[Config, Config]) -> JointChoice | None:
+        """The choice with the fastest number of splits at each length; None if one has no time."""
         best = []
         for stage_1, reduce in zip(*self._us[room], strict=True):
             first, second = stage_1[constants[0]], reduce[constants[1]]
@@ -159,7 +159,7 @@ class Times:
             best.append(min(sums))
         us = tuple(time for time, _ in best)
         splits = tuple(n for _, n in best)
-        return JointPlan(self.cost(us), room, splits, constants, us)
+        return JointChoice(self.cost(us), room, splits, constants, us)
 
     def cost(self, us: Sequence[float]) -> float:
         """The weighted mean of the times in units of the engine's own, or in microseconds."""
@@ -172,7 +172,7 @@ def _common(lengths: Sequence[Mapping[Config, object]]) -> Iterator[Config]:
     return (config for config in first if all(config in other for other in others))
 
 
-# Plans for each number of sequences, besides the engine's own, the stored and the chosen one.
+# Choices for each number of sequences, besides the engine's own, the stored and the chosen one.
 FINALISTS = 5
 
 
@@ -196,18 +196,20 @@ class JointChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The trials of the best plans, the chosen, the stored and the engine's own one."""
+        """The trials of the best choices, the chosen, the stored and the engine's own one."""
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         us = _times(trials)
         found: dict[Candidate, Trial] = {}
         for sizes in self.sizes:
             times = Times(sizes, us, self.own)
-            named = (times.plan_of(configs) for configs in (chosen, self.previous or {}, self.own))
-            for plan in [*times.plans()[:FINALISTS], *filter(None, named)]:
+            named = (
+                times.choice_of(configs) for configs in (chosen, self.previous or {}, self.own)
+            )
+            for choice in [*times.choices()[:FINALISTS], *filter(None, named)]:
                 for stage in STAGES:
                     for at, point in enumerate(sizes.points(stage)):
-                        candidate = Candidate(point, plan.config(stage, at))
+                        candidate = Candidate(point, choice.config(stage, at))
                         found[candidate] = by_candidate[candidate]
         return list(found.values())
 
@@ -215,12 +217,12 @@ class JointChooser:
         self, sizes: JointBuckets, times: Times, trials: Mapping[Candidate, Trial]
     ) -> Iterator[Entry]:
         own = times.engines
-        plans = times.plans(self.noise)
-        if not plans and own is None:
+        choices = times.choices(self.noise)
+        if not choices and own is None:
             raise NothingFits(f"no configuration compiles and fits for {sizes.representative}")
-        keep = own is not None and (not plans or plans[0].cost >= 1 - self.noise)
-        stored = self._stored(times, plans)
-        plan = stored or (own if keep and own is not None else plans[0])
+        keep = own is not None and (not choices or choices[0].cost >= 1 - self.noise)
+        stored = self._stored(times, choices)
+        choice = stored or (own if keep and own is not None else choices[0])
         defaults = {
             point: as_incumbent(self.own[point], trials.get(Candidate(point, self.own[point])))
             for stage in STAGES
@@ -228,8 +230,8 @@ class JointChooser:
         }
         for stage in STAGES:
             for at, point in enumerate(sizes.points(stage)):
-                trial = trials[Candidate(point, plan.config(stage, at))]
-                why = _reason(plan, own, at, trial, defaults.values())
+                trial = trials[Candidate(point, choice.config(stage, at))]
+                why = _reason(choice, own, at, trial, defaults.values())
                 yield Entry(
                     point=point,
                     config=trial.candidate.config,
@@ -240,16 +242,16 @@ class JointChooser:
                     reason=why + (f"; {STAYS}" if stored else ""),
                 )
 
-    def _stored(self, times: Times, plans: Sequence[JointPlan]) -> JointPlan | None:
-        """The plan that the store has, unless another one is faster by more than the noise or the
+    def _stored(self, times: Times, choices: Sequence[JointChoice]) -> JointChoice | None:
+        """The choice that the store has, unless another one is faster by more than the noise or the
         engine's own is faster at all.
         """
-        stored, own = times.plan_of(self.previous or {}), times.engines
+        stored, own = times.choice_of(self.previous or {}), times.engines
         if stored is None or stored == own or not times.no_slower(stored, self.noise):
             return None
         if own is not None and stored.cost > own.cost:
             return None
-        beaten = plans and plans[0].cost < stored.cost * (1 - self.noise)
+        beaten = choices and choices[0].cost < stored.cost * (1 - self.noise)
         return None if beaten else stored
 
 
@@ -259,25 +261,25 @@ def _times(trials: Sequence[Trial]) -> dict[Candidate, float]:
 
 
 def _reason(
-    plan: JointPlan,
-    own: JointPlan | None,
+    choice: JointChoice,
+    own: JointChoice | None,
     length: int,
     trial: Trial,
     defaults: Iterable[Incumbent],
 ) -> str:
-    if plan is own:
+    if choice is own:
         why = "the engine's own splits and constants are as fast, within the noise"
     elif own is None:
         why = without_time("the engine's own constants", defaults)
     else:
-        gain = f"{own.us[length] / plan.us[length]:.3f}x"
+        gain = f"{own.us[length] / choice.us[length]:.3f}x"
         why = f"{gain} as fast as the engine, both kernels"
-    return why + _reduction_share(plan, length, trial)
+    return why + _reduction_share(choice, length, trial)
 
 
-def _reduction_share(plan: JointPlan, length: int, trial: Trial) -> str:
+def _reduction_share(choice: JointChoice, length: int, trial: Trial) -> str:
     """A remark where the reduction takes more time than the first kernel."""
     us = trial.measurement.median_us
-    if trial.candidate.point.part is not Stage.REDUCE or us is None or us * 2 <= plan.us[length]:
+    if trial.candidate.point.part is not Stage.REDUCE or us is None or us * 2 <= choice.us[length]:
         return ""
-    return f"; the reduction takes {us / plan.us[length]:.0%} of the time"
+    return f"; the reduction takes {us / choice.us[length]:.0%} of the time"
