@@ -59,7 +59,7 @@ def own(problem: Attention, point: Point, target: Target) -> Config:
     """The engine's constants, and its own rule where the splits are chosen."""
     engine = attention_engine(find_engine("sglang"))
     room = engine.most_splits(problem, this_device().sm_count)
-    return engine_config(engine.lift(target.backend), problem, point, target, room)
+    return engine_config(engine.lift(target.platform), problem, point, target, room)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -237,7 +237,7 @@ def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
 
 def refuse_unmeasured(device: Device, kind: MeasureKind) -> None:
     """Raise BadInput for times of a GPU on which nothing here measures."""
-    if kind is MeasureKind.GPU and device.target.backend != CUDA:
+    if kind is MeasureKind.GPU and device.target.platform != CUDA:
         error = BadInput(
             f"this tuner measures on NVIDIA's GPUs alone, and not on {device.name}: predict the "
             "times, ",

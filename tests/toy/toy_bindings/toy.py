@@ -67,9 +67,9 @@ class Toys(PointwiseFiles[Scale, ToyKey, Kernels]):
     def default_config(self, problem: Scale, device: Device, batch_size: int) -> Config:
         return Config({"BLOCK": 128, "num_warps": 4})
 
-    def lift(self, backend: str = CUDA) -> Kernels:
+    def lift(self, platform: str = CUDA) -> Kernels:
         root, origin = self.engine.root, f"{self.engine.name} {self.engine.version}"
-        return Kernels(lift(root / "kernels.py", ("scale_kernel",), root, origin, backend))
+        return Kernels(lift(root / "kernels.py", ("scale_kernel",), root, origin, platform))
 
 
 @dataclass(frozen=True)

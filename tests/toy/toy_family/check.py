@@ -50,5 +50,5 @@ def _group(path: Path, device: Device, engine: Engine) -> CheckGroup[Scale]:
         for rows, config in entries.items()
     ]
     return CheckGroup(
-        str(path), problem, toys.lift(device.target.backend).binder(problem, device.target), asked
+        str(path), problem, toys.lift(device.target.platform).binder(problem, device.target), asked
     )

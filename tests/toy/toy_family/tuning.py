@@ -87,7 +87,7 @@ def prepare(request: Request) -> Prepared:
         request=request,
         points=points,
         spaces={Kernel.SCALE: SPACE},
-        kernels=engine.lift(device.target.backend),
+        kernels=engine.lift(device.target.platform),
         goal=lambda known: RunGoal(points, runs, FastestOfEach(points, default)),
         strategy=strategy,
         predictor=Predictor(),

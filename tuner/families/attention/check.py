@@ -108,7 +108,7 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
     UnsupportedKernel if the engine has no kernel for a problem.
     """
     attention = attention_engine(engine)
-    kernels = attention.lift(device.target.backend)
+    kernels = attention.lift(device.target.platform)
     run = [_as_the_engine_runs(problem, attention, device) for problem in problems]
     groups = [_group(problem, kernels, device) for problem in run]
     with Farm(triton=triton_for(engine)) as farm:
@@ -175,7 +175,7 @@ def _fit_patched(
     with tempfile.TemporaryDirectory() as folder:
         patched = Path(folder, remedy.file.name)
         patched.write_bytes(remedy.patched.encode("utf-8"))
-        kernels = attention.lift(device.target.backend, {AttentionPhase.EXTEND: patched})
+        kernels = attention.lift(device.target.platform, {AttentionPhase.EXTEND: patched})
         groups = [_group(problem, kernels, device) for problem in problems]
         return all(entry.fits for entry in compile_groups(farm, groups, device))
 

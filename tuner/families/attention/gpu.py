@@ -51,7 +51,7 @@ class AttentionOnGpu:
         self._shared_bytes = triton_gpu["max_shared_mem"]  # it takes a millisecond to ask
         self._problem = problem
         engine = attention_engine(find_engine(request["engine"]))
-        self._kernels = engine.lift(self._target.backend)
+        self._kernels = engine.lift(self._target.platform)
         self._engines_splits = engine.most_splits(problem, properties.multi_processor_count)
         lifted = self._kernels.lifted(self._problem.phase)
         self._source = lifted.write(Path(request["lifted_dir"]))

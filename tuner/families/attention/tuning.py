@@ -106,7 +106,7 @@ def prepare(request: Request) -> Prepared:
     buckets = buckets_of(problem, _workload(problem, request.selected, recording).points)
     points = tuple(point for bucket in buckets for point in bucket.points)
     file_name = engine.file_name(problem, device.name)
-    kernels = engine.lift(device.target.backend)
+    kernels = engine.lift(device.target.platform)
     room = engine.most_splits(problem, device.sm_count) if problem.chooses_splits else 0
     defaults = {point: _default(request, problem, kernels, point, room) for point in points}
     takes = {point.part: config for point, config in defaults.items()}

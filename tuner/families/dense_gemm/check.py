@@ -113,7 +113,7 @@ def _group_of_problem(
     path = gemm.find_file(gemm.package_root, problem, device)
     if path is not None:
         return _group_of_file(path, gemm, device)
-    kernels = gemm.lift(device.target.backend)
+    kernels = gemm.lift(device.target.platform)
     first: dict[Config, int] = {}  # the engine's default is the same for most sizes
     for size in BATCH_SIZES:
         first.setdefault(kernels.default_config(problem, size, device.target), size)
@@ -129,7 +129,7 @@ def _group(
     device: Device,
 ) -> CheckGroup[DenseGemm]:
     target = device.target
-    kernels = gemm.lift(target.backend)
+    kernels = gemm.lift(target.platform)
     # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
     kernels.default_config(problem, 1, target)
     asked = [_asked(problem, size, entries[size], gemm, kernels, device) for size in entries]

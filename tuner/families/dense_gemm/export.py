@@ -60,7 +60,7 @@ def _default(winner: Winner, engine: GemmEngine, device: Device) -> Config:
     if known := winner.entry.incumbents.get("default"):
         return known.config
     problem, size = gemm_of(winner.problem), winner.entry.point.batch_size
-    return launch_config(engine.default_config(problem, device, size), device.target.backend)
+    return launch_config(engine.default_config(problem, device, size), device.target.platform)
 
 
 def gemm_of(problem: Problem) -> DenseGemm:

@@ -198,7 +198,7 @@ class GemmOnGpu(ChainSession[GemmLaunch]):
     def __init__(self, problem: DenseGemm, request: Fields) -> None:
         target = local_target()
         self._problem = problem
-        self._kernels = gemm_engine(find_engine(request["engine"])).lift(target.backend)
+        self._kernels = gemm_engine(find_engine(request["engine"])).lift(target.platform)
         batches = GemmBatches(problem, request["seed"], last_cache_bytes())
         source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         super().__init__(batches, source, target, WORST_ERROR[problem.dtype])

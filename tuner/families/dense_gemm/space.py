@@ -62,7 +62,7 @@ def gemm_space(
     `choices`: further keys, from `GemmKernels.choices`. `loaded`: `GemmEngine.effective`, for
     which BLOCK_SIZE_K alone matters.
     """
-    blocks = _ROCM_BLOCKS if device.target.backend == HIP else _BLOCKS
+    blocks = _ROCM_BLOCKS if device.target.platform == HIP else _BLOCKS
     axes = dict(blocks if problem.block else _CHANNELS)
     tile = {name: values[0] for name, values in axes.items()}
 
@@ -98,7 +98,7 @@ def _space(
         dict(axes),
         tuple(_rules(device, blocks, aligned)),
         growing=GROWING,
-        defaults={**triton_defaults(device.target.backend), "GROUP_SIZE_M": 1},
+        defaults={**triton_defaults(device.target.platform), "GROUP_SIZE_M": 1},
         unsaid={**UNSAID, **compiler_defaults},
     )
 
@@ -271,11 +271,11 @@ def find_baselines(
     """The baselines at the sizes that a file must hold, and at `batch_sizes`."""
     keys = engine.entries(problem, device)
     found: dict[Point, dict[str, Config]] = {}
-    near, backend = set(), device.target.backend
+    near, platform = set(), device.target.platform
     for size in sorted({*engine.sizes(problem, device), *batch_sizes}):
         point = Point(size, DensePart.DENSE)
         by_name = engine.incumbents(problem, device, size)
-        found[point] = {name: launch_config(config, backend) for name, config in by_name.items()}
+        found[point] = {name: launch_config(config, platform) for name, config in by_name.items()}
         if tuned_near(size, keys):
             near.add(point)
     return Baselines(found, frozenset(near))

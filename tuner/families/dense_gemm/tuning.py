@@ -65,7 +65,7 @@ def prepare(request: Request) -> Prepared:
     recording = recording_of(request)
     points = _points(problem, request.selected, recording)
     name = engine.file_name(problem, device)
-    kernels = engine.lift(device.target.backend)
+    kernels = engine.lift(device.target.platform)
     space = gemm_space(
         problem,
         device,

@@ -145,26 +145,26 @@ def _elsewhere(
 def _group_of_file(
     path: Path, engine: MoeEngine, options: Mapping[str, Any], device: Device
 ) -> CheckGroup[FusedMoe]:
-    key, backend = engine.read_any_name(path.name), device.target.backend
+    key, platform = engine.read_any_name(path.name), device.target.platform
     K, top_k = options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     try:
         problem = _problem(key, K, top_k)
     except BadProblem as error:
         raise BadProblem(f"{path.name}: {error}") from None
-    entries = read_config_file(path, fields_on(engine.fields, backend)).entries
+    entries = read_config_file(path, fields_on(engine.fields, platform)).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:
         down_file = path.with_name(f"{path.stem}_down.json")
         if not (engine.has_down_files() and down_file.exists()):
             gemms.append(Gemm.DOWN)
-    full = {size: launch_config(entries[size], backend) for size in sorted(entries)}
+    full = {size: launch_config(entries[size], platform) for size in sorted(entries)}
     asked = [
         EntryToCheck(gemm, size, config, Candidate(Point(size, gemm), config))
         for gemm in gemms
         for size, config in full.items()
     ]
     return CheckGroup(
-        str(path), problem, engine.lift(backend).binder(problem, device.target), asked
+        str(path), problem, engine.lift(platform).binder(problem, device.target), asked
     )
 
 

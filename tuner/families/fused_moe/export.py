@@ -158,7 +158,7 @@ class MoeDelivery(Delivery):
         return files
 
     def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
-        layer, fields = self.layer, fields_on(self.layer.fields, device.target.backend)
+        layer, fields = self.layer, fields_on(self.layer.fields, device.target.platform)
         for file in files:
             assert isinstance(file, MoeFile)  # `files` made it
             found = layer.find_file(root, _layer(file.problem), device, file.gemm, file.triton)

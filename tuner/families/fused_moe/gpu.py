@@ -41,7 +41,7 @@ class MoeOnGpu:
 
     def __init__(self, problem: FusedMoe, request: Fields) -> None:
         self._target = local_target()
-        self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.backend)
+        self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.platform)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         captured = _captured(request["routing"], problem) if request["routing"] else None
         self._layer = Layer(

@@ -131,7 +131,7 @@ def prepare(request: Request) -> Prepared:
         request=request,
         points=points,
         spaces=spaces,
-        kernels=engine.lift(device.target.backend),
+        kernels=engine.lift(device.target.platform),
         goal=partial(_goal, layer),
         strategy=_strategy(layer, search),
         warm_up=search if _searches(request) else lambda: None,

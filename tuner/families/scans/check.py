@@ -78,7 +78,7 @@ def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engi
     """
     groups = []
     for problem in problems:
-        kernels = scan_engine(engine, problem.family).lift(device.target.backend)
+        kernels = scan_engine(engine, problem.family).lift(device.target.platform)
         asked: list[tuple[Point, Config]] = []
         for part in problem.parts:
             about = problem, part, device.target
@@ -97,7 +97,7 @@ def _group(
     device: Device,
     engine: Engine,
 ) -> CheckGroup[ScanProblem]:
-    kernels = scan_engine(engine, problem.family).lift(device.target.backend)
+    kernels = scan_engine(engine, problem.family).lift(device.target.platform)
     entries = [
         EntryToCheck(point.part, tokens_of(point), config, Candidate(point, config))
         for point, config in asked

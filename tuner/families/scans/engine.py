@@ -78,11 +78,11 @@ class ScanKernels(ABC, Generic[E]):
         engine: Engine,
         sources: ScanSources,
         family: str,
-        backend: str,
+        platform: str,
         **more: Any,  # noqa: ANN401  # further fields
     ) -> K:
         """Lift a family's kernels. Raises UnsupportedKernel."""
-        lifted = sources.lift(engine, family, backend)
+        lifted = sources.lift(engine, family, platform)
         return cls(
             engine, sources.scan(family), sources.folder(engine.root, family), lifted, **more
         )
@@ -235,7 +235,7 @@ class ScanKernels(ABC, Generic[E]):
                     )
                 argument = replace(argument, operand=call.made[name])
             known[name] = argument
-        options = {**triton_defaults(target.backend), **launch.options}
+        options = {**triton_defaults(target.platform), **launch.options}
         binding = bind(self.lifted.origin, launch.kernel, parameters, known, options)
         return ScanLaunch(binding, launch.grid)
 
@@ -296,11 +296,11 @@ class ScanEngine:
     """The chunked scans of one family in one engine version on disk."""
 
     engine: Engine
-    lifts: Callable[[Any, str], ScanKernels[Any]]  # the engine and a backend to its kernels
+    lifts: Callable[[Any, str], ScanKernels[Any]]  # the engine and a platform to its kernels
 
-    def lift(self, backend: str = CUDA) -> ScanKernels[Any]:
-        """The kernels for a backend, "cuda" or "hip". Raises UnsupportedKernel."""
-        return self.lifts(self.engine, backend)
+    def lift(self, platform: str = CUDA) -> ScanKernels[Any]:
+        """The kernels for a platform, "cuda" or "hip". Raises UnsupportedKernel."""
+        return self.lifts(self.engine, platform)
 
 
 def scan_engine(engine: Engine, family: str) -> ScanEngine:

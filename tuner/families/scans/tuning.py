@@ -67,7 +67,7 @@ def prepare(request: Request) -> Prepared:
     problem, device, kind = scan_problem(request), request.device, request.source.kind
     assert isinstance(request.selected, PromptSelection)
     refuse_moe_options(request, family_of(problem).title)
-    kernels = scan_engine(request.engine, problem.family).lift(device.target.backend)
+    kernels = scan_engine(request.engine, problem.family).lift(device.target.platform)
     own = own_choices(kernels, request)
     begins = {choice.first for choice in own.values() if choice.constants is None}
     recording = recording_of(request)

@@ -50,7 +50,7 @@ class SGLangAttentionKernels(AttentionKernels):
 
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
-    backend: str = CUDA
+    platform: str = CUDA
     sources: Mapping[AttentionPhase, Path] = field(
         default_factory=dict
     )  # instead of the engine's files
@@ -124,7 +124,7 @@ class SGLangAttentionKernels(AttentionKernels):
     def _lifted(self) -> dict[AttentionPhase, Lifted]:
         engine, origin = self.engine, self.origin
         return {
-            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.backend)
+            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.platform)
             for p in AttentionPhase
         }
 
@@ -156,15 +156,15 @@ def launcher_source(engine: SGLang, phase: AttentionPhase) -> Path:
 
 
 def lift_attention(
-    engine: SGLang, backend: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
+    engine: SGLang, platform: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
 ) -> SGLangAttentionKernels:
-    """The attention kernels of an engine on disk for a backend, "cuda" or "hip".
+    """The attention kernels of an engine on disk for a platform, "cuda" or "hip".
 
     `sources` has files to read instead of the engine's own. The methods of the result raise
     UnsupportedKernel, this function does not.
     """
     origin = f"{engine.name} {engine.version}"
-    return SGLangAttentionKernels(engine, origin, backend, sources or {})
+    return SGLangAttentionKernels(engine, origin, platform, sources or {})
 
 
 def _stage(point: Point) -> Stage:

@@ -39,11 +39,11 @@ class VLLMDeltaKernels(VLLMScanKernels):
         return shape
 
 
-def lift_gated_delta(engine: VLLM, backend: str) -> VLLMDeltaKernels:
+def lift_gated_delta(engine: VLLM, platform: str) -> VLLMDeltaKernels:
     """The kernels of one copy of vLLM. Raises UnsupportedKernel also for 0.15.1, whose states lie
     otherwise.
     """
-    found = VLLMDeltaKernels.of(engine, SOURCES, NAME, backend)
+    found = VLLMDeltaKernels.of(engine, SOURCES, NAME, platform)
     shape = found.shape_of_states()
     if shape != (_VALUES, _KEYS):
         raise UnsupportedKernel(
