@@ -138,7 +138,7 @@ def read_back(name: str, written: Path, read: Callable[[Path], T], wanted: T) ->
         raise ExportRefused(f"{name} does not read as it was written")
 
 
-def prove_readable(file: ExportFile, verify: Callable[[Path], None]) -> None:
+def check_readable(file: ExportFile, verify: Callable[[Path], None]) -> None:
     """Verify a copy of a file to write. Raises what `verify` raises, and UnwritableOutput where no
     temporary file can be written.
     """

@@ -285,7 +285,7 @@ def export(
     *,
     beside: Mapping[Path, bytes] | None = None,
 ) -> list[ExportFile]:
-    """Write the winners' files, and prove that servers would find each entry.
+    """Write the winners' files, and check that servers would find each entry.
 
     The files go under `out`, or into the engine's package if None. Where a winner is only predicted
     and an earlier export has a measured entry, that entry is kept. `beside` has other files to

@@ -25,7 +25,7 @@ from tuner.errors import UnwritableOutput
 from tuner.measure import Measurer
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
 from tuner.measure.messages import find_routing_file
-from tuner.measure.recording import Replay, prove_recordable
+from tuner.measure.recording import Replay, check_recordable
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.results import (
@@ -98,7 +98,7 @@ def execute(
     """
     request, meter = prepared.request, Meter()
     if record is not None:
-        _prove_recordable(prepared, record, add_to_record)
+        _check_recordable(prepared, record, add_to_record)
 
     watcher.step(source.opening)
     bench = source.bench(prepared)
@@ -252,9 +252,9 @@ def _outlook(prepared: Prepared, goal: RunGoal) -> Outlook:
     return Outlook(to_try, {p: goal.incumbents.get(p, {}) for p in goal.requested})
 
 
-def _prove_recordable(prepared: Prepared, path: Path, add: bool) -> None:
+def _check_recordable(prepared: Prepared, path: Path, add: bool) -> None:
     """Raise UnwritableOutput if the recording cannot be written to `path`."""
-    prove_recordable(path)
+    check_recordable(path)
     replayed = prepared.request.source.recording
     if replayed is not None and replayed.resolve() == path.resolve():
         raise UnwritableOutput(f"{path} is being replayed: record to another file")

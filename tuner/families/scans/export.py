@@ -15,8 +15,8 @@ from tuner.engines.sidecars import PROVENANCE
 from tuner.export.delivery import (
     Delivery,
     ExportFile,
+    check_readable,
     is_plugin_file,
-    prove_readable,
     read_back,
     server_facts,
 )
@@ -110,7 +110,7 @@ class ScanDelivery(Delivery):
         by_file = groupby(sorted(winners, key=_key), key=_key)
         files = [_built(list(group), root) for _, group in by_file]
         for file in files:
-            prove_readable(file, partial(_verify, file))
+            check_readable(file, partial(_verify, file))
         return files
 
     def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:

@@ -25,8 +25,8 @@ from tuner.engines.sglang.package import SGLang
 from tuner.export.delivery import (
     Delivery,
     ExportFile,
+    check_readable,
     is_plugin_file,
-    prove_readable,
     server_facts,
 )
 from tuner.families.attention.problem import Attention
@@ -67,7 +67,7 @@ class AttentionDelivery(Delivery):
     ) -> Sequence[AttentionFileExport]:
         files = with_advised_flags(build_attention_files(winners, root))
         for file in files:
-            prove_readable(file, partial(verify_attention, file))
+            check_readable(file, partial(verify_attention, file))
         return files
 
     def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:

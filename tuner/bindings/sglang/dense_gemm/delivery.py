@@ -28,8 +28,8 @@ from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import (
     Delivery,
     ExportFile,
+    check_readable,
     is_plugin_file,
-    prove_readable,
     read_back,
     server_facts,
 )
@@ -127,7 +127,7 @@ class GemmDelivery(Delivery):
         files = build_gemm_files(winners, self.gemm, device, layout)
         for file in files:
             if isinstance(layout, PluginLayout):
-                prove_readable(file, partial(_verify_plugins, file))
+                check_readable(file, partial(_verify_plugins, file))
         return files
 
     def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
