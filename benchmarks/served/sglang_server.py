@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.served.server import Answer, Post, ServerLaunch, flag_value
-from tuner.bindings.sglang.attention.backend import BACKEND_FLAG
 
 # This module starts the server too, after it has replaced the values of dummy weights.
 _DUMMY_SERVER = "benchmarks.served.sglang_dummy"
 _SERVER = "sglang.launch_server"
+_BACKEND_FLAG = "--attention-backend"
 
 
 class SGLangServer:
@@ -58,11 +58,11 @@ class SGLangServer:
         )
 
     def backend(self, args: Sequence[str], phase: str) -> str | None:
-        return flag_value(args, f"--{phase}-attention-backend") or flag_value(args, BACKEND_FLAG)
+        return flag_value(args, f"--{phase}-attention-backend") or flag_value(args, _BACKEND_FLAG)
 
     def backend_flags(self, prefill: str, decode: str) -> str:
         if prefill == decode:
-            return f"{BACKEND_FLAG} {prefill}"
+            return f"{_BACKEND_FLAG} {prefill}"
         return f"--prefill-attention-backend {prefill} --decode-attention-backend {decode}"
 
 
