@@ -26,7 +26,7 @@ from tuner.problems.registry import Selection, family_named, family_of
 from tuner.problems.results import Compiled, Measurement, Status, Trial, Winner
 from tuner.store.jobs import JobStore
 from tuner.targets import resolve_target
-from tuner.tuning.report import Report
+from tuner.tuning.report import RunReport
 from tuner.tuning.request import Request, prepare
 from tuner.tuning.run import RunStore, execute, open_source
 
@@ -72,7 +72,7 @@ def tuned(
     store: RunStore,
     workbench: Workbench | None = None,
     **options: Any,  # noqa: ANN401
-) -> Report:
+) -> RunReport:
     """The report of a request's run; `options` are those of `execute`."""
     with contextlib.ExitStack() as opened:
         shared = workbench or opened.enter_context(Workbench())

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.served.compare import compare_served
-from benchmarks.served.report import write_report
 from benchmarks.served.request import ComparisonRequest, setup_of
+from benchmarks.served.result import write_report
 from tuner.cli.app import guarded, open_store, say, show
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
 from tuner.devices.here import device_or_here

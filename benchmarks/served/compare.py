@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.served.loads import AFTER, BEFORE, SIDES, Load, Speed, median_speed, run_load
 from benchmarks.served.outputs import Answers, answers_of, check_outputs
 from benchmarks.served.process import RunningServer, free_ports
-from benchmarks.served.report import LoadGain, ServedComparison, Subject, backend_advice, gains_of
+from benchmarks.served.result import LoadGain, ServedComparison, Subject, backend_advice, gains_of
 from benchmarks.served.server import Server, ServerLaunch
 from tuner.deploy.load_proof import prove_loads, read_deployed
 from tuner.engines.launch import all_config_variables, config_variables

@@ -17,7 +17,7 @@ from benchmarks.served.compare import ComparisonRequest, ComparisonSetup
 from benchmarks.served.dummy_model import write_dummy_model
 from benchmarks.served.loads import AFTER, BEFORE, parse_loads
 from benchmarks.served.process import free_ports
-from benchmarks.served.report import Subject
+from benchmarks.served.result import Subject
 from benchmarks.served.server import server_of
 from tuner.deploy.load_proof import read_deployed
 from tuner.devices.here import asked_here

@@ -33,7 +33,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial, Winner
 from tuner.store.results import ResultStore
-from tuner.tuning.report import Report
+from tuner.tuning.report import RunReport
 from tuner.tuning.request import Effort, Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 
@@ -137,7 +137,7 @@ def time_us(candidate: Candidate) -> float:
     return block + tokens * config["num_stages"] / block
 
 
-def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NANO) -> Report:
+def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NANO) -> RunReport:
     kernels, trials = kernels_of(engine), []
     for part in problem.parts:
         constants = kernels.constants(problem, part, H100.target)
@@ -178,7 +178,7 @@ def test_a_run_chooses_for_each_kernel_and_length(engine, tmp_path):
 # Files
 
 
-def winners_of(report: Report) -> list[Winner]:
+def winners_of(report: RunReport) -> list[Winner]:
     now = datetime(2026, 11, 25, tzinfo=timezone.utc)
     return [Winner(NANO, report.environment, entry, 1, now) for entry in report.entries]
 

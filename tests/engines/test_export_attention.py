@@ -18,7 +18,7 @@ from tuner.bindings.sglang.plugin.files import read_attention_file
 from tuner.bindings.sglang.plugin.splits import SplitsRow
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused
-from tuner.export.export import ExportReport, export, export_device
+from tuner.export.export import ExportSummary, export, export_device
 from tuner.export.files import write_all
 from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import Attention, Stage
@@ -63,7 +63,7 @@ def device_report(store: ResultStore, engine, out: Path | None, *, predicted: bo
     return export_device(store, H200, engine, out, allow_predicted=predicted, flags=ON_TRITON)
 
 
-def attention_of(report: ExportReport) -> list[AttentionFileExport]:
+def attention_of(report: ExportSummary) -> list[AttentionFileExport]:
     return [file for file in report.files if isinstance(file, AttentionFileExport)]
 
 

@@ -35,7 +35,7 @@ from tuner.problems.results import (
 )
 from tuner.store.results import ResultStore
 from tuner.tuning.baselines import KEPT
-from tuner.tuning.report import Report
+from tuner.tuning.report import RunReport
 from tuner.tuning.request import Effort, Known, Request, Source, prepare
 
 ENGINE = find_engine("sglang==0.5.16")
@@ -219,7 +219,7 @@ def test_a_shipped_entry_that_the_kernel_does_not_take_is_told_and_kept(
         assert odd.items() <= json.loads((out / file.path).read_text())["64"].items()
 
 
-def publish_twice_as_fast(store: ResultStore, report: Report) -> None:
+def publish_twice_as_fast(store: ResultStore, report: RunReport) -> None:
     """What a measured run found at M=32: one stage more than what is shipped."""
     entries = [
         replace(

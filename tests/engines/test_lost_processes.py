@@ -33,7 +33,7 @@ from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Status, Trial
 from tuner.store.results import ResultStore
 from tuner.tuning.progress import Progress
-from tuner.tuning.report import Report
+from tuner.tuning.report import RunReport
 from tuner.tuning.request import Effort, Known, Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 from tuner.tuning.search import Budget
@@ -77,14 +77,14 @@ def run(
     *,
     request: Request | None = None,
     limits: ChildLimits = ChildLimits(),
-) -> Report:
+) -> RunReport:
     request = request or asked()
     with Workbench("mishap_child", limits=limits, compile_s=240) as workbench:
         source = open_source(request, workbench)
         return execute(prepare(request), source, store, watching(workbench))
 
 
-def found(report: Report) -> Found:
+def found(report: RunReport) -> Found:
     return {entry.point: (entry.config, entry.median_us) for entry in report.entries}
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from benchmarks.served.dummy_model import write_dummy_model
 from benchmarks.served.loads import Arrival, Load, Speed, median_speed, parse_loads, speed_of
 from benchmarks.served.outputs import TOKENS, Answers, check_outputs
-from benchmarks.served.report import (
+from benchmarks.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
+from benchmarks.served.result import (
     COLUMNS,
     LoadGain,
     ServedComparison,
@@ -21,7 +22,6 @@ from benchmarks.served.report import (
     backend_advice,
     gains_of,
 )
-from benchmarks.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
 from benchmarks.served.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, interval, metric
 from tuner.devices.table import find_device

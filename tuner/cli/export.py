@@ -93,7 +93,7 @@ def export(
         wanted = problems_to_ship(problem or (), asked, choice)
         flags = divided(flags, found.name, choice)
     with open_store() as store:
-        report = export_device(
+        result = export_device(
             store,
             card,
             found,
@@ -103,9 +103,9 @@ def export(
             named=[parse_problem(spec) for spec in problem or ()],
             flags=flags,
         )
-    for line in left_out_lines(report.left_out):
+    for line in left_out_lines(result.left_out):
         say(line)
-    show(as_json, report.as_json, report.as_text)
+    show(as_json, result.as_json, result.as_text)
 
 
 @command

@@ -17,11 +17,11 @@ from tuner.errors import CompilerUnavailable, TunerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tuner.cli.check_files import CheckReport
+    from tuner.cli.check_files import CheckResult
     from tuner.engines.engine import Engine
     from tuner.measure.workbench import Workbench
     from tuner.store.results import ResultStore
-    from tuner.tuning.report import Report
+    from tuner.tuning.report import RunReport
     from tuner.tuning.request import Prepared, Request
     from tuner.tuning.run import TimeSource
 
@@ -48,7 +48,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
     from tuner.measure.workbench import Workbench
     from tuner.tuning.gains import work_line
 
-    reports: list[Report] = []
+    reports: list[RunReport] = []
     began = time.monotonic()
     name = " ".join({f"{one.engine.name} {one.engine.version}" for one in requests})
     with Workbench() as workbench:
@@ -114,7 +114,7 @@ def run_here(
     add: bool = False,
     later: int = 0,
     since: float | None = None,
-) -> Report:
+) -> RunReport:
     """Do a run in this process and tell of it on stderr, with `later` and `since` of `Progress`."""
     from tuner.tuning.progress import Progress
     from tuner.tuning.run import execute
@@ -145,7 +145,7 @@ def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
             say(estimate_line(gpu_s, device))
 
 
-def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
+def print_reports(reports: Sequence[RunReport | CheckResult], as_json: bool) -> None:
     """Print reports as one JSON object, or as texts."""
     if as_json:
         objects = [report.as_json() for report in reports]
@@ -154,7 +154,7 @@ def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> Non
         typer.echo("\n\n".join(report_text(report, named=len(reports) > 1) for report in reports))
 
 
-def report_text(report: Report | CheckReport, *, named: bool) -> str:
+def report_text(report: RunReport | CheckResult, *, named: bool) -> str:
     """A report as text; `named`: below its problem, if it is of one."""
     problem = getattr(report, "problem", None)
     return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()

@@ -16,8 +16,8 @@ from typing import BinaryIO
 from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context, with_engines
+from tuner.diagnose.explanation import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.findings import Findings, LogFinding
-from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import Kind, known_messages
 from tuner.engines.engine import release_of

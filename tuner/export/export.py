@@ -21,7 +21,6 @@ from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
 from tuner.export.delivery import Delivery, ExportFile, ServerAdvice, delivery_of, take_back
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
-from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
     LeftOut,
     leave_out_predicted,
@@ -30,6 +29,7 @@ from tuner.export.selection import (
     wholly_named,
     with_shipped,
 )
+from tuner.export.summary import ExportSummary, triton_notes
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
@@ -75,7 +75,7 @@ def export_device(
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
     flags: Mapping[str, str] = NO_FLAGS,
-) -> ExportReport:
+) -> ExportSummary:
     """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
     Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
@@ -93,7 +93,7 @@ def export_device(
         flags=flags,
     )
     if not chosen.winners:
-        return ExportReport(
+        return ExportSummary(
             out or engine.root,
             files=(),
             carried=0,
@@ -108,7 +108,7 @@ def export_device(
     if out is None:
         root = _engine_root(used, engine)
         left = chosen.left_out
-        return ExportReport(
+        return ExportSummary(
             *(root, files, 0, ()),
             notes=triton_notes(files, engine),
             left_out=left,
@@ -116,7 +116,7 @@ def export_device(
             removed=take_back(chosen.left_alone, engine, device, None),
             restores=_restores(files),
         )
-    return ExportReport(
+    return ExportSummary(
         out,
         files,
         carried=len(carried.keys() - {file.path for file in files}),
@@ -129,7 +129,7 @@ def export_device(
 
 @dataclass(frozen=True)
 class WayTo:
-    """How servers are pointed at a folder of exported files, as `ExportReport` has it."""
+    """How servers are pointed at a folder of exported files, as `ExportSummary` has it."""
 
     variables: Sequence[str]
     server_flags: Sequence[ServerAdvice]

@@ -45,7 +45,7 @@ from tuner.problems.results import (
 )
 from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
-from tuner.tuning.report import Report, mark_untested
+from tuner.tuning.report import RunReport, mark_untested
 from tuner.tuning.request import (
     Effort,
     Known,
@@ -89,7 +89,7 @@ def execute(
     *,
     record: Path | None = None,
     add_to_record: bool = False,
-) -> Report:
+) -> RunReport:
     """Tune, store the winners, and report. A stopped run is resumed.
 
     `record` is a file to write all measurements to. With `add_to_record`, measurements of other
@@ -148,7 +148,7 @@ def execute(
     source.workbench.chosen.append((request.problem, configs))
     if record is not None:
         _record(prepared, record, store.trials(run), add_to_record)
-    return Report(
+    return RunReport(
         problem=request.problem,
         device=request.device,
         environment=environment,

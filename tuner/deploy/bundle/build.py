@@ -58,7 +58,7 @@ from tuner.deploy.bundle.scripts import (
     fabric_script,
 )
 from tuner.deploy.cluster import Cluster
-from tuner.deploy.preflight import Expected, PreflightReport, build_single_file
+from tuner.deploy.preflight import Expected, PreflightResult, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
@@ -104,7 +104,7 @@ def build_bundle(
     allow_missing: bool = False,
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
-    report: PreflightReport | None = None,
+    preflight: PreflightResult | None = None,
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
@@ -118,7 +118,7 @@ def build_bundle(
     MalformedCluster for a launch that the cluster's engine cannot do.
     """
     name = f"{cluster.name}-{device.name}"
-    environments = node_environments(cluster, report)
+    environments = node_environments(cluster, preflight)
     asked = _asked(cluster, engine, device)
     mine = _winners_to_ship(winners, wanted, asked, cluster, engine, device)
     usable, unusable = usable_winners(with_shipped(mine), engine)
@@ -141,7 +141,7 @@ def build_bundle(
     files |= {f"{CONFIGS}/{path}": BundleFile(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = [*missing, *environment_notes(cluster, environments, report)]
+    notes = [*missing, *environment_notes(cluster, environments, preflight)]
     notes += [*_notes(cluster, engine, statuses), *unusable]
     if not folder.files:
         notes.append("no tuned file is in the bundle: all is left alone, as notes say")

@@ -1,4 +1,4 @@
-"""The report of an export: what it wrote, and how servers are pointed at it."""
+"""Sum up an export: what it wrote, and how servers are pointed at it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuner.shell import command_line, export_line, unset_line
 
 
 @dataclass(frozen=True)
-class ExportReport:
+class ExportSummary:
     """What an export wrote."""
 
     root: Path
