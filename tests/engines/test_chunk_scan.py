@@ -22,8 +22,8 @@ from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.scans.check import check_files, check_problems, claims
 from tuner.families.scans.chunk_scan.family import FAMILY
+from tuner.families.scans.chunk_scan.kernels import racy
 from tuner.families.scans.chunk_scan.problem import ChunkScan, SsdKernel
-from tuner.families.scans.chunk_scan.stages import racy
 from tuner.families.scans.engine import ScanKernels, scan_engine
 from tuner.families.scans.files import ScanEntry, ScanFile, find_scan_files, read_scan_file
 from tuner.families.scans.selection import PromptSelection, parse_prompts

@@ -12,7 +12,7 @@ from tuner.engines.engine import Engine
 from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
 from tuner.families.scans.engine import scan_engine
 from tuner.families.scans.files import file_name, read_scan_file
-from tuner.families.scans.scan import ScanProblem, stage_of, tokens_of
+from tuner.families.scans.scan import ScanProblem, kernel_of, tokens_of
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import names_below
 
@@ -33,7 +33,7 @@ class ScanCheck(Check[CheckedEntry]):
     def cells(self, entry: CheckedEntry) -> tuple[object, ...]:
         config, compiled = entry.config, entry.compiled
         blocks = "x".join(
-            str(config.get(name)) for name in stage_of(entry.problem, entry.part).blocks
+            str(config.get(name)) for name in kernel_of(entry.problem, entry.part).blocks
         )
         launch = config.get("num_warps"), config.get("num_stages")
         shared = compiled.shared_bytes if compiled else None

@@ -47,9 +47,9 @@ class ScanSources:
         origin, folder = f"{engine.name} {engine.version}", self.folder(engine.root, family)
         scan = self.scan(family)
         files: dict[Path, list[str]] = {}
-        for stage in scan.stages.values():
-            names = files.setdefault(folder / stage.file, [])
-            every = dict.fromkeys(name for call in stage.calls for name in call.kernels)
+        for tuned in scan.kernels.values():
+            names = files.setdefault(folder / tuned.file, [])
+            every = dict.fromkeys(name for call in tuned.calls for name in call.kernels)
             names += [name for name in every if name not in names]
         if not all(path.is_file() for path in files):
             raise UnsupportedKernel(f"{origin} has no kernels for {scan.layers} prompts")

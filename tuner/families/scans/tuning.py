@@ -13,7 +13,7 @@ from typing import Any, cast
 from tuner.families.scans.choose import OwnChoice, ScanChooser
 from tuner.families.scans.engine import ScanKernels, scan_engine
 from tuner.families.scans.files import file_name
-from tuner.families.scans.scan import ScanKernel, ScanProblem, stage_of
+from tuner.families.scans.scan import ScanKernel, ScanProblem, kernel_of
 from tuner.families.scans.selection import PromptSelection
 from tuner.families.scans.space import first_configs, scan_space
 from tuner.problems.points import Candidate, Config, Part, Point
@@ -41,7 +41,7 @@ FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
 def entry_cells(problem: ScanProblem, entry: Entry) -> tuple[object, ...]:
     """An entry's row: prompts, kernel, blocks, warps and stages."""
     config, part = entry.config, entry.point.part
-    blocks = "x".join(str(config[name]) for name in stage_of(problem, part).blocks)
+    blocks = "x".join(str(config[name]) for name in kernel_of(problem, part).blocks)
     return entry.point.size, part.value, blocks, config["num_warps"], config["num_stages"]
 
 

@@ -33,7 +33,7 @@ class VLLMDeltaKernels(VLLMScanKernels):
         """How the states of a head with _KEYS and _VALUES numbers lie."""
         problem = GatedDelta(1, 1, _KEYS, _VALUES, chain=SOURCES.chain)
         point, tile = Point(1, DeltaKernel.STATES, problem.chunk_size), {"BV": _VALUES}
-        call = self._stage(point.part).calls[0]
+        call = self._kernel_of(point.part).calls[0]
         launch = self._launched(problem, point, call, tile, cuda_target(9, 0))
         shape: tuple[int, ...] = launch.arguments["h"].shape[-2:]
         return shape
