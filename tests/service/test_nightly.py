@@ -15,7 +15,7 @@ from sqlalchemy import update
 from tuner.bindings.sglang.fused_moe.binding import lift_fused_moe
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.jobs.job import JobFilter, JobState
@@ -150,7 +150,7 @@ class TestWorkOf:
     def test_another_family_s_kernels_make_nothing_stale(self, settings, store):
         tuned(store, PROBLEMS[0])
         other = replace(ENVIRONMENT, kernel_hash="cd" * 32)
-        point = Point(4, Stage.DECODE, 1, 512)
+        point = Point(4, AttentionPart.DECODE, 1, 512)
         key = RunKey(ATTENTION, other, MeasureKind.GPU, "standard", 0, (point,), "x")
         entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
         ResultStore(store).finish_run(ResultStore(store).begin_run(key), [entry], Totals())

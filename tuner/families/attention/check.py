@@ -17,7 +17,7 @@ from tuner.families.attention.engine import (
     attention_engine,
 )
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage
+from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.families.attention.space import smaller_configs
 from tuner.families.check import (
     Check,
@@ -104,7 +104,7 @@ def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
 def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
     """Compile the kernels that the engine would launch for the problems on the device.
 
-    Compiled kernels do not depend on the batch, so one point of each stage is enough. Raises
+    Compiled kernels do not depend on the batch, so one point of each part is enough. Raises
     UnsupportedKernel if the engine has no kernel for a problem.
     """
     attention = attention_engine(engine)
@@ -132,7 +132,7 @@ def _group(
 ) -> CheckGroup[Attention]:
     """The problem's launches, with the engine's default constants unless candidates are given."""
     target = device.target
-    points = [_point(problem, stage) for stage in problem.parts]
+    points = [_point(problem, part) for part in problem.parts]
     asked = candidates or [
         Candidate(point, kernels.default_config(problem, point, target)) for point in points
     ]
@@ -204,12 +204,12 @@ def _as_the_engine_runs(problem: Attention, engine: AttentionEngine, device: Dev
     return problem.with_room(engine.most_splits(problem, device.sm_count))
 
 
-def _point(problem: Attention, stage: Stage) -> Point:
+def _point(problem: Attention, part: AttentionPart) -> Point:
     decode, prefill = (
         problem.phase is AttentionPhase.DECODE,
         problem.phase is AttentionPhase.PREFILL,
     )
-    return Point(1, stage, 1 if decode else 128, 0 if prefill else 1024)
+    return Point(1, part, 1 if decode else 128, 0 if prefill else 1024)
 
 
 def _why(checked: CheckedKernel) -> str:

@@ -19,7 +19,7 @@ from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.joint.choices import JointBuckets, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, AttentionPart
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import constants_of, worthwhile
 from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload
@@ -172,7 +172,7 @@ def _incumbents(phase: _Phase) -> dict[Point, dict[str, Config]]:
 
 
 def _tries(phase: _Phase) -> dict[str, int]:
-    """The most configurations to try at each size, summed over the stages."""
+    """The most configurations to try at each size, summed over the parts."""
     found: Counter[str] = Counter()
     for point in phase.defaults:
         found[point.size] += min(len(phase.spaces[point.part]), phase.budget.per_point)
@@ -209,21 +209,21 @@ class _Joint:
         problem, cores = self.phase.problem, self.phase.request.device.sm_count
         found: dict[Point, list[tuple[int, int]]] = {}
         for size in self.sizes:
-            found |= worthwhile(problem, size.stage_1.points, self.room, cores)
+            found |= worthwhile(problem, size.decode.points, self.room, cores)
         return found
 
     def tries(self) -> dict[str, int]:
         """The most configurations to try at each size, summed over both kernels."""
         phase = self.phase
-        stage_1 = min(len(phase.constants[Stage.DECODE]), phase.budget.per_point)
-        reductions = len(phase.constants[Stage.REDUCE])
+        decode = min(len(phase.constants[AttentionPart.DECODE]), phase.budget.per_point)
+        reductions = len(phase.constants[AttentionPart.REDUCE])
         found: Counter[str] = Counter()
         for size in self.sizes:
-            for point in size.stage_1.points:
+            for point in size.decode.points:
                 pairs = self.pairs[point]
                 at_room = max(Counter(room for _, room in pairs).values())
                 around = min(3, at_room)  # half of the best number of splits, it, and twice
-                most = 2 * (1 + len(pairs)) + stage_1 * around + reductions * at_room
+                most = 2 * (1 + len(pairs)) + decode * around + reductions * at_room
                 found[point.size] += most
         return dict(found)
 
@@ -238,11 +238,11 @@ class _Joint:
         points = [size.representative for size in self.sizes]
         inner: Strategy
         if phase.exhaustive:
-            listed = phase.constants[Stage.DECODE].configs()
+            listed = phase.constants[AttentionPart.DECODE].configs()
             inner = FixedStrategy([Candidate(point, one) for point in points for one in listed])
         else:
             inner = phase.search(points)
-        reductions = phase.constants[Stage.REDUCE].configs()
+        reductions = phase.constants[AttentionPart.REDUCE].configs()
         return JointStrategy(inner, self.sizes, phase.defaults, self.pairs, reductions)
 
 

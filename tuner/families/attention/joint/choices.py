@@ -15,40 +15,40 @@ from functools import cached_property
 
 from tuner.errors import NothingFits
 from tuner.families.attention.buckets import Bucket
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.attention.splits import KV_SPLITS, MAX_KV_SPLITS, constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Trial, as_incumbent, without_time
 from tuner.tuning.tune import STAYS
 
-STAGES = (Stage.DECODE, Stage.REDUCE)
+PARTS = (AttentionPart.DECODE, AttentionPart.REDUCE)
 
 
 @dataclass(frozen=True)
 class JointBuckets:
     """The points of one number of sequences: a point of each kernel for each length."""
 
-    stage_1: Bucket
+    decode: Bucket
     reduce: Bucket
 
     @property
     def representative(self) -> Point:
-        return self.stage_1.representative
+        return self.decode.representative
 
     @property
     def lengths(self) -> int:
         """How many lengths there are."""
-        return len(self.stage_1.points)
+        return len(self.decode.points)
 
-    def points(self, stage: Stage) -> tuple[Point, ...]:
-        return (self.stage_1 if stage is Stage.DECODE else self.reduce).points
+    def points(self, part: AttentionPart) -> tuple[Point, ...]:
+        return (self.decode if part is AttentionPart.DECODE else self.reduce).points
 
 
 def sizes_of(buckets: Sequence[Bucket]) -> list[JointBuckets]:
     """The buckets of decode's two kernels, put together."""
-    by_part = {part: [b for b in buckets if b.part is part] for part in STAGES}
-    pairs = zip(by_part[Stage.DECODE], by_part[Stage.REDUCE], strict=True)
-    return [JointBuckets(stage_1, reduce) for stage_1, reduce in pairs]
+    by_part = {part: [b for b in buckets if b.part is part] for part in PARTS}
+    pairs = zip(by_part[AttentionPart.DECODE], by_part[AttentionPart.REDUCE], strict=True)
+    return [JointBuckets(decode, reduce) for decode, reduce in pairs]
 
 
 @dataclass(frozen=True, order=True)
@@ -61,9 +61,9 @@ class JointChoice:
     constants: tuple[Config, Config]  # of both kernels
     us: tuple[float, ...]  # of both kernels together, for each length
 
-    def config(self, stage: Stage, length: int) -> Config:
+    def config(self, part: AttentionPart, length: int) -> Config:
         """The configuration of a kernel at a length, by the length's position."""
-        return with_splits(self.constants[STAGES.index(stage)], self.splits[length], self.room)
+        return with_splits(self.constants[PARTS.index(part)], self.splits[length], self.room)
 
 
 class Times:
@@ -78,8 +78,8 @@ class Times:
         self._by_candidate = us
         # room -> kernel -> length -> constants -> splits -> microseconds
         self._us: dict[int, list[list[dict[Config, dict[int, float]]]]] = {}
-        for at, stage in enumerate(STAGES):
-            places = {point: i for i, point in enumerate(sizes.points(stage))}
+        for at, part in enumerate(PARTS):
+            places = {point: i for i, point in enumerate(sizes.points(part))}
             for candidate, time in us.items():
                 if candidate.point in places:
                     config, length = candidate.config, places[candidate.point]
@@ -88,7 +88,7 @@ class Times:
 
     def _length(self, room: int, kernel: int, length: int) -> dict[Config, dict[int, float]]:
         if room not in self._us:
-            self._us[room] = [[{} for _ in range(self._sizes.lengths)] for _ in STAGES]
+            self._us[room] = [[{} for _ in range(self._sizes.lengths)] for _ in PARTS]
         return self._us[room][kernel][length]
 
     @cached_property
@@ -104,12 +104,12 @@ class Times:
         us = self._together(configs)
         if us is None:
             return None
-        stage_1, reduce = ([configs[p] for p in self._sizes.points(stage)] for stage in STAGES)
-        room, splits = stage_1[0][MAX_KV_SPLITS], tuple(one[KV_SPLITS] for one in stage_1)
-        constants = constants_of(stage_1[0]), constants_of(reduce[0])
+        decode, reduce = ([configs[p] for p in self._sizes.points(part)] for part in PARTS)
+        room, splits = decode[0][MAX_KV_SPLITS], tuple(one[KV_SPLITS] for one in decode)
+        constants = constants_of(decode[0]), constants_of(reduce[0])
         choice = JointChoice(self.cost(us), room, splits, constants, us)
-        for stage, some in zip(STAGES, (stage_1, reduce), strict=True):
-            if any(choice.config(stage, at) != config for at, config in enumerate(some)):
+        for part, some in zip(PARTS, (decode, reduce), strict=True):
+            if any(choice.config(part, at) != config for at, config in enumerate(some)):
                 return None
         return choice
 
@@ -120,10 +120,10 @@ class Times:
     def _together(self, configs: Mapping[Point, Config]) -> tuple[float, ...] | None:
         """Microseconds of both kernels for each length; None if one has no time."""
         found = []
-        for points in zip(*(self._sizes.points(stage) for stage in STAGES), strict=True):
+        for points in zip(*(self._sizes.points(part) for part in PARTS), strict=True):
             here = (Candidate(point, configs[point]) for point in points if point in configs)
             times = [self._by_candidate[one] for one in here if one in self._by_candidate]
-            if len(times) < len(STAGES):
+            if len(times) < len(PARTS):
                 return None
             found.append(sum(times))
         return tuple(found)
@@ -151,8 +151,8 @@ class Times:
     def _choice(self, room: int, constants: tuple[Config, Config]) -> JointChoice | None:
         """The choice with the fastest number of splits at each length; None if one has no time."""
         best = []
-        for stage_1, reduce in zip(*self._us[room], strict=True):
-            first, second = stage_1[constants[0]], reduce[constants[1]]
+        for decode, reduce in zip(*self._us[room], strict=True):
+            first, second = decode[constants[0]], reduce[constants[1]]
             sums = [(first[n] + second[n], n) for n in first.keys() & second.keys() if n]
             if not sums:
                 return None
@@ -163,7 +163,7 @@ class Times:
 
     def cost(self, us: Sequence[float]) -> float:
         """The weighted mean of the times in units of the engine's own, or in microseconds."""
-        return self._sizes.stage_1.cost(us, self._own_us or [None] * len(us))
+        return self._sizes.decode.cost(us, self._own_us or [None] * len(us))
 
 
 def _common(lengths: Sequence[Mapping[Config, object]]) -> Iterator[Config]:
@@ -207,9 +207,9 @@ class JointChooser:
                 times.choice_of(configs) for configs in (chosen, self.previous or {}, self.own)
             )
             for choice in [*times.choices()[:FINALISTS], *filter(None, named)]:
-                for stage in STAGES:
-                    for at, point in enumerate(sizes.points(stage)):
-                        candidate = Candidate(point, choice.config(stage, at))
+                for part in PARTS:
+                    for at, point in enumerate(sizes.points(part)):
+                        candidate = Candidate(point, choice.config(part, at))
                         found[candidate] = by_candidate[candidate]
         return list(found.values())
 
@@ -225,12 +225,12 @@ class JointChooser:
         choice = stored or (own if keep and own is not None else choices[0])
         defaults = {
             point: as_incumbent(self.own[point], trials.get(Candidate(point, self.own[point])))
-            for stage in STAGES
-            for point in sizes.points(stage)
+            for part in PARTS
+            for point in sizes.points(part)
         }
-        for stage in STAGES:
-            for at, point in enumerate(sizes.points(stage)):
-                trial = trials[Candidate(point, choice.config(stage, at))]
+        for part in PARTS:
+            for at, point in enumerate(sizes.points(part)):
+                trial = trials[Candidate(point, choice.config(part, at))]
                 why = _reason(choice, own, at, trial, defaults.values())
                 yield Entry(
                     point=point,
@@ -280,6 +280,10 @@ def _reason(
 def _reduction_share(choice: JointChoice, length: int, trial: Trial) -> str:
     """A remark where the reduction takes more time than the first kernel."""
     us = trial.measurement.median_us
-    if trial.candidate.point.part is not Stage.REDUCE or us is None or us * 2 <= choice.us[length]:
+    if (
+        trial.candidate.point.part is not AttentionPart.REDUCE
+        or us is None
+        or us * 2 <= choice.us[length]
+    ):
         return ""
     return f"; the reduction takes {us / choice.us[length]:.0%} of the time"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tuner.families.attention.joint.choices import JointBuckets, JointChoice, Times
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.attention.splits import constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Measurement, Status
@@ -63,8 +63,8 @@ class JointStrategy:
 
     def _numbers(self, sizes: JointBuckets) -> Iterator[Candidate]:
         """Step 1: the engine's own configuration, and its constants with other splits."""
-        for stage in (Stage.DECODE, Stage.REDUCE):
-            for first, point in zip(sizes.stage_1.points, sizes.points(stage), strict=True):
+        for part in (AttentionPart.DECODE, AttentionPart.REDUCE):
+            for first, point in zip(sizes.decode.points, sizes.points(part), strict=True):
                 own = self._own[point]
                 yield Candidate(point, own)
                 for splits, room in self._pairs[first]:
@@ -75,7 +75,7 @@ class JointStrategy:
         choices = Times(sizes, self._timed(self._first), self._own).choices()
         if choices:
             return choices[0]
-        most = [self._pairs[point][-1] for point in sizes.stage_1.points]
+        most = [self._pairs[point][-1] for point in sizes.decode.points]
         splits = tuple(n for n, _ in most)
         return JointChoice(math.inf, most[0][1], splits, self._own_constants(sizes), ())
 
@@ -84,12 +84,12 @@ class JointStrategy:
         return {candidate: us for candidate, us in times if us is not None}
 
     def _own_constants(self, sizes: JointBuckets) -> tuple[Config, Config]:
-        stage_1, reduce = (bucket.representative for bucket in (sizes.stage_1, sizes.reduce))
-        return constants_of(self._own[stage_1]), constants_of(self._own[reduce])
+        decode, reduce = (bucket.representative for bucket in (sizes.decode, sizes.reduce))
+        return constants_of(self._own[decode]), constants_of(self._own[reduce])
 
     def _with_reductions(self, sizes: JointBuckets) -> Iterator[Candidate]:
         kept = self._kept[sizes.representative]
-        for first, point in zip(sizes.stage_1.points, sizes.reduce.points, strict=True):
+        for first, point in zip(sizes.decode.points, sizes.reduce.points, strict=True):
             for splits in self._at_room(first, kept.room):
                 for constants in self._reductions:
                     yield Candidate(point, with_splits(constants, splits, kept.room))
@@ -110,7 +110,7 @@ class JointStrategy:
 
     def _around(self, proposal: Candidate) -> Iterator[Candidate]:
         sizes, kept = self._sizes[proposal.point], self._kept[proposal.point]
-        for point, best in zip(sizes.stage_1.points, kept.splits, strict=True):
+        for point, best in zip(sizes.decode.points, kept.splits, strict=True):
             for splits in self._at_room(point, kept.room):
                 if best <= 2 * splits and splits <= 2 * best:
                     yield Candidate(point, with_splits(proposal.config, splits, kept.room))
@@ -126,7 +126,9 @@ class JointStrategy:
         """The cost of the first kernel's constants, beside the engine's own second kernel."""
         sizes = self._sizes[proposal.point]
         beside = (
-            c for c in self._first if c.point.part is Stage.REDUCE or c.config == self._own[c.point]
+            c
+            for c in self._first
+            if c.point.part is AttentionPart.REDUCE or c.config == self._own[c.point]
         )
         us = self._timed([*beside, *wanted])
         wanted_constants = proposal.config, self._own_constants(sizes)[1]
