@@ -87,8 +87,8 @@ def bundle(
     """
     if cluster is None or not (device or log):
         raise BadInput("a bundle needs --device and --cluster")
+    from tuner.deploy.bundle.asked_files import render_files
     from tuner.deploy.bundle.build import build_bundle, write_bundle
-    from tuner.deploy.bundle.keys import render_keys
     from tuner.deploy.bundle.manifest import sha256
     from tuner.deploy.cluster import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
@@ -121,7 +121,7 @@ def bundle(
         say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
     for note in (*built.notes, *(_differences(wanted, card, found, runs) if runs else ())):
         say(f"note: {note}")
-    say(render_keys(built.keys, card))
+    say(render_files(built.compared, card))
     digest = sha256(built.archive)
     shown = {"path": str(path), "sha256": digest, **built.manifest}
     show(as_json, lambda: shown, lambda: f"{path}  {digest}")
