@@ -37,7 +37,7 @@ from tuner.problems.options import (
     Record,
     Switch,
     Type,
-    Whole,
+    WholeNumber,
     Word,
     WordOrRecords,
 )
@@ -90,7 +90,7 @@ def body_field(option: Option) -> tuple[Any, Any]:
 
 def _annotation(takes: Type) -> Any:  # noqa: ANN401  # a type
     match takes:
-        case Whole():
+        case WholeNumber():
             return _number(int, takes)
         case Switch():
             return Flag
@@ -111,7 +111,7 @@ def _several(each: Any, most: int | None) -> Any:  # noqa: ANN401  # types
     return Annotated[list[each], Field(min_length=1, max_length=most)]
 
 
-def _number(number: type, bounds: Whole | Number) -> Any:  # noqa: ANN401  # a type
+def _number(number: type, bounds: WholeNumber | Number) -> Any:  # noqa: ANN401  # a type
     given = {name: value for name, value in asdict(bounds).items() if value is not None}
     return Annotated[number, Field(**given), BeforeValidator(refuse_words)]
 
@@ -121,7 +121,7 @@ def _model(record: Record) -> type[Strict]:
     """The model of an object with the record's fields."""
     fields: dict[str, Any] = {}
     for field in record.fields:
-        number = _number(int if isinstance(field.type, Whole) else float, field.type)
+        number = _number(int if isinstance(field.type, WholeNumber) else float, field.type)
         fields[field.name] = (
             number,
             Field(

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 
 from tuner.errors import UnusableStore
-from tuner.jobs.attempts import AttemptLimits, Exceeded, Held, Stopwatch
+from tuner.jobs.attempts import AttemptLimits, Exceeded, HeldJob, Stopwatch
 from tuner.jobs.job import Job
 from tuner.jobs.workers import BEAT, WorkerInfo
 from tuner.store.database import Database
@@ -71,7 +71,7 @@ class Overdue:
                 taken.append(job)
         return taken
 
-    def _take_back(self, job_id: str, held: Held, why: Exceeded) -> Job | None:
+    def _take_back(self, job_id: str, held: HeldJob, why: Exceeded) -> Job | None:
         try:
             return self._leases.take_back(job_id, held, why)
         except UnusableStore:

@@ -21,7 +21,7 @@ from tuner.families.attention.workloads import WorkPoint
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, RunKey, Status, Totals
-from tuner.tuning.request import Effort, Known, Request, Source, prepare
+from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
@@ -319,7 +319,7 @@ def recorded_splits(path: Path, sizes=SIZES) -> Request:
     """A request that replays a recording of the whole space at some sizes."""
     work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in sizes))
     asked = request(SPLITS, selection=work, source=Source(MeasureKind.GPU))
-    incumbents = prepare(asked).goal(Known()).incumbents
+    incumbents = prepare(asked).goal(KnownBefore()).incumbents
     own = {point: configs["default"] for point, configs in incumbents.items()}
     device, problem = asked.device, asked.problem
     trials = [

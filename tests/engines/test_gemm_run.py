@@ -29,7 +29,7 @@ from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, Status
 from tuner.store.results import ResultStore
 from tuner.tuning.report import RunReport
-from tuner.tuning.request import Effort, Known, Request, Source, prepare
+from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
 from tuner.tuning.search import Search
 
 H100, L40S = find_device("H100"), find_device("L40S")
@@ -114,7 +114,9 @@ class TestReplay:
             ((problem, configs),) = workbench.chosen
         assert problem == BLOCKS
         strategy = prepare(asked).strategy
-        later, alone = (set(strategy(Known(chosen=some)).ask()) for some in (workbench.chosen, ()))
+        later, alone = (
+            set(strategy(KnownBefore(chosen=some)).ask()) for some in (workbench.chosen, ())
+        )
         assert {Candidate(e.point, configs[e.point]) for e in entries} <= later
         assert later != alone
 

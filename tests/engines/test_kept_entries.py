@@ -36,7 +36,7 @@ from tuner.problems.results import (
 from tuner.store.results import ResultStore
 from tuner.tuning.baselines import KEPT
 from tuner.tuning.report import RunReport
-from tuner.tuning.request import Effort, Known, Request, Source, prepare
+from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
 
 ENGINE = find_engine("sglang==0.5.16")
 H100, H200 = find_device("H100"), find_device("H200")
@@ -96,7 +96,7 @@ def test_it_is_predicted_where_that_is_asked_for_and_never_passed_over_on_a_gpu(
     ):
         prepared = prepare(other)
         assert not prepared.kept
-        assert set(prepared.goal(Known()).requested) == set(prepared.points)
+        assert set(prepared.goal(KnownBefore()).requested) == set(prepared.points)
 
 
 class FitsAll(KernelCompiler):
@@ -135,7 +135,7 @@ def test_only_sizes_that_are_not_shipped_are_predicted(
 def test_what_the_makers_measured_under_an_older_name_is_kept_where_it_can_run() -> None:
     prepared = prepare(asked(INT8, L40S))
     assert not prepared.kept  # servers do not read that file
-    goal, strategy = prepared.goal(Known()), prepared.strategy(Known())
+    goal, strategy = prepared.goal(KnownBefore()), prepared.strategy(KnownBefore())
     assert set(goal.trusted) == set(prepared.points)
     first = goal.incumbent_candidates()
     assert sum(prepared.tries.values()) <= len(first) <= 2 * len(prepared.points)
@@ -156,7 +156,7 @@ def test_such_a_file_is_named_and_tried_whatever_the_source(source: Source) -> N
     (note,) = prepared.notes
     assert "triton_3_1_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json" in note
     assert note.endswith("kept where they can run" if source is PREDICT else "tried")
-    goal = prepared.goal(Known())
+    goal = prepared.goal(KnownBefore())
     tried = {(one.point, one.config) for one in goal.incumbent_candidates()}
     assert tried >= set(goal.trusted.items()) and goal.trusted
 
@@ -167,7 +167,7 @@ def test_a_name_of_other_scales_is_no_older_name() -> None:
     assert prepare(asked(fp8, H200)).kept
     channels = replace(fp8, per_channel_quant=True)  # type: ignore[type-var]
     prepared = prepare(asked(channels, H200))
-    assert not (prepared.kept or prepared.notes or prepared.goal(Known()).trusted)
+    assert not (prepared.kept or prepared.notes or prepared.goal(KnownBefore()).trusted)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from tuner.jobs.job import refuse_undoable
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import find_model
 from tuner.problems import registry
-from tuner.problems.options import Whole
+from tuner.problems.options import WholeNumber
 from tuner.problems.points import ChartPosition, Part, Point
 from tuner.problems.registry import Family, families, family_of, parse_problem
 from tuner.problems.results import MeasureKind
@@ -190,7 +190,7 @@ class TestEveryFamily:
     def test_a_whole_number_out_of_bounds_is_refused_by_flag_and_field(
         self, family: Family
     ) -> None:
-        for option in (one for one in family.options if isinstance(one.takes, Whole)):
+        for option in (one for one in family.options if isinstance(one.takes, WholeNumber)):
             sent = create_model("Sent", __base__=Strict, **{option.name: body_field(option)})
             with pytest.raises(BadInput, match=f"{option.flag} must be from 1 to "):
                 option.parse(0)

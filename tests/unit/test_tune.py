@@ -8,8 +8,8 @@ import pytest
 from cases import trial
 
 from tuner.errors import NothingFits
+from tuner.families.fused_moe.both_gemms import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy, choose
-from tuner.families.fused_moe.pairs import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Totals, Trial

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tuner.measure.workbench import Workbench
     from tuner.store.results import ResultStore
     from tuner.tuning.report import RunReport
-    from tuner.tuning.request import Prepared, Request
+    from tuner.tuning.request import PreparedRun, Request
     from tuner.tuning.run import TimeSource
 
 
@@ -70,7 +70,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
         print_reports(reports, as_json)
 
 
-def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource]:
+def opened(request: Request, workbench: Workbench) -> tuple[PreparedRun, TimeSource]:
     """A request's run and its source of times. A GPU's process starts, and so do first compiles."""
     from tuner.tuning.request import prepare
     from tuner.tuning.run import GpuTimes, open_source
@@ -82,7 +82,9 @@ def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource
     return prepared, source
 
 
-def _opened(requests: Sequence[Request], workbench: Workbench) -> list[tuple[Prepared, TimeSource]]:
+def _opened(
+    requests: Sequence[Request], workbench: Workbench
+) -> list[tuple[PreparedRun, TimeSource]]:
     """The runs of requests. Of several, one that cannot be tuned does not end the others.
 
     Raises the first error if none can be tuned.
@@ -106,7 +108,7 @@ def not_tuned(request: Request, reason: Exception) -> str:
 
 
 def run_here(
-    prepared: Prepared,
+    prepared: PreparedRun,
     source: TimeSource,
     heading: str = "",
     record: Path | None = None,
@@ -131,7 +133,7 @@ def run_here(
         return execute(prepared, source, store, progress, record=record, add_to_record=add)
 
 
-def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
+def _say_estimate(prepared: PreparedRun, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
     from tuner.store.workers import Estimates

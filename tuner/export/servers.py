@@ -95,7 +95,7 @@ def for_servers(
         release = engine.name, engine.version
         _, kernel, started = running(problem, some, device, release, flags)
         if kernel or flags_alone(started) != flags_alone(_own(some)):
-            some = told(some, kernel, settings_to_keep(engine.name, problem, started))
+            some = with_server_kernel(some, kernel, settings_to_keep(engine.name, problem, started))
         found += some
     return found
 
@@ -118,7 +118,9 @@ def without_stale(winners: Sequence[Winner]) -> list[Winner]:
     ]
 
 
-def told(winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings) -> list[Winner]:
+def with_server_kernel(
+    winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings
+) -> list[Winner]:
     """The winners with the name of what a server runs, where it is known."""
     return [
         replace(

@@ -81,7 +81,7 @@ class AttemptLimits:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldJob:
     """What the store says of a job that a worker holds."""
 
     fence: int
@@ -109,11 +109,11 @@ class Exceeded:
 class Stopwatch:
     """How long one held job has been as it is now."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HeldJob) -> None:
         self._held = held
         self._since_renewal_s = self._in_phase_s = self._held_s = 0.0
 
-    def look(self, held: Held, elapsed_s: float) -> None:
+    def look(self, held: HeldJob, elapsed_s: float) -> None:
         """Compare the job with what it was `elapsed_s` seconds ago."""
         elapsed_s = min(elapsed_s, LONGEST_LOOK_S)
         before, self._held = self._held, held

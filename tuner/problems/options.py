@@ -16,7 +16,7 @@ from tuner.problems.points import Part, Point, Problem, parse_block_shape
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeNumber:
     """A whole number within bounds, which have Pydantic's names."""
 
     ge: int
@@ -87,7 +87,7 @@ class Names:
 class BatchSizes:
     """Batch sizes: "1,2,4" on the command line, a list of numbers in a body."""
 
-    each: Whole
+    each: WholeNumber
     most: int | None = None  # how many there may be
     kind: ClassVar[type] = str
 
@@ -99,8 +99,8 @@ class BatchSizes:
 class Block:
     """A quantisation block: "128x128" on the command line, a list of two numbers in a body."""
 
-    rows: Whole
-    columns: Whole
+    rows: WholeNumber
+    columns: WholeNumber
     kind: ClassVar[type] = str
 
     def read(self, text: str) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class Field:
     """A field of a `Record`."""
 
     name: str
-    type: Whole | Number
+    type: WholeNumber | Number
     description: str = ""
     default: float | None = None  # None: it must be given
 
@@ -142,7 +142,7 @@ class WordOrRecords:
         return self.parse(text)
 
 
-Type = Whole | Switch | Word | Names | BatchSizes | Block | WordOrRecords
+Type = WholeNumber | Switch | Word | Names | BatchSizes | Block | WordOrRecords
 
 
 @dataclass(frozen=True)
@@ -166,15 +166,15 @@ class Option:
         try:
             return self.takes.read(value)
         except BadInput as error:
-            if isinstance(self.takes, Whole):
+            if isinstance(self.takes, WholeNumber):
                 raise BadInput(f"{self.flag} {error}") from None
             raise
 
 
-COUNT = Whole(ge=1, le=4096)
-SIZE = Whole(ge=1, le=1 << 24)
-BATCH_SIZE = Whole(ge=1, lt=1 << 20)
-GROUPS = Whole(ge=0, lt=1 << 20)
+COUNT = WholeNumber(ge=1, le=4096)
+SIZE = WholeNumber(ge=1, le=1 << 24)
+BATCH_SIZE = WholeNumber(ge=1, lt=1 << 20)
+GROUPS = WholeNumber(ge=0, lt=1 << 20)
 
 # Options of several families.
 EP = Option(

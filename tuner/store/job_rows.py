@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, func, insert, select, update
 
 from tuner.errors import QueueFull, StaleLease, UnknownJob
-from tuner.jobs.attempts import Held
+from tuner.jobs.attempts import HeldJob
 from tuner.jobs.job import (
     HELD,
     LEASE,
@@ -218,8 +218,8 @@ def claimed(row: RowMapping, owner: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def held_of(row: RowMapping) -> Held:
-    return Held(
+def held_of(row: RowMapping) -> HeldJob:
+    return HeldJob(
         fence=row["fence"],
         owner=row["owner"],
         began=row["state"] == JobState.RUNNING.value,

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from tuner.errors import RunAlreadyActive
-from tuner.jobs.attempts import AttemptPhase, Exceeded, Held
+from tuner.jobs.attempts import AttemptPhase, Exceeded, HeldJob
 from tuner.jobs.job import (
     LEASE,
     PLANNED,
@@ -186,7 +186,7 @@ class Leases(Queries):
             expiry = self._now(connection) + LEASE
             update_job(connection, mine, lease_expires_at=expiry)
 
-    def look(self, lease: Lease) -> Held:
+    def look(self, lease: Lease) -> HeldJob:
         """What the store says of the lease's job. Writes nothing."""
         with self._read() as connection:
             return held_of(leased_row(connection, lease, lock=False))
@@ -227,13 +227,13 @@ class Leases(Queries):
             row, now = leased_row(connection, lease), self._now(connection)
             refuse(connection, row, now, reason)
 
-    def held(self) -> Mapping[str, Held]:
+    def held(self) -> Mapping[str, HeldJob]:
         """The jobs that workers hold, by id."""
         with self._read() as connection:
             rows = connection.execute(select(jobs).where(IS_HELD)).mappings()
             return {row["id"]: held_of(row) for row in rows}
 
-    def take_back(self, job_id: str, seen: Held, why: Exceeded) -> Job | None:
+    def take_back(self, job_id: str, seen: HeldJob, why: Exceeded) -> Job | None:
         """Take a held job from its worker, unless it changed since it was `seen`.
 
         A worker that renews its lease and never begins to tune is set aside. Several processes may

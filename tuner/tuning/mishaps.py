@@ -81,7 +81,7 @@ def _running(by_name: Mapping[str, Config]) -> str:
     return "shipped" if "shipped" in by_name else "default"
 
 
-def told(
+def mishap_lines(
     lost: Sequence[Trial], refused: Sequence[Trial], unraced: Mapping[Point, str], points: int
 ) -> list[str]:
     """Return lines for people: how many candidates were lost or refused by the kernel, and which

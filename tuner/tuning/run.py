@@ -48,8 +48,8 @@ from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.report import RunReport, mark_untested
 from tuner.tuning.request import (
     Effort,
-    Known,
-    Prepared,
+    KnownBefore,
+    PreparedRun,
     Request,
     origin_of,
     refuse_unmeasured,
@@ -82,7 +82,7 @@ class RunStore(Protocol):
 
 
 def execute(
-    prepared: Prepared,
+    prepared: PreparedRun,
     source: TimeSource,
     store: RunStore,
     watcher: Watcher = UNWATCHED,
@@ -191,7 +191,7 @@ def _started(request: Request, runs: Runs | None) -> ServerSettings:
     return settings_to_keep(request.engine.name, request.problem, settings)
 
 
-def _environment(prepared: Prepared, source: TimeSource) -> Environment:
+def _environment(prepared: PreparedRun, source: TimeSource) -> Environment:
     request = prepared.request
     return Environment(
         device=request.device.name,
@@ -203,7 +203,7 @@ def _environment(prepared: Prepared, source: TimeSource) -> Environment:
     )
 
 
-def _known(prepared: Prepared, source: TimeSource, winners: Sequence[Winner]) -> Known:
+def _known(prepared: PreparedRun, source: TimeSource, winners: Sequence[Winner]) -> KnownBefore:
     """What the store and the command's earlier runs have. Predictions keep no stored entry."""
     request, previous = prepared.request, {}
     if request.carry_over and request.source.kind is not MeasureKind.PREDICT:
@@ -213,7 +213,7 @@ def _known(prepared: Prepared, source: TimeSource, winners: Sequence[Winner]) ->
             for point in prepared.points
             if point in at and prepared.spaces[point.part].legal(at[point])
         }
-    return Known(previous, winners, source.workbench.chosen)
+    return KnownBefore(previous, winners, source.workbench.chosen)
 
 
 def _with_backends(
@@ -231,7 +231,7 @@ def _with_backends(
     return replace(goal, backends=dict.fromkeys(whole, others))
 
 
-def _run_key(prepared: Prepared, source: TimeSource, environment: Environment) -> RunKey:
+def _run_key(prepared: PreparedRun, source: TimeSource, environment: Environment) -> RunKey:
     request = prepared.request
     return RunKey(
         problem=request.problem,
@@ -246,13 +246,13 @@ def _run_key(prepared: Prepared, source: TimeSource, environment: Environment) -
     )
 
 
-def _outlook(prepared: Prepared, goal: RunGoal) -> Outlook:
+def _outlook(prepared: PreparedRun, goal: RunGoal) -> Outlook:
     to_try = sum(prepared.tries.values())
     to_try += sum(len(names) for names in goal.backends.values())
     return Outlook(to_try, {p: goal.incumbents.get(p, {}) for p in goal.requested})
 
 
-def _check_recordable(prepared: Prepared, path: Path, add: bool) -> None:
+def _check_recordable(prepared: PreparedRun, path: Path, add: bool) -> None:
     """Raise UnwritableOutput if the recording cannot be written to `path`."""
     check_recordable(path)
     replayed = prepared.request.source.recording
@@ -262,7 +262,7 @@ def _check_recordable(prepared: Prepared, path: Path, add: bool) -> None:
         raise UnwritableOutput(f"{path}: a fused-MoE layer needs a recording to itself")
 
 
-def _record(prepared: Prepared, path: Path, trials: Iterable[Trial], add: bool) -> None:
+def _record(prepared: PreparedRun, path: Path, trials: Iterable[Trial], add: bool) -> None:
     tried = [trial for trial in trials if trial.candidate.backend == TRITON]
     try:
         origin = prepared.recording.origin if prepared.recording else origin_of(prepared.request)
@@ -291,16 +291,16 @@ class GpuTimes:
         self.routing_sha256 = self._routing.sha256 if self._routing else ""
         workbench.start(source.gpu, child_env(self._farm, source.gpu))
 
-    def compile_ahead(self, prepared: Prepared) -> None:
+    def compile_ahead(self, prepared: PreparedRun) -> None:
         """Compile what a run will try first, while other runs of a command are under way."""
         if prepared.compiles_ahead:
-            known = Known(chosen=self.workbench.chosen)
+            known = KnownBefore(chosen=self.workbench.chosen)
             goal, compiler = prepared.goal(known), compiler_of(prepared, self._farm)
             refused = {trial.candidate for trial in _refused(goal, compiler)}
             first = [one for one in goal.incumbent_candidates() if one not in refused]
             compiler.compile_ahead([*first, *prepared.strategy(known).ask()])
 
-    def bench(self, prepared: Prepared) -> GpuBench:
+    def bench(self, prepared: PreparedRun) -> GpuBench:
         """Raises MeasurerUnavailable, or BadInput for another kind of GPU."""
         request = self._request
         prepared.warm_up()  # the process still starts
@@ -343,7 +343,7 @@ class RecordedTimes:
     def __init__(self, workbench: Workbench) -> None:
         self.workbench = workbench
 
-    def bench(self, prepared: Prepared) -> SerialBench:
+    def bench(self, prepared: PreparedRun) -> SerialBench:
         assert prepared.recording is not None  # the request has one
         self._sha256 = prepared.recording.sha256
         replay = Replay(prepared.recording, prepared.request.device)
@@ -364,7 +364,7 @@ class PredictedTimes:
         self.workbench = workbench
         self.compiler: KernelCompiler | None = None
 
-    def bench(self, prepared: Prepared) -> SerialBench:
+    def bench(self, prepared: PreparedRun) -> SerialBench:
         farm = self.workbench.farm(0, triton_for(prepared.request.engine))
         self.compiler = compiler_of(prepared, farm)
         assert prepared.predictor is not None  # `prepare` refuses other requests
@@ -386,20 +386,22 @@ def open_source(request: Request, workbench: Workbench) -> TimeSource:
     return RecordedTimes(workbench) if replay else PredictedTimes(workbench)
 
 
-def compiler_of(prepared: Prepared, farm: Farm) -> KernelCompiler:
+def compiler_of(prepared: PreparedRun, farm: Farm) -> KernelCompiler:
     """What compiles the kernels of a run's candidates."""
     request = prepared.request
     bind = prepared.kernels.binder(request.problem, request.device.target)
     return KernelCompiler(farm, bind, request.device, prepared.companions)
 
 
-def own_launches(prepared: Prepared, workbench: Workbench) -> list[tuple[str, Candidate, Compiled]]:
+def own_launches(
+    prepared: PreparedRun, workbench: Workbench
+) -> list[tuple[str, Candidate, Compiled]]:
     """Compile what the engine runs at each point that a file holds: the name of the configuration,
     "default" or "shipped", the candidate, and the result.
     """
     named = {
         Candidate(point, config): name
-        for point, configs in prepared.goal(Known()).incumbents.items()
+        for point, configs in prepared.goal(KnownBefore()).incumbents.items()
         for name, config in configs.items()
     }
     compiler = compiler_of(prepared, workbench.farm(0, triton_for(prepared.request.engine)))

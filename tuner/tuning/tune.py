@@ -16,7 +16,7 @@ from typing import Protocol
 from tuner.errors import MeasurerFailed, NothingFits
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Totals, Trial
-from tuner.tuning.mishaps import all_lost, keep_uncompared, most_alike, told
+from tuner.tuning.mishaps import all_lost, keep_uncompared, mishap_lines, most_alike
 from tuner.tuning.space import Space
 
 # The median of 15 interleaved times varies by about 0.1 % on an H200, and that of nine by a third
@@ -229,7 +229,7 @@ def tune(
     bench.totals.extra |= {name: count for name, count in counts.items() if count}
     bench.totals.wall_s = time.perf_counter() - started
     refused = [trial for trial in trials.values() if trial.refused]
-    return Outcome(entries, told(lost, refused, unraced, len(goal.requested)))
+    return Outcome(entries, mishap_lines(lost, refused, unraced, len(goal.requested)))
 
 
 def _choose(goal: RunGoal, trials: Iterable[Trial]) -> list[Entry]:

@@ -34,7 +34,16 @@ from tuner.families.attention.workloads import (
     read_points,
     usual_workload,
 )
-from tuner.problems.options import COUNT, DP, Field, Number, Option, Record, Whole, WordOrRecords
+from tuner.problems.options import (
+    COUNT,
+    DP,
+    Field,
+    Number,
+    Option,
+    Record,
+    WholeNumber,
+    WordOrRecords,
+)
 from tuner.problems.points import ChartPosition, Point, Problem
 from tuner.problems.registry import Family
 
@@ -182,14 +191,16 @@ _POINT = Record(
     "WorkPointIn",
     "One size to tune attention for.",
     (
-        Field("batch_size", Whole(ge=1, le=MAX_BATCH)),
+        Field("batch_size", WholeNumber(ge=1, le=MAX_BATCH)),
         Field(
             "new_tokens",
-            Whole(ge=1, le=MAX_NEW),
+            WholeNumber(ge=1, le=MAX_NEW),
             "Of the longest sequence; 1 means decode.",
             default=1,
         ),
-        Field("cached_tokens", Whole(ge=0, le=MAX_CACHED), "Average per sequence.", default=0),
+        Field(
+            "cached_tokens", WholeNumber(ge=0, le=MAX_CACHED), "Average per sequence.", default=0
+        ),
         Field(
             "weight",
             Number(gt=0, le=MAX_WEIGHT),

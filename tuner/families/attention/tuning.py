@@ -30,8 +30,8 @@ from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     NOISE,
     Effort,
-    Known,
-    Prepared,
+    KnownBefore,
+    PreparedRun,
     Request,
     recording_of,
     refuse_moe_options,
@@ -90,7 +90,7 @@ class _Phase:
         return Search(spaces, points, seeds, self.budget, self.request.seed)
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """The run of a phase. Raises BadInput for a request that cannot be tuned."""
     assert isinstance(request.problem, Attention)  # the registry chose this family
     assert isinstance(request.selected, AttentionSelection)
@@ -127,7 +127,7 @@ def prepare(request: Request) -> Prepared:
         budget=budget_for(request.effort, len(buckets), size),
     )
     together = _Joint(phase, sizes_of(buckets), room) if problem.chooses_splits else None
-    return Prepared(
+    return PreparedRun(
         request=request,
         points=points,
         spaces=phase.spaces,
@@ -179,13 +179,13 @@ def _tries(phase: _Phase) -> dict[str, int]:
     return dict(found)
 
 
-def _goal(phase: _Phase, known: Known) -> RunGoal:
+def _goal(phase: _Phase, known: KnownBefore) -> RunGoal:
     previous = known.previous
     chooser = AttentionChooser(phase.buckets, phase.defaults, phase.noise, previous)
     return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
 
-def _strategy(phase: _Phase, known: Known) -> Strategy:
+def _strategy(phase: _Phase, known: KnownBefore) -> Strategy:
     if phase.exhaustive:  # the spaces are small
         return everything({point: phase.spaces[point.part] for point in phase.defaults})
     search = phase.search([bucket.representative for bucket in phase.buckets])
@@ -227,12 +227,12 @@ class _Joint:
                 found[point.size] += most
         return dict(found)
 
-    def goal(self, known: Known) -> RunGoal:
+    def goal(self, known: KnownBefore) -> RunGoal:
         phase, previous = self.phase, known.previous
         chooser = JointChooser(self.sizes, phase.defaults, phase.noise, previous)
         return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
-    def strategy(self, known: Known) -> Strategy:
+    def strategy(self, known: KnownBefore) -> Strategy:
         """All worthwhile constants of the first kernel are proposed, or a search proposes some."""
         phase = self.phase
         points = [size.representative for size in self.sizes]

@@ -212,7 +212,7 @@ def seeds_for(
     files = (
         (_problem_distance(file.key, problem) + away(file.key.device), _not_null(file.entries))
         for file in shipped
-        if (file.key.N, file.key.K) not in without and _alike(file.key, problem)
+        if (file.key.N, file.key.K) not in without and _same_parameters(file.key, problem)
     )
     ballots = ballots_of(files, space)
     seeds = {}
@@ -247,7 +247,7 @@ def _not_null(entries: Mapping[int, Config]) -> dict[int, Config]:
     return {size: config for size, config in entries.items() if config}
 
 
-def _alike(key: GemmFileKey, problem: DenseGemm) -> bool:
+def _same_parameters(key: GemmFileKey, problem: DenseGemm) -> bool:
     """Whether the file's kernel has the problem's parameters."""
     return (key.block is None) == (problem.block is None)
 

@@ -208,7 +208,9 @@ class ScanKernels(ABC, Generic[E]):
     ) -> KernelLaunch:
         """A call's launch of its kernel. A launcher may launch others of the chain too."""
         # What all of an autotuner's configurations say is no choice, but part of the launch.
-        alike = alike_in(self._tuned(point.part, target), self._kernel_of(point.part).blocks)
+        alike = common_arguments(
+            self._tuned(point.part, target), self._kernel_of(point.part).blocks
+        )
         for held, now in ((self._chosen, {**alike, **config}), (self._given, {})):
             held.clear()
             held.update(now)
@@ -249,7 +251,9 @@ class ScanKernels(ABC, Generic[E]):
             raise UnsupportedKernel(f"{part.value} needs {', '.join(missing)}")
 
 
-def alike_in(configs: Sequence[Mapping[str, int]], blocks: Collection[str]) -> dict[str, int]:
+def common_arguments(
+    configs: Sequence[Mapping[str, int]], blocks: Collection[str]
+) -> dict[str, int]:
     """What all configurations of an autotuner say besides what is tuned."""
     first = configs[0] if configs else {}
     names = [name for name in first if name not in blocks and name not in TRITON_DEFAULTS]

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 from tuner.errors import BadInput
 from tuner.families.scans.scan import ScanProblem, chunks_of
-from tuner.problems.options import Field, Record, Whole, WordOrRecords
+from tuner.problems.options import Field, Record, WholeNumber, WordOrRecords
 from tuner.problems.points import Point, Problem
 
 USUAL = "usual"
 # (sequences, tokens of each): a short prompt, two long ones, and a batch.
 USUAL_PROMPTS = ((1, 1024), (1, 8192), (1, 32768), (8, 2048))
-_SEQUENCES, _TOKENS, _MOST = Whole(ge=1, le=4096), Whole(ge=1, le=1 << 20), 64
+_SEQUENCES, _TOKENS, _MOST = WholeNumber(ge=1, le=4096), WholeNumber(ge=1, le=1 << 20), 64
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
     while not hasattr(kernel, "configs") and kernel is not jitted:
         kernel = kernel.fn
     decide, launch = kernel.run, jitted.run
-    alike = _alike(kernel, choices.scan.kernels[part])
+    alike = _common_arguments(kernel, choices.scan.kernels[part])
     places = {name: place for place, name in enumerate(jitted.arg_names)}
 
     def run(*args: object, **kwargs: object) -> object:
@@ -189,7 +189,7 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
     kernel.run = run
 
 
-def _alike(kernel: Any, tuned: TunedKernel) -> dict[str, int]:  # noqa: ANN401
+def _common_arguments(kernel: Any, tuned: TunedKernel) -> dict[str, int]:  # noqa: ANN401
     """What all configurations of an `Autotuner` say besides what is tuned."""
     listed = [one.kwargs for one in getattr(kernel, "configs", ())]
     first = listed[0] if listed else {}

@@ -24,8 +24,8 @@ from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     NOISE,
     Effort,
-    Known,
-    Prepared,
+    KnownBefore,
+    PreparedRun,
     Request,
     recording_of,
     refuse_moe_options,
@@ -62,7 +62,7 @@ class ListThenSearch:
         self._search.tell(candidate, measurement)
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """The run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
     problem, device, kind = scan_problem(request), request.device, request.source.kind
     assert isinstance(request.selected, PromptSelection)
@@ -84,7 +84,7 @@ def prepare(request: Request) -> Prepared:
     for point in requested:
         most = len(first[point.part]) + further
         tries[point.size] = tries.get(point.size, 0) + most
-    return Prepared(
+    return PreparedRun(
         request=request,
         points=tuple(points),
         spaces=spaces,
@@ -130,7 +130,7 @@ def _goal(
     own: Mapping[Part, OwnChoice],
     requested: Sequence[Point],
     kind: MeasureKind,
-    known: Known,
+    known: KnownBefore,
 ) -> RunGoal:
     policy = Policy(GAIN[kind], tie=NOISE[kind])
     chooser = ScanChooser(own, policy, requested, known.previous)

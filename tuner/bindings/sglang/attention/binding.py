@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.bindings.sglang.attention.backend import Indices, launcher_arguments, read_indices
 from tuner.bindings.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
-from tuner.bindings.sglang.plugin.traits import grid_rule
+from tuner.bindings.sglang.plugin.launch_keys import grid_rule
 from tuner.devices.target import CUDA, Target
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import UnsupportedKernel, did_you_mean

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tuner.bindings.sglang.plugin.files import AttentionFile
 from tuner.bindings.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, KernelSignature
-from tuner.bindings.sglang.plugin.traits import (
+from tuner.bindings.sglang.plugin.launch_keys import (
     Grid,
     ProblemKey,
     launch_key,
