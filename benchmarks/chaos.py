@@ -150,7 +150,7 @@ def chaos(options: argparse.Namespace, home: Path) -> Verdict:
             promises,
         )
         later.add(0, attacker.resume_set_aside)
-        events = plan(options, attacked, tokens, port)
+        events = one_time_events(options, attacked, tokens, port)
         run(options, jobs, parts, attacker, attacked, clients, promises, later, events, neighbours)
         for part in parts:
             part.end()
@@ -166,7 +166,7 @@ def let_go(jobs: JobStore) -> None:
         jobs.database.engine.dispose()
 
 
-def plan(
+def one_time_events(
     options: argparse.Namespace, servers: Servers, tokens: Tokens, port: int
 ) -> list[tuple[float, Callable[[], None]]]:
     """What is done once, and after which share of the jobs."""

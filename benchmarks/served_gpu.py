@@ -7,8 +7,8 @@
 
 For each case it tunes the model, or what --tune names, exports the winners, and runs
 benchmarks/served with dummy weights. No flag chooses a backend, and what the servers' logs say
-of that is printed. Where the advice is to leave everything, there is nothing to prove. Attention is
-tuned for the lengths of the loads: OUT/CASE/workload.toml has them. OUT/CASE has the files, logs
+of that is printed. Where the advice is to leave everything, there is nothing to compare. Attention
+is tuned for the lengths of the loads: OUT/CASE/workload.toml has them. OUT/CASE has the files, logs
 and report.json, and OUT/served.json all reports.
 
 `--database` names a store that has the winners: then nothing is tuned. `--args` are further words
@@ -80,8 +80,8 @@ def main() -> None:
             print(f"$ tuner {shlex.join(words)}", flush=True)
             if args.dry_run:
                 continue
-            if words[0] == "prove" and not (folder / "configs/provenance").is_dir():
-                print("the advice is to leave everything, so there is nothing to prove")
+            if words[0] == "compare" and not (folder / "configs/provenance").is_dir():
+                print("the advice is to leave everything, so there is nothing to compare")
                 continue
             tuner(words, folder, args.database)
         for log in sorted((folder / "proof").glob("*-1.log")):
@@ -99,9 +99,9 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     config, out = str(MODELS / f"{name}.json"), str(folder / "configs")
     device = ["--device", args.device]
     tuned = [shlex.split(words) for words in args.tune or ()] or [[config, "--all"]]
-    prove = ["prove", config, *device, "--dummy", "--layers", str(LAYERS[name])]
-    prove += ["--out", out, f"--args={args.args}", "--loads", args.loads]
-    prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
+    compare = ["compare", config, *device, "--dummy", "--layers", str(LAYERS[name])]
+    compare += ["--out", out, f"--args={args.args}", "--loads", args.loads]
+    compare += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
     lengths = ["--workload", str(folder / WORKLOAD)]
     return [
         *(
@@ -109,7 +109,7 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
             for words in (() if args.database else tuned)
         ),
         ["export", *device, "--out", out, f"--server-args={args.args}"],
-        prove,
+        compare,
     ]
 
 
@@ -131,10 +131,10 @@ def workload(loads: Sequence[Load]) -> str:
 
 
 def tuner(words: Sequence[str], folder: Path, database: str | None) -> None:
-    """Run one command with a store of the case's own. A proof that fails is a result too."""
+    """Run one command with a store of the case's own. A comparison that fails is a result too."""
     environ = {**os.environ, "TUNER_DATABASE_URL": database or f"sqlite:///{folder / 'tuner.db'}"}
     start = ["-c", "from tuner.cli import main; main()", *words]
-    if words[0] == "prove":
+    if words[0] == "compare":
         start = ["-m", "benchmarks.served", *words[1:]]
     command = [sys.executable, *start]
     process, code = subprocess.Popen(command, env=environ), None
@@ -142,7 +142,7 @@ def tuner(words: Sequence[str], folder: Path, database: str | None) -> None:
         # An interrupt is for the command, which writes what it measured.
         with contextlib.suppress(KeyboardInterrupt):
             code = process.wait()
-    if code and not (words[0] == "prove" and (folder / "proof/report.json").is_file()):
+    if code and not (words[0] == "compare" and (folder / "proof/report.json").is_file()):
         sys.exit(f"tuner {words[0]} failed with {code}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.families.attention.problem import Attention, AttentionPart, parse_attention
 from tuner.problems.points import Config, Point, Problem
 from tuner.problems.results import (
     Compiled,
@@ -30,13 +30,13 @@ MLA = parse_attention(
 )
 ENVIRONMENT = Environment("NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "kernels", driver="550")
 _CONFIGS = {
-    Stage.EXTEND: {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2},
-    Stage.DECODE: {"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 8, "num_stages": 2},
-    Stage.REDUCE: {"num_warps": 8},
+    AttentionPart.EXTEND: {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2},
+    AttentionPart.DECODE: {"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 8, "num_stages": 2},
+    AttentionPart.REDUCE: {"num_warps": 8},
 }
 
 
-def point(part: Stage, batch_size: int, new_tokens: int, cached_tokens: int) -> Point:
+def point(part: AttentionPart, batch_size: int, new_tokens: int, cached_tokens: int) -> Point:
     return Point(batch_size, part, new_tokens, cached_tokens)
 
 
@@ -44,7 +44,7 @@ def entry(
     at: Point, status: Status = Status.OK, *, us: float = 100.0, own: bool = False, **changes: int
 ) -> Entry:
     """An entry whose time grows with the cached tokens. `own`: the engine's constants stay."""
-    assert isinstance(at.part, Stage)
+    assert isinstance(at.part, AttentionPart)
     config = Config({**_CONFIGS[at.part], **changes})
     default = config if own else Config({**config, "num_warps": 1})
     time = us + at.cached_tokens / 1000
@@ -61,7 +61,7 @@ def entry(
 
 def usual(problem: Attention, status: Status = Status.OK) -> list[Entry]:
     """Entries at two sizes, each at two lengths of cache."""
-    new = {Stage.EXTEND: 512}
+    new = {AttentionPart.EXTEND: 512}
     points = [
         point(part, size, new.get(part, 1), cached)
         for part in problem.parts

@@ -26,7 +26,7 @@ from tuner.problems.registry import Selection, family_named, family_of
 from tuner.problems.results import Compiled, Measurement, Status, Trial, Winner
 from tuner.store.jobs import JobStore
 from tuner.targets import resolve_target
-from tuner.tuning.report import Report
+from tuner.tuning.report import RunReport
 from tuner.tuning.request import Request, prepare
 from tuner.tuning.run import RunStore, execute, open_source
 
@@ -59,7 +59,7 @@ def trial(point: Point, one: Config, us: float | None) -> Trial:
 
 def deliver(delivery: Any, winners: Sequence[Winner], root: Path, device: Device) -> list[Any]:
     """Write the files of one family's winners under `root`, as `export` does."""
-    files = list(delivery.plan(winners, device, root))
+    files = list(delivery.files(winners, device, root))
     data = {file.path: file.text().encode() for file in files}
     data |= {file.sidecar: sidecar_text(file.provenance).encode() for file in files}
     write_all(root, data)
@@ -72,7 +72,7 @@ def tuned(
     store: RunStore,
     workbench: Workbench | None = None,
     **options: Any,  # noqa: ANN401
-) -> Report:
+) -> RunReport:
     """The report of a request's run; `options` are those of `execute`."""
     with contextlib.ExitStack() as opened:
         shared = workbench or opened.enter_context(Workbench())

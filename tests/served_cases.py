@@ -56,7 +56,7 @@ class Run:
     stderr: str
 
 
-def prove(folder: Path, *words: str, **environ: str) -> Run:
+def compare(folder: Path, *words: str, **environ: str) -> Run:
     """Run the command in a folder that has `configs_out`. Only its servers are processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

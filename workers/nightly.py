@@ -96,7 +96,7 @@ NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they a
 
 
 @dataclass(frozen=True)
-class NightPlan:
+class NightWork:
     """What a nightly round will do."""
 
     watched: Sequence[WatchStatus]
@@ -110,7 +110,7 @@ class NightPlan:
         return [*new, *self.revalidate]
 
     def summary(self, job_ids: Mapping[str, str]) -> dict[str, Any]:
-        """The plan as JSON. `submitted` and `waiting` are added when the jobs are posted.
+        """The work as JSON. `submitted` and `waiting` are added when the jobs are posted.
 
         `job_ids` are the ids of posted jobs by their request's key.
         """
@@ -164,10 +164,10 @@ def do_round(
     if not watch_list.watches:
         return _dated({"skipped": "nothing is watched: add a watch first"}, day)
     if dry_run:
-        return _dated(plan(watch_list, store, day).summary({}), day)
+        return _dated(work_of(watch_list, store, day).summary({}), day)
     if not nights.begin(SCHEDULE, day, again=force):
         return _dated({"skipped": _why_not(nights, day)}, day)
-    todo = plan(watch_list, store, day)
+    todo = work_of(watch_list, store, day)
     job_ids: dict[str, str] = {}
     posted = _submit(todo, store, announcer, job_ids)
     summary = _dated({**todo.summary(job_ids), **posted}, day)
@@ -197,7 +197,7 @@ def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
     return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 
-def plan(watch_list: WatchList, store: Database, day: date) -> NightPlan:
+def work_of(watch_list: WatchList, store: Database, day: date) -> NightWork:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
@@ -219,7 +219,7 @@ def plan(watch_list: WatchList, store: Database, day: date) -> NightPlan:
     results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
-    made = NightPlan(judged, again, errors, gains)
+    made = NightWork(judged, again, errors, gains)
     reasons = Reasons(workers, utc_now())
     pinned = [_pinned(request, workers) for request in made.requests()]
     return replace(made, unmet=sorted({why for one in pinned if (why := reasons.unmet(one))}))
@@ -240,9 +240,9 @@ def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobReq
 
 
 def _submit(
-    todo: NightPlan, store: Database, announcer: Announces, job_ids: dict[str, str]
+    todo: NightWork, store: Database, announcer: Announces, job_ids: dict[str, str]
 ) -> dict[str, Any]:
-    """Post the jobs, and put their ids into `job_ids`, by the keys of the plan's requests."""
+    """Post the jobs, and put their ids into `job_ids`, by the keys of the requests."""
     jobs = JobStore(store)
     workers = WorkerStore(store).list()
     unmet = Reasons(workers, utc_now()).unmet

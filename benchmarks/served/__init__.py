@@ -1,4 +1,4 @@
 """Before and after in a live engine: its servers under load without and with the exported files.
 
-`prove.py` does it all; `report.py` has what it finds. Nothing here imports torch or an engine.
+`compare.py` does it all; `result.py` has what it finds. Nothing here imports torch or an engine.
 """

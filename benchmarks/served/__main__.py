@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.served.prove import prove_served
-from benchmarks.served.report import write_report
-from benchmarks.served.request import ProofRequest, plan_of
+from benchmarks.served.compare import compare_served
+from benchmarks.served.request import ComparisonRequest, setup_of
+from benchmarks.served.result import write_report
 from tuner.cli.app import guarded, open_store, say, show
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
 from tuner.devices.here import device_or_here
@@ -25,7 +25,7 @@ app = typer.Typer()
 
 @app.command()
 @guarded
-def prove(
+def compare(
     device: DeviceOrHere = "",
     model: Annotated[
         str,
@@ -95,7 +95,7 @@ def prove(
     Exit 1 if an output is wrong, or if something is slower than without the files.
     """
     device = device_or_here(device).name
-    request = ProofRequest(
+    request = ComparisonRequest(
         model=model,
         device=device,
         root=out,
@@ -111,12 +111,12 @@ def prove(
         folder=report,
         timeouts_s=(start_timeout, load_timeout),
     )
-    with open_store() as store, plan_of(request, store) as plan:
-        proof = prove_served(plan, say)
-        write_report(proof, request.folder)
+    with open_store() as store, setup_of(request, store) as setup:
+        found = compare_served(setup, say)
+        write_report(found, request.folder)
     say(f"the report and the logs are in {request.folder}")
-    show(as_json, proof.as_json, proof.as_text)
-    if not proof.proven:
+    show(as_json, found.as_json, found.as_text)
+    if not found.proven:
         raise typer.Exit(1)
 
 

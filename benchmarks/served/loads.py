@@ -1,4 +1,4 @@
-"""The loads of a proof: so many sequences at once. Send them, and see how fast the server is."""
+"""The loads of a comparison: so many sequences at once. Send them, and time the server."""
 
 from __future__ import annotations
 

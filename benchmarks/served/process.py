@@ -55,7 +55,7 @@ class RunningServer:
                 env=environ,
                 # `python -m` looks into the current folder first, and there may be another sglang.
                 cwd=log.parent,
-                start_new_session=True,  # Ctrl-C is for the prover, which then ends the server
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends the server
             )
 
     def __enter__(self) -> RunningServer:

@@ -1,4 +1,4 @@
-"""From what a user asks for to a plan: everything is checked before a server is started."""
+"""From what a user asks for to a setup: everything is checked before a server is started."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from benchmarks.served.compare import ComparisonRequest, ComparisonSetup
 from benchmarks.served.dummy_model import write_dummy_model
 from benchmarks.served.loads import AFTER, BEFORE, parse_loads
 from benchmarks.served.process import free_ports
-from benchmarks.served.prove import ProofPlan, ProofRequest
-from benchmarks.served.report import Subject
+from benchmarks.served.result import Subject
 from benchmarks.served.server import server_of
 from tuner.deploy.load_proof import read_deployed
 from tuner.devices.here import asked_here
@@ -188,8 +188,8 @@ class Installed(NamedTuple):
 
 
 @contextmanager
-def plan_of(request: ProofRequest, store: ResultStore) -> Iterator[ProofPlan]:
-    """The plan; a dummy model's folder exists for as long as it does.
+def setup_of(request: ComparisonRequest, store: ResultStore) -> Iterator[ComparisonSetup]:
+    """The setup; a dummy model's folder exists for as long as it does.
 
     The server without the files is started with the user's flags alone. The other one also gets
     what the store's times of the exported problems advise, unless the user says its flags.
@@ -233,7 +233,7 @@ def plan_of(request: ProofRequest, store: ResultStore) -> Iterator[ProofPlan]:
         folder = _made(request.folder)
         shares = server.memory_shares
         in_turn = request.in_turn or not fits_twice(gpus, weights_bytes, request.tp, shares)
-        yield ProofPlan(
+        yield ComparisonSetup(
             subject,
             server,
             replace(request, root=request.root.resolve(), folder=folder),
@@ -246,7 +246,7 @@ def plan_of(request: ProofRequest, store: ResultStore) -> Iterator[ProofPlan]:
         )
 
 
-def _refuse_numbers(request: ProofRequest) -> None:
+def _refuse_numbers(request: ComparisonRequest) -> None:
     numbers = {
         "--rounds": request.rounds,
         "--tp": request.tp,
@@ -278,7 +278,7 @@ def _installed(spec: str) -> Installed:
     return Installed(name, version)
 
 
-def _words(request: ProofRequest) -> list[list[str]]:
+def _words(request: ComparisonRequest) -> list[list[str]]:
     """The flags of both servers, of `before` and of `after`, as words."""
     try:
         return [shlex.split(text) for text in request.args]
@@ -339,13 +339,13 @@ def _name(model: str) -> str:
     return (path.parent if path.is_file() else path).resolve().name
 
 
-def _weights_text(request: ProofRequest) -> str:
+def _weights_text(request: ComparisonRequest) -> str:
     if not request.dummy:
         return "the model's"
     return "dummy" if request.layers is None else f"{request.layers} layers of dummy"
 
 
-def _model(request: ProofRequest, made: Path) -> tuple[str, int]:
+def _model(request: ComparisonRequest, made: Path) -> tuple[str, int]:
     """(what the engine is given, the bytes of its weights; 0 where they are not known)"""
     path = Path(request.model)
     if not request.model:

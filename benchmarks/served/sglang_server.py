@@ -15,6 +15,7 @@ _BACKEND_FLAG = "--attention-backend"
 # This module starts the server too, after it has replaced the values of dummy weights.
 _DUMMY_SERVER = "benchmarks.served.sglang_dummy"
 _SERVER = "sglang.launch_server"
+_BACKEND_FLAG = "--attention-backend"
 
 
 class SGLangServer:

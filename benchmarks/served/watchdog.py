@@ -1,6 +1,6 @@
-"""Runs a server for as long as its prover lives; `python -m benchmarks.served.watchdog COMMAND`.
+"""Runs a server for as long as its parent lives; `python -m benchmarks.served.watchdog COMMAND`.
 
-Its standard input is a pipe that the prover holds open. However the prover ends, the kernel closes
+Its standard input is a pipe that the parent holds open. However the parent ends, the kernel closes
 the pipe, and the watchdog ends the server with every process that it started, in whatever process
 group or session they are. If the watchdog itself is killed, the kernel kills the server. It needs
 Linux.
@@ -26,7 +26,7 @@ def main(command: Sequence[str]) -> int:
     """Run the command until it ends or standard input does. Returns its exit status."""
     # Processes whose parent has ended become this process's children, so none is lost.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    server = subprocess.Popen(  # noqa: S603 (the prover's command)
+    server = subprocess.Popen(  # noqa: S603 (the parent's command)
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
     )
     ended = os.pidfd_open(server.pid)

@@ -23,7 +23,7 @@ from commands import tuner
 from api.key_policy import KeyPolicy
 from api.serve import _greeting
 from tuner.cli.remedy import write_remedy
-from tuner.diagnose.report import filled
+from tuner.diagnose.explanation import filled
 from tuner.errors import BadInput
 from tuner.jobs.client import api_key
 from tuner.shell import command_line, export_line, unset_line

@@ -138,7 +138,7 @@ def take_the_place_of(device: Device, patch: pytest.MonkeyPatch) -> Seen:
     utils = SimpleNamespace(
         get_device_properties=lambda at: {"max_shared_mem": device.shared_optin_bytes}
     )
-    gpu = SimpleNamespace(backend=target.backend, arch=target.arch, warp_size=target.warp_size)
+    gpu = SimpleNamespace(backend=target.platform, arch=target.arch, warp_size=target.warp_size)
     driver = SimpleNamespace(utils=utils, get_current_target=lambda: gpu)
     patch.setattr(triton.runtime.driver, "_active", driver)
     return seen

@@ -85,9 +85,9 @@ def run(kernels, module, family: str, name: str) -> dict[str, float]:
     for separate in (True, False):  # with the reference's tensors, then with those of the chain
         if not separate:
             batch.clear(all_written)
-        for part, stage in kernels.stages.items():
+        for part, tuned in kernels.kernels.items():
             point = Point(sequences, part, tokens)
-            least = {name: values[0] for name, values in stage.blocks.items()}
+            least = {name: values[0] for name, values in tuned.blocks.items()}
             config = Config({**least, "num_warps": 4, "num_stages": 1})
             launches = kernels.launches(problem, point, config, TARGET)
             names = written(problem, launches, point)

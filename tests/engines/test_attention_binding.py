@@ -20,7 +20,12 @@ from tuner.compile import CompileJob, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage, parse_attention
+from tuner.families.attention.problem import (
+    Attention,
+    AttentionPart,
+    AttentionPhase,
+    parse_attention,
+)
 from tuner.families.attention.splits import kv_splits
 from tuner.kernels.binding import Constant
 from tuner.problems.dtypes import Dtype
@@ -107,7 +112,7 @@ def kernels():
 def job(kernels, recorded):
     """The kernel that was recorded, at any point: neither batch nor lengths reach it."""
     problem = parse_attention(recorded["problem"])
-    point = Point(6, Stage(recorded["part"]), 129, 257)
+    point = Point(6, AttentionPart(recorded["part"]), 129, 257)
     assert recorded["default"].items() <= kernels.default_config(problem, point, SM90).items()
     binding = kernels.bind(problem, point, Config(recorded["config"]), SM90)
     if problem.phase is AttentionPhase.PREFILL:  # the recording's were launched as for text
@@ -174,11 +179,11 @@ def test_neither_batch_nor_lengths_make_another_kernel(kernels):
     for text in (f"extend_attention:{MLA}", f"decode_attention:{GQA}", f"decode_attention:{MLA}"):
         problem = parse_attention(text)
         assert problem.parts
-        for stage in problem.parts:
+        for part in problem.parts:
             variants = []
             for batch, new, cached in ((1, 17, 33), (7, 512, 4096), (128, 1, 1)):
                 point = Point(
-                    batch, stage, 1 if problem.phase is AttentionPhase.DECODE else new, cached
+                    batch, part, 1 if problem.phase is AttentionPhase.DECODE else new, cached
                 )
                 own = kernels.default_config(problem, point, SM90)
                 variants.append(kernels.bind(problem, point, own, SM90).variant())

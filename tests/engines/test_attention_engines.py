@@ -194,7 +194,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def kernels() -> AttentionKernels:
-    return attention_engine(find_engine("sglang==0.5.16")).lift(cuda_target(9, 0).backend)
+    return attention_engine(find_engine("sglang==0.5.16")).lift(cuda_target(9, 0).platform)
 
 
 def attended(one: AttentionOperands) -> torch.Tensor:

@@ -8,7 +8,7 @@ from tuner.devices.table import find_device
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPart, AttentionPhase, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.kernels.binding import Constant
 from tuner.kernels.launcher import Launcher, TensorSpec
@@ -251,9 +251,9 @@ class TestStandIns:
         assert made_up().parameters("launch") == ("x", "n", "wide")
 
 
-def point(problem, stage, batch=3, new=200, cached=1000):
+def point(problem, part, batch=3, new=200, cached=1000):
     new = 1 if problem.phase is AttentionPhase.DECODE else new
-    return Point(batch, stage, new, 0 if problem.phase is AttentionPhase.PREFILL else cached)
+    return Point(batch, part, new, 0 if problem.phase is AttentionPhase.PREFILL else cached)
 
 
 class TestEngines:
@@ -264,10 +264,10 @@ class TestEngines:
         problem = parse_attention(text)
         assert problem.parts
         for target in (SM80, SM89, SM90, SM100, SM120):
-            for stage in problem.parts:
-                at = point(problem, stage)
+            for part in problem.parts:
+                at = point(problem, part)
                 own = kernels.default_config(problem, at, target)
-                assert set(own) <= set(CHOICES[stage])
+                assert set(own) <= set(CHOICES[part])
                 assert {"num_warps"} <= set(own)
                 binding = kernels.bind(problem, at, own, target)
                 parameters = kernels.lifted(problem.phase).parameters(binding.function)
@@ -284,7 +284,7 @@ class TestEngines:
             problem = parse_attention(text)
             for card in ("MI300X", "MI355X"):
                 own = kernels.default_config(
-                    problem, point(problem, Stage.EXTEND), find_device(card).target
+                    problem, point(problem, AttentionPart.EXTEND), find_device(card).target
                 )
                 assert {"BLOCK_M", "BLOCK_N", "num_warps"} <= set(own)
 
@@ -296,7 +296,7 @@ class TestEngines:
     def test_what_a_version_lacks_is_refused(self, version, field, constant, value):
         kernels = lift_attention(find_engine(f"sglang=={version}"))
         problem = parse_attention(f"extend_attention:{GQA},{field}")
-        at = point(problem, Stage.EXTEND)
+        at = point(problem, AttentionPart.EXTEND)
         if version == "0.4.4":
             with pytest.raises(UnsupportedKernel, match=f"no {field.partition('=')[0]}"):
                 kernels.default_config(problem, at, SM89)
@@ -307,7 +307,9 @@ class TestEngines:
     def test_prefixes_keys_are_cut_as_the_others_where_the_engine_cuts_them_so(self):
         kernels = lift_attention(find_engine("sglang==0.5.23"))
         problem = parse_attention(f"extend_attention:{GQA}")
-        bound = kernels.bind(problem, point(problem, Stage.EXTEND), Config({"BLOCK_N": 32}), SM90)
+        bound = kernels.bind(
+            problem, point(problem, AttentionPart.EXTEND), Config({"BLOCK_N": 32}), SM90
+        )
         assert bound.arguments["BLOCK_N"] == bound.arguments["BLOCK_N_PREFIX"] == Constant(32)
 
     @pytest.mark.parametrize(
@@ -317,13 +319,13 @@ class TestEngines:
         kernels = lift_attention(find_engine("sglang==0.5.16"))
         problem = parse_attention(f"extend_attention:{GQA}")
         with pytest.raises(UnsupportedKernel, match=rf"_fwd_kernel has no '{key}'.*{near}"):
-            kernels.bind(problem, point(problem, Stage.EXTEND), Config({key: 16}), SM90)
+            kernels.bind(problem, point(problem, AttentionPart.EXTEND), Config({key: 16}), SM90)
 
     def test_a_part_of_another_phase_is_refused(self):
         kernels = lift_attention(find_engine("sglang==0.5.16"))
         problem = parse_attention(f"extend_attention:{GQA}")
         with pytest.raises(UnsupportedKernel, match="launches nothing"):
-            kernels.default_config(problem, Point(1, Stage.REDUCE, 1, 1000), SM90)
+            kernels.default_config(problem, Point(1, AttentionPart.REDUCE, 1, 1000), SM90)
 
 
 @pytest.fixture(scope="module")
@@ -338,10 +340,10 @@ class TestGrid:
     def test_every_configuration_of_a_space_binds_and_has_a_grid(self, kernels, text):
         problem, device = parse_attention(text), find_device("H200")
         assert problem.parts
-        for stage in problem.parts:
-            at = point(problem, stage)
+        for part in problem.parts:
+            at = point(problem, part)
             own = kernels.default_config(problem, at, SM90)
-            space = attention_space(problem, device, stage, own)
+            space = attention_space(problem, device, part, own)
             assert space.legal(own)
             variants = set()
             for config in space.configs():

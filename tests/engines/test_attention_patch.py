@@ -20,7 +20,7 @@ from tuner.engines.engine import find_engine
 from tuner.families.attention.check import check_problems
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.models import attention_problems
-from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPart, AttentionPhase, parse_attention
 from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.launcher import Launcher, TensorSpec
 from tuner.models.table import find_preset
@@ -52,7 +52,7 @@ def applied(remedy, folder):
 
 def extend_jobs(kernels, target):
     """DeepSeek's extend launches at TP 32, and launches with a mask of the caller's."""
-    point = Point(19, Stage.EXTEND, 128, 1024)
+    point = Point(19, AttentionPart.EXTEND, 128, 1024)
     for problem in attention_problems(find_preset("deepseek-r1"), 32):
         if problem.phase is AttentionPhase.EXTEND:
             config = kernels.default_config(problem, point, target)
@@ -96,7 +96,7 @@ def test_the_patch_changes_nothing_for_other_gpus(version, device, tmp_path):
     patched = applied(remedy_of(version, device), tmp_path)
     own = attention_engine(engine).lift("cuda")
     other = attention_engine(engine).lift("cuda", {AttentionPhase.EXTEND: patched})
-    point = Point(1, Stage.EXTEND, 128, 1024)
+    point = Point(1, AttentionPart.EXTEND, 128, 1024)
     for problem in attention_problems(find_preset("deepseek-r1"), 8):
         if problem.phase is AttentionPhase.EXTEND:
             for target in (find_device("A100").target, find_device("H200").target):

@@ -15,13 +15,13 @@ from tuner.errors import BadInput, MalformedRecording, NothingFits, UnwritableOu
 from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.family import AttentionSelection
-from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPart, AttentionPhase, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import WorkPoint
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, RunKey, Status, Totals
-from tuner.tuning.request import Effort, Known, Request, Source, prepare
+from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
@@ -83,11 +83,14 @@ def test_extend_is_told_apart_by_new_tokens_and_decode_by_sequences_alone():
     assert weights == {256: (1.0, 2.0), 512: (1.0,)}
     assert len(extend) == 2
     decode = buckets_of(parse_attention(PROBLEMS[1]), [WorkPoint(8, 1, 64), WorkPoint(8, 1, 128)])
-    assert [(b.part, len(b.points)) for b in decode] == [(Stage.DECODE, 2), (Stage.REDUCE, 2)]
+    assert [(b.part, len(b.points)) for b in decode] == [
+        (AttentionPart.DECODE, 2),
+        (AttentionPart.REDUCE, 2),
+    ]
 
 
 A, B, C = (Config({"BLOCK_N": n, "num_warps": 4}) for n in (16, 32, 64))
-SHORT, LONG = (Point(1, Stage.DECODE, 1, cached) for cached in (1024, 32768))
+SHORT, LONG = (Point(1, AttentionPart.DECODE, 1, cached) for cached in (1024, 32768))
 BUCKET = Bucket((SHORT, LONG), (1.0, 1.0))
 OWN = {SHORT: A, LONG: A}
 
@@ -225,7 +228,7 @@ def changed(old: str, new: str) -> str:
         (f"{HEADER}\n{ROW[:-1]}", "line 2: 12 cells under 13 columns"),
         (f"{HEADER}\n{OTHER_ROW}\n{ROW[:9]}", "line 3: unexpected end of data"),
         (f"{HEADER}\n{ROW}{'x' * 200_000}", "line 2: field larger than field limit"),
-        (changed("extend,", "extent,"), "line 2: 'extent' is not a valid Stage"),
+        (changed("extend,", "extent,"), "line 2: 'extent' is not a valid AttentionPart"),
         (changed(",512,", ",5_12,"), "line 2: new_tokens: '5_12' is not a whole"),
         (changed("M=16", "M="), "line 2: BLOCK_M: '' is not a whole number"),
         (changed("1.5", "nan"), "line 2: median_us: 'nan' is not a time"),
@@ -301,7 +304,7 @@ def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
 def formula(at: Point, config: Config) -> float:
     """Microseconds: splits help the first kernel until they fill a GPU, and cost the second."""
     splits = config["KV_SPLITS"] or 4
-    if at.part is Stage.REDUCE:
+    if at.part is AttentionPart.REDUCE:
         return 2 + 0.1 * splits + 0.02 * config["MAX_KV_SPLITS"] + 0.1 * config["num_warps"]
     waves = max(1, at.batch_size * splits * 4 / 264)
     block = abs(config["BLOCK_N"] - 64) / 64 + abs(config["num_warps"] - 4) / 4
@@ -316,7 +319,7 @@ def recorded_splits(path: Path, sizes=SIZES) -> Request:
     """A request that replays a recording of the whole space at some sizes."""
     work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in sizes))
     asked = request(SPLITS, selection=work, source=Source(MeasureKind.GPU))
-    incumbents = prepare(asked).plan(Known()).incumbents
+    incumbents = prepare(asked).goal(KnownBefore()).incumbents
     own = {point: configs["default"] for point, configs in incumbents.items()}
     device, problem = asked.device, asked.problem
     trials = [
@@ -354,7 +357,7 @@ def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tm
         """The store now has what was found, with other constants of the first kernel."""
         entries = [
             dataclasses.replace(one, config=one.config.replace(**changes))
-            if one.point.part is Stage.DECODE
+            if one.point.part is AttentionPart.DECODE
             else one
             for one in first.entries
         ]

@@ -153,7 +153,7 @@ def test_the_preflight_in_the_bundle_runs_alone(tmp_path: Path) -> None:
 def test_captures_give_the_variables() -> None:
     cluster = example(RAY)
     captures = {n.name: CAPTURES / n.name for n in cluster.nodes}
-    bundle = build(RAY, report=run_preflight(captures, cluster.expected()))
+    bundle = build(RAY, preflight=run_preflight(captures, cluster.expected()))
     script = files_of(bundle)["nodes/h20-node02/bare.sh"].data.decode()
     hcas = ",".join(f"mlx5_{i}" for i in range(1, 9))
     assert f"run export 'NCCL_IB_HCA={hcas}'" in script

@@ -50,7 +50,9 @@ def captured(cluster: Cluster, shape: str, folder: Path, **changes: object) -> B
         )
         for node in cluster.nodes
     }
-    return build(cluster_case(cluster), cluster, report=run_preflight(captures, cluster.expected()))
+    return build(
+        cluster_case(cluster), cluster, preflight=run_preflight(captures, cluster.expected())
+    )
 
 
 def cluster_case(cluster: Cluster) -> str:
@@ -215,7 +217,7 @@ def test_each_node_has_the_gid_index_of_its_own_table(tmp_path: Path) -> None:
         rails = [{**group, "gid": gid} for group in shape["rdma"]]
         captures[node.name] = lay({**shape, "rdma": rails}, tmp_path / node.name)
     report = run_preflight(captures, cluster.expected())
-    root = place(build(H20, cluster, report=report), tmp_path)
+    root = place(build(H20, cluster, preflight=report), tmp_path)
     for node, index in (("h20-node01", 3), ("h20-node02", 5)):
         (words,) = printed(root / f"nodes/{node}/docker.sh")
         assert f"NCCL_IB_GID_INDEX={index}" in words

@@ -27,7 +27,7 @@ from tuner.errors import UnknownEngine
 from tuner.measure.gpu import child_env
 from tuner.problems.points import Problem
 from tuner.problems.results import Compiled, MeasureKind
-from tuner.tuning.request import Known, Request, Source, prepare
+from tuner.tuning.request import KnownBefore, Request, Source, prepare
 
 # Triton's minor release, and the releases of engines that pin it. vLLM 0.7.3, with 3.1, launches
 # the kernel with other arguments; no release that was looked at pins 3.9.
@@ -123,7 +123,7 @@ def jobs_of(problem: Problem, engine: str) -> list[CompileJob]:
     found: dict[tuple[str, object], CompileJob] = {}
     prepared = prepare(request)
     bind, further = prepared.kernels.binder(problem, H200.target), prepared.companions
-    for candidate in prepared.plan(Known()).incumbent_candidates():
+    for candidate in prepared.goal(KnownBefore()).incumbent_candidates():
         for lifted, binding in [bind(candidate), *(further(candidate) if further else ())]:
             name = binding.function, candidate.point.part
             found.setdefault(name, CompileJob(lifted, binding.variant(), H200.target))

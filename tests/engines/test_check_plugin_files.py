@@ -14,7 +14,7 @@ from tuner.bindings.sglang.attention.binding import lift_attention
 from tuner.bindings.sglang.plugin.files import AttentionEntry
 from tuner.cli.app import app
 from tuner.engines.engine import find_engine
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -33,7 +33,7 @@ def root(tmp_path):
 
 def put(root, **changes):
     config = Config({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2})
-    entries = [AttentionEntry(Stage.EXTEND, 4, 1, config, Status.OK, 50_000)]
+    entries = [AttentionEntry(AttentionPart.EXTEND, 4, 1, config, Status.OK, 50_000)]
     return plugin_cases.put(root, attention_file(parse_problem(EXTEND), entries, **changes))
 
 

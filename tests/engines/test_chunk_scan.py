@@ -22,8 +22,8 @@ from tuner.export.delivery import delivery_of
 from tuner.export.files import sidecar_text, write_all
 from tuner.families.scans.check import check_files, check_problems, claims
 from tuner.families.scans.chunk_scan.family import FAMILY
+from tuner.families.scans.chunk_scan.kernels import racy
 from tuner.families.scans.chunk_scan.problem import ChunkScan, SsdKernel
-from tuner.families.scans.chunk_scan.stages import racy
 from tuner.families.scans.engine import ScanKernels, scan_engine
 from tuner.families.scans.files import ScanEntry, ScanFile, find_scan_files, read_scan_file
 from tuner.families.scans.selection import PromptSelection, parse_prompts
@@ -33,7 +33,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial, Winner
 from tuner.store.results import ResultStore
-from tuner.tuning.report import Report
+from tuner.tuning.report import RunReport
 from tuner.tuning.request import Effort, Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 
@@ -137,7 +137,7 @@ def time_us(candidate: Candidate) -> float:
     return block + tokens * config["num_stages"] / block
 
 
-def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NANO) -> Report:
+def replayed(engine: str, folder: Path, prompts=(LONG,), problem: ChunkScan = NANO) -> RunReport:
     kernels, trials = kernels_of(engine), []
     for part in problem.parts:
         constants = kernels.constants(problem, part, H100.target)
@@ -178,7 +178,7 @@ def test_a_run_chooses_for_each_kernel_and_length(engine, tmp_path):
 # Files
 
 
-def winners_of(report: Report) -> list[Winner]:
+def winners_of(report: RunReport) -> list[Winner]:
     now = datetime(2026, 11, 25, tzinfo=timezone.utc)
     return [Winner(NANO, report.environment, entry, 1, now) for entry in report.entries]
 
@@ -187,7 +187,7 @@ def winners_of(report: Report) -> list[Winner]:
 def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
     report = replayed(engine, tmp_path, ((1, 1024), LONG))
     delivery, root = delivery_of(find_engine(engine), "chunk_scan"), tmp_path / "out"
-    (file,) = delivery.plan(winners_of(report), H100, root)
+    (file,) = delivery.files(winners_of(report), H100, root)
     assert file.path.name in delivery.asked(NANO, H100)
     assert delivery.variable == "TUNER_SCAN_CONFIG_DIR"
     contents = {file.path: file.text(), file.sidecar: sidecar_text(file.provenance)}
@@ -214,7 +214,7 @@ def test_exported_files_are_checked_against_the_release(engine, newer, tmp_path)
     report = replayed(engine, tmp_path)
     report = replace(report, environment=replace(report.environment, triton="3.6.0"))
     delivery = delivery_of(found, "chunk_scan")
-    (file,) = delivery.plan(winners_of(report), H100, root)
+    (file,) = delivery.files(winners_of(report), H100, root)
     file.path.parent.mkdir(parents=True)
     file.path.write_text(file.text())
     assert delivery.refusal(file.path, "3.6.0") == ""
@@ -229,7 +229,7 @@ def test_malformed_files_are_refused_by_name(tmp_path):
     path = tmp_path / "file.json"
     report = replayed(CHOOSING, tmp_path)
     delivery = delivery_of(find_engine(CHOOSING), "chunk_scan")
-    (file,) = delivery.plan(winners_of(report), H100, tmp_path)
+    (file,) = delivery.files(winners_of(report), H100, tmp_path)
     for old, new, said in (
         ('"format": 1', '"format": 2', "no object of format 1"),
         ('"chunk_bmm"', '"chunk_bm"', "did you mean 'chunk_bmm'"),
@@ -250,7 +250,7 @@ def test_what_an_engine_runs_and_what_a_file_says_compiles(tmp_path):
     assert "chunk_state_varlen" not in check.as_text()
     report = replayed(CONSTANTS, tmp_path, problem=small)
     winners = [replace(one, problem=small) for one in winners_of(report)]
-    (file,) = delivery_of(find_engine(CONSTANTS), "chunk_scan").plan(winners, H100, tmp_path)
+    (file,) = delivery_of(find_engine(CONSTANTS), "chunk_scan").files(winners, H100, tmp_path)
     path = tmp_path / file.path.name
     # Too large a tile: 5 stages of 128 x 256 and 128 rows.
     huge = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128}

@@ -18,10 +18,10 @@ from tuner.bindings.sglang.plugin.files import read_attention_file
 from tuner.bindings.sglang.plugin.splits import SplitsRow
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused
-from tuner.export.export import ExportReport, export, export_device
+from tuner.export.export import ExportSummary, export, export_device
 from tuner.export.files import write_all
 from tuner.export.selection import left_out_lines
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, AttentionPart
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
@@ -64,7 +64,7 @@ def device_report(store: ResultStore, engine, out: Path | None, *, predicted: bo
     return export_device(winners, H200, engine, out, allow_predicted=predicted, flags=ON_TRITON)
 
 
-def attention_of(report: ExportReport) -> list[AttentionFileExport]:
+def attention_of(report: ExportSummary) -> list[AttentionFileExport]:
     return [file for file in report.files if isinstance(file, AttentionFileExport)]
 
 
@@ -95,7 +95,7 @@ def test_both_families_lie_under_one_root(store, engine, tmp_path):
 
 def test_a_file_holds_one_entry_for_all_points_of_a_bucket(store, engine, tmp_path):
     sizes = [(4, 512, 0), (4, 512, 8000), (4, 2048, 0), (1, 512, 0)]
-    fill(store, EXTEND, [entry(point(Stage.EXTEND, *size)) for size in sizes])
+    fill(store, EXTEND, [entry(point(AttentionPart.EXTEND, *size)) for size in sizes])
     (file,) = attention_of(device_report(store, engine, tmp_path))
     found = read_attention_file(file.path)
     buckets = [(e.batch_size, e.new_tokens) for e in found.entries]
@@ -125,8 +125,8 @@ def test_decode_and_its_reduce_are_bucketed_by_sequences_alone(store, engine, tm
 
 
 def test_points_that_a_server_cannot_tell_apart_must_agree(store, engine, tmp_path):
-    one = entry(point(Stage.EXTEND, 4, 512, 0))
-    other = entry(point(Stage.EXTEND, 4, 512, 8000), num_warps=4)
+    one = entry(point(AttentionPart.EXTEND, 4, 512, 0))
+    other = entry(point(AttentionPart.EXTEND, 4, 512, 8000), num_warps=4)
     fill(store, EXTEND, [one, other])
     out = tmp_path / "out"
     says = r"4x512\+0 extend has .*=8 and 4x512\+8000 "
@@ -142,9 +142,9 @@ def test_points_that_a_server_cannot_tell_apart_must_agree(store, engine, tmp_pa
 
 
 def test_the_engine_is_left_alone_where_it_tells_points_apart_itself(store, engine, tmp_path):
-    points = point(Stage.EXTEND, 4, 512, 0), point(Stage.EXTEND, 4, 512, 8000)
+    points = point(AttentionPart.EXTEND, 4, 512, 0), point(AttentionPart.EXTEND, 4, 512, 8000)
     mixed = [entry(p, own=True, num_warps=4 * (1 + at)) for at, p in enumerate(points)]
-    fill(store, EXTEND, [*mixed, entry(point(Stage.EXTEND, 8, 512, 0))])
+    fill(store, EXTEND, [*mixed, entry(point(AttentionPart.EXTEND, 8, 512, 0))])
     (file,) = attention_of(device_report(store, engine, tmp_path))
     assert [e.status for e in file.file.entries] == [Status.INCUMBENT, Status.OK]
     sidecar = json.loads(file.sidecar.read_text())
@@ -152,12 +152,12 @@ def test_the_engine_is_left_alone_where_it_tells_points_apart_itself(store, engi
 
 
 def test_where_nothing_was_faster_the_engine_keeps_its_own_launch(store, engine, tmp_path):
-    kept = entry(point(Stage.EXTEND, 4, 512, 0), own=True)
-    fill(store, EXTEND, [kept, entry(point(Stage.EXTEND, 1, 512, 0), num_warps=4)])
+    kept = entry(point(AttentionPart.EXTEND, 4, 512, 0), own=True)
+    fill(store, EXTEND, [kept, entry(point(AttentionPart.EXTEND, 1, 512, 0), num_warps=4)])
     (file,) = attention_of(device_report(store, engine, tmp_path))
     found = read_attention_file(file.path)
     assert {e.batch_size: e.status for e in found.entries} == {1: Status.OK, 4: Status.INCUMBENT}
-    assert found.configs(Stage.EXTEND) == [found.pick(Stage.EXTEND, 1, 512).config]
+    assert found.configs(AttentionPart.EXTEND) == [found.pick(AttentionPart.EXTEND, 1, 512).config]
     assert not found.predicted
     measured = json.loads(file.sidecar.read_text())["entries"][1]["points"]
     assert [p["status"] for p in measured] == ["ok"]
@@ -165,7 +165,7 @@ def test_where_nothing_was_faster_the_engine_keeps_its_own_launch(store, engine,
 
 def test_what_is_known_least_says_what_is_known_of_a_bucket(tmp_path):
     measured, predicted = (
-        published(EXTEND, entry(point(Stage.EXTEND, 4, 512, cached), status))
+        published(EXTEND, entry(point(AttentionPart.EXTEND, 4, 512, cached), status))
         for cached, status in ((0, Status.OK), (8000, Status.PREDICTED))
     )
     (file,) = write([measured, predicted], tmp_path)
@@ -189,10 +189,10 @@ def test_predicted_attention_is_left_out_unless_asked_for(store, engine, tmp_pat
 
 
 def test_measured_buckets_stand_beside_predicted_ones(store, engine, tmp_path):
-    some = [entry(point(Stage.EXTEND, 4, 512, 0))]
+    some = [entry(point(AttentionPart.EXTEND, 4, 512, 0))]
     fill(store, EXTEND, some)
     all_of_them = [
-        entry(point(Stage.EXTEND, size, 512, cached), Status.PREDICTED, num_warps=4)
+        entry(point(AttentionPart.EXTEND, size, 512, cached), Status.PREDICTED, num_warps=4)
         for size in (1, 4)
         for cached in (0, 8000)
     ]
@@ -203,7 +203,7 @@ def test_measured_buckets_stand_beside_predicted_ones(store, engine, tmp_path):
 
 
 def sized(batch_size: int, status: Status = Status.OK, warps: int = 8, **changes) -> Winner:
-    at = point(Stage.EXTEND, batch_size, 512, 0)
+    at = point(AttentionPart.EXTEND, batch_size, 512, 0)
     return published(EXTEND, entry(at, status, num_warps=warps), **changes)
 
 
@@ -228,7 +228,7 @@ def test_measured_replaces_predicted_and_older_measured(tmp_path):
     (file,) = write([sized(1, warps=2)], tmp_path)
     assert warps_of(file) == {1: 2}
     # So do the engine's own constants, measured again.
-    own = published(EXTEND, entry(point(Stage.EXTEND, 1, 512, 0), own=True, num_warps=4))
+    own = published(EXTEND, entry(point(AttentionPart.EXTEND, 1, 512, 0), own=True, num_warps=4))
     (file,) = write([own], tmp_path)
     assert warps_of(file) == {1: 4}
 
@@ -269,7 +269,7 @@ def test_a_file_is_of_the_kernels_that_were_tuned_last(tmp_path):
 
 
 def test_what_servers_could_not_read_is_refused(tmp_path):
-    odd = published(EXTEND, entry(point(Stage.EXTEND, 1, 512, 0), BLOCK_M=48))
+    odd = published(EXTEND, entry(point(AttentionPart.EXTEND, 1, 512, 0), BLOCK_M=48))
     with pytest.raises(ExportRefused, match=r"^extend_attention,.*: BLOCK_M must be a power of"):
         write([odd], tmp_path / "out")
     assert not (tmp_path / "out").exists()

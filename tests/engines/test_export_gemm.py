@@ -153,15 +153,15 @@ def test_the_entry_is_the_one_that_was_timed(tmp_path):
 def test_what_the_engine_reads_no_file_for_is_refused(delivery, tmp_path):
     int8 = parse_dense_gemm("channel_gemm:N=64,K=64,dtype=int8_w8a8")
     with pytest.raises(ExportRefused, match=r"reads no file for channel_gemm"):
-        delivery.plan([winner(int8, 1, CHANNEL_TILE)], H200, tmp_path)
+        delivery.files([winner(int8, 1, CHANNEL_TILE)], H200, tmp_path)
     older = open_delivery(find_engine("sglang==0.5.16"))
     with pytest.raises(ExportRefused, match="sglang 0.5.16 reads no file for channel_gemm"):
-        older.plan([winner(CHANNEL, 1, CHANNEL_TILE)], H200, tmp_path)
+        older.files([winner(CHANNEL, 1, CHANNEL_TILE)], H200, tmp_path)
 
 
 def test_a_file_that_servers_could_not_read_is_refused(delivery, tmp_path):
     with pytest.raises(ExportRefused, match="unknown field 'BLOCK_SIZE_Q'"):
-        delivery.plan([winner(config=TILE.replace(BLOCK_SIZE_Q=3))], H200, tmp_path)
+        delivery.files([winner(config=TILE.replace(BLOCK_SIZE_Q=3))], H200, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -28,8 +28,8 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Measurement, Status
 from tuner.store.results import ResultStore
-from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Known, Request, Source, prepare
+from tuner.tuning.report import RunReport
+from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
 from tuner.tuning.search import Search
 
 H100, L40S = find_device("H100"), find_device("L40S")
@@ -47,7 +47,7 @@ def replay_of(problem: DenseGemm) -> Request:
     return Request(problem, H100, find_engine(ENGINE), source)
 
 
-def run(asked: Request, store: ResultStore, workbench: Workbench | None = None) -> Report:
+def run(asked: Request, store: ResultStore, workbench: Workbench | None = None) -> RunReport:
     return tuned(asked, store, workbench)
 
 
@@ -55,7 +55,7 @@ SHAPES = [(2112, 7168), (3072, 1536), (5120, 4096), (7168, 2048)]
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Report, ResultStore]]:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunReport, ResultStore]]:
     """The report of a search, and the store that has its winners and trials."""
     with ResultStore.open(f"sqlite:///{tmp_path_factory.mktemp('searched')}/tuner.db") as opened:
         yield run(replay_of(BLOCKS), opened), opened
@@ -64,7 +64,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Report,
 class TestReplay:
     @pytest.mark.parametrize(("N", "K"), only(SHAPES[:1], SHAPES))
     def test_a_search_finds_what_is_within_a_percent_of_the_best(
-        self, N: int, K: int, store: ResultStore, searched: tuple[Report, ResultStore]
+        self, N: int, K: int, store: ResultStore, searched: tuple[RunReport, ResultStore]
     ) -> None:
         problem = dataclasses.replace(BLOCKS, N=N, K=K)
         report = searched[0] if problem == BLOCKS else run(replay_of(problem), store)
@@ -83,7 +83,7 @@ class TestReplay:
         assert report.totals.measurements < len(recorded) / 5
 
     def test_a_file_gets_every_size_of_the_engines_ladder(
-        self, searched: tuple[Report, ResultStore]
+        self, searched: tuple[RunReport, ResultStore]
     ) -> None:
         report, store = searched
         tuned_sizes = {entry.point.batch_size for entry in report.entries}
@@ -92,7 +92,9 @@ class TestReplay:
         others = {one.status for one in kept if one.entry.point.batch_size not in tuned_sizes}
         assert others == {Status.INCUMBENT}
 
-    def test_a_run_begun_again_measures_nothing(self, searched: tuple[Report, ResultStore]) -> None:
+    def test_a_run_begun_again_measures_nothing(
+        self, searched: tuple[RunReport, ResultStore]
+    ) -> None:
         first, store = searched
         again = run(replay_of(BLOCKS), store)
         assert again.totals.measurements == 0
@@ -112,7 +114,9 @@ class TestReplay:
             ((problem, configs),) = workbench.chosen
         assert problem == BLOCKS
         strategy = prepare(asked).strategy
-        later, alone = (set(strategy(Known(chosen=some)).ask()) for some in (workbench.chosen, ()))
+        later, alone = (
+            set(strategy(KnownBefore(chosen=some)).ask()) for some in (workbench.chosen, ())
+        )
         assert {Candidate(e.point, configs[e.point]) for e in entries} <= later
         assert later != alone
 
@@ -179,7 +183,7 @@ class TestRefusals:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     """A prediction for an L40S."""
     source, chosen = Source(MeasureKind.PREDICT), GemmSelection((16, 64))
     asked = Request(BLOCKS, L40S, find_engine(ENGINE), source, chosen, Effort.QUICK)
@@ -190,14 +194,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 class TestPrediction:
-    def test_small_batches_get_narrow_tiles_that_fit(self, report: Report) -> None:
+    def test_small_batches_get_narrow_tiles_that_fit(self, report: RunReport) -> None:
         for entry in report.entries:
             assert entry.status is Status.PREDICTED
             assert entry.compiled.shared_bytes <= L40S.shared_optin_bytes
             assert entry.config["BLOCK_SIZE_N"] <= 64
             assert entry.reason.startswith("predicted ")
 
-    def test_totals_say_what_was_compiled_and_what_was_known(self, report: Report) -> None:
+    def test_totals_say_what_was_compiled_and_what_was_known(self, report: RunReport) -> None:
         totals = report.totals
         assert totals.extra["kernels_cached"] > 0  # both sizes share their kernels
         assert "from the cache" in report.as_text()

@@ -13,7 +13,7 @@ from test_export import PROBLEM, left_alone, over_a_shipped_file, winners
 from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, find_engine
 from tuner.export.export import export_device, packaged_files
-from tuner.export.report import ExportReport
+from tuner.export.summary import ExportSummary
 from tuner.families.fused_moe.engine import MoeEngine, moe_engine
 from tuner.families.fused_moe.problem import Gemm
 
@@ -32,7 +32,7 @@ def engine(tmp_path) -> Engine:
     return replace(real, root=root)
 
 
-def export(engine: Engine, some, device=H200) -> ExportReport:
+def export(engine: Engine, some, device=H200) -> ExportSummary:
     return export_device(some, device, engine, None, allow_predicted=False)
 
 
@@ -41,7 +41,7 @@ def what_it_ships(layer: MoeEngine):
     return [replace(file, path=None) for file in layer.shipped()], packaged
 
 
-def go_back(report: ExportReport) -> None:
+def go_back(report: ExportSummary) -> None:
     """Run the printed commands in a shell."""
     _, _, commands = report.as_text().partition("to go back: run these lines, and restart the")
     lines = commands.splitlines()[1:]

@@ -35,8 +35,8 @@ from tuner.problems.results import (
 )
 from tuner.store.results import ResultStore
 from tuner.tuning.baselines import KEPT
-from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Known, Request, Source, prepare
+from tuner.tuning.report import RunReport
+from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
 
 ENGINE = find_engine("sglang==0.5.16")
 H100, H200 = find_device("H100"), find_device("H200")
@@ -96,7 +96,7 @@ def test_it_is_predicted_where_that_is_asked_for_and_never_passed_over_on_a_gpu(
     ):
         prepared = prepare(other)
         assert not prepared.kept
-        assert set(prepared.plan(Known()).requested) == set(prepared.points)
+        assert set(prepared.goal(KnownBefore()).requested) == set(prepared.points)
 
 
 class FitsAll(KernelCompiler):
@@ -136,14 +136,14 @@ def test_only_sizes_that_are_not_shipped_are_predicted(
 def test_what_the_makers_measured_under_an_older_name_is_kept_where_it_can_run() -> None:
     prepared = prepare(asked(INT8, L40S))
     assert not prepared.kept  # servers do not read that file
-    plan, strategy = prepared.plan(Known()), prepared.strategy(Known())
-    assert set(plan.trusted) == set(prepared.points)
-    first = plan.incumbent_candidates()
+    goal, strategy = prepared.goal(KnownBefore()), prepared.strategy(KnownBefore())
+    assert set(goal.trusted) == set(prepared.points)
+    first = goal.incumbent_candidates()
     assert sum(prepared.tries.values()) <= len(first) <= 2 * len(prepared.points)
     lacking = Point(64, Gemm.DOWN)
     assert strategy.ask() == []
     for candidate in first:
-        fails = candidate.point == lacking and candidate.config == plan.trusted[lacking]
+        fails = candidate.point == lacking and candidate.config == goal.trusted[lacking]
         status = Status.OUT_OF_RESOURCES if fails else Status.PREDICTED
         strategy.tell(candidate, Measurement(status, None if fails else 1.0))
     found = strategy.ask()
@@ -157,9 +157,9 @@ def test_such_a_file_is_named_and_tried_whatever_the_source(source: Source) -> N
     (note,) = prepared.notes
     assert "triton_3_1_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json" in note
     assert note.endswith("kept where they can run" if source is PREDICT else "tried")
-    plan = prepared.plan(Known())
-    tried = {(one.point, one.config) for one in plan.incumbent_candidates()}
-    assert tried >= set(plan.trusted.items()) and plan.trusted
+    goal = prepared.goal(KnownBefore())
+    tried = {(one.point, one.config) for one in goal.incumbent_candidates()}
+    assert tried >= set(goal.trusted.items()) and goal.trusted
 
 
 def test_a_name_of_other_scales_is_no_older_name() -> None:
@@ -168,7 +168,7 @@ def test_a_name_of_other_scales_is_no_older_name() -> None:
     assert prepare(asked(fp8, H200)).kept
     channels = replace(fp8, per_channel_quant=True)  # type: ignore[type-var]
     prepared = prepare(asked(channels, H200))
-    assert not (prepared.kept or prepared.notes or prepared.plan(Known()).trusted)
+    assert not (prepared.kept or prepared.notes or prepared.goal(KnownBefore()).trusted)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_shipped_entry_that_the_kernel_does_not_take_is_told_and_kept(
         assert odd.items() <= json.loads((out / file.path).read_text())["64"].items()
 
 
-def publish_twice_as_fast(store: ResultStore, report: Report) -> None:
+def publish_twice_as_fast(store: ResultStore, report: RunReport) -> None:
     """What a measured run found at M=32: one stage more than what is shipped."""
     entries = [
         replace(

@@ -20,7 +20,7 @@ from tuner.measure.messages import point_fields
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
-from tuner.tuning.request import Effort, Known, Prepared, Request, parse_source, prepare
+from tuner.tuning.request import Effort, KnownBefore, PreparedRun, Request, parse_source, prepare
 from tuner.tuning.space import Space
 
 H100 = find_device("H100")
@@ -31,7 +31,7 @@ COMPILED = [
 ]
 
 
-def prepared_for(text: str, engine: str) -> Prepared:
+def prepared_for(text: str, engine: str) -> PreparedRun:
     problem = parse_problem(text)
     request = Request(
         problem=problem,
@@ -58,18 +58,18 @@ def covering(space: Space) -> Iterator[Config]:
         left -= values
 
 
-def configs_at(prepared: Prepared, point: Point) -> list[Config]:
+def configs_at(prepared: PreparedRun, point: Point) -> list[Config]:
     """What the engine would run at a point, and others: at the largest point of a kernel, each
     value of each axis.
     """
-    own = prepared.plan(Known()).incumbents.get(point, {})
+    own = prepared.goal(KnownBefore()).incumbents.get(point, {})
     largest = max(one for one in prepared.points if one.part is point.part)
     most = None if point == largest else FEW
     others = itertools.islice(covering(prepared.spaces[point.part]), most)
     return list(dict.fromkeys([*own.values(), *others]))
 
 
-def compiled(prepared: Prepared, candidate: Candidate) -> set[object]:
+def compiled(prepared: PreparedRun, candidate: Candidate) -> set[object]:
     """The variants that compile processes make for a candidate."""
     about = prepared.request.problem, H100.target
     further = prepared.companions(candidate) if prepared.companions else ()

@@ -305,7 +305,7 @@ def test_a_proof_counts_the_ranks(tmp_path: Path) -> None:
 
 
 def test_vllm_s_first_rank_of_a_node_speaks_for_the_node(tmp_path: Path) -> None:
-    name = built(RAY).keys.bundled[0].removesuffix(".json")
+    name = built(RAY).compared.bundled[0].removesuffix(".json")
     line = (
         "(Worker_TP{} pid=812) INFO 11-01 10:00:00 [fused_moe.py:1078] Using configuration from "
         f"/opt/tuner/engine-configs/{name}.json for MoE layer."

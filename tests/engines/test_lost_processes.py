@@ -33,8 +33,8 @@ from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind, Status, Trial
 from tuner.store.results import ResultStore
 from tuner.tuning.progress import Progress
-from tuner.tuning.report import Report
-from tuner.tuning.request import Effort, Known, Request, Source, prepare
+from tuner.tuning.report import RunReport
+from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 from tuner.tuning.search import Budget
 from tuner.tuning.tune import UNWATCHED, Watcher
@@ -77,14 +77,14 @@ def run(
     *,
     request: Request | None = None,
     limits: ChildLimits = ChildLimits(),
-) -> Report:
+) -> RunReport:
     request = request or asked()
     with Workbench("mishap_child", limits=limits, compile_s=240) as workbench:
         source = open_source(request, workbench)
         return execute(prepare(request), source, store, watching(workbench))
 
 
-def found(report: Report) -> Found:
+def found(report: RunReport) -> Found:
     return {entry.point: (entry.config, entry.median_us) for entry in report.entries}
 
 
@@ -189,7 +189,7 @@ def test_processes_that_are_killed_while_they_idle_are_not_noticed(store, clean)
 
 def default_at(size: int) -> str:
     """What the engine runs at a size, as `mishap_child` wants to have it named."""
-    configs = {p.batch_size: c for p, c in prepare(asked()).plan(Known()).incumbents.items()}
+    configs = {p.batch_size: c for p, c in prepare(asked()).goal(KnownBefore()).incumbents.items()}
     return f"{size}:{configs[size]['default'].key}"
 
 
@@ -290,7 +290,7 @@ def missing(cache: Path, compile_cache: Path, clean) -> str:
         clean(kind)
     shutil.copytree(compile_cache / "compiled", cache / "compiled", dirs_exist_ok=True)
     prepared = prepare(asked())
-    own = prepared.plan(Known()).incumbents[prepared.points[0]]["default"]
+    own = prepared.goal(KnownBefore()).incumbents[prepared.points[0]]["default"]
     bind = prepared.kernels.binder(BLOCKS, H200.target)
     kernel, binding = bind(Candidate(prepared.points[0], own))
     with Farm(1, cache_dir=cache) as farm:

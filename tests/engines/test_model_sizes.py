@@ -170,7 +170,7 @@ def _machine(target: Target, ep: int) -> dict[str, Any]:
 
     names = ("disable_shared_experts_fusion", "enforce_shared_experts_fusion")
     flags = SimpleNamespace(**dict.fromkeys(names, False))
-    cuda, capability = target.backend == CUDA, target.capability
+    cuda, capability = target.platform == CUDA, target.capability
     return {
         "_is_cuda": cuda,
         "_is_hip": not cuda,

@@ -25,7 +25,7 @@ from tuner.bindings.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.bindings.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.attention.problem import AttentionPhase, Stage
+from tuner.families.attention.problem import AttentionPart, AttentionPhase
 from tuner.kernels.launcher import Launcher
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -76,9 +76,9 @@ EXPECTED = {
         (GROUPS, [2, 1, 8], {**STAGE_1, "BLOCK_H": 16, "HAS_MLA": False}),
         (REDUCING, [2, 16], STAGE_2),
     ],
-    # Stage 1 is not told of sinks, so the file without them serves; stage 2 is.
+    # The first kernel is not told of sinks, so the file without them serves; the second is.
     "decode sinks": [(GROUPS, [1, 1, 8], WIDE), (REDUCING, [1, 32], STAGE_2)],
-    # Stage 2 is not told of the cap on logits.
+    # AttentionPart 2 is not told of the cap on logits.
     "decode capped": [(GROUPS, [1, 2, 8], None), (REDUCING, [1, 32], STAGE_2)],
     "prefill image": [(PREFILLING, [2, 4, 3], SHORT)],
 }
@@ -94,7 +94,7 @@ def cases(version: str) -> list[str]:
 
 def attention_file(version, problem, rows, **changes) -> AttentionFile:
     entries = tuple(
-        AttentionEntry(Stage(part), batch, new, Config(constants), Status.OK)
+        AttentionEntry(AttentionPart(part), batch, new, Config(constants), Status.OK)
         for part, batch, new, constants in rows
     )
     here = {"device": DEVICE, "engine_version": version, "kernel_hash": "0" * 64, **changes}

@@ -38,7 +38,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.tuning.request import Known, Request, Source, prepare
+from tuner.tuning.request import KnownBefore, Request, Source, prepare
 from tuner.tuning.seeds import cover
 
 PROBLEMS = [
@@ -306,7 +306,7 @@ class TestThreshold:
         engine = find_engine("sglang==0.5.16")
         source = Source(MeasureKind.PREDICT)
         asked = Request(INT8, L40S, engine, source, selection=MoeSelection((8,)))
-        chooser = prepare(asked).plan(Known()).chooser
+        chooser = prepare(asked).goal(KnownBefore()).chooser
         assert chooser.policy == MoePolicy(noise=CLEAR_GAIN, tie=0.0)
 
     def test_a_pair_predicted_to_be_hardly_faster_leaves_the_engine_alone(self):

@@ -15,7 +15,7 @@ from real_sglang import package
 from tiers import only
 
 from tuner.engines.sglang.package import SGLang
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.fused_moe.engine import ShippedFile, moe_engine
 from tuner.families.fused_moe.predict import Predictor
 from tuner.families.fused_moe.problem import Gemm
@@ -177,9 +177,9 @@ def test_seeds_come_first_and_are_snapped_into_the_space() -> None:
 
 
 def test_parts_have_spaces_of_their_own_and_learn_from_their_own_points() -> None:
-    short, long = (Point(4, Stage.DECODE, 1, cached) for cached in (512, 8192))
-    reduce = Point(4, Stage.REDUCE, 1, 512)
-    spaces = {Stage.DECODE: SPACE, Stage.REDUCE: Space({"W": (1, 2, 4, 8)})}
+    short, long = (Point(4, AttentionPart.DECODE, 1, cached) for cached in (512, 8192))
+    reduce = Point(4, AttentionPart.REDUCE, 1, 512)
+    spaces = {AttentionPart.DECODE: SPACE, AttentionPart.REDUCE: Space({"W": (1, 2, 4, 8)})}
     best = SPACE.configs()[0]
     budget = Budget(per_point=8, kernels=100, seeds=2, per_round=3)
     search = Search(spaces, [short, long, reduce], {short: [best]}, budget, 0)
@@ -190,7 +190,7 @@ def test_parts_have_spaces_of_their_own_and_learn_from_their_own_points() -> Non
             search.tell(candidate, Measurement(Status.OK, 1.0 if candidate.config == best else 9.0))
     assert best in tried[long]  # the winner at the next point of the same part
     assert set(tried[long]) <= set(SPACE.configs())
-    assert sorted(tried[reduce]) == sorted(spaces[Stage.REDUCE].configs())
+    assert sorted(tried[reduce]) == sorted(spaces[AttentionPart.REDUCE].configs())
 
 
 def test_a_kernel_that_fails_is_not_tried_at_another_batch_size() -> None:

@@ -49,8 +49,8 @@ from tuner.problems.results import (
     untimed,
 )
 from tuner.store.results import ResultStore
-from tuner.tuning.pointwise import pointwise_plan
-from tuner.tuning.tune import RunPlan
+from tuner.tuning.pointwise import pointwise_goal
+from tuner.tuning.tune import RunGoal
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 TRITONS, KERNELS, DRIVERS = ("3.5.1", "3.6.0"), ("kernels", "patched"), ("550", "580")
@@ -125,14 +125,14 @@ class Case:
             found[size, triton] = runs, self.us(size, runs)
         return found
 
-    def plan(self, triton: str, kind: MeasureKind, sizes: Sequence[int]) -> RunPlan:
-        """A run's plan, as the family makes it."""
+    def goal(self, triton: str, kind: MeasureKind, sizes: Sequence[int]) -> RunGoal:
+        """A run's goal, as the family makes it."""
         points = [point for point in self.tried if point.batch_size in sizes]
         runs = self.baselines[triton]
         if not self.moe:
-            return pointwise_plan(points, runs, kind, CLEAR_GAIN, {})
+            return pointwise_goal(points, runs, kind, CLEAR_GAIN, {})
         policy = policy_for(kind, one_config=not moe_engine(self.real).has_down_files())
-        return RunPlan(points, runs, MoeChooser(runs, policy, sizes))
+        return RunGoal(points, runs, MoeChooser(runs, policy, sizes))
 
     def runs(self, engine: Engine, size: int, triton: str, root: Path | None) -> dict[Part, Config]:
         """What the engine runs at a size, by part."""
@@ -177,23 +177,23 @@ class Case:
 def store_run(store: ResultStore, case: Case, engine: Engine, run: Stored) -> None:
     """Publish what a run chooses from recorded trials."""
     kind = MeasureKind.PREDICT if run.predicted else MeasureKind.GPU
-    plan = case.plan(run.triton, kind, sorted(run.sizes))
-    trials = list(trials_of(case, plan, run))
+    goal = case.goal(run.triton, kind, sorted(run.sizes))
+    trials = list(trials_of(case, goal, run))
     driver = "" if run.predicted else run.driver
     place = case.device.name, "sglang", engine.version, run.triton, run.kernels
     key = RunKey(
-        case.problem, Environment(*place, driver=driver), kind, "quick", 0, plan.requested, "s"
+        case.problem, Environment(*place, driver=driver), kind, "quick", 0, goal.requested, "s"
     )
     try:
-        entries = plan.chooser.choose(trials)
+        entries = goal.chooser.choose(trials)
     except NothingFits:
         return
     store.finish_run(store.begin_run(key), entries, Totals())
 
 
-def trials_of(case: Case, plan: RunPlan, run: Stored) -> Iterator[Trial]:
-    own = dict.fromkeys(plan.incumbent_candidates())
-    tried = [candidate for point in plan.requested for candidate in case.tried[point]]
+def trials_of(case: Case, goal: RunGoal, run: Stored) -> Iterator[Trial]:
+    own = dict.fromkeys(goal.incumbent_candidates())
+    tried = [candidate for point in goal.requested for candidate in case.tried[point]]
     for candidate in dict.fromkeys([*own, *tried]):
         size = candidate.point.batch_size
         lost = run.lost.get(size)
@@ -230,7 +230,7 @@ def check_export(store: ResultStore, case: Case, engine: Engine, out: Path | Non
         return
     root = out or (moe_engine if case.moe else gemm_engine)(engine).package_root
     for file in report.files:
-        held = case.plan(file.triton, MeasureKind.GPU, ()).incumbents
+        held = case.goal(file.triton, MeasureKind.GPU, ()).incumbents
         assert {point.batch_size for point in held} <= {*file.entries}
     for triton in {file.triton for file in report.files}:
         for size in case.sizes:

@@ -12,7 +12,12 @@ from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.family import AttentionSelection
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage, parse_attention
+from tuner.families.attention.problem import (
+    Attention,
+    AttentionPart,
+    AttentionPhase,
+    parse_attention,
+)
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import with_splits
 from tuner.families.attention.workloads import WorkPoint
@@ -46,7 +51,7 @@ PROBLEMS = [
     f"prefill_attention:{GQA}",
     "prefill_attention:q_heads=4,kv_heads=4,Lq=80,Lv=80,dtype=bfloat16",
 ]
-SAMPLED = 5  # configurations of each stage, beside the engine's own
+SAMPLED = 5  # configurations of each part, beside the engine's own
 
 
 def points_of(problem: Attention) -> list[Point]:
@@ -59,7 +64,7 @@ def own(problem: Attention, point: Point, target: Target) -> Config:
     """The engine's constants, and its own rule where the splits are chosen."""
     engine = attention_engine(find_engine("sglang"))
     room = engine.most_splits(problem, this_device().sm_count)
-    return engine_config(engine.lift(target.backend), problem, point, target, room)
+    return engine_config(engine.lift(target.platform), problem, point, target, room)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -131,6 +136,6 @@ def test_decode_is_tuned_with_its_splits_and_no_length_gets_slower(tmp_path):
         assert len({(e.config["KV_SPLITS"], e.config["MAX_KV_SPLITS"]) for e in both}) == 1
         own_us = sum(entry.incumbents["default"].median_us for entry in both)
         assert sum(entry.median_us for entry in both) <= own_us * 1.004
-    chosen = {e.point.cached_tokens: e for e in entries if e.point.part is Stage.DECODE}
+    chosen = {e.point.cached_tokens: e for e in entries if e.point.part is AttentionPart.DECODE}
     # With two key heads, the 8 splits of the engine leave most of a GPU idle.
     assert chosen[16384].config["KV_SPLITS"] > 8

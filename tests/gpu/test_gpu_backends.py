@@ -52,7 +52,7 @@ def engines_own(problem: Problem, point: Point) -> Config:
         return gemm_engine(engine).incumbents(problem, device, point.batch_size)["default"]
     own = attention_engine(engine)
     room = own.most_splits(problem, device.sm_count)
-    return engine_config(own.lift(device.target.backend), problem, point, device.target, room)
+    return engine_config(own.lift(device.target.platform), problem, point, device.target, room)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -8,7 +8,7 @@ from api_server import serving
 from api.settings import ApiSettings
 from tuner.bindings.sglang.attention.binding import CHOICES
 from tuner.devices.table import find_device
-from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.families.attention.problem import Attention, AttentionPart, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.jobs.attempts import AttemptOutcome
 from tuner.jobs.job import JobFilter, JobRequest
@@ -19,7 +19,7 @@ from tuner.store.database import Database
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
 from workers.coverage import WatchState
-from workers.nightly import plan
+from workers.nightly import work_of
 from workers.run_job import do_job
 from workers.settings import Settings
 from workers.watches import Watch, watch_list_of
@@ -28,7 +28,7 @@ SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_s
 PROBLEM: Attention = parse_attention(SPEC)
 POINTS = [{"batch_size": size, "cached_tokens": 4096} for size in (1, 64)]
 JOB = {"model": SPEC, "device": "H200", "measure": "replay:h200_decode.csv", "workload": POINTS}
-STAGES = (Stage.DECODE, Stage.REDUCE)
+PARTS = (AttentionPart.DECODE, AttentionPart.REDUCE)
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def settings(store_url, tmp_path):
     device = find_device("H200")
     trials = [
         Trial(
-            Candidate(Point(size, stage, 1, 4096), config),
+            Candidate(Point(size, part, 1, 4096), config),
             Compiled(Status.OK, shared_bytes=1024),
             Measurement(Status.OK, 100.0 / config["num_warps"] + size),
         )
         for size in (1, 64)
-        for stage in STAGES
-        for config in attention_space(PROBLEM, device, stage, CHOICES[stage]).configs()
+        for part in PARTS
+        for config in attention_space(PROBLEM, device, part, CHOICES[part]).configs()
     ]
     write_trials(tmp_path / "h200_decode.csv", PROBLEM, trials)
     return Settings(store_url, recordings=tmp_path)
@@ -80,7 +80,7 @@ def test_a_job_is_run_and_its_results_are_shown(server, leases, settings):
 
     winners = server.call("GET", f"/v1/jobs/{job['id']}/winners").json["winners"]
     assert [(w["batch_size"], w["new_tokens"], w["cached_tokens"], w["part"]) for w in winners] == [
-        (size, 1, 4096, stage.value) for size in (1, 64) for stage in STAGES
+        (size, 1, 4096, part.value) for size in (1, 64) for part in PARTS
     ]
     assert {w["config"]["num_warps"] for w in winners} == {8}
     assert {w["median_us"] - w["batch_size"] for w in winners} == {12.5}
@@ -103,7 +103,7 @@ def test_a_job_is_run_and_its_results_are_shown(server, leases, settings):
         ]
         after = page["next"] and f"&after={page['next']}"
     assert len(tried) == len(set(tried)) > 40
-    assert {at[:2] for at in tried} == {(stage.value, size) for stage in STAGES for size in (1, 64)}
+    assert {at[:2] for at in tried} == {(part.value, size) for part in PARTS for size in (1, 64)}
 
 
 @pytest.mark.parametrize("workload", [None, "offline"])
@@ -164,7 +164,7 @@ def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings)
         nights.add_watch(on_gpu.as_json(), on_gpu.key, "test")
 
         def standings() -> list[WatchState]:
-            judged = plan(watch_list_of(settings, nights), store, date(2026, 11, 1)).watched
+            judged = work_of(watch_list_of(settings, nights), store, date(2026, 11, 1)).watched
             assert all(isinstance(one.request, JobRequest) for one in judged)
             return [one.standing for one in judged]
 

@@ -20,7 +20,7 @@ from databases import both_databases
 from api import exports
 from api.settings import ApiSettings
 from tuner.engines.engine import find_engine
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Incumbent, MeasureKind, RunKey, Status, Totals
 from tuner.store.keys import Scope
@@ -281,7 +281,7 @@ def test_the_store_s_state_changes_with_every_winner(store_url):
 
         def publish(problem: Problem, number: int, warps: int = 8) -> None:
             """All that is stored is replaced one by one, by the same run."""
-            at = point(Stage.EXTEND, 1, 512, number)
+            at = point(AttentionPart.EXTEND, 1, 512, number)
             key = RunKey(problem, ENVIRONMENT, MeasureKind.GPU, "quick", 0, (at,), "s")
             run = store.begin_run(key)
             store.finish_run(run, [entry(at, num_warps=warps)], Totals())

@@ -11,7 +11,7 @@ import pytest
 
 from tuner.childprocess import ChildProcess
 from tuner.errors import BadInput, GpuInUse, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import GpuBench
 from tuner.measure.gpu_worker import ChildLimits, GpuWorker, PendingMeasurement
@@ -76,7 +76,11 @@ def test_times_come_back_in_order_even_for_more_than_are_sent_ahead(lane):
 
 
 def test_child_is_told_every_coordinate_of_a_point(lane, bench):
-    points = [POINT, Point(4, Stage.EXTEND, 512, 8192), Point(4, Stage.REDUCE, 1, 8192)]
+    points = [
+        POINT,
+        Point(4, AttentionPart.EXTEND, 512, 8192),
+        Point(4, AttentionPart.REDUCE, 1, 8192),
+    ]
     done = run(lane, [ticket(20, point=point) for point in points])
     assert [m.detail.split(maxsplit=1)[1] for m in done] == [str(point) for point in points]
     (raced,) = bench.race([Candidate(points[1], config(5))], rounds=9).values()

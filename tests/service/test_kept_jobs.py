@@ -14,7 +14,7 @@ from tuner.store.database import Database
 from tuner.store.leases import Leases
 from tuner.tuning.baselines import KEPT
 from workers.coverage import WatchState
-from workers.nightly import plan
+from workers.nightly import work_of
 from workers.run_job import do_job
 from workers.settings import Settings
 from workers.watches import Watch, WatchList
@@ -60,5 +60,5 @@ def test_it_is_done_with_the_engine_s_entries_and_the_night_leaves_it(
     assert f"leave it: {KEPT}" in refused
     with Database.open(settings.database_url) as store:
         watch = Watch((SPEC,), ("H100",), engine=ENGINE, measure="predict")
-        (judged,) = plan(WatchList((watch,)), store, date(2026, 11, 1)).watched
+        (judged,) = work_of(WatchList((watch,)), store, date(2026, 11, 1)).watched
     assert judged.standing is WatchState.TUNED

@@ -15,7 +15,7 @@ from sqlalchemy import update
 from tuner.bindings.sglang.fused_moe.binding import lift_fused_moe
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.jobs.job import JobFilter, JobState
@@ -46,9 +46,9 @@ from workers.nightly import (
     errors_of,
     headline,
     outcomes,
-    plan,
     run_nightly,
     watch_list_of,
+    work_of,
 )
 from workers.settings import Settings
 from workers.watches import Watch, WatchList
@@ -120,7 +120,7 @@ def tuned(
 
 def standings(settings: Settings, store: Database) -> list[WatchState]:
     watch_list = watch_list_of(settings, NightStore(store))
-    return [one.standing for one in plan(watch_list, store, DAY).watched]
+    return [one.standing for one in work_of(watch_list, store, DAY).watched]
 
 
 def rows_of(store: Database) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def rows_of(store: Database) -> list[dict[str, Any]]:
     return stored_rows(lookups.stored_summaries(None, None, 9), environments)
 
 
-class TestPlan:
+class TestWorkOf:
     def test_a_point_that_lacks_is_missing(self, settings, store):
         tuned(store, PROBLEMS[0], sizes=(1,))
         assert standings(settings, store)[0] is WatchState.MISSING
@@ -145,12 +145,12 @@ class TestPlan:
         tuned(store, PROBLEMS[1], replace(ENVIRONMENT, **{field: "new"}))
         assert standings(settings, store) == [WatchState.STALE, WatchState.TUNED]
         watch_list = watch_list_of(settings, NightStore(store))
-        assert field in plan(watch_list, store, DAY).watched[0].why
+        assert field in work_of(watch_list, store, DAY).watched[0].why
 
     def test_another_family_s_kernels_make_nothing_stale(self, settings, store):
         tuned(store, PROBLEMS[0])
         other = replace(ENVIRONMENT, kernel_hash="cd" * 32)
-        point = Point(4, Stage.DECODE, 1, 512)
+        point = Point(4, AttentionPart.DECODE, 1, 512)
         key = RunKey(ATTENTION, other, MeasureKind.GPU, "standard", 0, (point,), "x")
         entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
         ResultStore(store).finish_run(ResultStore(store).begin_run(key), [entry], Totals())
@@ -223,7 +223,7 @@ class TestPlan:
         bad = Watch((PROBLEMS[0].spec(),), ("L40S",), batch_sizes=(1,), engine="sglang==7.7.7")
         unknown = replace(bad, engine="sglong")
         watch_list = WatchList((bad, unknown, replace(WATCH, models=(PROBLEMS[1].spec(),))))
-        todo = plan(watch_list, store, DAY)
+        todo = work_of(watch_list, store, DAY)
         assert [one.problem for one in todo.requests()] == [PROBLEMS[1]]
         name = f"{PROBLEMS[0].spec()} TP 1 EP 1 on L40S"
         reasons = dict(todo.errors)
@@ -249,7 +249,7 @@ class TestPlan:
             (PROBLEMS[1].spec(), "9.9.8"): "stale",
             (PROBLEMS[1].spec(), "9.9.16"): "tuned",
         }
-        judged = plan(WatchList((replace(WATCH, engine="sglang"),)), store, DAY).watched
+        judged = work_of(WatchList((replace(WATCH, engine="sglang"),)), store, DAY).watched
         assert [(one.standing, one.why) for one in judged] == [
             (WatchState.STALE, "engine_version 9.9.8 is now 9.9.16"),
             (WatchState.TUNED, ""),
@@ -260,7 +260,7 @@ class TestPlan:
         tuned(store, PROBLEMS[0])
         tuned(store, PROBLEMS[0], newer)
         tuned(store, PROBLEMS[1], newer)
-        judged = plan(WatchList((WATCH,)), store, DAY).watched
+        judged = work_of(WatchList((WATCH,)), store, DAY).watched
         assert [(one.standing, one.why) for one in judged] == [
             (WatchState.TUNED, ""),
             (WatchState.STALE, "engine_version 9.9.16 is now 9.9.9"),
@@ -273,7 +273,7 @@ class TestPlan:
         rows = rows_of(store)
         assert [row["standing"] for row in rows] == ["stale", "tuned"]
         watch = replace(WATCH, engine="sglang", measure="predict")
-        judged = plan(WatchList((watch,)), store, DAY).watched
+        judged = work_of(WatchList((watch,)), store, DAY).watched
         assert [one.standing.value for one in judged] == ["stale", "tuned"]
 
     @both_databases
@@ -284,18 +284,18 @@ class TestPlan:
         tuned(store, PROBLEMS[1], predicted, status=Status.INCUMBENT)
         for measure, wanted in (("predict", "tuned"), ("gpu", "missing")):
             watch = replace(WATCH, measure=measure)
-            judged = plan(WatchList((watch,)), store, DAY).watched
+            judged = work_of(WatchList((watch,)), store, DAY).watched
             assert [one.standing.value for one in judged] == [wanted, "missing"]
         newer = replace(predicted, kernel_hash="cd" * 32)
         tuned(store, PROBLEMS[1], newer, status=Status.INCUMBENT, compiled=False)
-        judged = plan(WatchList((replace(WATCH, measure="predict"),)), store, DAY).watched
+        judged = work_of(WatchList((replace(WATCH, measure="predict"),)), store, DAY).watched
         assert [one.standing.value for one in judged] == ["stale", "tuned"]
 
     def test_the_oldest_is_measured_again_as_a_run_of_its_own(self, settings, store):
         tuned(store, PROBLEMS[1])
         tuned(store, PROBLEMS[0])
         watch_list = watch_list_of(settings, NightStore(store))
-        (again,) = plan(watch_list, store, DAY).revalidate
+        (again,) = work_of(watch_list, store, DAY).revalidate
         assert (again.problem, again.seed) == (PROBLEMS[1], DAY.toordinal())
 
     def test_watches_of_the_api_count(self, settings, store):

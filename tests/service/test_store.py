@@ -16,7 +16,7 @@ from sqlalchemy import insert, select, text, update
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage
+from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
@@ -61,7 +61,7 @@ def entry(point: Point, median_us: float = 10.0, status: Status = Status.OK) -> 
 
 
 def extend(batch_size: int, new_tokens: int, cached_tokens: int) -> Point:
-    return Point(batch_size, Stage.EXTEND, new_tokens, cached_tokens)
+    return Point(batch_size, AttentionPart.EXTEND, new_tokens, cached_tokens)
 
 
 def publish(store: ResultStore, key: RunKey, *entries: Entry) -> None:
@@ -374,7 +374,7 @@ class TestWinners:
 
     def test_parts_come_in_the_order_of_their_launch(self, store):
         problem = replace(ATTENTION, phase=AttentionPhase.DECODE)
-        points = [Point(size, stage, 1, 4096) for size in (1, 2) for stage in problem.parts]
+        points = [Point(size, part, 1, 4096) for size in (1, 2) for part in problem.parts]
         key = replace(KEY, problem=problem, points=tuple(points))
         publish(store, key, *(entry(point) for point in reversed(points)))
         found = store.winners(device="NVIDIA_L40S", engine="sglang")
@@ -429,7 +429,7 @@ counts = st.integers(0, 2**31 - 1)
 times = st.floats(0, allow_infinity=False)
 statuses = st.sampled_from(Status)
 moe_points = st.builds(Point, counts, st.sampled_from(Gemm))
-points = moe_points | st.builds(Point, counts, st.sampled_from(Stage), counts, counts)
+points = moe_points | st.builds(Point, counts, st.sampled_from(AttentionPart), counts, counts)
 names = st.sampled_from(["BLOCK_SIZE_M", "num_warps", "num_stages", "USE_TMA", "waves_per_eu"])
 configs = st.builds(Config, st.dictionaries(names, counts, min_size=1))
 compiled = st.builds(

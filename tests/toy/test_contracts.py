@@ -355,7 +355,7 @@ class TestEveryEngine:
             delivery: Delivery = delivery_of(engine, family.name)
             assert delivery.engine_root is None or delivery.engine_root.is_dir()
             assert delivery.engine_root is not None or delivery.obstacle(into_engine=True)
-            assert list(delivery.plan([], L40S, tmp_path)) == []
+            assert list(delivery.files([], L40S, tmp_path)) == []
             delivery.verify([], L40S, tmp_path)
             assert list(delivery.advice([])) == []
             for relative, path in delivery.packaged():

@@ -16,7 +16,7 @@ from tuner.bindings.sglang.plugin.files import (
 )
 from tuner.bindings.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.errors import MalformedConfigFile
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -31,7 +31,7 @@ BLOCKS = Config({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2})
 
 
 def extend(batch_size: int, new_tokens: int) -> AttentionEntry:
-    return AttentionEntry(Stage.EXTEND, batch_size, new_tokens, BLOCKS, Status.OK, 71_680)
+    return AttentionEntry(AttentionPart.EXTEND, batch_size, new_tokens, BLOCKS, Status.OK, 71_680)
 
 
 def file(problem=EXTEND, entries=None, **changes):
@@ -39,16 +39,16 @@ def file(problem=EXTEND, entries=None, **changes):
 
 
 def decode_entries() -> tuple[AttentionEntry, ...]:
-    stage_1 = Config({"BLOCK_N": 32, "BLOCK_H": 8, "num_warps": 4, "num_stages": 3})
+    decode = Config({"BLOCK_N": 32, "BLOCK_H": 8, "num_warps": 4, "num_stages": 3})
     return (
-        AttentionEntry(Stage.DECODE, 64, 1, stage_1, Status.PREDICTED),
-        AttentionEntry(Stage.REDUCE, 64, 1, Config({"num_warps": 2}), Status.INCUMBENT, 0),
+        AttentionEntry(AttentionPart.DECODE, 64, 1, decode, Status.PREDICTED),
+        AttentionEntry(AttentionPart.REDUCE, 64, 1, Config({"num_warps": 2}), Status.INCUMBENT, 0),
     )
 
 
 def latent_entries(*sizes: int) -> tuple[AttentionEntry, ...]:
-    stage_1 = Config({"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3})
-    return tuple(AttentionEntry(Stage.DECODE, n, 1, stage_1, Status.OK) for n in sizes)
+    decode = Config({"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3})
+    return tuple(AttentionEntry(AttentionPart.DECODE, n, 1, decode, Status.OK) for n in sizes)
 
 
 TABLE = SplitsTable(
@@ -113,7 +113,7 @@ def test_the_nearest_bucket_is_nearest_in_factors():
     written = file(entries=buckets)
 
     def picked(batch_size, new_tokens):
-        entry = written.pick(Stage.EXTEND, batch_size, new_tokens)
+        entry = written.pick(AttentionPart.EXTEND, batch_size, new_tokens)
         return entry.batch_size, entry.new_tokens
 
     assert picked(1, 128) == (1, 128)
@@ -123,13 +123,15 @@ def test_the_nearest_bucket_is_nearest_in_factors():
     assert picked(5, 128) == (16, 128)
     assert picked(4, 128) == (1, 128)  # as near to 16: the smaller one
     assert picked(64, 100_000) == (16, 1024)
-    assert written.pick(Stage.REDUCE, 1) is None
+    assert written.pick(AttentionPart.REDUCE, 1) is None
 
 
 def test_what_may_be_launched_leaves_out_the_engines_own():
     other = Config({**BLOCKS, "num_stages": 1})
-    own = AttentionEntry(Stage.EXTEND, 4, 128, other, Status.INCUMBENT)
-    assert file(entries=(extend(1, 128), extend(2, 128), own)).configs(Stage.EXTEND) == [BLOCKS]
+    own = AttentionEntry(AttentionPart.EXTEND, 4, 128, other, Status.INCUMBENT)
+    assert file(entries=(extend(1, 128), extend(2, 128), own)).configs(AttentionPart.EXTEND) == [
+        BLOCKS
+    ]
 
 
 def changed(**changes):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import NothingFits
+from tuner.families.fused_moe.both_gemms import finalists
 from tuner.families.fused_moe.choose import MAKERS, SLOWER, MoePolicy, choose
-from tuner.families.fused_moe.pairs import finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial, untimed

@@ -36,8 +36,8 @@ AMD = {
     "gfx1100": (65_536, 98_304, 256, 24, 512, None),
     "gfx1201": (65_536, 98_304, 256, 24, 1024, "fp8e4nv"),
 }
-NVIDIA_CARDS = [device for device in devices() if device.target.backend == "cuda"]
-AMD_CARDS = [device for device in devices() if device.target.backend == "hip"]
+NVIDIA_CARDS = [device for device in devices() if device.target.platform == "cuda"]
+AMD_CARDS = [device for device in devices() if device.target.platform == "hip"]
 # Spellings in the names of files that sglang 0.5.16 and 0.5.23 ship.
 SHIPPED = [
     "NVIDIA_A100-SXM4-40GB",
@@ -100,6 +100,7 @@ def assert_capable(device: Device) -> None:
     assert 16 <= shared.l2_bytes_per_clock <= 64
     json = device.as_json()
     assert json["arch"] == target.arch and isinstance(json["arch"], int)
+    assert json["target"] == {"backend": "cuda", "arch": target.arch, "warp_size": 32}
     assert json["shared_optin_bytes"] == device.shared_optin_bytes
 
 

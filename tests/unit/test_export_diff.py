@@ -11,7 +11,7 @@ from tuner.deploy.load_proof import render_proof
 from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome, LoadProof
 from tuner.export.diff import diff_exports
-from tuner.export.report import ExportReport
+from tuner.export.summary import ExportSummary
 
 
 def row(warps: int, us: float | None, status: str = "ok", own: float = 20.0) -> dict[str, object]:
@@ -97,7 +97,7 @@ def test_files_in_which_nothing_was_tuned_are_never_called_tuned():
 
 
 def test_an_export_says_how_to_go_back():
-    report = ExportReport(Path("out"), (), 0, ("A", "B"))
+    report = ExportSummary(Path("out"), (), 0, ("A", "B"))
     assert report.back == "restart the servers after `unset A B`"
-    into = ExportReport(Path("out"), (), 0, (), restores=("rm -f a",))
+    into = ExportSummary(Path("out"), (), 0, (), restores=("rm -f a",))
     assert into.back.startswith("run these lines")

@@ -8,7 +8,7 @@ from cases import new_request
 
 from tuner.errors import BadInput, BadProblem
 from tuner.families.attention.family import AttentionSelection
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
@@ -88,7 +88,7 @@ def test_every_workload_is_another_job():
 
 
 def test_attention_has_no_gemms():
-    assert {point.part for point in DECODE.points} == {Stage.DECODE, Stage.REDUCE}
+    assert {point.part for point in DECODE.points} == {AttentionPart.DECODE, AttentionPart.REDUCE}
     assert "gemms" not in DECODE.as_json()
 
 
@@ -119,9 +119,9 @@ def test_the_points_of_a_request():
     assert LAYER.points == {Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm}
     assert replace(LAYER, selection=MoeSelection((4,), (Gemm.UP,))).points == {Point(4, Gemm.UP)}
     assert replace(DECODE, selection=AttentionSelection(OWN)).points == {
-        Point(size, stage, 1, cached)
+        Point(size, part, 1, cached)
         for size, cached in ((64, 4096), (8, 512))
-        for stage in (Stage.DECODE, Stage.REDUCE)
+        for part in (AttentionPart.DECODE, AttentionPart.REDUCE)
     }
     usual = usual_workload(DECODE.problem.phase).points
     assert {point.batch_size for point in DECODE.points} == {at.batch_size for at in usual}

@@ -12,13 +12,13 @@ HEAD = "import triton\nimport triton.language as tl\n"
 KERNEL = "@triton.jit\ndef kernel(x):\n    tl.store(x, used)\n"
 
 
-def text(tmp_path: Path, main: str, backend: str = CUDA, **others: str) -> str:
+def text(tmp_path: Path, main: str, platform: str = CUDA, **others: str) -> str:
     """What is lifted of `kernel` in main.py, behind the imports."""
     root = tmp_path / "engine"
     root.mkdir(exist_ok=True)
     for name, content in {"main": main, **others}.items():
         (root / f"{name}.py").write_text(content)
-    lifted = lift(root / "main.py", ["kernel"], root, "engine 1", backend).text
+    lifted = lift(root / "main.py", ["kernel"], root, "engine 1", platform).text
     compile(lifted, "lifted", "exec")
     return lifted
 
@@ -48,15 +48,15 @@ def branches(test: str, before: str = "") -> str:
         ("FLAG", 2, 1),
     ],
 )
-@pytest.mark.parametrize("backend", [CUDA, HIP])
-def test_the_branch_that_runs_is_read(tmp_path, test, cuda, hip, backend):
+@pytest.mark.parametrize("platform", [CUDA, HIP])
+def test_the_branch_that_runs_is_read(tmp_path, test, cuda, hip, platform):
     before = "import os\nfrom typing import TYPE_CHECKING\nFLAG = is_hip()\n"
-    expected = cuda if backend == CUDA else hip
+    expected = cuda if platform == CUDA else hip
     if expected is None:
         with pytest.raises(UnsupportedKernel, match=r"engine 1: "):
-            text(tmp_path, branches(test, before), backend)
+            text(tmp_path, branches(test, before), platform)
     else:
-        lifted = text(tmp_path, branches(test, before), backend)
+        lifted = text(tmp_path, branches(test, before), platform)
         assert f"\n\n\nused = {expected}\n\n\n" in lifted
         assert "if" not in lifted
 

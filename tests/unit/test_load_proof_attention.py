@@ -15,15 +15,15 @@ from tuner.bindings.sglang.plugin.files import AttentionEntry
 from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed
 from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, AttentionPart
 from tuner.problems.points import Config
 from tuner.problems.results import Status
 
 PLUGIN = Path(backend.__file__).parent
 MOE = "Using MoE kernel config from /c/triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json."
 CONFIGS = {
-    Stage.EXTEND: Config({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}),
-    Stage.DECODE: Config({"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2}),
+    AttentionPart.EXTEND: Config({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}),
+    AttentionPart.DECODE: Config({"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2}),
 }
 
 

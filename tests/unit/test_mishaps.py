@@ -32,7 +32,7 @@ from tuner.problems.results import (
 )
 from tuner.tuning.gains import gains
 from tuner.tuning.pointwise import PointwiseChooser, Policy
-from tuner.tuning.tune import FixedStrategy, Outcome, RunPlan, tune
+from tuner.tuning.tune import FixedStrategy, Outcome, RunGoal, tune
 
 SIZES = (8, 16)
 POINTS = sorted(Point(size, gemm) for size in SIZES for gemm in Gemm)
@@ -61,12 +61,12 @@ def tried(without: Callable[[Candidate], bool] = lambda candidate: False) -> lis
     return [lost(one.candidate) if without(one.candidate) else one for one in some]
 
 
-def plan(*, shipped: bool = False, previous: Config | None = None) -> RunPlan:
+def goal(*, shipped: bool = False, previous: Config | None = None) -> RunGoal:
     named = {"default": DEFAULT, **({"shipped": SHIPPED} if shipped else {})}
     incumbents = {point: dict(named) for point in POINTS}
     stored = dict.fromkeys(POINTS, previous) if previous else {}
     chooser = MoeChooser(incumbents, MoePolicy(0.0), SIZES, previous=stored)
-    return RunPlan(POINTS, incumbents, chooser, stored)
+    return RunGoal(POINTS, incumbents, chooser, stored)
 
 
 class Idle:
@@ -94,15 +94,15 @@ def racing(us: Us) -> Callable[[Sequence[Candidate], int], dict[Candidate, Measu
     return lambda candidates, rounds: {one: measured(one) for one in candidates}
 
 
-def run(trials: Sequence[Trial], race: Us | None = None, asked: RunPlan | None = None) -> Outcome:
+def run(trials: Sequence[Trial], race: Us | None = None, asked: RunGoal | None = None) -> Outcome:
     return done(trials, race, asked)[0]
 
 
 def done(
-    trials: Sequence[Trial], race: Us | None = None, asked: RunPlan | None = None
+    trials: Sequence[Trial], race: Us | None = None, asked: RunGoal | None = None
 ) -> tuple[Outcome, Totals]:
     bench, listed = Idle(), FixedStrategy([one.candidate for one in trials])
-    found = tune(asked or plan(), listed, bench, trials, lambda _: None, race=race and racing(race))
+    found = tune(asked or goal(), listed, bench, trials, lambda _: None, race=race and racing(race))
     return found, bench.totals
 
 
@@ -143,7 +143,7 @@ def test_where_the_incumbent_was_lost_it_stays_and_no_gain_is_told(race, compili
 
 @pytest.mark.parametrize("race", [None, same])
 def test_what_the_kernel_does_not_take_was_not_timed_and_stays(race):
-    two, why = plan(shipped=True), "sglang 1.0: kernel takes no config key 'FOO'"
+    two, why = goal(shipped=True), "sglang 1.0: kernel takes no config key 'FOO'"
     of_one_gemm = Candidate(POINTS[0], SHIPPED)
     trials = [one for one in tried() if one.candidate != of_one_gemm]
     trials.append(untimed(of_one_gemm, Compiled(Status.UNSUPPORTED, detail=why)))
@@ -173,7 +173,7 @@ def test_what_really_cannot_run_is_replaced_as_ever():
 
 
 def test_only_what_the_engine_runs_must_be_compared():
-    two = plan(shipped=True)
+    two = goal(shipped=True)
     found = run(tried(lambda c: c.config == DEFAULT), asked=two)
     assert by_size(found.entries) == {8: {FAST}, 16: {FAST}}
     found = run(tried(lambda c: c.config == SHIPPED), asked=two)
@@ -181,10 +181,10 @@ def test_only_what_the_engine_runs_must_be_compared():
 
 
 def test_a_stored_entry_which_was_compared_once_stays():
-    found = run(tried(lambda c: c.config == DEFAULT), asked=plan(previous=WIDE))
+    found = run(tried(lambda c: c.config == DEFAULT), asked=goal(previous=WIDE))
     assert by_size(found.entries) == {8: {WIDE}, 16: {WIDE}}
     assert {(e.status, e.median_us) for e in found.entries} == {(Status.OK, 60.0)}
-    both = run(tried(lambda c: c.config in (DEFAULT, WIDE)), asked=plan(previous=WIDE))
+    both = run(tried(lambda c: c.config in (DEFAULT, WIDE)), asked=goal(previous=WIDE))
     assert by_size(both.entries) == {8: {DEFAULT}, 16: {DEFAULT}}
 
 
@@ -195,7 +195,7 @@ def test_points_that_stand_alone_are_kept_alone():
     chooser = PointwiseChooser(baselines, Policy(0.0, 0.0), at)
     trials = [lost(Candidate(at[0], default)), gemm_cases.trial(16, default, 30.0)]
     trials += [gemm_cases.trial(size, fast, 20.0) for size in SIZES]
-    found = run(trials, asked=RunPlan(at, baselines.configs, chooser))
+    found = run(trials, asked=RunGoal(at, baselines.configs, chooser))
     assert [entry.config for entry in found.entries] == [default, fast]
     assert "was not compared" in found.entries[0].reason
 

@@ -29,16 +29,16 @@ def held_bytes(inputs: PointInputs) -> int:
 
 def test_all_points_are_kept_if_there_is_room():
     made = layer(LOTS)
-    made.plan(POINTS)
+    made.reserve(POINTS)
     first = [made.inputs(point) for point in POINTS]
     assert [made.inputs(point) for point in POINTS] == first
     assert all(a.weights[0] is first[0].weights[0] for a in first if a.point.part is Gemm.UP)
 
 
 def test_the_least_recently_used_points_go_and_the_need_is_true():
-    need = layer(LOTS).plan(POINTS)
+    need = layer(LOTS).reserve(POINTS)
     made = layer(need)
-    assert made.plan(POINTS) == need
+    assert made.reserve(POINTS) == need
     most = max(made._held([point]) for point in POINTS)
     assert made._most_bytes == most
     for point in [*POINTS, *POINTS[::-1]]:
@@ -54,7 +54,7 @@ def test_the_least_recently_used_points_go_and_the_need_is_true():
 def test_the_last_point_that_was_used_stays():
     sizes = [Point(size, Gemm.UP) for size in (1, 2, 3)]
     made = layer(LOTS)
-    made.plan(sizes)
+    made.reserve(sizes)
     made._most_bytes = made._held(sizes[1:])
     for at in (0, 1, 0, 2):
         made.inputs(sizes[at])
@@ -65,7 +65,7 @@ def test_the_last_point_that_was_used_stays():
 def test_copies_of_weights_are_shared_and_counted(l2_bytes):
     made = layer(LOTS, l2_bytes)
     ups = [point for point in POINTS if point.part is Gemm.UP]
-    need = made.plan(ups)
+    need = made.reserve(ups)
     found = [made.inputs(point).weights for point in ups]
     assert len(found[0]) == (10 if l2_bytes else 1)
     own = {one.b.data_ptr(): one.b.nbytes for weights in found for one in weights}

@@ -10,10 +10,10 @@ import pytest
 from node_shapes import NODES, lay, read_shape, shapes
 
 from tuner.deploy.preflight import run_preflight
+from tuner.deploy.preflight.all_checks import PreflightResult
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.deploy.preflight.check_cluster import NOTHING
 from tuner.deploy.preflight.facts import Expected, ExpectedNode, Severity
-from tuner.deploy.preflight.report import PreflightReport
 
 # Of a node's environment; interfaces and addresses follow from the management link.
 OF_NCCL = (
@@ -21,7 +21,7 @@ OF_NCCL = (
 )
 
 
-def checks(report: PreflightReport, severity: Severity) -> list[str]:
+def checks(report: PreflightResult, severity: Severity) -> list[str]:
     return [f.check for f in report.findings if f.severity is severity]
 
 
@@ -47,7 +47,7 @@ def nodes(tmp_path: Path, *changes: dict[str, object], name: str = "roce-rails")
     return {f"n{i}": lay({**shape, **one}, tmp_path / f"n{i}") for i, one in enumerate(changes, 1)}
 
 
-def found(report: PreflightReport) -> list[tuple[str, tuple[str, ...]]]:
+def found(report: PreflightResult) -> list[tuple[str, tuple[str, ...]]]:
     """The errors, each with its nodes."""
     return [(f.check, f.nodes) for f in report.findings if f.severity is Severity.ERROR]
 

@@ -2,8 +2,8 @@
 
 from cases import config
 
+from tuner.families.fused_moe.both_gemms import OneConfigStrategy
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
-from tuner.families.fused_moe.pairs import OneConfigStrategy
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial

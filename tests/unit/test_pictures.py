@@ -24,7 +24,7 @@ from tuner.draw.shapes import (
     svg_text,
     text_width,
 )
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.fused_moe.problem import Gemm
 from tuner.pictures.rows import Origin, PictureRow, rows_of, summary_line
 from tuner.pictures.write import as_text, page_of, problem_charts
@@ -98,9 +98,13 @@ class TestRows:
 
     def test_decodes_kernels_are_one_time_with_the_weaker_origin(self):
         entries = [
-            winner(Point(4, Stage.DECODE, 1, 1024), 20, problem=DECODE, default=30.0),
+            winner(Point(4, AttentionPart.DECODE, 1, 1024), 20, problem=DECODE, default=30.0),
             winner(
-                Point(4, Stage.REDUCE, 1, 1024), 5, Status.PREDICTED, problem=DECODE, default=10.0
+                Point(4, AttentionPart.REDUCE, 1, 1024),
+                5,
+                Status.PREDICTED,
+                problem=DECODE,
+                default=10.0,
             ),
         ]
         (row,) = rows_of(DECODE, entries, H200)
@@ -136,7 +140,7 @@ class TestCharts:
         assert forms[Status.PREDICTED] == {Glyph.RING}
 
     def test_sizes_that_make_no_line_are_rows(self):
-        points = [Point(1, Stage.EXTEND, 512, 0), Point(8, Stage.EXTEND, 512, 2048)]
+        points = [Point(1, AttentionPart.EXTEND, 512, 0), Point(8, AttentionPart.EXTEND, 512, 2048)]
         entries = [winner(point, 10, problem=EXTEND, default=15.0) for point in points]
         (rows,) = problem_charts(rows_of(EXTEND, entries, H200))
         words = " ".join(shape.words for shape in rows.shapes if isinstance(shape, Text))

@@ -14,7 +14,7 @@ from tuner.bindings.sglang.plugin.files import AttentionEntry
 from tuner.bindings.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.bindings.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -27,7 +27,7 @@ REDUCE_ROWS = [("reduce", 1, 1, {"num_warps": 2})]
 
 def made(spec=SPEC, rows=(("extend", 1, 64, BLOCKS),), status=Status.OK, **changes):
     entries = (
-        AttentionEntry(Stage(part), batch, new, Config(config), status)
+        AttentionEntry(AttentionPart(part), batch, new, Config(config), status)
         for part, batch, new, config in rows
     )
     return attention_file(parse_problem(spec), entries, **changes)
@@ -368,9 +368,9 @@ def test_blocks_of_heads_change_the_grid_of_grouped_decode():
         raise AssertionError("never called")
 
     spec = "decode_attention:q_heads=128,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
-    stage_1 = {"BLOCK_N": 32, "BLOCK_H": 64, "num_warps": 4, "num_stages": 2}
+    decode = {"BLOCK_N": 32, "BLOCK_H": 64, "num_warps": 4, "num_stages": 2}
     launches = TunedLaunches(GROUPED, Kernel(fn))
-    launches.use([made(spec, [("decode", 1, 1, stage_1)])])
+    launches.use([made(spec, [("decode", 1, 1, decode)])])
     given = {"kv_group_num": 128, "q_head_num": 128, "logit_cap": 0.0, "Lk": 576, "Lv": 512}
     given |= {"BLOCK_N": 32, "BLOCK_H": 16, "HAS_MLA": True, "num_warps": 4, "num_stages": 2}
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.deploy.preflight import build_single_file, capture, parse_nodes, render, run_preflight
+from tuner.deploy.preflight.all_checks import PreflightResult, check_nodes
 from tuner.deploy.preflight.capture import hash_folder, read_capture
 from tuner.deploy.preflight.facts import (
     Address,
@@ -42,7 +43,6 @@ from tuner.deploy.preflight.network import (
     parse_show_gids,
     read_sysfs,
 )
-from tuner.deploy.preflight.report import PreflightReport, check_nodes
 from tuner.errors import BadInput, MalformedCapture, MalformedCluster
 
 DATA = Path(__file__).parents[1] / "data" / "cluster"
@@ -51,11 +51,11 @@ RAILS = tuple(f"mlx5_{i}" for i in range(1, 9))
 L40S = DATA / "l40s-miswired"
 
 
-def errors(report: PreflightReport) -> list[str]:
+def errors(report: PreflightResult) -> list[str]:
     return [f.check for f in report.findings if f.severity is Severity.ERROR]
 
 
-def checks(report: PreflightReport) -> set[str]:
+def checks(report: PreflightResult) -> set[str]:
     return {f.check for f in report.findings}
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.deploy.preflight import run_preflight
+from tuner.deploy.preflight.all_checks import PreflightResult, check_nodes
 from tuner.deploy.preflight.capture import read_capture
 from tuner.deploy.preflight.devices import card_of
 from tuner.deploy.preflight.facts import Finding, Node, RdmaDevice, RdmaPort, Severity
 from tuner.deploy.preflight.gpus import parse_kernel, redirecting_bridges
-from tuner.deploy.preflight.report import PreflightReport, check_nodes
 
 DATA = Path(__file__).parents[1] / "data" / "cluster"
 ROOT_PORTS = DATA / "l40s-root-ports"
@@ -30,11 +30,11 @@ LSPCI = """\
 MODULES = "nvidia 8000000 100 - Live 0x0\nmlx5_core 1 0 - Live 0x0\n"
 
 
-def found(report: PreflightReport) -> dict[str, Finding]:
+def found(report: PreflightResult) -> dict[str, Finding]:
     return {finding.check: finding for finding in report.findings}
 
 
-def kernel(**changes: str) -> PreflightReport:
+def kernel(**changes: str) -> PreflightResult:
     """The report on a node with RDMA and these captured texts."""
     texts = {
         "modules": MODULES + "nvidia_peermem 1 0 - Live 0x0\n",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
@@ -37,7 +37,11 @@ def add(counts: Counts, times: Iterable[float], first: int = 0) -> None:
     ("parts", "tokens", "shown"),
     [
         ((Gemm.UP, Gemm.DOWN), (), "M=4: up 2.0 + down 7.0 us"),
-        ((Stage.DECODE, Stage.REDUCE), (1, 8192), "4x1+8192: decode 2.0 + reduce 7.0 us"),
+        (
+            (AttentionPart.DECODE, AttentionPart.REDUCE),
+            (1, 8192),
+            "4x1+8192: decode 2.0 + reduce 7.0 us",
+        ),
     ],
 )
 def test_a_line_has_the_best_of_each_part_at_its_size(parts, tokens, shown):
@@ -68,7 +72,7 @@ def test_a_list_of_candidates_has_an_exact_total():
     points = [Point(4, Gemm.UP), Point(8, Gemm.UP)]  # the second one is not tuned
     listed = [candidate(point, number) for point in points for number in range(9)]
     counts = Counts({points[0].size: 3})
-    counts.plan(listed)
+    counts.expect(listed)
     totals = [counts.total]
     for one in listed:
         counts.ask([one], [])
@@ -112,7 +116,7 @@ def test_no_time_left_is_told_while_little_is_known():
 
 
 def test_a_line_fits_its_width():
-    point = Point(128, Stage.DECODE, 1, 131072)
+    point = Point(128, AttentionPart.DECODE, 1, 131072)
     counts = Counts({point.size: 33911})
     for number in range(12):
         counts.add(trial(point, 12345.6, number), float(number))

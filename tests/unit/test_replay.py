@@ -26,7 +26,7 @@ from tuner.problems.results import (
     Status,
     Trial,
 )
-from tuner.tuning.request import Prepared, Request, Source, origin_of, prepare
+from tuner.tuning.request import PreparedRun, Request, Source, origin_of, prepare
 
 NAME = "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
 PATH = Path(__file__).parents[1] / "data" / "recordings" / NAME
@@ -182,7 +182,7 @@ def test_the_points_must_be_recorded_ones(recording):
 ASKED = Request(FP8, H200, find_engine("sglang==0.5.16"), Source(MeasureKind.REPLAY, PATH))
 
 
-def replayed(path: Path, device: str = "H200") -> Prepared:
+def replayed(path: Path, device: str = "H200") -> PreparedRun:
     source = Source(MeasureKind.REPLAY, path)
     points = MoeSelection((2,), (Gemm.UP,))
     return prepare(replace(ASKED, device=find_device(device), source=source, selection=points))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tuner.devices.table import find_device
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.dense_gemm.problem import DensePart as Dense
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype, parse_dtype
@@ -166,12 +166,12 @@ class TestAttention:
     def test_decode_reads_the_cache(self):
         problem = parse_problem(f"decode_attention:{self.HEADS}")
         cache = 32768 * 8 * (128 + 128) * 2
-        found = least_us(problem, Point(1, Stage.DECODE, 1, 32768))
+        found = least_us(problem, Point(1, AttentionPart.DECODE, 1, 32768))
         assert found == pytest.approx(cache / H200.bandwidth_gbs / 1e3)
 
     def test_latent_decode_reads_a_row_once(self):
         problem = parse_problem("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bf16")
-        found = least_us(problem, Point(1, Stage.DECODE, 1, 65536))
+        found = least_us(problem, Point(1, AttentionPart.DECODE, 1, 65536))
         assert found == pytest.approx(65536 * 576 * 2 / H200.bandwidth_gbs / 1e3)
 
     @pytest.mark.parametrize("cached", [0, 50, 5000])
@@ -185,5 +185,5 @@ class TestAttention:
         operations = 2 * pairs * 32 * 256
         memory = kept * 8 * 256 * 2
         expected = max(operations / H200.fp16_tflops / 1e6, memory / H200.bandwidth_gbs / 1e3)
-        found = least_us(problem, Point(1, Stage.EXTEND, new, cached))
+        found = least_us(problem, Point(1, AttentionPart.EXTEND, new, cached))
         assert found == pytest.approx(expected)

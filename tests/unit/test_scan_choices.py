@@ -15,11 +15,11 @@ from log_lines import parse_log
 from tuner.bindings.vllm import plugin as vllm_plugin
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
+from tuner.families.scans.chunk_scan.kernels import SCAN
 from tuner.families.scans.chunk_scan.problem import ChunkScan, SsdKernel
-from tuner.families.scans.chunk_scan.stages import SCAN
 from tuner.families.scans.files import ScanEntry, ScanFile
+from tuner.families.scans.gated_delta.kernels import SCAN as DELTA
 from tuner.families.scans.gated_delta.problem import DeltaKernel, GatedDelta
-from tuner.families.scans.gated_delta.stages import SCAN as DELTA
 from tuner.families.scans.serve import Arguments, ScanChoices, ServerFacts, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status

@@ -1,4 +1,4 @@
-"""The parts of a proof in a live engine that need no process."""
+"""The parts of a comparison in a live engine that need no process."""
 
 import json
 import math
@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from benchmarks.served.dummy_model import write_dummy_model
 from benchmarks.served.loads import Arrival, Load, Speed, median_speed, parse_loads, speed_of
 from benchmarks.served.outputs import TOKENS, Answers, check_outputs
-from benchmarks.served.report import (
+from benchmarks.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
+from benchmarks.served.result import (
     COLUMNS,
     LoadGain,
-    ServedProof,
+    ServedComparison,
     Subject,
     backend_advice,
     gains_of,
 )
-from benchmarks.served.request import Advised, Gpu, _name, _visible, advised_for, fits_twice
 from benchmarks.served.server import Answer, ServerLaunch, flag_value, server_of
 from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, interval, metric
 from tuner.devices.table import find_device
@@ -184,13 +184,13 @@ def gain(load: str, field: str, low: float, high: float) -> LoadGain:
     return LoadGain(parsed, column, (123456.7,) * 7, (234567.8,) * 7, pair)
 
 
-def proof(*gains: LoadGain, loading: tuple[str, ...] = ()) -> ServedProof:
+def comparison(*gains: LoadGain, loading: tuple[str, ...] = ()) -> ServedComparison:
     outputs = check_outputs(Answers([SAME], [SAME]), Answers([SAME], [SAME]))
-    return ServedProof(SUBJECT, gains, outputs, loading)
+    return ServedComparison(SUBJECT, gains, outputs, loading)
 
 
 def test_a_report_fits_80_columns():
-    found = proof(
+    found = comparison(
         gain("64x32768+1024", "prefill_tok_s", 1.011, 1.022),
         gain("64x32768+1024", "decode_tok_s", 11.64, 11.79),
         gain("1x1024+128", "tpot_ms", 0.90, 0.99),
@@ -203,20 +203,20 @@ def test_few_rounds_prove_nothing():
     """Five rounds hold the median in 94 of 100 cases at most."""
     few = [Speed(100.0, 10.0, 50.0, 8.0, 1.0)] * 5
     slow = [Speed(50.0, 20.0, 25.0, 16.0, 1.0)] * 5
-    found = proof(*gains_of(LOAD, few, slow))
+    found = comparison(*gains_of(LOAD, few, slow))
     assert {one.verdict for one in found.gains} == {"same"} and not found.proven
     assert found.verdict().endswith("; too few rounds")
     assert found.as_json()["notes"] == ["5 rounds cannot tell faster from slower: 6 can (--rounds)"]
-    enough = proof(*gains_of(LOAD, few + few[:1], slow + slow[:1]))
+    enough = comparison(*gains_of(LOAD, few + few[:1], slow + slow[:1]))
     assert {one.verdict for one in enough.gains} == {"slower"}
     assert "rounds" not in enough.verdict()
 
 
 def test_what_is_proven():
     good = gain("1x8+4", "tpot_ms", 0.9, 1.1)
-    assert proof(good).proven
-    assert not proof(good, loading=("x: default",)).proven
-    assert not proof(good, gain("1x8+4", "ttft_ms", 0.8, 0.99)).proven
+    assert comparison(good).proven
+    assert not comparison(good, loading=("x: default",)).proven
+    assert not comparison(good, gain("1x8+4", "ttft_ms", 0.8, 0.99)).proven
 
 
 # Backends

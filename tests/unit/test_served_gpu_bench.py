@@ -1,4 +1,4 @@
-"""The script that proves models on a GPU: the lengths that it tunes attention for."""
+"""The script that compares servers of models on a GPU: the lengths that it tunes attention for."""
 
 from types import SimpleNamespace
 
@@ -37,7 +37,10 @@ def test_what_tunes_attention_gets_the_workload(bench, tmp_path):
     )
     assert "--all" in all_ and "--workload" in all_
     stored = SimpleNamespace(**{**vars(args), "database": "sqlite:///x.db"})
-    assert [w[0] for w in bench.commands("qwen3-30b-a3b", tmp_path, stored)] == ["export", "prove"]
+    assert [w[0] for w in bench.commands("qwen3-30b-a3b", tmp_path, stored)] == [
+        "export",
+        "compare",
+    ]
 
 
 def test_the_logs_say_which_backends_the_servers_chose(bench):

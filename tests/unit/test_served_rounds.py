@@ -1,4 +1,4 @@
-"""Which prompts the rounds of a proof send, to whom, and how often."""
+"""Which prompts the rounds of a comparison send, to whom, and how often."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.served import prove
+from benchmarks.served import compare
+from benchmarks.served.compare import Rounds, SideResults
 from benchmarks.served.loads import SIDES, Load, Speed
-from benchmarks.served.prove import Rounds, SideResults
 
 SHORT, MIDDLE, LONG = Load(1, 64, 8), Load(8, 64, 8), Load(8, 8192, 64)
 TAKES_S = {SHORT: 0.01, MIDDLE: 0.3, LONG: 5.0}
@@ -21,7 +21,7 @@ class Sent:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all: list[tuple[int, Load, object]] = []
-        monkeypatch.setattr(prove, "run_load", self._run)
+        monkeypatch.setattr(compare, "run_load", self._run)
 
     def _run(self, _: object, port: int, load: Load, key: object, timeout_s: float) -> Speed:
         self.all.append((port, load, key))
@@ -75,7 +75,7 @@ def test_servers_in_turn_get_equal_prompts_too(sent):
 
 
 def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(monkeypatch):
-    def proof(whole: int) -> tuple[list[str], Mapping[str, SideResults]]:
+    def compared(whole: int) -> tuple[list[str], Mapping[str, SideResults]]:
         said: list[str] = []
 
         def run(_: object, port: int, load: Load, key: object, timeout_s: float) -> Speed:
@@ -83,23 +83,23 @@ def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(monkeypat
                 raise KeyboardInterrupt
             return Speed(1.0, 1.0, None, None, 5.0)
 
-        monkeypatch.setattr(prove, "run_load", run)
-        plan: Any = SimpleNamespace(
+        monkeypatch.setattr(compare, "run_load", run)
+        setup: Any = SimpleNamespace(
             server=SimpleNamespace(memory_shares=(0.4, 0.7)),
             request=SimpleNamespace(port=None, rounds=7),
         )
         results = {side: SideResults() for side in SIDES}
-        of = Rounds(plan.server, (SHORT, LONG), 7, 1.0, said.append)
-        return prove._together(plan, of, results, said.append), results
+        of = Rounds(setup.server, (SHORT, LONG), 7, 1.0, said.append)
+        return compare._together(setup, of, results, said.append), results
 
     @contextmanager
     def ready(*_: object) -> Iterator[SimpleNamespace]:
         yield BEFORE
 
-    monkeypatch.setattr(prove, "_ready", ready)
+    monkeypatch.setattr(compare, "_ready", ready)
     monkeypatch.setattr(Rounds, "check", lambda *_: None)
-    notes, results = proof(3)
+    notes, results = compared(3)
     assert notes == ["interrupted: 3 of 7 rounds were measured"]
     assert {len(speeds) for side in results.values() for speeds in side.speeds.values()} == {3}
     with pytest.raises(KeyboardInterrupt):
-        proof(0)
+        compared(0)

@@ -6,9 +6,9 @@ import pytest
 
 from tuner.errors import BadProblem, NothingFits
 from tuner.families.attention.buckets import buckets_of
-from tuner.families.attention.joint.plans import STAGES, JointChooser, sizes_of
+from tuner.families.attention.joint.choices import PARTS, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
-from tuner.families.attention.problem import AttentionPhase, Stage, parse_attention
+from tuner.families.attention.problem import AttentionPart, AttentionPhase, parse_attention
 from tuner.families.attention.splits import (
     EDGES,
     ROOM_BYTES,
@@ -37,7 +37,7 @@ def test_lengths_are_ragged_and_windows_cut_caches():
     problem = parse_attention(
         "extend_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16,window=64"
     )
-    lengths = ragged(problem, Point(5, Stage.EXTEND, 100, 1000), seed=0)
+    lengths = ragged(problem, Point(5, AttentionPart.EXTEND, 100, 1000), seed=0)
     assert lengths.new[0] == 100
     assert all(50 <= n <= 100 for n in lengths.new)
     assert set(lengths.cached) == {64}
@@ -90,7 +90,7 @@ def test_latent_attention_has_parts_for_the_heads_of_the_model(sequences, cached
 
 
 def points(sequences: int, lengths=LENGTHS) -> list[Point]:
-    return [Point(sequences, Stage.DECODE, 1, cached) for cached in lengths]
+    return [Point(sequences, AttentionPart.DECODE, 1, cached) for cached in lengths]
 
 
 def test_numbers_worth_trying_follow_the_gpu_and_the_lengths():
@@ -118,13 +118,16 @@ def test_rooms_are_bounded_by_the_memory_of_a_launch():
 # The search: a GPU of formulas, whose first kernel gets faster with splits, and the second slower
 
 SIZES = sizes_of(buckets_of(CHOSEN, [WorkPoint(1, 1, n) for n in LENGTHS]))
-OWN = {Stage.DECODE: Config({"BLOCK_N": 32}), Stage.REDUCE: Config({"num_warps": 4})}
+OWN = {
+    AttentionPart.DECODE: Config({"BLOCK_N": 32}),
+    AttentionPart.REDUCE: Config({"num_warps": 4}),
+}
 FAST, FAST_REDUCE = Config({"BLOCK_N": 64}), Config({"num_warps": 1})
 ENGINE = {
-    point: with_splits(OWN[stage], 0, ENGINES)
+    point: with_splits(OWN[part], 0, ENGINES)
     for sizes in SIZES
-    for stage in STAGES
-    for point in sizes.points(stage)
+    for part in PARTS
+    for point in sizes.points(part)
 }
 PAIRS = {p: worthwhile(CHOSEN, points(1), ENGINES, CORES)[p] for p in points(1)}
 
@@ -132,7 +135,7 @@ PAIRS = {p: worthwhile(CHOSEN, points(1), ENGINES, CORES)[p] for p in points(1)}
 def formula(candidate: Candidate) -> float:
     config, cached = candidate.config, candidate.point.cached_tokens
     parts = config["KV_SPLITS"] or min(ENGINES, 4)
-    if candidate.point.part is Stage.DECODE:
+    if candidate.point.part is AttentionPart.DECODE:
         speed = 2.0 if constants_of(config) == FAST else 1.0
         return 2 + cached / parts / 32 / speed + 0.01 * config["MAX_KV_SPLITS"]
     turn = 0.1 if constants_of(config) == FAST_REDUCE else 0.2
@@ -165,7 +168,9 @@ class Noted(FixedStrategy):
 
 def strategy(*constants):
     inner = Noted([Candidate(SIZES[0].representative, one) for one in constants])
-    return inner, JointStrategy(inner, SIZES, ENGINE, PAIRS, (OWN[Stage.REDUCE], FAST_REDUCE))
+    return inner, JointStrategy(
+        inner, SIZES, ENGINE, PAIRS, (OWN[AttentionPart.REDUCE], FAST_REDUCE)
+    )
 
 
 def cost_of(entries):
@@ -181,22 +186,22 @@ def cost_of(entries):
 def best_cost():
     """The least cost, by trying everything."""
 
-    def total(room, n, stage_1, reduce, cached):
-        stages = ((Stage.DECODE, stage_1), (Stage.REDUCE, reduce))
+    def total(room, n, decode, reduce, cached):
+        parts = ((AttentionPart.DECODE, decode), (AttentionPart.REDUCE, reduce))
         return sum(
-            formula(Candidate(Point(1, stage, 1, cached), with_splits(one, n, room)))
-            for stage, one in stages
+            formula(Candidate(Point(1, part, 1, cached), with_splits(one, n, room)))
+            for part, one in parts
         )
 
     own = [total(ENGINES, 0, *OWN.values(), cached) for cached in LENGTHS]
     found = []
-    for room, stage_1, reduce in itertools.product(
-        (8, 16, 32, 64, 128), (OWN[Stage.DECODE], FAST), (OWN[Stage.REDUCE], FAST_REDUCE)
+    for room, decode, reduce in itertools.product(
+        (8, 16, 32, 64, 128),
+        (OWN[AttentionPart.DECODE], FAST),
+        (OWN[AttentionPart.REDUCE], FAST_REDUCE),
     ):
         best = [
-            min(
-                total(room, n, stage_1, reduce, p.cached_tokens) for n, at in PAIRS[p] if at == room
-            )
+            min(total(room, n, decode, reduce, p.cached_tokens) for n, at in PAIRS[p] if at == room)
             for p in points(1)
         ]
         found.append(sum(us / one for us, one in zip(best, own, strict=True)) / len(own))
@@ -204,14 +209,14 @@ def best_cost():
 
 
 def test_splits_room_and_both_kernels_constants_are_chosen_together():
-    inner, tried = strategy(OWN[Stage.DECODE], FAST)
+    inner, tried = strategy(OWN[AttentionPart.DECODE], FAST)
     trials = explored(tried)
-    assert set(inner.told) == {OWN[Stage.DECODE], FAST}
-    assert inner.told[FAST].median_us < inner.told[OWN[Stage.DECODE]].median_us
+    assert set(inner.told) == {OWN[AttentionPart.DECODE], FAST}
+    assert inner.told[FAST].median_us < inner.told[OWN[AttentionPart.DECODE]].median_us
     entries = JointChooser(SIZES, ENGINE, noise=0.004).choose(list(trials.values()))
-    by_part = {part: [e for e in entries if e.point.part is part] for part in STAGES}
-    assert {constants_of(e.config) for e in by_part[Stage.DECODE]} == {FAST}
-    assert {constants_of(e.config) for e in by_part[Stage.REDUCE]} == {FAST_REDUCE}
+    by_part = {part: [e for e in entries if e.point.part is part] for part in PARTS}
+    assert {constants_of(e.config) for e in by_part[AttentionPart.DECODE]} == {FAST}
+    assert {constants_of(e.config) for e in by_part[AttentionPart.REDUCE]} == {FAST_REDUCE}
     assert len({e.config["MAX_KV_SPLITS"] for e in entries}) == 1
     splits = [[e.config["KV_SPLITS"] for e in some] for some in by_part.values()]
     assert splits[0] == splits[1] and splits[0][0] < splits[0][1]
@@ -221,8 +226,8 @@ def test_splits_room_and_both_kernels_constants_are_chosen_together():
     assert all(entry.incumbents["default"].config == ENGINE[entry.point] for entry in entries)
 
 
-def test_finalists_are_of_whole_plans_and_choosing_among_them_gives_the_same():
-    _, tried = strategy(OWN[Stage.DECODE], FAST)
+def test_finalists_are_of_whole_choices_and_choosing_among_them_gives_the_same():
+    _, tried = strategy(OWN[AttentionPart.DECODE], FAST)
     trials = list(explored(tried).values())
     chooser = JointChooser(SIZES, ENGINE, noise=0.004)
     entries = chooser.choose(trials)
@@ -234,7 +239,7 @@ def test_finalists_are_of_whole_plans_and_choosing_among_them_gives_the_same():
     assert len(finalists) < len(trials) / 3
 
 
-def test_a_plan_that_is_slower_at_one_length_is_not_chosen():
+def test_a_choice_that_is_slower_at_one_length_is_not_chosen():
     def slower(candidate):
         config, at = candidate.config, candidate.point
         if config["KV_SPLITS"]:
@@ -249,38 +254,38 @@ def test_a_plan_that_is_slower_at_one_length_is_not_chosen():
     assert all("as fast, within the noise" in entry.reason for entry in entries)
 
 
-# Plans by hand: the first kernel's times at both lengths; the second kernel takes no time
+# Choices by hand: the first kernel's times at both lengths; the second kernel takes no time
 
 
-def plan(room: int, splits: tuple[int, int], constants: Config = FAST) -> dict[Point, Config]:
-    """The configurations of a plan, whose second kernel has the engine's constants."""
-    by_stage = {Stage.DECODE: constants, Stage.REDUCE: OWN[Stage.REDUCE]}
+def choice(room: int, splits: tuple[int, int], constants: Config = FAST) -> dict[Point, Config]:
+    """The configurations of a choice, whose second kernel has the engine's constants."""
+    by_part = {AttentionPart.DECODE: constants, AttentionPart.REDUCE: OWN[AttentionPart.REDUCE]}
     return {
-        point: with_splits(by_stage[stage], n, room)
-        for stage in STAGES
-        for point, n in zip(SIZES[0].points(stage), splits, strict=True)
+        point: with_splits(by_part[part], n, room)
+        for part in PARTS
+        for point, n in zip(SIZES[0].points(part), splits, strict=True)
     }
 
 
-def trials_of(*plans) -> list[Trial]:
-    """`plans`: the configurations of each, and the times at the two lengths."""
+def trials_of(*choices) -> list[Trial]:
+    """`choices`: the configurations of each, and the times at the two lengths."""
     return [
         Trial(
             Candidate(point, config),
             Compiled(Status.OK, shared_bytes=1024),
-            Measurement(Status.OK, us[at % 2] if point.part is Stage.DECODE else 0.0),
+            Measurement(Status.OK, us[at % 2] if point.part is AttentionPart.DECODE else 0.0),
         )
-        for configs, us in plans
+        for configs, us in choices
         for at, (point, config) in enumerate(configs.items())
     ]
 
 
-LAST, LEAN = plan(16, (4, 16)), plan(32, (8, 32))
+LAST, LEAN = choice(16, (4, 16)), choice(32, (8, 32))
 
 
-def nights(*plans, previous=LAST):
+def nights(*choices, previous=LAST):
     """What a run chooses that finds `previous` in the store."""
-    trials = trials_of(*plans)
+    trials = trials_of(*choices)
     chooser = JointChooser(SIZES, ENGINE, noise=0.004, previous=previous)
     entries = chooser.choose(trials)
     timed = {trial.candidate: trial for trial in trials}
@@ -289,18 +294,18 @@ def nights(*plans, previous=LAST):
     return {entry.point: entry.config for entry in entries}, entries[0].reason
 
 
-def test_a_chosen_plan_is_timed_again_even_behind_plans_that_are_slower_at_one_length():
+def test_a_chosen_choice_is_timed_again_even_behind_choices_that_are_slower_at_one_length():
     uneven = [
-        (plan(room, (8, 8), one), (150.0, 1.0))
+        (choice(room, (8, 8), one), (150.0, 1.0))
         for room in (16, 32, 64, 128)
-        for one in (FAST, OWN[Stage.DECODE])
+        for one in (FAST, OWN[AttentionPart.DECODE])
     ]
-    even = plan(8, (8, 8))
+    even = choice(8, (8, 8))
     found, _ = nights((ENGINE, (100.0, 1000.0)), (even, (90.0, 900.0)), *uneven, previous={})
     assert found == even
 
 
-def test_a_stored_plan_stays_unless_another_one_is_faster_by_more_than_the_noise():
+def test_a_stored_choice_stays_unless_another_one_is_faster_by_more_than_the_noise():
     for better, expected in ((0.998, LAST), (0.99, LEAN)):
         rival = LEAN, (90 * better, 900 * better)
         found, why = nights((ENGINE, (100.0, 1000.0)), (LAST, (90.0, 900.0)), rival)
@@ -308,19 +313,19 @@ def test_a_stored_plan_stays_unless_another_one_is_faster_by_more_than_the_noise
         assert why.endswith("both kernels; the stored entry stays") is (expected is LAST)
 
 
-def test_a_stored_plan_stays_where_its_gain_has_shrunk_but_not_where_it_is_gone():
+def test_a_stored_choice_stays_where_its_gain_has_shrunk_but_not_where_it_is_gone():
     assert nights((ENGINE, (100.0, 1000.0)), (LAST, (99.9, 999.0)))[0] == LAST
     assert nights((ENGINE, (100.0, 1000.0)), (LAST, (100.1, 1001.0)))[0] == ENGINE
     at_one_length = LAST, (101.0, 500.0)
     assert nights((ENGINE, (100.0, 1000.0)), at_one_length)[0] == ENGINE
 
 
-def test_stored_entries_that_are_no_plan_or_have_no_times_do_not_stay():
+def test_stored_entries_that_are_no_choice_or_have_no_times_do_not_stay():
     rivals = (ENGINE, (100.0, 1000.0)), (LAST, (90.0, 900.0)), (LEAN, (89.9, 899.0))
-    long = SIZES[0].stage_1.points[1]
+    long = SIZES[0].decode.points[1]
     two_rooms = {**LAST, long: LEAN[long]}
     one_length = {point: config for point, config in LAST.items() if point != long}
-    never_timed = plan(64, (8, 8))
+    never_timed = choice(64, (8, 8))
     for stored in ({}, two_rooms, one_length, never_timed):
         found, why = nights(*rivals, previous=stored)
         assert found == LEAN
@@ -328,7 +333,7 @@ def test_stored_entries_that_are_no_plan_or_have_no_times_do_not_stay():
 
 
 def test_a_search_asks_the_same_whatever_the_store_has():
-    constants = OWN[Stage.DECODE], FAST
+    constants = OWN[AttentionPart.DECODE], FAST
     _, alone = strategy(*constants)
     asked = explored(alone)
     _, informed = strategy(*constants)
@@ -341,17 +346,19 @@ def test_a_search_asks_the_same_whatever_the_store_has():
 
 def test_where_the_engines_own_cannot_run_the_best_that_runs_is_chosen():
     def without(candidate):
-        own = constants_of(candidate.config) == OWN[Stage.DECODE]
+        own = constants_of(candidate.config) == OWN[AttentionPart.DECODE]
         return None if own else formula(candidate)
 
-    inner, tried = strategy(OWN[Stage.DECODE], FAST)
+    inner, tried = strategy(OWN[AttentionPart.DECODE], FAST)
     trials = list(explored(tried, without).values())
-    assert inner.told[OWN[Stage.DECODE]].status is Status.WRONG_RESULT
+    assert inner.told[OWN[AttentionPart.DECODE]].status is Status.WRONG_RESULT
     entries = JointChooser(SIZES, ENGINE, noise=0.004).choose(trials)
     assert {constants_of(e.config) for e in entries} == {FAST, FAST_REDUCE}
     assert all("cannot run" in entry.reason for entry in entries)
     assert all(
-        e.incumbents["default"].median_us is None for e in entries if e.point.part is Stage.DECODE
+        e.incumbents["default"].median_us is None
+        for e in entries
+        if e.point.part is AttentionPart.DECODE
     )
     with pytest.raises(NothingFits, match=r"1x1\+1024 decode"):
         JointChooser(SIZES, ENGINE, 0.0).choose(
@@ -361,9 +368,9 @@ def test_where_the_engines_own_cannot_run_the_best_that_runs_is_chosen():
 
 def test_a_reduction_that_takes_most_of_the_time_is_said():
     def mostly(candidate):
-        return formula(candidate) * (50 if candidate.point.part is Stage.REDUCE else 1)
+        return formula(candidate) * (50 if candidate.point.part is AttentionPart.REDUCE else 1)
 
     _, tried = strategy(FAST)
     entries = JointChooser(SIZES, ENGINE, 0.004).choose(list(explored(tried, mostly).values()))
     said = {e.point.part for e in entries if "the reduction takes" in e.reason}
-    assert said == {Stage.REDUCE}
+    assert said == {AttentionPart.REDUCE}

@@ -8,12 +8,12 @@ import pytest
 from cases import trial
 
 from tuner.errors import NothingFits
+from tuner.families.fused_moe.both_gemms import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy, choose
-from tuner.families.fused_moe.pairs import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Totals, Trial
-from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, RunPlan, tune
+from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, RunGoal, tune
 
 SIZES = (8, 16)
 POINTS = [Point(size, gemm) for size in SIZES for gemm in Gemm]
@@ -101,10 +101,10 @@ class MemoryRacer:
         return {one: ok(us) for one, us in times.items() if us is not None}
 
 
-def plan(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> RunPlan:
+def goal(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> RunGoal:
     incumbents = {point: {"default": DEFAULT} for point in POINTS}
     sizes = {point.batch_size for point in requested}
-    return RunPlan(requested, incumbents, MoeChooser(incumbents, MoePolicy(noise), sizes))
+    return RunGoal(requested, incumbents, MoeChooser(incumbents, MoePolicy(noise), sizes))
 
 
 def waves() -> list[list[Candidate]]:
@@ -114,8 +114,8 @@ def waves() -> list[list[Candidate]]:
     ]
 
 
-def run(strategy, bench, journal, racer=None, plan=plan()):
-    found = tune(plan, strategy, bench, journal.trials(), journal.add, race=racer and racer.race)
+def run(strategy, bench, journal, racer=None, goal=goal()):
+    found = tune(goal, strategy, bench, journal.trials(), journal.add, race=racer and racer.race)
     return found.entries
 
 
@@ -225,7 +225,7 @@ def test_the_race_overrules_the_search():
 
 def test_every_incumbent_is_raced_and_stands_within_the_noise():
     racer = MemoryRacer(lambda point, one: 100.0 - one["BLOCK_SIZE_N"] / 100)
-    entries = run(Waves(waves()), MemoryBench(), MemoryJournal(), racer, plan(noise=0.01))
+    entries = run(Waves(waves()), MemoryBench(), MemoryJournal(), racer, goal(noise=0.01))
     assert set(racer.raced) == set(POINTS)
     assert all(DEFAULT in raced for raced in racer.raced.values())
     assert chosen(entries) == {DEFAULT}
@@ -251,7 +251,7 @@ def test_only_requested_points_are_raced_and_all_get_an_entry():
     requested = [point for point in POINTS if point.batch_size == 8]
     racer = MemoryRacer(lambda point, one: 100.0 - one["BLOCK_SIZE_N"])
     listed = FixedStrategy([Candidate(point, OTHER) for point in requested])
-    entries = run(listed, MemoryBench(), MemoryJournal(), racer, plan(requested))
+    entries = run(listed, MemoryBench(), MemoryJournal(), racer, goal(requested))
     assert set(racer.raced) == set(requested)
     assert [entry.point for entry in entries] == sorted(POINTS)
     assert {e.config for e in entries if e.point.batch_size == 8} == {OTHER}
@@ -319,7 +319,7 @@ class BackendRacer(MemoryRacer):
 
 def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
     point, strategy, bench = POINTS[0], Waves(waves()), WithBackends()
-    asked = replace(plan(), backends={point: (FASTER, REFUSING)})
+    asked = replace(goal(), backends={point: (FASTER, REFUSING)})
     journal, heard = MemoryJournal(), []
 
     def tell(entries: list[Entry], trials: Sequence[Trial]) -> list[Entry]:

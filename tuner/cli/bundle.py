@@ -87,8 +87,8 @@ def bundle(
     """
     if cluster is None or not (device or log):
         raise BadInput("a bundle needs --device and --cluster")
+    from tuner.deploy.bundle.asked_files import render_files
     from tuner.deploy.bundle.build import build_bundle, write_bundle
-    from tuner.deploy.bundle.keys import render_keys
     from tuner.deploy.bundle.manifest import sha256
     from tuner.deploy.cluster import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
@@ -100,7 +100,7 @@ def bundle(
         raise BadInput(runs.missing(wanted.engine.name))
     card = (runs.device() if runs else None) or find_device(device)
     found = find_engine(engine or _spec(wanted, runs))
-    report = run_preflight(parse_nodes(node), wanted.expected(card.name)) if node else None
+    preflight = run_preflight(parse_nodes(node), wanted.expected(card.name)) if node else None
     tune = command_line("tuner", "tune", "--cluster", str(cluster), "--device", card.name)
     winners = _winners(card, found, tune)
     built = build_bundle(
@@ -112,20 +112,20 @@ def bundle(
         allow_missing=allow_missing,
         wanted=_wanted(wanted, card, found, problem or (), model),
         named=[parse_problem(spec) for spec in problem or ()],
-        report=report,
+        preflight=preflight,
     )
     path = out or Path(f"{built.name}.tar.gz")
     write_bundle(built, path)
-    for finding in report.findings if report else ():
+    for finding in preflight.findings if preflight else ():
         where = ", ".join(finding.nodes)
         say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
     for note in (*built.notes, *(_differences(wanted, card, found, runs) if runs else ())):
         say(f"note: {note}")
-    say(render_keys(built.keys, card))
+    say(render_files(built.compared, card))
     digest = sha256(built.archive)
     shown = {"path": str(path), "sha256": digest, **built.manifest}
     show(as_json, lambda: shown, lambda: f"{path}  {digest}")
-    if report and not report.ok:
+    if preflight and not preflight.ok:
         say("the bundle is written; correct what is an error above before you launch it")
         raise typer.Exit(1)
 

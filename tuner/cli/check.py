@@ -39,7 +39,7 @@ from tuner.errors import BadInput, UnknownDevice
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tuner.cli.check_files import CheckReport
+    from tuner.cli.check_files import CheckResult
     from tuner.engines.engine import Engine
     from tuner.problems.registry import Family
 
@@ -110,7 +110,7 @@ def _check_files(
     engine: Engine,
     served: tuple[str, int, str | None],
     choice: FamilyChoice,
-) -> list[CheckReport]:
+) -> list[CheckResult]:
     """Check files, for the model, tp and dtype that are `served`. If the GPU is refused, their
     names alone are judged.
     """

@@ -175,7 +175,7 @@ def _environments(sidecar: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
             yield env
 
 
-class CheckReport(Protocol):
+class CheckResult(Protocol):
     """The result of a family's check. It may also have `runs`: a list of `Runs`."""
 
     @property
@@ -208,7 +208,7 @@ class NotCompiled:
 
 def check_names(
     paths: Sequence[Path], device: str, engine: Engine, named: Sequence[Path], refused: Exception
-) -> CheckReport:
+) -> CheckResult:
     """Judge files by their names alone, for a GPU that is `refused`.
 
     Raises MalformedConfigFile for a name of no family, and `refused` if a server may read a file.
@@ -228,7 +228,7 @@ def check_files(
     choice: FamilyChoice,
     named: Sequence[Path],
     model: TargetOptions | None = None,
-) -> list[CheckReport]:
+) -> list[CheckResult]:
     """Check config files; a file's name tells its family.
 
     With a model, a file for which the engine never asks for this model is named, and does not fit.
@@ -243,7 +243,7 @@ def check_files(
 
     known = _checkable(engine)
     by_family, of_plugin = _by_family(paths, engine, known, named)
-    reports: list[CheckReport] = []
+    reports: list[CheckResult] = []
     for family in known:
         if not (mine := by_family.get(family.name)):
             continue

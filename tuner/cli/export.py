@@ -94,7 +94,7 @@ def export(
         flags = divided(flags, found.name, choice)
     with open_store() as store:
         winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
-    report = export_device(
+    result = export_device(
         winners,
         card,
         found,
@@ -104,9 +104,9 @@ def export(
         named=[parse_problem(spec) for spec in problem or ()],
         flags=flags,
     )
-    for line in left_out_lines(report.left_out):
+    for line in left_out_lines(result.left_out):
         say(line)
-    show(as_json, report.as_json, report.as_text)
+    show(as_json, result.as_json, result.as_text)
 
 
 @command

@@ -108,8 +108,8 @@ def asked_by_cluster(
     """The engine of a cluster file's servers, the problems that they will ask files for, and their
     flags. Raises BadInput for an option, in `given` by its name, that the file answers.
     """
-    from tuner.deploy.bundle.keys import cluster_problems
-    from tuner.deploy.bundle.keys import server_flags as flags_of_cluster
+    from tuner.deploy.bundle.asked_files import cluster_problems
+    from tuner.deploy.bundle.asked_files import server_flags as flags_of_cluster
     from tuner.deploy.cluster import read_cluster
     from tuner.engines.engine import find_engine
 

@@ -17,12 +17,12 @@ from tuner.errors import CompilerUnavailable, TunerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tuner.cli.check_files import CheckReport
+    from tuner.cli.check_files import CheckResult
     from tuner.engines.engine import Engine
     from tuner.measure.workbench import Workbench
     from tuner.store.results import ResultStore
-    from tuner.tuning.report import Report
-    from tuner.tuning.request import Prepared, Request
+    from tuner.tuning.report import RunReport
+    from tuner.tuning.request import PreparedRun, Request
     from tuner.tuning.run import TimeSource
 
 
@@ -48,7 +48,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
     from tuner.measure.workbench import Workbench
     from tuner.tuning.gains import work_line
 
-    reports: list[Report] = []
+    reports: list[RunReport] = []
     began = time.monotonic()
     name = " ".join({f"{one.engine.name} {one.engine.version}" for one in requests})
     with Workbench() as workbench:
@@ -70,7 +70,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
         print_reports(reports, as_json)
 
 
-def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource]:
+def opened(request: Request, workbench: Workbench) -> tuple[PreparedRun, TimeSource]:
     """A request's run and its source of times. A GPU's process starts, and so do first compiles."""
     from tuner.tuning.request import prepare
     from tuner.tuning.run import GpuTimes, open_source
@@ -82,7 +82,9 @@ def opened(request: Request, workbench: Workbench) -> tuple[Prepared, TimeSource
     return prepared, source
 
 
-def _opened(requests: Sequence[Request], workbench: Workbench) -> list[tuple[Prepared, TimeSource]]:
+def _opened(
+    requests: Sequence[Request], workbench: Workbench
+) -> list[tuple[PreparedRun, TimeSource]]:
     """The runs of requests. Of several, one that cannot be tuned does not end the others.
 
     Raises the first error if none can be tuned.
@@ -106,7 +108,7 @@ def not_tuned(request: Request, reason: Exception) -> str:
 
 
 def run_here(
-    prepared: Prepared,
+    prepared: PreparedRun,
     source: TimeSource,
     heading: str = "",
     record: Path | None = None,
@@ -114,7 +116,7 @@ def run_here(
     add: bool = False,
     later: int = 0,
     since: float | None = None,
-) -> Report:
+) -> RunReport:
     """Do a run in this process and tell of it on stderr, with `later` and `since` of `Progress`."""
     from tuner.tuning.progress import Progress
     from tuner.tuning.run import execute
@@ -131,7 +133,7 @@ def run_here(
         return execute(prepared, source, store, progress, record=record, add_to_record=add)
 
 
-def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
+def _say_estimate(prepared: PreparedRun, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
     from tuner.store.workers import Estimates
@@ -145,7 +147,7 @@ def _say_estimate(prepared: Prepared, store: ResultStore) -> None:
             say(estimate_line(gpu_s, device))
 
 
-def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
+def print_reports(reports: Sequence[RunReport | CheckResult], as_json: bool) -> None:
     """Print reports as one JSON object, or as texts."""
     if as_json:
         objects = [report.as_json() for report in reports]
@@ -154,7 +156,7 @@ def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> Non
         typer.echo("\n\n".join(report_text(report, named=len(reports) > 1) for report in reports))
 
 
-def report_text(report: Report | CheckReport, *, named: bool) -> str:
+def report_text(report: RunReport | CheckResult, *, named: bool) -> str:
     """A report as text; `named`: below its problem, if it is of one."""
     problem = getattr(report, "problem", None)
     return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()

@@ -41,7 +41,7 @@ def read_kernel(source: Path, variant: dict[str, Any]) -> ASTSource:
 
 def compile_source(source: ASTSource, options: dict[str, Any], target: Target) -> CompiledKernel:
     """Call Triton's compiler, which may take the kernel from its cache."""
-    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    gpu = GPUTarget(target.platform, target.arch, target.warp_size)
     return triton.compile(source, target=gpu, options=options)
 
 

@@ -29,7 +29,7 @@ _LIMIT_S = 20.0
 @cache
 def use_one_that_knows(target: Target) -> None:
     """Let Triton run a ptxas that knows the target, if its own does not and nobody chose one."""
-    if target.backend != CUDA or any(name in os.environ for name in PTXAS_SETTINGS):
+    if target.platform != CUDA or any(name in os.environ for name in PTXAS_SETTINGS):
         return
     own = sorted((Path(triton.__file__).parent / _BIN).glob("ptxas*"))
     if not own or any(_knows(path, target) for path in own):

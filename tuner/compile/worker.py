@@ -22,7 +22,7 @@ from tuner.compile.kernel import compile_source, read_kernel
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
 
-# A backend's machine code in `CompiledKernel.asm`, and what reads registers and spills from it.
+# A platform's machine code in `CompiledKernel.asm`, and what reads registers and spills from it.
 _MACHINE_CODE = {CUDA: ("cubin", cubin.resources), HIP: ("hsaco", hsaco.resources)}
 # A third of the weight of other processes: enough for those that measure, and a compile still ends
 # within its limit on a busy host.
@@ -80,7 +80,7 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
                 "set TRITON_PTXAS_PATH to the ptxas of a newer CUDA, as servers on this GPU must"
             }
         return {"status": Status.COMPILE_ERROR.value, "detail": _detail(error)}
-    kind, resources = _MACHINE_CODE[target.backend]
+    kind, resources = _MACHINE_CODE[target.platform]
     n_regs, n_spills = resources(kernel.asm[kind])
     found: dict[str, Any] = {
         "shared_bytes": kernel.metadata.shared,

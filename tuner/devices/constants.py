@@ -13,7 +13,7 @@ class Constants:
     """
 
     launch_us: float = 2.5
-    start_ns: float = 1500.0  # launch of a block and its chain of dependent loads (H200)
+    start_ns: float = 1500.0  # launch of a block and its series of dependent loads (H200)
     end_ns: float = 500.0  # stores of a block
     empty_ns: float = 700.0  # a block without rows: launch and one load
     dram_latency_ns: float = 700.0  # under load (H200)

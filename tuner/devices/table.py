@@ -62,7 +62,7 @@ class Architecture:
         """`fp8_type`. Raises UnsupportedKernel where Triton has none, or emulates it."""
         if self.fp8_type is None:
             why = "Triton emulates them, which took 532 s for one kernel"
-            if self.target.backend == CUDA:
+            if self.target.platform == CUDA:
                 why = "Triton refuses fp8e4nv before sm_89 (L4, L40S, RTX 4090, H100)"
             raise UnsupportedKernel(
                 f"{self.target.name} has no 8-bit floats: {why}; serve 16-bit or int8 weights there"
@@ -72,7 +72,7 @@ class Architecture:
     @property
     def stops_at_fp8(self) -> bool:
         """Whether Triton's kernels of 8-bit floats do not compile, so that a server stops."""
-        return self.fp8_type is None and self.target.backend == CUDA
+        return self.fp8_type is None and self.target.platform == CUDA
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Device:
     @property
     def untested_vendor(self) -> str:
         """The vendor, if the model that predicts times was never held against one of its cards."""
-        return "" if self.target.backend == CUDA else self.vendor
+        return "" if self.target.platform == CUDA else self.vendor
 
     @property
     def shared_optin_bytes(self) -> int:
@@ -138,6 +138,8 @@ class Device:
         """The figures of the card and its architecture, as `tuner devices --json` prints them."""
         card, shared = asdict(self), asdict(self.architecture)
         del card["architecture"]
+        target = shared["target"]  # users know its platform by Triton's name
+        shared["target"] = {"backend": target.pop("platform"), **target}
         shared["arch_source"] = shared.pop("source")
         shared["launch_options"] = dict(self.architecture.launch_options)
         return {**card, "arch": self.target.arch, **shared}
@@ -265,10 +267,10 @@ def read_table(table: Mapping[str, Any]) -> DeviceTable:
 
 def _architecture(name: str, row: dict[str, Any]) -> Architecture:
     fields = dict(row)
-    backend, warp_size = fields.pop("backend"), fields.pop("warp_size")
+    platform, warp_size = fields.pop("backend"), fields.pop("warp_size")
     options = fields.pop("launch_options", {})
     return Architecture(
-        target=Target(backend, int(name) if backend == CUDA else name, warp_size),
+        target=Target(platform, int(name) if platform == CUDA else name, warp_size),
         fp8_type=fields.pop("fp8_type", None),
         launch_options=tuple((option, tuple(values)) for option, values in options.items()),
         **fields,

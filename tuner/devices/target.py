@@ -12,18 +12,18 @@ CUDA, HIP = "cuda", "hip"
 class Target:
     """A compile target, with the fields of Triton's GPUTarget."""
 
-    backend: str  # "cuda" or "hip"
+    platform: str  # "cuda" or "hip"
     arch: int | str  # CUDA: the compute capability as one number (89 for sm_89); HIP: "gfx942"
     warp_size: int  # threads
 
     @property
     def name(self) -> str:
         """The usual name: sm_89, gfx942."""
-        return f"sm_{self.arch}" if self.backend == CUDA else str(self.arch)
+        return f"sm_{self.arch}" if self.platform == CUDA else str(self.arch)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """(major, minor), as `torch.cuda.get_device_capability` gives it on both backends."""
+        """(major, minor), as `torch.cuda.get_device_capability` gives it on both platforms."""
         if isinstance(self.arch, int):
             return divmod(self.arch, 10)
         found = re.fullmatch(r"gfx(\d+)(\d)[0-9a-f]", self.arch)
@@ -32,29 +32,31 @@ class Target:
 
     @property
     def sm(self) -> int:
-        """The capability as one number, as sglang's `get_device_sm` gives it on both backends."""
+        """The capability as one number, as sglang's `get_device_sm` gives it on both platforms."""
         major, minor = self.capability
         return major * 10 + minor
 
     def is_sm(self, arch: int) -> bool:
         """Whether it is this CUDA architecture and no other."""
-        return self.backend == CUDA and self.arch == arch
+        return self.platform == CUDA and self.arch == arch
 
     def is_sm_or_later(self, arch: int) -> bool:
-        """Whether it is this CUDA architecture or a later one; False on every other backend."""
-        return self.backend == CUDA and isinstance(self.arch, int) and self.arch >= arch
+        """Whether it is this CUDA architecture or a later one; False on every other platform."""
+        return self.platform == CUDA and isinstance(self.arch, int) and self.arch >= arch
 
     def is_gfx(self, major: int, minor: int) -> bool:
         """Whether it is AMD's architecture of that HIP capability: (9, 5) is gfx950."""
-        return self.backend == HIP and self.capability == (major, minor)
+        return self.platform == HIP and self.capability == (major, minor)
 
     def is_gfx_or_later(self, major: int, minor: int) -> bool:
         """Whether it is AMD's architecture of that HIP capability or a later one."""
-        return self.backend == HIP and self.capability >= (major, minor)
+        return self.platform == HIP and self.capability >= (major, minor)
 
     def is_sm_family(self, arch: int) -> bool:
         """Whether it is a CUDA architecture of the same generation: sm_103 is one of 100."""
-        return self.backend == CUDA and isinstance(self.arch, int) and self.arch // 10 == arch // 10
+        return (
+            self.platform == CUDA and isinstance(self.arch, int) and self.arch // 10 == arch // 10
+        )
 
 
 def cuda_target(major: int, minor: int) -> Target:

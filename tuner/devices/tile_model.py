@@ -199,7 +199,7 @@ class Prediction:
     """The predicted microseconds of one launch, and their parts."""
 
     total_us: float
-    latency_us: float  # of waves of blocks, each a chain of dependent loads and steps
+    latency_us: float  # of waves of blocks, each a series of dependent loads and steps
     sm_us: float  # of an SM's busiest unit
     dram_us: float
     empty_us: float  # of blocks without rows
@@ -242,8 +242,8 @@ class GemmModel:
         per_sm = load.blocks * tiles_n / device.sm_count
         serial, busy = self._step_clocks(load, config, footprint, swap)
         end_clocks = load.rows * config["BLOCK_SIZE_N"] * 2 / self._arch.l2_bytes_per_clock
-        chain_ns = self._chain_ns(load, config, steps, serial / self._arch.clock_ghz)
-        latency_us = rounds_of_work(per_sm / resident) * chain_ns / 1e3
+        block_ns = self._block_ns(load, config, steps, serial / self._arch.clock_ghz)
+        latency_us = rounds_of_work(per_sm / resident) * block_ns / 1e3
         sm_us = rounds_of_work(per_sm) * (steps * busy + end_clocks) / self._arch.clock_ghz / 1e3
         dram_us = self._dram_us(product, config)
         together = sum(t**c.norm for t in (latency_us, sm_us, dram_us)) ** (1 / c.norm)
@@ -274,7 +274,7 @@ class GemmModel:
         alone = c.step_clocks + max(mma, read / c.shared_bytes_per_clock) + issue + spilt
         return alone, max(mma, shared, issue, l2) + spilt
 
-    def _chain_ns(self, load: RowBlocks, config: Config, steps: int, step_ns: float) -> float:
+    def _block_ns(self, load: RowBlocks, config: Config, steps: int, step_ns: float) -> float:
         """Nanoseconds of one block, from its launch to its stores.
 
         A step's tile is requested at the end of the step `depth` before it. So `depth` steps take

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
+from tuner.diagnose.computed_answer import ComputedAnswer
 from tuner.diagnose.context import Context, with_engines
+from tuner.diagnose.explanation import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.findings import Findings, LogFinding
-from tuner.diagnose.report import Diagnosis, Explanation, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import Kind, known_messages
 from tuner.engines.engine import release_of
@@ -81,7 +81,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
 def _answer(finding: LogFinding, context: Context) -> Explanation | None:
     """Return what is to be said of a finding; None if it says nothing here."""
     message = finding.message
-    added = ANSWERS[message.answer](finding, context) if message.answer else Added()
+    added = ANSWERS[message.answer](finding, context) if message.answer else ComputedAnswer()
     if added is None:
         return None
     engine, values = context.engine_of(finding), context.values(finding)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tuner.diagnose import captures, compilers, files, shared_memory
-from tuner.diagnose.added import Added
+from tuner.diagnose.computed_answer import ComputedAnswer
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 
 # An answer is None where the lines around a message show that it says nothing.
-ANSWERS: Mapping[str, Callable[[LogFinding, Context], Added | None]] = {
+ANSWERS: Mapping[str, Callable[[LogFinding, Context], ComputedAnswer | None]] = {
     "missing_file": files.missing_file,
     "named_file": files.named_file,
     "cut_file": files.cut_file,

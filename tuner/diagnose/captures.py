@@ -21,7 +21,7 @@ from tuner.deploy.preflight.network import (
     parse_show_gids,
 )
 from tuner.deploy.preflight.switches import SWITCH
-from tuner.diagnose.added import Added
+from tuner.diagnose.computed_answer import ComputedAnswer
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 from tuner.shell import export_line
@@ -39,26 +39,26 @@ _UNSET = (
 _NO_DEVICE = "No RDMA device is usable"
 
 
-def topology(finding: LogFinding, context: Context) -> Added:
+def topology(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Say which GPUs have an RDMA device near them, as far as the matrix shows it."""
     found = parse_topology(finding.around)
     if not found.relations:
-        return Added(("Its header or its rows are cut or not readable here.",))
+        return ComputedAnswer(("Its header or its rows are cut or not readable here.",))
     cut = [gpu for gpu in found.gpus if gpu not in found.lines]
     cause = [f"The rows of {joined(cut)} are cut or not readable here."] if cut else []
     if not found.nics:
         none = "It names no RDMA device (NIC), so it says nothing of the network between nodes."
-        return Added((*cause, none))
+        return ComputedAnswer((*cause, none))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
     # A device that is far from the GPUs of these rows may be near one whose row is cut.
     near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
     whole = not cut or near == {*found.nics}
     told = _told(check_topology(node, find_links(node)) if whole else ())
-    return Added((*cause, *told.cause), told.fix, {"far_gpus": _far(found)})
+    return ComputedAnswer((*cause, *told.cause), told.fix, {"far_gpus": _far(found)})
 
 
-def rdma_ports(finding: LogFinding, context: Context) -> Added:
+def rdma_ports(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Say which ports are down, and what NCCL_IB_HCA follows from those that are up."""
     text = finding.around
     devices = parse_ibv_devinfo(text) or parse_ibstat(text) or parse_rdma_link(text)
@@ -75,13 +75,13 @@ def rdma_ports(finding: LogFinding, context: Context) -> Added:
         "or storage network (`ip route` names the interface of the default route):",
         f"$ {export_line('NCCL_IB_HCA', value)}",
     )
-    return Added(cause, (*told.fix, *step), {"hca": value})
+    return ComputedAnswer(cause, (*told.fix, *step), {"hca": value})
 
 
-def gid_table(finding: LogFinding, context: Context) -> Added:
+def gid_table(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Say the index of RoCE v2 with IPv4, as far as the table stands here."""
     if len(_GID_HEAD.findall(finding.around)) > 1:
-        return Added((_SEVERAL,), (_UNSET,))
+        return ComputedAnswer((_SEVERAL,), (_UNSET,))
     gids = parse_show_gids(finding.around) or parse_devinfo_gids(finding.around)
     rows = _v2_rows(gids)
     bare = [one for one, indexes in rows.items() if one and not indexes]
@@ -90,9 +90,11 @@ def gid_table(finding: LogFinding, context: Context) -> Added:
     shared = set.intersection(*some) if some else set()
     if not shared:
         apart = ["The index differs between devices, so no single NCCL_IB_GID_INDEX fits."]
-        return Added((*cause, *(apart if some else ())), (_UNSET,))
+        return ComputedAnswer((*cause, *(apart if some else ())), (_UNSET,))
     cause.append(f"Here that is index {min(shared)}.")
-    return Added(tuple(cause), (_UNSET, f"$ {export_line('NCCL_IB_GID_INDEX', str(min(shared)))}"))
+    return ComputedAnswer(
+        tuple(cause), (_UNSET, f"$ {export_line('NCCL_IB_GID_INDEX', str(min(shared)))}")
+    )
 
 
 def _v2_rows(gids: tuple[Gid, ...]) -> dict[str, set[int]]:
@@ -101,10 +103,10 @@ def _v2_rows(gids: tuple[Gid, ...]) -> dict[str, set[int]]:
     return {gid.device: set(gid_indexes(node, gid.device)) for gid in gids}
 
 
-def _told(findings: Iterable[Finding]) -> Added:
+def _told(findings: Iterable[Finding]) -> ComputedAnswer:
     """Turn findings into sentences."""
     told = [*findings]
-    return Added(
+    return ComputedAnswer(
         tuple(f"{one.message[:1].upper()}{one.message[1:]}." for one in told),
         tuple(f"{one.fix[:1].upper()}{one.fix[1:]}." for one in told),
     )

@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 
 from tuner.devices.table import Device
-from tuner.diagnose.added import Added
+from tuner.diagnose.computed_answer import ComputedAnswer
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.shared_memory import launch_of
@@ -21,7 +21,7 @@ from tuner.targets import resolve_target
 _REASON = re.compile(r"\b\w*(?:Error|Exception)\w*[(:][^\n]{3,300}|Input shapes should have [^\n]+")
 
 
-def compiler(finding: LogFinding, context: Context) -> Added:
+def compiler(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Say the kernel and the reason, which stand below the message, and where it was launched."""
     kernel = re.search(r"\bdef (\w+)\(", finding.around)
     reason = _REASON.search(finding.around.partition("CompilationError")[2])
@@ -29,13 +29,15 @@ def compiler(finding: LogFinding, context: Context) -> Added:
     place = f"{frame.path}, line {frame.line}, in {frame.function}" if frame else ""
     said = {"The kernel is": kernel and kernel[1], "It came up at": place}
     causes = [f"{words} {one}." for words, one in said.items() if one]
-    return Added((*causes, *([f"The reason: {reason[0]}"] if reason else [])))
+    return ComputedAnswer((*causes, *([f"The reason: {reason[0]}"] if reason else [])))
 
 
-def cutlass_tile(finding: LogFinding, context: Context) -> Added:
+def cutlass_tile(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Say which sizes do not fit, if GPU and shapes are known."""
     if any("fp8" in frame.function for frame in finding.frames):
-        return Added((), ("sglang: Use a newer release, whose sgl-kernel has other tiles.",))
+        return ComputedAnswer(
+            (), ("sglang: Use a newer release, whose sgl-kernel has other tiles.",)
+        )
     before = (
         "If it is int8_scaled_mm: releases before 0.4.4.post2 launch the tiles of sm_80 on sm_89 "
         "(L40S, RTX 4090). One needs 122,880 bytes of shared memory, and a block there has "
@@ -44,9 +46,9 @@ def cutlass_tile(finding: LogFinding, context: Context) -> Added:
     step = "sglang: Upgrade to 0.4.4.post2 or later (on sm_86: 0.4.5), whose tiles fit."
     device = context.device()
     if device is None:
-        return Added(before, (step,))
+        return ComputedAnswer(before, (step,))
     fails = _int8_refusals(context, device)
-    return Added((*before, *fails), (step,), {"device": device.name, "fails": fails})
+    return ComputedAnswer((*before, *fails), (step,), {"device": device.name, "fails": fails})
 
 
 def _int8_refusals(context: Context, device: Device) -> list[str]:

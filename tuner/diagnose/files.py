@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.diagnose.added import Added
+from tuner.diagnose.computed_answer import ComputedAnswer
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 from tuner.diagnose.missing import (
@@ -46,33 +46,35 @@ _NAME_IT = "Mend what tells the engine the card's name: NVML, or the package amd
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
-def missing_file(finding: LogFinding, context: Context) -> Added:
+def missing_file(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Say the file, and the command that tunes it; the families' own parsers read the path."""
     path = finding.values.get("path", "")
     missing = config_file(path, engine_of(finding, context), context, Serving())
     named = _DEVICE.sub(r"\1", missing.name)
     if is_nameless(named):
-        return Added((no_figures(named),), (_NAME_IT,), {"file": missing.name}, instead=True)
+        return ComputedAnswer(
+            (no_figures(named),), (_NAME_IT,), {"file": missing.name}, instead=True
+        )
     added = _about(replace(missing, searched=True), context)
     return replace(added, cause=(f"The missing file is {missing.name}.", *added.cause))
 
 
-def named_file(finding: LogFinding, context: Context) -> Added:
+def named_file(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Say what a file is for that the text names, which engine reads it, and the commands."""
     path = "{sizes},device_name={card}".format_map(finding.values)
     name = path.rpartition("/")[2]
     wrong, details = misnamed(name), {"file": name}
     why = context.unsupported(facts_of_line(name).get("device")) or unmade(name)
     if why := why or (f"The name is wrong: {wrong}." if wrong else ""):
-        return Added((why,), details=details)
+        return ComputedAnswer((why,), details=details)
     try:
         family = reader_of(path)
     except BadInput:
-        return Added((f"Nothing here makes {name}: {_UNTUNED}.",), details=details)
+        return ComputedAnswer((f"Nothing here makes {name}: {_UNTUNED}.",), details=details)
     readers = _readers(path, name, family) if family else []
     if family is None or not readers:
         looks = "Neither sglang nor vLLM looks for" if family else "No kernel tuned here reads"
-        return Added((f"{looks} {name}.",), details=details)
+        return ComputedAnswer((f"{looks} {name}.",), details=details)
     served = context.engine_of(finding)
     spell = " and ".join(ENGINES[one] for one in readers)
     cause = [f"It is the name of a config file for {family.title}, in the spelling of {spell}."]
@@ -91,7 +93,7 @@ def named_file(finding: LogFinding, context: Context) -> Added:
         cause += [one for one in (*added.cause, *instead) if one not in cause]
         fix += [f"If the server is {ENGINES[engine]}:"] if len(asked) > 1 else []
         fix += commands_for(family, engine, context) if instead else added.fix
-    return Added(tuple(cause), tuple(fix), {"file": name, "engines": readers})
+    return ComputedAnswer(tuple(cause), tuple(fix), {"file": name, "engines": readers})
 
 
 def _readers(path: str, name: str, family: Family) -> list[str]:
@@ -120,49 +122,51 @@ def _asked_instead(name: str, family: Family, file: str, context: Context) -> It
     yield from (one.why for one in not_among([Path(file)], asked, who))
 
 
-def cut_file(finding: LogFinding, context: Context) -> Added:
+def cut_file(finding: LogFinding, context: Context) -> ComputedAnswer:
     """Give the command that tunes the text's model, for a line that a cut leaves without a name."""
     wanted = "dense_gemm" if "Block" in finding.values.get("layer", "") else "fused_moe"
     family = next(family for family in families() if family.name == wanted)
     engine, model = context.engine_of(finding), context.target()
     if engine and not supports(engine, wanted):
-        return Added(fix=(f"This program makes no such file for {ENGINES[engine]}.",))
+        return ComputedAnswer(fix=(f"This program makes no such file for {ENGINES[engine]}.",))
     if lacks := context.missing(engine, model=True):
-        return Added(fix=(lacks,))
+        return ComputedAnswer(fix=(lacks,))
     if model and (why := why_not(family, engine, context)):
-        return Added(fix=(f"The text names the model {context.model}, and {why}.",))
+        return ComputedAnswer(fix=(f"The text names the model {context.model}, and {why}.",))
     copy = "" if model else ": copy its config.json to this folder"
     head = f"The text names the model {context.model}{copy}:"
-    return Added(fix=(head, *commands_for(family, engine, context)))
+    return ComputedAnswer(fix=(head, *commands_for(family, engine, context)))
 
 
-def script_stopped(finding: LogFinding, context: Context) -> Added | None:
+def script_stopped(finding: LogFinding, context: Context) -> ComputedAnswer | None:
     """Give the command that tunes the model, if an engine's tuning script ended at its config."""
     if not any(script in one.path for one in finding.frames for script in _SCRIPTS.values()):
         return None
     return cut_file(finding, context)
 
 
-def _about(file: MissingFile, context: Context) -> Added:
+def _about(file: MissingFile, context: Context) -> ComputedAnswer:
     """Say what the name of a config file says, and the commands that make it."""
     details: dict[str, Any] = {"file": file.name}
     resolved, family = file.resolved, file.family
     if family is None:
-        return Added(
+        return ComputedAnswer(
             fix=(f"Nothing here makes it: {_UNTUNED}.",) if file.error else (), details=details
         )
     if other := context.unsupported(named := facts_of_line(file.name).get("device")):
-        return Added(fix=(other,), details=details, instead=True)
+        return ComputedAnswer(fix=(other,), details=details, instead=True)
     if not context.hints.device and not_tuned_for(named):
-        return Added(fix=(f"{no_figures(named)} No file is made for it here.",), details=details)
+        return ComputedAnswer(
+            fix=(f"{no_figures(named)} No file is made for it here.",), details=details
+        )
     card = context.device(named)
     if card and _FP8 in file.name and (stops := stops_at_fp8(file.engine, family.name, card)):
-        return Added(fix=(f"No file is made for it: {stops}.",), details=details)
+        return ComputedAnswer(fix=(f"No file is made for it: {stops}.",), details=details)
     strange = (file.stranger,) if file.stranger else ()
     if resolved is None:
         seen, words = _of_any(file, card, context)
         steps = steps_without_problem(file, context, seen)
-        return Added((*strange, *words), tuple(steps), details)
+        return ComputedAnswer((*strange, *words), tuple(steps), details)
     device = context.device(resolved.device_name or "")
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
     cause = [*strange, *(f"Read from it: {note}." for note in resolved.notes)]
@@ -170,7 +174,7 @@ def _about(file: MissingFile, context: Context) -> Added:
     if device and (context.version(file.engine) or not _only_before(file, context)):
         seen, words = _what_runs(file, resolved.problems, device, context)
         cause += words
-    return Added(tuple(cause), tuple(steps_for(file, resolved, context, seen)), details)
+    return ComputedAnswer(tuple(cause), tuple(steps_for(file, resolved, context, seen)), details)
 
 
 def _only_before(file: MissingFile, context: Context) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.devices.table import devices
-from tuner.diagnose.added import Added, Mend
+from tuner.diagnose.computed_answer import ComputedAnswer, LocalRemedy
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Frame, LogFinding
 from tuner.diagnose.launches import Needs, in_words, that_need
@@ -60,7 +60,7 @@ _CANDIDATE = "No valid triton configs"  # torch.compile passes over a candidate 
 _INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 
 
-def shared_memory(finding: LogFinding, context: Context) -> Added | None:
+def shared_memory(finding: LogFinding, context: Context) -> ComputedAnswer | None:
     """Say whose kernel it was, what it needs by release and Triton, and what helps."""
     if _CANDIDATE in finding.text:
         return None
@@ -70,7 +70,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added | None:
     frame = launch_of(finding.frames) or _frame_below(finding)
     details: dict[str, Any] = {"required_bytes": required, "limit_bytes": limit}
     if other := context.unsupported():
-        return Added((), (other,), details)
+        return ComputedAnswer((), (other,), details)
     if frame:
         details["kernel"] = {"file": frame.path, "line": frame.line, "function": frame.function}
     for name in engine_names():
@@ -80,7 +80,7 @@ def shared_memory(finding: LogFinding, context: Context) -> Added | None:
         place = (frame.path, frame.line) if frame else None
         if answer := module.explain(required, limit, place, context.version(name), cards):
             details |= answer.details
-            return Added(answer.cause, answer.fix, details, _mend(answer, name, context))
+            return ComputedAnswer(answer.cause, answer.fix, details, _mend(answer, name, context))
     return _elsewhere(finding, frame, context, details)
 
 
@@ -120,14 +120,14 @@ def _package_of(frame: Frame) -> str:
 
 def _elsewhere(
     finding: LogFinding, frame: Frame | None, context: Context, details: dict[str, Any]
-) -> Added:
+) -> ComputedAnswer:
     """Answer for kernels that are not known to be sglang's attention."""
     if frame:
         package = _package_of(frame)
         if package and package not in engine_names() and not _known_kernel(frame):
             whose = f"The kernel is {package}'s: this tuner has kernels of sglang and vLLM alone."
             step = f"Use a newer release of {package}, or start the server with another backend."
-            return Added((whose,), (step,), {**details, "program": package})
+            return ComputedAnswer((whose,), (step,), {**details, "program": package})
         function = f", in {frame.function}" if frame.function else ""
         where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
     elif named := _ATTENTION.search(finding.around):
@@ -139,7 +139,7 @@ def _elsewhere(
     return _of_kernel(frame, where, context.engine_of(finding), context, details)
 
 
-def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) -> Added:
+def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) -> ComputedAnswer:
     """Answer if nothing names the kernel: what the model has, and what is asked for."""
     cause = "The traceback is cut, or not there: nothing shows which kernel it was."
     if finding.frames:
@@ -148,19 +148,19 @@ def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) 
     asked = _families_of(context)
     if needs := _compiled(asked, details["required_bytes"], context):
         return _by_bytes(needs, asked, cause, context, details)
-    return Added(causes, (_WHOLE, *_families_to_check(asked, context)), details)
+    return ComputedAnswer(causes, (_WHOLE, *_families_to_check(asked, context)), details)
 
 
 def _of_kernel(
     frame: Frame, where: str, engine: str, context: Context, details: dict[str, Any]
-) -> Added:
+) -> ComputedAnswer:
     """Answer for a kernel whose file is known; `where` is the sentence that names it."""
     if row := _known_kernel(frame):
-        return Added((where, row["cause"]), tuple(row["fix"]), details)
+        return ComputedAnswer((where, row["cause"]), tuple(row["fix"]), details)
     family = family_launched_at(frame)
     if family is None:
         step = "Use a newer release of the engine, or another backend: its constants stand there."
-        return Added((where,), (step,), details)
+        return ComputedAnswer((where,), (step,), details)
     if engine and not supports(engine, family.name):
         none = (
             f"{ENGINES[engine]} reads no file for {family.title}: its constants stand in its code."
@@ -168,7 +168,9 @@ def _of_kernel(
         attention = family.name == "attention"
         other = "another --attention-backend" if attention else "a GPU with more of it for a block"
         step = f"Use a newer release of the engine, or {other}."
-        return Added((where, none, *_TOLD_BY.get(details["limit_bytes"], ())), (step,), details)
+        return ComputedAnswer(
+            (where, none, *_TOLD_BY.get(details["limit_bytes"], ())), (step,), details
+        )
     why = (
         f"It is a kernel of {family.title}. Its constants come from a config file or from the "
         "engine's defaults, and do not fit here."
@@ -180,7 +182,7 @@ def _of_kernel(
     if needs := _compiled([family], details["required_bytes"], context):
         return _by_bytes(needs, [family], where, context, details)
     newer = _FITS.get(details["limit_bytes"], ()) if family.name == "fused_moe" else ()
-    return Added((where, why), (check, *newer, *_tune_steps([family], context)), details)
+    return ComputedAnswer((where, why), (check, *newer, *_tune_steps([family], context)), details)
 
 
 def family_launched_at(frame: Frame) -> Family | None:
@@ -223,15 +225,17 @@ def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs
 
 def _by_bytes(
     needs: Needs, among: Sequence[Family], cause: str, context: Context, details: dict[str, Any]
-) -> Added:
+) -> ComputedAnswer:
     """Answer if the bytes that kernels need were compared with those of the message."""
     said = in_words(needs)
     details["launches"] = list(needs.found)
     if not needs.found:
         steps = (*_unknown_layers(context), *_tune_steps(among, context))
-        return Added((cause, *said), (_WHOLE, *steps), details)
+        return ComputedAnswer((cause, *said), (_WHOLE, *steps), details)
     found = list(dict.fromkeys(family_of(problem) for problem in needs.problems))
-    return Added((cause, *said), tuple(_tune_steps(found, context, own=needs.own)), details)
+    return ComputedAnswer(
+        (cause, *said), tuple(_tune_steps(found, context, own=needs.own)), details
+    )
 
 
 def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) -> list[str]:
@@ -274,16 +278,16 @@ def _unknown_layers(context: Context) -> list[str]:
     ]
 
 
-def _mend(answer: Any, name: str, context: Context) -> Mend | None:  # noqa: ANN401  # of an engine
+def _mend(answer: Any, name: str, context: Context) -> LocalRemedy | None:  # noqa: ANN401  # of an engine
     """Return the patch for the file of the traceback, else for the engine of the command line."""
     device = context.device()
     if device is None:
         return None
     if answer.engine and answer.remedy:
-        return Mend(answer.engine, device, answer.remedy)
+        return LocalRemedy(answer.engine, device, answer.remedy)
     engine = context.engine(name) if context.hints.engine else None
     remedy = attention_engine(engine).remedy(device) if engine else None
-    return Mend(engine, device, remedy) if engine and remedy else None
+    return LocalRemedy(engine, device, remedy) if engine and remedy else None
 
 
 def _bytes(text: str) -> int:

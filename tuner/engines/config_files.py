@@ -157,20 +157,20 @@ def nearest_entry(entries: Mapping[int, Config], batch_size: int) -> Config:
     return entries[min(entries, key=lambda size: abs(size - batch_size))]
 
 
-def launch_config(config: Config, backend: str = CUDA) -> Config:
+def launch_config(config: Config, platform: str = CUDA) -> Config:
     """The configuration with Triton's defaults filled in (4 warps, and 3 stages or 2 on HIP)."""
-    return Config({**triton_defaults(backend), **config})
+    return Config({**triton_defaults(platform), **config})
 
 
-def launch_options(backend: str) -> tuple[str, ...]:
+def launch_options(platform: str) -> tuple[str, ...]:
     """The launch options that Triton's compiler for "cuda" or "hip" has."""
     amd = (*TRITON_DEFAULTS, "num_ctas", *AMD_OPTIONS)
-    return amd if backend == HIP else LAUNCH_OPTIONS
+    return amd if platform == HIP else LAUNCH_OPTIONS
 
 
-def fields_on(fields: EntryFields, backend: str) -> EntryFields:
+def fields_on(fields: EntryFields, platform: str) -> EntryFields:
     """The fields without options that Triton's compiler for "cuda" or "hip" lacks."""
-    lacking = {*LAUNCH_OPTIONS, *AMD_OPTIONS} - {*launch_options(backend)}
+    lacking = {*LAUNCH_OPTIONS, *AMD_OPTIONS} - {*launch_options(platform)}
     return replace(fields, names=tuple(name for name in fields.names if name not in lacking))
 
 

@@ -86,8 +86,8 @@ class FileEngine(ABC, Generic[K, L]):
         """The fields that entries of such a file may have, for `config_files.read_config_file`."""
 
     @abstractmethod
-    def lift(self, backend: str = CUDA) -> L:
-        """The kernels for a backend, "cuda" or "hip"."""
+    def lift(self, platform: str = CUDA) -> L:
+        """The kernels for a platform, "cuda" or "hip"."""
 
     def pick(self, entries: Mapping[int, Config], key: int) -> Config:
         """The entry that the engine runs at a batch size or `file_key`; it may be a null entry,

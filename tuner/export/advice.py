@@ -18,7 +18,7 @@ from tuner.engines.dispatch import NOT_KNOWN, what_runs
 from tuner.engines.dispatch_answer import Kernel, Runs
 from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
-from tuner.export.servers import running, with_what_runs
+from tuner.export.servers import running, with_server_kernel
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
 from tuner.render import gain_text
@@ -121,7 +121,7 @@ def advise(
         return Advice(problem, Verdict.LEAVE, runs.line())
     if runs and kernel is None and not runs.older:
         return Advice(problem, Verdict.LEAVE, _open(runs))
-    mine = with_what_runs(winners, kernel, settings_to_keep(engine[0], problem, started))
+    mine = with_server_kernel(winners, kernel, settings_to_keep(engine[0], problem, started))
     presumed = {n: value for n, value in flags_alone(started).items() if flags.get(n) != value}
     if runs is None or kernel is None or kernel.triton:
         found = _files(problem, mine)

@@ -21,7 +21,7 @@ from tuner.problems.registry import family_of
 from tuner.problems.results import Status, Winner
 
 
-class PlannedFile(Protocol):
+class ExportFile(Protocol):
     """A file to write for servers, with the sidecar that says where its entries are from."""
 
     @property
@@ -111,14 +111,14 @@ class Delivery(ABC):
         return ""
 
     @abstractmethod
-    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[PlannedFile]:
+    def files(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[ExportFile]:
         """The files to write under a root. Writes nothing.
 
         Raises ExportRefused where winners contradict each other, or servers could not read a file.
         """
 
     @abstractmethod
-    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+    def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
         """Raises ExportRefused where servers would not find a written entry."""
 
     def refusal(self, path: Path, triton: str | None) -> str | None:
@@ -133,7 +133,7 @@ class Delivery(ABC):
         """The engine's own files that a root replaces: the path under a root, and the file."""
         return iter(())
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
+    def advice(self, files: Sequence[ExportFile]) -> Sequence[ServerFlags]:
         """How to start servers, where they do not find out by themselves."""
         return ()
 
@@ -151,8 +151,8 @@ def read_back(name: str, written: Path, read: Callable[[Path], T], wanted: T) ->
         raise ExportRefused(f"{name} does not read as it was written")
 
 
-def prove_readable(file: PlannedFile, verify: Callable[[Path], None]) -> None:
-    """Verify a copy of a planned file. Raises what `verify` raises, and UnwritableOutput where no
+def check_readable(file: ExportFile, verify: Callable[[Path], None]) -> None:
+    """Verify a copy of a file to write. Raises what `verify` raises, and UnwritableOutput where no
     temporary file can be written.
     """
     try:
@@ -226,14 +226,14 @@ def take_back(
 
 def _earlier(
     winners: Sequence[Winner], engine: Engine, device: Device, out: Path | None
-) -> Iterator[PlannedFile]:
+) -> Iterator[ExportFile]:
     for problem in dict.fromkeys(winner.problem for winner in winners):
         mine = [winner for winner in winners if winner.problem == problem]
         delivery = delivery_of(engine, family_of(problem).name)
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
         with contextlib.suppress(ExportRefused):  # such a file was never written
-            for file in delivery.plan(mine, device, root):
+            for file in delivery.files(mine, device, root):
                 provenance = read_sidecar(file.path, file.sidecar) or {}
                 if provenance.get("problem") == problem.spec():
                     yield file

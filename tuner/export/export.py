@@ -18,9 +18,8 @@ from tuner.engines.launch import config_variables
 from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
-from tuner.export.delivery import Delivery, PlannedFile, ServerFlags, delivery_of, take_back
+from tuner.export.delivery import Delivery, ExportFile, ServerFlags, delivery_of, take_back
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
-from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import (
     LeftOut,
     leave_out_predicted,
@@ -29,6 +28,7 @@ from tuner.export.selection import (
     wholly_named,
     with_shipped,
 )
+from tuner.export.summary import ExportSummary, triton_notes
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
@@ -68,7 +68,7 @@ def export_device(
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
     flags: Mapping[str, str] = NO_FLAGS,
-) -> ExportReport:
+) -> ExportSummary:
     """Export a device's current winners: as an overlay under `out`, or into the engine if None.
 
     Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
@@ -86,7 +86,7 @@ def export_device(
         flags=flags,
     )
     if not chosen.winners:
-        return ExportReport(
+        return ExportSummary(
             out or engine.root,
             files=(),
             carried=0,
@@ -101,7 +101,7 @@ def export_device(
     if out is None:
         root = _engine_root(used, engine)
         left = chosen.left_out
-        return ExportReport(
+        return ExportSummary(
             *(root, files, 0, ()),
             notes=triton_notes(files, engine),
             left_out=left,
@@ -109,7 +109,7 @@ def export_device(
             removed=take_back(chosen.left_alone, engine, device, None),
             restores=_restores(files),
         )
-    return ExportReport(
+    return ExportSummary(
         out,
         files,
         len(carried.keys() - {file.path for file in files}),
@@ -121,11 +121,11 @@ def export_device(
 
 
 def way_to(
-    folder: Path, files: Sequence[PlannedFile], used: Sequence[Delivery], engine: Engine
+    folder: Path, files: Sequence[ExportFile], used: Sequence[Delivery], engine: Engine
 ) -> tuple[list[str], list[ServerFlags], list[str]]:
     """Say how servers are pointed at the files that `used` wrote into a folder.
 
-    These are the variables, the server flags and the notes of an `ExportReport`.
+    These are the variables, the server flags and the notes of an `ExportSummary`.
     """
     readable = {delivery.variable for delivery in used}
     variables = [name for name in config_variables(engine.name, folder) if name in readable]
@@ -245,7 +245,7 @@ def writable(
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
         try:
-            for file in delivery.plan(one.winners, device, root):
+            for file in delivery.files(one.winners, device, root):
                 asking.setdefault(file.path, []).append(one.problem)
         except ExportRefused as refusal:
             why[one.problem] = str(refusal)
@@ -268,8 +268,8 @@ def export(
     left_out: Sequence[LeftOut] = (),
     *,
     beside: Mapping[Path, bytes] | None = None,
-) -> list[PlannedFile]:
-    """Write the winners' files, and prove that servers would find each entry.
+) -> list[ExportFile]:
+    """Write the winners' files, and check that servers would find each entry.
 
     The files go under `out`, or into the engine's package if None. Where a winner is only predicted
     and an earlier export has a measured entry, that entry is kept. `beside` has other files to
@@ -280,12 +280,12 @@ def export(
     nothing, where a file cannot be written.
     """
     used = deliveries_for(winners, engine)
-    planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
+    built: list[tuple[Delivery, Path, Sequence[ExportFile]]] = []
     for family, delivery in zip(_families(winners), used, strict=True):
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
-        planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
-    files = [file for _, _, some in planned for file in some]
+        built.append((delivery, root, delivery.files(_of(family, winners), device, root)))
+    files = [file for _, _, some in built for file in some]
     assert len({file.path for file in files}) == len(files)  # `writable` left out the others
     _refuse_incomplete(files)
     data = dict(beside or {})
@@ -306,12 +306,12 @@ def export(
             kept.unlink(missing_ok=True)  # of another release that was installed here
     if not left_out:
         others.unlink(missing_ok=True)  # an earlier export's
-    for delivery, place, some in planned:
+    for delivery, place, some in built:
         delivery.verify(some, device, place)
     return files
 
 
-def _refuse_incomplete(files: Iterable[PlannedFile]) -> None:
+def _refuse_incomplete(files: Iterable[ExportFile]) -> None:
     """Raises ExportRefused for a file that lacks a size: servers would run the entry of another
     size there, which may be slower than what they run without the file.
     """
@@ -327,7 +327,7 @@ def _refuse_incomplete(files: Iterable[PlannedFile]) -> None:
             )
 
 
-def _restores(files: Iterable[PlannedFile]) -> list[str]:
+def _restores(files: Iterable[ExportFile]) -> list[str]:
     """Shell commands that bring back what an engine's package had before files were written."""
     found = []
     for file in files:
@@ -337,7 +337,7 @@ def _restores(files: Iterable[PlannedFile]) -> list[str]:
     return found
 
 
-def deliveries_for(some: Iterable[Winner | PlannedFile], engine: Engine) -> list[Delivery]:
+def deliveries_for(some: Iterable[Winner | ExportFile], engine: Engine) -> list[Delivery]:
     """How each family of some winners or files reaches the engine's servers."""
     return [delivery_of(engine, family.name) for family in _families(some)]
 
@@ -380,7 +380,7 @@ def _engine_root(deliveries: Iterable[Delivery], engine: Engine) -> Path:
     return engine.root if others or root is None else root
 
 
-def _families(some: Iterable[Winner | PlannedFile]) -> list[Family]:
+def _families(some: Iterable[Winner | ExportFile]) -> list[Family]:
     names = {family_of(one.problem).name for one in some}
     return [family for family in families() if family.name in names]
 

@@ -86,7 +86,7 @@ def for_servers(
         some = list(mine)
         _, kernel, started = running(problem, some, device, engine, flags)
         if kernel or flags_alone(started) != flags_alone(_own(some)):
-            some = with_what_runs(some, kernel, settings_to_keep(engine[0], problem, started))
+            some = with_server_kernel(some, kernel, settings_to_keep(engine[0], problem, started))
         found += some
     return found
 
@@ -109,7 +109,7 @@ def without_stale(winners: Sequence[Winner]) -> list[Winner]:
     ]
 
 
-def with_what_runs(
+def with_server_kernel(
     winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings
 ) -> list[Winner]:
     """The winners with the name of what a server runs, where it is known."""

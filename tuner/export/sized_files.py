@@ -99,7 +99,7 @@ class SizedFile:
 F = TypeVar("F", bound=SizedFile)
 
 
-def plan_files(
+def build_files(
     winners: Sequence[Winner],
     layout: Layout,
     row: Callable[[Winner], dict[str, Any]] = provenance_row,
@@ -118,10 +118,10 @@ def plan_files(
         return path, winner.problem.spec()
 
     by_file = groupby(sorted(winners, key=key), key=key)
-    return [kind(*_plan(list(group), layout, row, about), about) for _, group in by_file]
+    return [kind(*_built(list(group), layout, row, about), about) for _, group in by_file]
 
 
-def _plan(
+def _built(
     winners: Sequence[Winner],
     layout: Layout,
     row_of: Callable[[Winner], dict[str, Any]],

@@ -1,6 +1,6 @@
 """Check whether what an engine would launch compiles and fits on a device, for any family.
 
-A family's module `check` plans what there is to compile: the entries of config files, or what the
+A family's module `check` groups what there is to compile: the entries of config files, or what the
 engine runs for problems. It derives a class from `Check`, which says how entries are shown.
 """
 
@@ -43,7 +43,7 @@ P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
-class CheckPlan(Generic[P]):
+class CheckGroup(Generic[P]):
     """What there is to check of one file, or of one problem without a file."""
 
     name: str  # the file's path, or what the engine runs without one
@@ -58,7 +58,7 @@ class CheckPlan(Generic[P]):
 class CheckedEntry:
     """One entry, compiled for a device."""
 
-    file: str  # the plan's name
+    file: str  # the group's name
     problem: Problem
     part: Part
     size: int
@@ -206,51 +206,51 @@ class Check(Generic[E]):
 C = TypeVar("C", bound=Check[CheckedEntry])
 
 
-def compile_plans(
-    farm: Farm, plans: Sequence[CheckPlan[Any]], device: Device
+def compile_groups(
+    farm: Farm, groups: Sequence[CheckGroup[Any]], device: Device
 ) -> list[CheckedEntry]:
     """Compile every entry for the device.
 
     Raises UnsupportedKernel if an engine's kernel does not take an entry that is not `refused`.
     """
-    compilers = [KernelCompiler(farm, plan.binder, device, plan.companions) for plan in plans]
-    pairs = list(zip(compilers, plans, strict=True))
-    for compiler, plan in pairs:
-        compiler.compile_ahead(_candidates(plan))  # no core waits for a file
-    return [entry for compiler, plan in pairs for entry in _compiled(compiler, plan)]
+    compilers = [KernelCompiler(farm, group.binder, device, group.companions) for group in groups]
+    pairs = list(zip(compilers, groups, strict=True))
+    for compiler, group in pairs:
+        compiler.compile_ahead(_candidates(group))  # no core waits for a file
+    return [entry for compiler, group in pairs for entry in _compiled(compiler, group)]
 
 
-def check_plans(
+def check_groups(
     kind: type[C],
-    plans: Sequence[CheckPlan[Any]],
+    groups: Sequence[CheckGroup[Any]],
     device: Device,
     engine: Engine,
     notes: Sequence[str] = (),
 ) -> C:
     """Compile every entry with the Triton that the engine runs, and report."""
     with Farm(triton=triton_for(engine)) as farm:
-        entries = compile_plans(farm, plans, device)
-    warnings = {plan.name: plan.warning for plan in plans if plan.warning}
-    return kind(device, entries, runs_of(plans, device, engine), warnings, notes)
+        entries = compile_groups(farm, groups, device)
+    warnings = {group.name: group.warning for group in groups if group.warning}
+    return kind(device, entries, runs_of(groups, device, engine), warnings, notes)
 
 
-def runs_of(plans: Sequence[CheckPlan[Any]], device: Device, engine: Engine) -> Sequence[Runs]:
-    """What the engine runs for the plans' problems."""
-    return engine_runs(engine.name, engine.version, (plan.problem for plan in plans), device)
+def runs_of(groups: Sequence[CheckGroup[Any]], device: Device, engine: Engine) -> Sequence[Runs]:
+    """What the engine runs for the groups' problems."""
+    return engine_runs(engine.name, engine.version, (group.problem for group in groups), device)
 
 
-def _candidates(plan: CheckPlan[Any]) -> list[Candidate]:
-    """What is compiled for a plan, each candidate once."""
-    return list(dict.fromkeys(one.candidate for one in plan.entries if one.candidate is not None))
+def _candidates(group: CheckGroup[Any]) -> list[Candidate]:
+    """What is compiled for a group, each candidate once."""
+    return list(dict.fromkeys(one.candidate for one in group.entries if one.candidate is not None))
 
 
-def _compiled(compiler: KernelCompiler, plan: CheckPlan[Any]) -> Iterator[CheckedEntry]:
-    compiler.submit(_candidates(plan))
+def _compiled(compiler: KernelCompiler, group: CheckGroup[Any]) -> Iterator[CheckedEntry]:
+    compiler.submit(_candidates(group))
     found: dict[Candidate, Compiled] = {}
     while batch := compiler.poll(wait=True):
         found.update(batch)
-    for one in plan.entries:
+    for one in group.entries:
         compiled = found[one.candidate] if one.candidate is not None else one.refused
         yield CheckedEntry(
-            plan.name, plan.problem, one.part, one.size, one.config, compiled, one.detail
+            group.name, group.problem, one.part, one.size, one.config, compiled, one.detail
         )

@@ -116,22 +116,22 @@ def load_lifted(path: Path) -> ModuleType:
 
 
 def lift(
-    source: Path, functions: Sequence[str], root: Path, origin: str, backend: str = CUDA
+    source: Path, functions: Sequence[str], root: Path, origin: str, platform: str = CUDA
 ) -> Lifted:
     """Lift the `functions` that `source` defines, with everything that they use.
 
     `root` is the engine's package folder, where its own imports are looked up. Platform probes are
-    answered for `backend` ("cuda" or "hip"). Raises UnsupportedKernel where `source` has none of
+    answered for `platform` ("cuda" or "hip"). Raises UnsupportedKernel where `source` has none of
     the functions, or where a function uses something that cannot be lifted.
     """
-    return lift_files({source: functions}, root, origin, backend)
+    return lift_files({source: functions}, root, origin, platform)
 
 
 def lift_files(
-    files: Mapping[Path, Sequence[str]], root: Path, origin: str, backend: str = CUDA
+    files: Mapping[Path, Sequence[str]], root: Path, origin: str, platform: str = CUDA
 ) -> Lifted:
     """Like `lift`, for functions of several source files."""
-    return lift_from(EngineSource(root, origin, platform_probes(backend)), files)
+    return lift_from(EngineSource(root, origin, platform_probes(platform)), files)
 
 
 def lift_from(engine: EngineSource, files: Mapping[Path, Sequence[str]]) -> Lifted:

@@ -48,12 +48,12 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-def platform_probes(backend: str) -> dict[str, bool]:
-    """The answers of an engine's platform probes on a backend, by their names."""
-    answers = {f"is_{platform}": platform == backend for platform in _PLATFORMS}
-    answers |= {"is_rocm": backend == HIP, "is_cuda_alike": backend in (CUDA, HIP)}
-    answers["is_tf32_supported"] = backend == CUDA  # by all cards from sm_80 on
-    if backend == HIP:  # the answers of these depend on the card
+def platform_probes(platform: str) -> dict[str, bool]:
+    """The answers of an engine's platform probes on a platform, by their names."""
+    answers = {f"is_{name}": name == platform for name in _PLATFORMS}
+    answers |= {"is_rocm": platform == HIP, "is_cuda_alike": platform in (CUDA, HIP)}
+    answers["is_tf32_supported"] = platform == CUDA  # by all cards from sm_80 on
+    if platform == HIP:  # the answers of these depend on the card
         return answers
     return {**answers, "is_gfx942_supported": False, "is_gfx95_supported": False}
 

@@ -290,10 +290,10 @@ def stand_in_torch(target: Target) -> Namespace:
         "is_available": _answering(True),
         "get_device_capability": _answering(target.capability),
     }
-    if target.backend == HIP:
+    if target.platform == HIP:
         properties = Namespace("a GPU's properties", {"gcnArchName": target.name})
         cuda["get_device_properties"] = _answering(properties)
-    version = {backend: "" if backend == target.backend else None for backend in (CUDA, HIP)}
+    version = {platform: "" if platform == target.platform else None for platform in (CUDA, HIP)}
     dtypes = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
     dtypes |= {"int64": "i64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
     dtypes |= {"float8_e4m3fnuz": "fp8e4b8"}
@@ -341,7 +341,7 @@ def platform_answers(target: Target) -> dict[str, Any]:
 
     Variables of the environment have their defaults.
     """
-    probes = platform_probes(target.backend)
+    probes = platform_probes(target.platform)
     probes["is_gfx95_supported"] = target.name.startswith("gfx95")
     probes["is_gfx1250_supported"] = target.name == "gfx1250"
     probes["is_sm90_supported"] = target.is_sm(90)

@@ -274,7 +274,7 @@ def decode(path: Path, data: bytes) -> str:
         raise MalformedRecording(f"{path} is damaged: {error}") from None
 
 
-def prove_recordable(path: Path) -> None:
+def check_recordable(path: Path) -> None:
     """Raise UnwritableOutput where no recording can be written to `path`."""
     if not path.name.endswith(".csv.gz"):
         raise UnwritableOutput(f"a recording is a .csv.gz file, which {path} is not")

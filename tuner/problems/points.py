@@ -141,9 +141,9 @@ _HIP_DEFAULTS = {"num_warps": 4, "num_stages": 2}
 PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # say where ptxas is
 
 
-def triton_defaults(backend: str) -> dict[str, int]:
+def triton_defaults(platform: str) -> dict[str, int]:
     """The options that `triton.compile` uses for "cuda" or "hip" where a configuration has none."""
-    return dict(_HIP_DEFAULTS if backend == "hip" else TRITON_DEFAULTS)
+    return dict(_HIP_DEFAULTS if platform == "hip" else TRITON_DEFAULTS)
 
 
 def version_folder(version: str) -> str:

@@ -49,13 +49,13 @@ _LOCK = 0x74756E6572  # "tuner", as PostgreSQL's advisory locks are numbers
 
 
 def bring_to_head(engine: Engine) -> None:
-    """Migrate an empty or older database in one transaction, and prove that it can be written.
+    """Migrate an empty or older database in one transaction, and check that it can be written.
 
     Raises NewerSchema for a newer version's schema, and leaves it as it is.
     """
     with engine.begin() as connection:
         if _heads(connection) == (HEAD,):
-            prove_writable(connection)
+            check_writable(connection)
             return
         # On SQLite, the transaction has the write lock already.
         if connection.dialect.name == "postgresql":
@@ -128,7 +128,7 @@ def _set_back(found: Sequence[str], reason: str) -> UnusableStore:
     )
 
 
-def prove_writable(connection: Connection) -> None:
+def check_writable(connection: Connection) -> None:
     """Raises a database error where the store takes no writes. Rolls the transaction back."""
     # SQLite opens a read-only file without an error, and even BEGIN IMMEDIATE succeeds on it.
     connection.execute(update(_VERSION).values(version_num=_VERSION.c.version_num))
@@ -355,7 +355,7 @@ class Probe(Database):
                 connection.execute(text("SET LOCAL work_mem = '64kB'"))
                 rows = func.generate_series(1, _TRIED_BYTES // 16).table_valued("number")
                 connection.execute(select(func.count()).select_from(rows))
-            prove_writable(connection)
+            check_writable(connection)
         if file := file_of(self.engine.url):
             _try_disk(Path(file).parent)
 

@@ -188,7 +188,7 @@ def with_backends(
             times.setdefault(trial.candidate.backend, {})[trial.candidate.point] = trial
     sizes = {name: {_size(point): one for point, one in at.items()} for name, at in times.items()}
 
-    def told(entry: Entry) -> Entry:
+    def with_times(entry: Entry) -> Entry:
         if not entry.incumbents:
             return entry
         others = {
@@ -201,7 +201,7 @@ def with_backends(
             entry, incumbents=incumbents, without_us=name_of(kernel, incumbents) if kernel else ""
         )
 
-    return [told(entry) for entry in entries]
+    return [with_times(entry) for entry in entries]
 
 
 def name_of(kernel: Kernel, incumbents: Mapping[str, Incumbent]) -> str:

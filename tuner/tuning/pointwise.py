@@ -26,7 +26,7 @@ from tuner.problems.results import (
 from tuner.tuning.baselines import KEPT, Baselines
 from tuner.tuning.gains import CLEAR_GAIN
 from tuner.tuning.request import NOISE
-from tuner.tuning.tune import STAYS, RunPlan
+from tuner.tuning.tune import STAYS, RunGoal
 
 # A smaller gain than this is no gain: the ratio of two raced times of a dense GEMM differs by more
 # between two processes at one in a hundred points (1.10 % on an H100, with 32 rounds at four places
@@ -170,14 +170,14 @@ class PointwiseChooser:
         return None if any(us is not None and us < stored_us for us in times) else stored
 
 
-def pointwise_plan(
+def pointwise_goal(
     points: Sequence[Point],
     baselines: Baselines,
     source: MeasureKind,
     clear_gain: float,
     previous: Mapping[Point, Config],
-) -> RunPlan:
-    """The plan of a run whose points stand alone. A predicted gain must exceed `clear_gain`;
+) -> RunGoal:
+    """The goal of a run whose points stand alone. A predicted gain must exceed `clear_gain`;
     `previous`: what the store had when the run began.
     """
     if source is MeasureKind.PREDICT:
@@ -185,7 +185,7 @@ def pointwise_plan(
     else:
         policy = Policy(GAIN[source], tie=NOISE[source])
     chooser = PointwiseChooser(baselines, policy, points, previous)
-    return RunPlan(points, baselines.configs, chooser, previous)
+    return RunGoal(points, baselines.configs, chooser, previous)
 
 
 def _kept(field: _PointTrials, standing: str) -> str:

@@ -43,7 +43,7 @@ class Counts:
         self._later = later
         self._tries = tries
         self._bound = sum(tries.values())
-        self._planned = 0  # the number of candidates, once all of them are known
+        self._expected = 0  # the number of candidates, once all of them are known
         self._asked = self._others = 0  # `_others`: at sizes that are not tuned, only compiled
         self.stored = self.done = 0  # answered by the store, and all that were answered
         self._first_s: float | None = None  # when the first trial ended
@@ -55,8 +55,8 @@ class Counts:
     def step(self, text: str) -> None:
         self._step = text
 
-    def plan(self, candidates: Collection[Candidate]) -> None:
-        self._planned = len(candidates)
+    def expect(self, candidates: Collection[Candidate]) -> None:
+        self._expected = len(candidates)
 
     def ask(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
         self._asked += len(fresh) + len(stored)
@@ -87,7 +87,7 @@ class Counts:
     @property
     def total(self) -> int:
         """How many trials there will be: exact once all are known, before that the most."""
-        return max(self._planned or self._bound + self._others, self._asked, self.done)
+        return max(self._expected or self._bound + self._others, self._asked, self.done)
 
     def left_s(self, now_s: float) -> float | None:
         """Seconds until the last trial, at the rate so far; None while too little is known."""
@@ -216,9 +216,9 @@ class Progress(Watcher):
         with self._lock:
             self._counts.step(text)
 
-    def planned(self, candidates: Collection[Candidate]) -> None:
+    def expected(self, candidates: Collection[Candidate]) -> None:
         with self._lock:
-            self._counts.plan(candidates)
+            self._counts.expect(candidates)
 
     def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
         with self._lock:

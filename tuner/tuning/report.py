@@ -35,7 +35,7 @@ class EntryTable:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """The entries of one run, with everything that they hold for."""
 
     problem: Problem

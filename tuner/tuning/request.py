@@ -1,6 +1,6 @@
 """What a tuning run is asked for, what it takes, and the run as a value.
 
-A family's module `tuning` has `prepare(request)`, a plain function that gives a `Prepared`: all
+A family's module `tuning` has `prepare(request)`, a plain function that gives a `PreparedRun`: all
 that the family says of a request before anything is measured. It starts no process and reads no
 store.
 """
@@ -33,7 +33,7 @@ from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
 from tuner.tuning.space import Space
-from tuner.tuning.tune import RunPlan, Strategy
+from tuner.tuning.tune import RunGoal, Strategy
 
 
 class Effort(str, Enum):
@@ -148,7 +148,7 @@ class Kernels(Protocol):
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownBefore:
     """What is known of earlier runs when a run begins."""
 
     # What the store has for the run's points, measured in the same environment.
@@ -158,15 +158,15 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A request, ready to run."""
 
     request: Request
     points: tuple[Point, ...]  # the points to tune
     spaces: Mapping[Part, Space]
     kernels: Kernels
-    plan: Callable[[Known], RunPlan]  # what the run must answer
-    strategy: Callable[[Known], Strategy]  # how configurations are tried; new for each run
+    goal: Callable[[KnownBefore], RunGoal]  # what the run must answer
+    strategy: Callable[[KnownBefore], Strategy]  # how configurations are tried; new for each run
     predictor: Measurer | None  # gives the times of a prediction; None: they are not predicted
     tries: Mapping[str, int]  # the most configurations to try at each size (`Point.size`)
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
@@ -184,13 +184,13 @@ class Prepared:
     kernel_hash: str = ""  # the identity of `kernels` in the store; `prepare` sets it
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """Prepare a request.
 
     Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
     """
     refuse_unpredicted(request.problem, request.source.kind)
-    prepared: Prepared = family_of(request.problem).module("tuning").prepare(request)
+    prepared: PreparedRun = family_of(request.problem).module("tuning").prepare(request)
     # Some engines and families lift kernels when these are first asked for their hash.
     prepared = replace(prepared, kernel_hash=prepared.kernels.hash)
     if prepared.recording is None:
@@ -237,7 +237,7 @@ def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
 
 def refuse_unmeasured(device: Device, kind: MeasureKind) -> None:
     """Raise BadInput for times of a GPU on which nothing here measures."""
-    if kind is MeasureKind.GPU and device.target.backend != CUDA:
+    if kind is MeasureKind.GPU and device.target.platform != CUDA:
         error = BadInput(
             f"this tuner measures on NVIDIA's GPUs alone, and not on {device.name}: predict the "
             "times, ",

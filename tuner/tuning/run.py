@@ -25,7 +25,7 @@ from tuner.errors import UnwritableOutput
 from tuner.measure import Measurer
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
 from tuner.measure.messages import find_routing_file
-from tuner.measure.recording import Replay, prove_recordable
+from tuner.measure.recording import Replay, check_recordable
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.results import (
@@ -45,18 +45,18 @@ from tuner.problems.results import (
 )
 from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
-from tuner.tuning.report import Report, mark_untested
+from tuner.tuning.report import RunReport, mark_untested
 from tuner.tuning.request import (
     Effort,
-    Known,
-    Prepared,
+    KnownBefore,
+    PreparedRun,
     Request,
     origin_of,
     refuse_unmeasured,
     triton_version,
 )
 from tuner.tuning.space import space_identity
-from tuner.tuning.tune import UNWATCHED, RunPlan, Watcher, tune
+from tuner.tuning.tune import UNWATCHED, RunGoal, Watcher, tune
 
 
 class RunStore(Protocol):
@@ -82,14 +82,14 @@ class RunStore(Protocol):
 
 
 def execute(
-    prepared: Prepared,
+    prepared: PreparedRun,
     source: TimeSource,
     store: RunStore,
     watcher: Watcher = UNWATCHED,
     *,
     record: Path | None = None,
     add_to_record: bool = False,
-) -> Report:
+) -> RunReport:
     """Tune, store the winners, and report. A stopped run is resumed.
 
     `record` is a file to write all measurements to. With `add_to_record`, measurements of other
@@ -98,7 +98,7 @@ def execute(
     """
     request, meter = prepared.request, Meter()
     if record is not None:
-        _prove_recordable(prepared, record, add_to_record)
+        _check_recordable(prepared, record, add_to_record)
 
     watcher.step(source.opening)
     bench = source.bench(prepared)
@@ -106,7 +106,7 @@ def execute(
     environment = _environment(prepared, source)
     known = _known(prepared, source, store.winners_in(request.problem, environment))
     runs = runs_without_us(request)
-    plan = _with_backends(prepared.plan(known), request.problem, runs, source.backends)
+    goal = _with_backends(prepared.goal(known), request.problem, runs, source.backends)
     strategy = prepared.strategy(known)
 
     run = store.begin_run(_run_key(prepared, source, environment))
@@ -114,12 +114,12 @@ def execute(
         if source.compiler is not None:
             watcher.compiles(source.compiler)
         watcher.step("")
-        store.expect(run, _outlook(prepared, plan))
+        store.expect(run, _outlook(prepared, goal))
         found = tune(
-            plan,
+            goal,
             strategy,
             bench,
-            [*store.trials(run), *_refused(plan, source.compiler)],
+            [*store.trials(run), *_refused(goal, source.compiler)],
             partial(store.add_trials, run),
             watcher,
             race=on_gpu.race if on_gpu else None,
@@ -148,7 +148,7 @@ def execute(
     source.workbench.chosen.append((request.problem, configs))
     if record is not None:
         _record(prepared, record, store.trials(run), add_to_record)
-    return Report(
+    return RunReport(
         problem=request.problem,
         device=request.device,
         environment=environment,
@@ -161,14 +161,14 @@ def execute(
     )
 
 
-def _refused(plan: RunPlan, compiler: KernelCompiler | None) -> list[Trial]:
+def _refused(goal: RunGoal, compiler: KernelCompiler | None) -> list[Trial]:
     """The trials of what the engine's makers or the store have and the engine's kernel, as it is
     read here, does not take. Nothing of them is stored: another release of this program may.
     """
     if compiler is None:  # a recording says what ran
         return []
-    default = {Candidate(p, by_name["default"]) for p, by_name in plan.incumbents.items()}
-    others = [c for c in plan.incumbent_candidates() if c.backend == TRITON and c not in default]
+    default = {Candidate(p, by_name["default"]) for p, by_name in goal.incumbents.items()}
+    others = [c for c in goal.incumbent_candidates() if c.backend == TRITON and c not in default]
     whys = {candidate: compiler.refusal(candidate) for candidate in others}
     return [untimed(c, Compiled(Status.UNSUPPORTED, detail=why)) for c, why in whys.items() if why]
 
@@ -191,7 +191,7 @@ def _started(request: Request, runs: Runs | None) -> ServerSettings:
     return settings_to_keep(request.engine.name, request.problem, settings)
 
 
-def _environment(prepared: Prepared, source: TimeSource) -> Environment:
+def _environment(prepared: PreparedRun, source: TimeSource) -> Environment:
     request = prepared.request
     return Environment(
         device=request.device.name,
@@ -203,7 +203,7 @@ def _environment(prepared: Prepared, source: TimeSource) -> Environment:
     )
 
 
-def _known(prepared: Prepared, source: TimeSource, winners: Sequence[Winner]) -> Known:
+def _known(prepared: PreparedRun, source: TimeSource, winners: Sequence[Winner]) -> KnownBefore:
     """What the store and the command's earlier runs have. Predictions keep no stored entry."""
     request, previous = prepared.request, {}
     if request.carry_over and request.source.kind is not MeasureKind.PREDICT:
@@ -213,25 +213,25 @@ def _known(prepared: Prepared, source: TimeSource, winners: Sequence[Winner]) ->
             for point in prepared.points
             if point in at and prepared.spaces[point.part].legal(at[point])
         }
-    return Known(previous, winners, source.workbench.chosen)
+    return KnownBefore(previous, winners, source.workbench.chosen)
 
 
 def _with_backends(
-    plan: RunPlan, problem: Problem, runs: Runs | None, installed: Collection[str] | None
-) -> RunPlan:
-    """The plan with the other backends at its requested points: those that the engine may run, so
+    goal: RunGoal, problem: Problem, runs: Runs | None, installed: Collection[str] | None
+) -> RunGoal:
+    """The goal with the other backends at its requested points: those that the engine may run, so
     that a missing one is told, and those that the GPU's environment has.
     """
     if installed is None:
-        return plan
+        return goal
     named = [kernel.backend for kernel in runs.kernels] if runs else []
     named = [name for name in named if name not in (TRITON, "none")]
     others = tuple(dict.fromkeys([*named, *installed]))
-    whole = [point for point in plan.requested if point.part is problem.parts[0]]
-    return replace(plan, backends=dict.fromkeys(whole, others))
+    whole = [point for point in goal.requested if point.part is problem.parts[0]]
+    return replace(goal, backends=dict.fromkeys(whole, others))
 
 
-def _run_key(prepared: Prepared, source: TimeSource, environment: Environment) -> RunKey:
+def _run_key(prepared: PreparedRun, source: TimeSource, environment: Environment) -> RunKey:
     request = prepared.request
     return RunKey(
         problem=request.problem,
@@ -246,15 +246,15 @@ def _run_key(prepared: Prepared, source: TimeSource, environment: Environment) -
     )
 
 
-def _outlook(prepared: Prepared, plan: RunPlan) -> Outlook:
+def _outlook(prepared: PreparedRun, goal: RunGoal) -> Outlook:
     to_try = sum(prepared.tries.values())
-    to_try += sum(len(names) for names in plan.backends.values())
-    return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
+    to_try += sum(len(names) for names in goal.backends.values())
+    return Outlook(to_try, {p: goal.incumbents.get(p, {}) for p in goal.requested})
 
 
-def _prove_recordable(prepared: Prepared, path: Path, add: bool) -> None:
+def _check_recordable(prepared: PreparedRun, path: Path, add: bool) -> None:
     """Raise UnwritableOutput if the recording cannot be written to `path`."""
-    prove_recordable(path)
+    check_recordable(path)
     replayed = prepared.request.source.recording
     if replayed is not None and replayed.resolve() == path.resolve():
         raise UnwritableOutput(f"{path} is being replayed: record to another file")
@@ -262,7 +262,7 @@ def _prove_recordable(prepared: Prepared, path: Path, add: bool) -> None:
         raise UnwritableOutput(f"{path}: a fused-MoE layer needs a recording to itself")
 
 
-def _record(prepared: Prepared, path: Path, trials: Iterable[Trial], add: bool) -> None:
+def _record(prepared: PreparedRun, path: Path, trials: Iterable[Trial], add: bool) -> None:
     tried = [trial for trial in trials if trial.candidate.backend == TRITON]
     try:
         origin = prepared.recording.origin if prepared.recording else origin_of(prepared.request)
@@ -291,16 +291,16 @@ class GpuTimes:
         self.routing_sha256 = self._routing.sha256 if self._routing else ""
         workbench.start(source.gpu, child_env(self._farm, source.gpu))
 
-    def compile_ahead(self, prepared: Prepared) -> None:
+    def compile_ahead(self, prepared: PreparedRun) -> None:
         """Compile what a run will try first, while other runs of a command are under way."""
         if prepared.compiles_ahead:
-            known = Known(chosen=self.workbench.chosen)
-            plan, compiler = prepared.plan(known), compiler_of(prepared, self._farm)
-            refused = {trial.candidate for trial in _refused(plan, compiler)}
-            first = [one for one in plan.incumbent_candidates() if one not in refused]
+            known = KnownBefore(chosen=self.workbench.chosen)
+            goal, compiler = prepared.goal(known), compiler_of(prepared, self._farm)
+            refused = {trial.candidate for trial in _refused(goal, compiler)}
+            first = [one for one in goal.incumbent_candidates() if one not in refused]
             compiler.compile_ahead([*first, *prepared.strategy(known).ask()])
 
-    def bench(self, prepared: Prepared) -> GpuBench:
+    def bench(self, prepared: PreparedRun) -> GpuBench:
         """Raises MeasurerUnavailable, or BadInput for another kind of GPU."""
         request = self._request
         prepared.warm_up()  # the process still starts
@@ -343,7 +343,7 @@ class RecordedTimes:
     def __init__(self, workbench: Workbench) -> None:
         self.workbench = workbench
 
-    def bench(self, prepared: Prepared) -> SerialBench:
+    def bench(self, prepared: PreparedRun) -> SerialBench:
         assert prepared.recording is not None  # the request has one
         self._sha256 = prepared.recording.sha256
         replay = Replay(prepared.recording, prepared.request.device)
@@ -364,7 +364,7 @@ class PredictedTimes:
         self.workbench = workbench
         self.compiler: KernelCompiler | None = None
 
-    def bench(self, prepared: Prepared) -> SerialBench:
+    def bench(self, prepared: PreparedRun) -> SerialBench:
         farm = self.workbench.farm(0, triton_for(prepared.request.engine))
         self.compiler = compiler_of(prepared, farm)
         assert prepared.predictor is not None  # `prepare` refuses other requests
@@ -386,20 +386,22 @@ def open_source(request: Request, workbench: Workbench) -> TimeSource:
     return RecordedTimes(workbench) if replay else PredictedTimes(workbench)
 
 
-def compiler_of(prepared: Prepared, farm: Farm) -> KernelCompiler:
+def compiler_of(prepared: PreparedRun, farm: Farm) -> KernelCompiler:
     """What compiles the kernels of a run's candidates."""
     request = prepared.request
     bind = prepared.kernels.binder(request.problem, request.device.target)
     return KernelCompiler(farm, bind, request.device, prepared.companions)
 
 
-def own_launches(prepared: Prepared, workbench: Workbench) -> list[tuple[str, Candidate, Compiled]]:
+def own_launches(
+    prepared: PreparedRun, workbench: Workbench
+) -> list[tuple[str, Candidate, Compiled]]:
     """Compile what the engine runs at each point that a file holds: the name of the configuration,
     "default" or "shipped", the candidate, and the result.
     """
     named = {
         Candidate(point, config): name
-        for point, configs in prepared.plan(Known()).incumbents.items()
+        for point, configs in prepared.goal(KnownBefore()).incumbents.items()
         for name, config in configs.items()
     }
     compiler = compiler_of(prepared, workbench.farm(0, triton_for(prepared.request.engine)))

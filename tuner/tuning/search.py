@@ -70,7 +70,9 @@ class Search:
         self._seed = seed
         at = {point: spaces[point.part] for point in points} | dict(narrowed or {})
         self._tracks = [
-            Track(point, at[point], seeds.get(point, ()), sample_of(at[point], point, seed), model)
+            PointSearch(
+                point, at[point], seeds.get(point, ()), sample_of(at[point], point, seed), model
+            )
             for point in sorted(set(points))
         ]
         self._results: dict[Candidate, Measurement] = {}
@@ -93,7 +95,7 @@ class Search:
         """Take a result. The candidate need not have been proposed yet."""
         self._results.setdefault(candidate, measurement)
 
-    def _ready(self) -> list[Track]:
+    def _ready(self) -> list[PointSearch]:
         """The tracks for whose next round all results that it depends on are there."""
         finished = min((len(track.rounds) for track in self._tracks), default=0)  # of every point
         if finished and not any(track.rounds[finished - 1] for track in self._tracks):
@@ -101,15 +103,15 @@ class Search:
         behind = (track for track in self._tracks if len(track.rounds) == finished)
         return [track for track in behind if self._has_results(track)]
 
-    def _has_results(self, track: Track) -> bool:
+    def _has_results(self, track: PointSearch) -> bool:
         last = track.rounds[-1] if track.rounds else []
         return all(c in self._results for c in self._candidates(track, last))
 
     @staticmethod
-    def _candidates(track: Track, configs: Sequence[Config]) -> Iterator[Candidate]:
+    def _candidates(track: PointSearch, configs: Sequence[Config]) -> Iterator[Candidate]:
         return (Candidate(track.point, config) for config in configs)
 
-    def _next_round(self, track: Track) -> list[Config]:
+    def _next_round(self, track: PointSearch) -> list[Config]:
         """The track's next round, within the budget."""
         round_ = len(track.rounds)
         tried = track.before(round_)
@@ -136,7 +138,7 @@ class Search:
         return configs
 
     def _sources(
-        self, track: Track, round_: int, passed_over: Collection[Config]
+        self, track: PointSearch, round_: int, passed_over: Collection[Config]
     ) -> Iterator[Config]:
         """Configurations worth trying, best first, including tried and unaffordable ones.
 
@@ -158,19 +160,19 @@ class Search:
     def _random(self, point: Point, round_: int) -> random.Random:
         return random.Random(f"{self._seed}/{point}/{round_}")  # noqa: S311 (no secret)
 
-    def _winners_nearby(self, track: Track, round_: int) -> Iterator[Config]:
+    def _winners_nearby(self, track: PointSearch, round_: int) -> Iterator[Config]:
         """The best so far at the next smaller and the next larger point of the part."""
         for other in self._around(track, 1):
             if other is not track:
                 yield from itertools.islice(self._times(other, round_ - 1), self._budget.nearby)
 
-    def _around(self, track: Track, most: int) -> list[Track]:
+    def _around(self, track: PointSearch, most: int) -> list[PointSearch]:
         """A point and up to `most` points of its part on either side of it."""
         others = [other for other in self._tracks if other.point.part is track.point.part]
         here = others.index(track)
         return others[max(here - most, 0) : here + most + 1]
 
-    def _known(self, track: Track, round_: int) -> Iterator[tuple[list[float], float]]:
+    def _known(self, track: PointSearch, round_: int) -> Iterator[tuple[list[float], float]]:
         """Places and values at the point and at its neighbours, for the surrogate."""
         for other in self._around(track, _LEARN_FROM):
             # Without the other point's last round, which may still be running.
@@ -180,13 +182,13 @@ class Search:
                 slower = math.log(time_us / best)
                 yield other.place(config), min(slower, _HOPELESS)
 
-    def _times(self, track: Track, round_: int) -> dict[Config, float]:
+    def _times(self, track: PointSearch, round_: int) -> dict[Config, float]:
         """The microseconds of what was timed at a point before a round, the fastest first."""
         results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
         timed = [(m.median_us, c) for c, m in results.items() if m.median_us is not None]
         return {config: time_us for time_us, config in sorted(timed)}
 
-    def _pool(self, track: Track, round_: int) -> dict[Config, None]:
+    def _pool(self, track: PointSearch, round_: int) -> dict[Config, None]:
         """Configurations that a round looks at: what is near the best so far, and a sample.
 
         The last rounds look at the neighbours of the very best alone.
@@ -203,7 +205,7 @@ class Search:
         suggested = suggestions(space, results, self._random(track.point, round_).getrandbits(32))
         return dict.fromkeys([*near, *suggested, *track.sample])
 
-    def _broken(self, track: Track, round_: int) -> set[Config]:
+    def _broken(self, track: PointSearch, round_: int) -> set[Config]:
         """Configurations of the space that failed, or that are sure not to fit."""
         kernels = {
             config: self._results[Candidate(other.point, config)].status
@@ -215,7 +217,7 @@ class Search:
         too_large = [c for c, status in kernels.items() if status is Status.OUT_OF_RESOURCES]
         return broken.union(*map(track.space.as_large_as, too_large))
 
-    def _credit(self, track: Track, round_: int) -> int:
+    def _credit(self, track: PointSearch, round_: int) -> int:
         """How many kernels the track may add in a round: its share of what is left.
 
         Two points that propose the same kernel in the same round both pay for it and get one
@@ -226,7 +228,7 @@ class Search:
         share, extra = divmod(left, len(active))
         return share + ((active.index(track) + round_) % len(active) < extra)
 
-    def _most(self, track: Track) -> int:
+    def _most(self, track: PointSearch) -> int:
         return min(self._budget.per_point, len(track.space))
 
     def _compiled(self, round_: int) -> frozenset[tuple[Part, Config]]:
@@ -267,7 +269,7 @@ _PER_OCTAVE, _PER_PREDICTED, _PER_SIZE = 0.9, 1.6, 0.4
 
 
 @dataclass(eq=False)
-class Track:
+class PointSearch:
     """One point's rounds."""
 
     point: Point

@@ -78,7 +78,7 @@ class WhereNeeded:
         trusted: Mapping[Point, Config],
         listed: Callable[[Collection[Point]], Sequence[Candidate]],
     ) -> None:
-        """`trusted` is tried before, as the plan's; `listed` gives the candidates of points."""
+        """`trusted` is tried before, as the goal's; `listed` gives the candidates of points."""
         self._points, self._listed = points, listed
         self._waiting = {Candidate(point, config) for point, config in trusted.items()}
         self._needed = {point.size for point in points if point not in trusted}
@@ -122,7 +122,7 @@ class Watcher:
     def step(self, text: str) -> None:
         """What the run does now, in words; empty while it tries candidates."""
 
-    def planned(self, candidates: Collection[Candidate]) -> None:
+    def expected(self, candidates: Collection[Candidate]) -> None:
         """These candidates will be tried, and no others."""
 
     def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
@@ -151,7 +151,7 @@ Race = Callable[[Sequence[Candidate], int], dict[Candidate, Measurement]]
 
 
 @dataclass(frozen=True)
-class RunPlan:
+class RunGoal:
     """What a run must answer."""
 
     requested: Sequence[Point]  # the points to tune
@@ -193,7 +193,7 @@ class Outcome:
 
 
 def tune(
-    plan: RunPlan,
+    goal: RunGoal,
     strategy: Strategy,
     bench: Bench,
     stored: Sequence[Trial],
@@ -202,7 +202,7 @@ def tune(
     race: Race | None = None,
     tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
 ) -> Outcome:
-    """Run `plan`; raises NothingFits where a requested point has no entry, or MeasurerFailed where
+    """Run `goal`; raises NothingFits where a requested point has no entry, or MeasurerFailed where
     mishaps leave that open.
 
     `stored` are the trials that the run has already, or that need no try; `store` keeps further
@@ -214,14 +214,14 @@ def tune(
     started = time.perf_counter()
     trials = {trial.candidate: trial for trial in stored}
     if isinstance(strategy, FixedStrategy):
-        watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
-    explore(plan, strategy, bench, _keeper(trials, store, watcher), trials, watcher)
-    entries, unraced = _choose(plan, trials.values()), dict[Point, str]()
+        watcher.expected(dict.fromkeys([*goal.incumbent_candidates(), *strategy.left]))
+    explore(goal, strategy, bench, _keeper(trials, store, watcher), trials, watcher)
+    entries, unraced = _choose(goal, trials.values()), dict[Point, str]()
     if race is not None:
-        entries, raced, unraced = _race(plan, entries, trials, race, watcher)
+        entries, raced, unraced = _race(goal, entries, trials, race, watcher)
         trials |= raced
-    requested = set(plan.requested)
-    entries = keep_uncompared(entries, trials, plan.incumbents, requested, plan.previous)
+    requested = set(goal.requested)
+    entries = keep_uncompared(entries, trials, goal.incumbents, requested, goal.previous)
     if tell:
         entries = tell(entries, list(trials.values()))
     lost = [trial for trial in trials.values() if trial.lost]
@@ -229,16 +229,16 @@ def tune(
     bench.totals.extra |= {name: count for name, count in counts.items() if count}
     bench.totals.wall_s = time.perf_counter() - started
     refused = [trial for trial in trials.values() if trial.refused]
-    return Outcome(entries, mishap_lines(lost, refused, unraced, len(plan.requested)))
+    return Outcome(entries, mishap_lines(lost, refused, unraced, len(goal.requested)))
 
 
-def _choose(plan: RunPlan, trials: Iterable[Trial]) -> list[Entry]:
+def _choose(goal: RunGoal, trials: Iterable[Trial]) -> list[Entry]:
     """The entries. An error says what the compiler or the GPU said of the candidates."""
     tuned = _tritons(trials)
     try:
-        return plan.chooser.choose(tuned)
+        return goal.chooser.choose(tuned)
     except NothingFits as error:
-        requested = set(plan.requested)
+        requested = set(goal.requested)
         asked = [trial for trial in tuned if trial.candidate.point in requested]
         if lost := [trial for trial in asked if trial.lost]:
             raise all_lost(lost, len(asked)) from None
@@ -267,7 +267,7 @@ Raced = dict[Candidate, Trial]  # trials with what a race found
 
 
 def _race(
-    plan: RunPlan,
+    goal: RunGoal,
     entries: Sequence[Entry],
     trials: Mapping[Candidate, Trial],
     race: Race,
@@ -277,18 +277,18 @@ def _race(
     the points that keep the times of the search, with the reason.
     """
     others = [t for c, t in trials.items() if c.backend != TRITON and t.measurement.timed]
-    again = [*plan.chooser.finalists(_tritons(trials.values()), entries), *others]
+    again = [*goal.chooser.finalists(_tritons(trials.values()), entries), *others]
     raced, unraced = _raced(again, race, watcher)
     try:
-        return _choose_again(plan, trials, raced, unraced), raced, unraced
+        return _choose_again(goal, trials, raced, unraced), raced, unraced
     except (NothingFits, MeasurerFailed):
         lost = [trial for trial in raced.values() if trial.lost]
         if not lost:
             raise
         # What runs together was lost in part: at one point this, at another one that.
         verdicts = {c: trial for c, trial in raced.items() if not trial.measurement.timed}
-        unraced = dict.fromkeys(plan.requested, lost[0].measurement.detail)
-        return _choose_again(plan, trials, verdicts, unraced), verdicts, unraced
+        unraced = dict.fromkeys(goal.requested, lost[0].measurement.detail)
+        return _choose_again(goal, trials, verdicts, unraced), verdicts, unraced
 
 
 def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> tuple[Raced, dict[Point, str]]:
@@ -315,7 +315,7 @@ def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> tuple[Raced
 
 
 def _choose_again(
-    plan: RunPlan,
+    goal: RunGoal,
     trials: Mapping[Candidate, Trial],
     raced: Raced,
     unraced: Collection[Point],
@@ -323,7 +323,7 @@ def _choose_again(
     """The entries by what races found, and by the times of the search at points without a race,
     where nothing was compared that a race would compare.
     """
-    requested, own = set(plan.requested), set(plan.incumbent_candidates())
+    requested, own = set(goal.requested), set(goal.incumbent_candidates())
 
     def counts(trial: Trial) -> bool:
         if not trial.measurement.timed or trial.candidate.point not in requested:
@@ -333,11 +333,11 @@ def _choose_again(
         return trial.candidate in own or not trial.unchecked
 
     rest = (trial for c, trial in trials.items() if c not in raced and counts(trial))
-    return _choose(plan, [*raced.values(), *rest])
+    return _choose(goal, [*raced.values(), *rest])
 
 
 def explore(
-    plan: RunPlan,
+    goal: RunGoal,
     strategy: Strategy,
     bench: Bench,
     keep: Callable[[list[Trial]], None],
@@ -347,7 +347,7 @@ def explore(
     """Try the incumbents and what the strategy asks for; `keep` gets each batch of new trials."""
     asked: dict[Candidate, int] = {}  # candidate -> its position; answers are told in this order
     waiting: set[Candidate] = set()
-    proposals: Iterable[Candidate] = plan.incumbent_candidates() or strategy.ask()
+    proposals: Iterable[Candidate] = goal.incumbent_candidates() or strategy.ask()
     while True:
         proposals = [c for c in proposals if c not in asked]
         asked |= {candidate: i for i, candidate in enumerate(proposals, start=len(asked))}

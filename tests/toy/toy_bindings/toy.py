@@ -17,8 +17,8 @@ from tuner.engines.engine import Engine
 from tuner.engines.file_engine import PointwiseFiles
 from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, MalformedConfigFile
-from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.sized_files import Content, SizedFile, plan_files
+from tuner.export.delivery import Delivery, ExportFile
+from tuner.export.sized_files import Content, SizedFile, build_files
 from tuner.kernels.binding import Binding, Constant, FamilyKernels, Integer, Pointer, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Problem
@@ -67,9 +67,9 @@ class Toys(PointwiseFiles[Scale, ToyKey, Kernels]):
     def default_config(self, problem: Scale, device: Device, batch_size: int) -> Config:
         return Config({"BLOCK": 128, "num_warps": 4})
 
-    def lift(self, backend: str = CUDA) -> Kernels:
+    def lift(self, platform: str = CUDA) -> Kernels:
         root, origin = self.engine.root, f"{self.engine.name} {self.engine.version}"
-        return Kernels(lift(root / "kernels.py", ("scale_kernel",), root, origin, backend))
+        return Kernels(lift(root / "kernels.py", ("scale_kernel",), root, origin, platform))
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ class ToyDelivery(Delivery):
     def obstacle(self, *, into_engine: bool) -> str:
         return "toys do not belong in the engine's package" if into_engine else ""
 
-    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
-        return plan_files(winners, ToyLayout(self.toys, device, root))
+    def files(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
+        return build_files(winners, ToyLayout(self.toys, device, root))
 
-    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+    def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
         for file in files:
             if file.path.read_text() != file.text():
                 raise ExportRefused(f"{file.path} does not read as it was written")

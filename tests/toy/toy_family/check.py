@@ -9,7 +9,7 @@ from toy_family.problem import Kernel, Scale
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import Engine
-from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
+from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
 from tuner.problems.points import Candidate, Point
 
 FILE_OPTIONS: tuple[str, ...] = ()
@@ -38,10 +38,10 @@ def asked_names(problems: Sequence[Scale], device: Device, engine: Engine) -> li
 def check_files(
     files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
 ) -> ToyCheck:
-    return check_plans(ToyCheck, [_plan(path, device, engine) for path in files], device, engine)
+    return check_groups(ToyCheck, [_group(path, device, engine) for path in files], device, engine)
 
 
-def _plan(path: Path, device: Device, engine: Engine) -> CheckPlan[Scale]:
+def _group(path: Path, device: Device, engine: Engine) -> CheckGroup[Scale]:
     toys = toy_engine(engine)
     key = toys.read_file_name(path.name)
     problem, entries = Scale(key.columns), read_config_file(path, toys.fields_of(key)).entries
@@ -49,6 +49,6 @@ def _plan(path: Path, device: Device, engine: Engine) -> CheckPlan[Scale]:
         EntryToCheck(Kernel.SCALE, rows, config, Candidate(Point(rows, Kernel.SCALE), config))
         for rows, config in entries.items()
     ]
-    return CheckPlan(
-        str(path), problem, toys.lift(device.target.backend).binder(problem, device.target), asked
+    return CheckGroup(
+        str(path), problem, toys.lift(device.target.platform).binder(problem, device.target), asked
     )

@@ -15,10 +15,10 @@ from tuner.problems.results import (
     Trial,
 )
 from tuner.tuning.report import EntryTable
-from tuner.tuning.request import Known, Prepared, Request, recording_of
+from tuner.tuning.request import KnownBefore, PreparedRun, Request, recording_of
 from tuner.tuning.search import Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import RunPlan, Strategy, everything
+from tuner.tuning.tune import RunGoal, Strategy, everything
 
 SPACE = Space({"BLOCK": (64, 128, 256, 512), "num_warps": (1, 2, 4)})
 
@@ -65,7 +65,7 @@ class FastestOfEach:
         )
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     assert isinstance(request.problem, Scale)
     assert isinstance(request.selected, Rows)
     problem, device, engine = request.problem, request.device, toy_engine(request.engine)
@@ -76,19 +76,19 @@ def prepare(request: Request) -> Prepared:
     default = engine.default_config(problem, device, 1)
     runs = {point: engine.incumbents(problem, device, point.batch_size) for point in points}
 
-    def strategy(known: Known) -> Strategy:
+    def strategy(known: KnownBefore) -> Strategy:
         if request.source.kind is not MeasureKind.REPLAY:
             return everything(dict.fromkeys(points, SPACE))
         budget = budget_for(request.effort, len(points), len(SPACE))
         seeds = {point: [default] for point in points}
         return Search({Kernel.SCALE: SPACE}, points, seeds, budget, request.seed)
 
-    return Prepared(
+    return PreparedRun(
         request=request,
         points=points,
         spaces={Kernel.SCALE: SPACE},
-        kernels=engine.lift(device.target.backend),
-        plan=lambda known: RunPlan(points, runs, FastestOfEach(points, default)),
+        kernels=engine.lift(device.target.platform),
+        goal=lambda known: RunGoal(points, runs, FastestOfEach(points, default)),
         strategy=strategy,
         predictor=Predictor(),
         tries={point.size: len(SPACE) for point in points},

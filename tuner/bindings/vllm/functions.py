@@ -79,8 +79,8 @@ def device_functions(engine: VLLM, source: str, device: Device) -> EngineFunctio
 def _stand_ins(target: Target, device_name: str, launches: list[KernelLaunch]) -> dict[str, object]:
     triton = stand_in_triton(launches.append)
     platform = {
-        "is_cuda": lambda: target.backend == CUDA,
-        "is_rocm": lambda: target.backend == HIP,
+        "is_cuda": lambda: target.platform == CUDA,
+        "is_rocm": lambda: target.platform == HIP,
         "is_xpu": lambda: False,
         "is_device_capability": target.is_sm,
         "has_device_capability": target.is_sm_or_later,

@@ -10,8 +10,8 @@ from tuner.families.scans.sources import ScanSources
 
 def _first_calls(scan: Scan) -> Scan:
     """The last states go straight into the cache, so no kernel finds them at sequences' ends."""
-    once = {part: replace(stage, calls=stage.calls[:1]) for part, stage in scan.stages.items()}
-    return replace(scan, stages=once)
+    once = {part: replace(tuned, calls=tuned.calls[:1]) for part, tuned in scan.kernels.items()}
+    return replace(scan, kernels=once)
 
 
 SOURCES = ScanSources(

@@ -12,6 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.archive import BundleFile, pack
+from tuner.deploy.bundle.asked_files import (
+    SET_CONFIG,
+    AskedFile,
+    FileComparison,
+    asked_files,
+    compare_files,
+    dispatch_notes,
+    file_names,
+    not_known,
+    server_flags,
+    winners_of_servers,
+)
 from tuner.deploy.bundle.commands import (
     CARRY_OVER,
     environment_notes,
@@ -21,18 +33,6 @@ from tuner.deploy.bundle.commands import (
     uses_rdma,
 )
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
-from tuner.deploy.bundle.keys import (
-    SET_CONFIG,
-    AskedFile,
-    Keys,
-    asked_files,
-    compare_keys,
-    dispatch_notes,
-    file_names,
-    not_known,
-    server_flags,
-    winners_of_servers,
-)
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
     CONFIGS,
@@ -58,7 +58,7 @@ from tuner.deploy.bundle.scripts import (
     fabric_script,
 )
 from tuner.deploy.cluster import Cluster
-from tuner.deploy.preflight import Expected, PreflightReport, build_single_file
+from tuner.deploy.preflight import Expected, PreflightResult, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
@@ -86,7 +86,7 @@ class Bundle:
     name: str
     archive: bytes
     manifest: dict[str, Any]
-    keys: Keys
+    compared: FileComparison
 
     @property
     def notes(self) -> list[str]:
@@ -104,7 +104,7 @@ def build_bundle(
     allow_missing: bool = False,
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
-    report: PreflightReport | None = None,
+    preflight: PreflightResult | None = None,
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
@@ -118,7 +118,7 @@ def build_bundle(
     MalformedCluster for a launch that the cluster's engine cannot do.
     """
     name = f"{cluster.name}-{device.name}"
-    environments = node_environments(cluster, report)
+    environments = node_environments(cluster, preflight)
     asked = _asked(cluster, engine, device)
     mine = _winners_to_ship(winners, wanted, asked, cluster, engine, device)
     usable, unusable = usable_winners(with_shipped(mine), engine)
@@ -135,13 +135,13 @@ def build_bundle(
     alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
     read = None if asked is None else [file for file in asked if file.problem not in alone]
     stored = list(dict.fromkeys(winner.problem for winner in winners))
-    keys, missing = _keys(
+    compared, missing = _compared(
         read, folder, left_out, stored, cluster, engine, device, allow_missing=allow_missing
     )
     files |= {f"{CONFIGS}/{path}": BundleFile(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = [*missing, *environment_notes(cluster, environments, report)]
+    notes = [*missing, *environment_notes(cluster, environments, preflight)]
     notes += [*_notes(cluster, engine, statuses), *unusable]
     if not folder.files:
         notes.append("no tuned file is in the bundle: all is left alone, as notes say")
@@ -150,21 +150,21 @@ def build_bundle(
     notes += dispatch_notes(usable, cluster, engine, device)
     rdma = any(uses_rdma(cluster, variables) for variables in environments)
     no_kubernetes = no_manifest_reason(cluster, environments)
-    facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
+    facts = (name, cluster, device.name, folder.hash, statuses, notes, compared, no_kubernetes)
     files["README.md"] = _text(readme_text(*facts, pointers=pointers, privileged=rdma))
     files[SUMS] = _text(sums_text(files))
     manifest = {
         **_identity(name, cluster, device, rdma=rdma),
         "configs": {"tuned_for": f"{engine.name} {engine.version}", "hash": folder.hash},
         "environments": known,
-        "keys": keys.as_json(),
+        "keys": compared.as_json(),
         "statuses": statuses,
         "entries": entries,
         "notes": notes,
         "files": file_rows(files, _origins(folder, engine)),
     }
     files[NAME] = _text(manifest_text(manifest))
-    return Bundle(name, pack(name, files), manifest, keys)
+    return Bundle(name, pack(name, files), manifest, compared)
 
 
 def _winners_to_ship(
@@ -204,7 +204,7 @@ def _asked(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile] 
         return None
 
 
-def _keys(
+def _compared(
     asked: Sequence[AskedFile] | None,
     folder: ConfigFolder,
     left_out: Sequence[LeftOut],
@@ -214,13 +214,13 @@ def _keys(
     device: Device,
     *,
     allow_missing: bool,
-) -> tuple[Keys, list[str]]:
-    """(the keys asked and bundled, notes)."""
+) -> tuple[FileComparison, list[str]]:
+    """(the files asked and bundled, notes)."""
     if asked is None:
-        keys = Keys((), file_names(folder.tuned))
-        return keys, [f"{not_known(cluster)}; {SET_CONFIG}"]
+        compared = FileComparison((), file_names(folder.tuned))
+        return compared, [f"{not_known(cluster)}; {SET_CONFIG}"]
     bundled = folder.tuned, left_out, stored
-    return compare_keys(asked, *bundled, engine, device, allow_missing=allow_missing)
+    return compare_files(asked, *bundled, engine, device, allow_missing=allow_missing)
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:

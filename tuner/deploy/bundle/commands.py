@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.bindings.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
 from tuner.deploy.cluster import RAY_UNTIL, Cluster, ClusterNode
-from tuner.deploy.preflight import PreflightReport
+from tuner.deploy.preflight import PreflightResult
 from tuner.deploy.preflight.check_network import HOST_VARIABLES, INTERFACE_VARIABLES
 from tuner.deploy.preflight.network import is_ip
 from tuner.engines.launch import all_config_variables
@@ -149,7 +149,7 @@ def has_attention(pointers: Sequence[str]) -> bool:
 
 
 def node_environments(
-    cluster: Cluster, report: PreflightReport | None = None
+    cluster: Cluster, preflight: PreflightResult | None = None
 ) -> list[dict[str, str]]:
     """The variables of each node, in the cluster's order, without those of the config folder.
 
@@ -163,7 +163,7 @@ def node_environments(
                 raise MalformedCluster(
                     f"{where} holds {name}, which the bundle's scripts set themselves"
                 )
-    proposed = {node.name: node.environment for node in report.nodes} if report else {}
+    proposed = {node.name: node.environment for node in preflight.nodes} if preflight else {}
     return [
         _environment(cluster, node, proposed.get(node.name) or proposed.get(node.host) or {})
         for node in cluster.nodes
@@ -197,12 +197,12 @@ def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
 def environment_notes(
     cluster: Cluster,
     environments: Sequence[Mapping[str, str]],
-    report: PreflightReport | None = None,
+    preflight: PreflightResult | None = None,
 ) -> Iterator[str]:
     """Notes about the variables for the operator, one sentence each."""
     if len(cluster.nodes) == 1:
         return
-    captured = {node.name for node in report.nodes} if report else set()
+    captured = {node.name for node in preflight.nodes} if preflight else set()
     nodes = [
         (node.name, variables)
         for node, variables in zip(cluster.nodes, environments, strict=True)

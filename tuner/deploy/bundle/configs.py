@@ -15,7 +15,7 @@ from tuner.engines.engine import Engine, release_of
 from tuner.engines.launch import all_config_variables, config_folder_since, config_variables
 from tuner.errors import ExportRefused
 from tuner.export.advice import Advice
-from tuner.export.delivery import PlannedFile
+from tuner.export.delivery import ExportFile
 from tuner.export.export import deliveries_for, export, packaged_to_carry, writable
 from tuner.export.selection import LeftOut
 from tuner.problems.points import Problem
@@ -38,7 +38,7 @@ class ConfigFolder:
 
     files: Mapping[str, bytes]  # path below the folder -> content
     tuned: Sequence[TunedFile]
-    exported: Sequence[PlannedFile]
+    exported: Sequence[ExportFile]
     variables: tuple[str, ...]  # that point servers at it
     hash: str  # the preflight computes the same hash on a node
     left_out: Sequence[LeftOut]  # whose files cannot be written
@@ -93,7 +93,7 @@ def _own_folder_text(name: str, engine: Engine, device: Device) -> str:
 
 def _overlay(
     winners: Sequence[Winner], engine: Engine, device: Device, root: Path
-) -> tuple[list[TunedFile], list[PlannedFile]]:
+) -> tuple[list[TunedFile], list[ExportFile]]:
     deliveries = deliveries_for(winners, engine)
     for delivery in deliveries:
         if delivery.variable is None:

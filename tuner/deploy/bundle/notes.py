@@ -12,7 +12,7 @@ from tuner.engines.engine import Engine
 from tuner.engines.settings import options_text
 from tuner.errors import ExportRefused
 from tuner.export.advice import Advice, Verdict
-from tuner.export.delivery import PlannedFile
+from tuner.export.delivery import ExportFile
 from tuner.export.export import loadable
 from tuner.export.selection import left_out_lines
 from tuner.problems.points import Problem
@@ -54,7 +54,7 @@ def usable_winners(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winn
     return kept, left_out_lines(left_out)
 
 
-def attention_notes(exported: Sequence[PlannedFile]) -> list[str]:
+def attention_notes(exported: Sequence[ExportFile]) -> list[str]:
     """Notes about the attention files for the operator, one sentence each."""
     if not any(isinstance(file, AttentionFileExport) for file in exported):
         return []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
+from tuner.deploy.bundle.asked_files import FileComparison
 from tuner.deploy.bundle.commands import endpoint, has_attention
-from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
 from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name
@@ -22,7 +22,7 @@ _TEXT = """\
 {notes}
 | the servers ask for | in this bundle |
 |---|---|
-{keys}
+{compared}
 
 Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`. `sha256sum -c SHA256SUMS`
 in it finds damage; MANIFEST.json says where each entry is from. The head is {head}.
@@ -133,7 +133,7 @@ def readme_text(
     folder_hash: str,
     statuses: Mapping[str, int],
     notes: Sequence[str],
-    keys: Keys,
+    compared: FileComparison,
     no_kubernetes: str,
     *,
     pointers: Sequence[str],
@@ -158,7 +158,7 @@ def readme_text(
         tp=cluster.parallel.tp,
         counts="\n".join(f"- {n} entries: {_COUNTED.get(one, one)}" for one, n in statuses.items()),
         notes="".join(f"\n> {note}\n" for note in notes),
-        keys="\n".join(f"| `{one}` | {state} |" for one, state in keys.rows()),
+        compared="\n".join(f"| `{one}` | {state} |" for one, state in compared.rows()),
         same=_SAME.format(variables=variables, hash=folder_hash) if pointers else "",
         twice=f", with this bundle and, to compare, without {variables}" if pointers else "",
         attention=_attention(image) if has_attention(pointers) else "",

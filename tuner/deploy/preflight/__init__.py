@@ -4,15 +4,15 @@ All modules also run as one file on Python 3.8 or later. So they import only the
 of Python 3.8, and `tuner.errors` and `tuner.shell`.
 """
 
+from tuner.deploy.preflight.all_checks import PreflightResult, render, run_preflight
 from tuner.deploy.preflight.capture import capture, captured_text
 from tuner.deploy.preflight.facts import Expected
 from tuner.deploy.preflight.main import check_here, parse_nodes
-from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.deploy.preflight.single_file import build_single_file
 
 __all__ = [
     "Expected",
-    "PreflightReport",
+    "PreflightResult",
     "build_single_file",
     "capture",
     "captured_text",

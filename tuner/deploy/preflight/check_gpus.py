@@ -139,8 +139,8 @@ def _nowhere_near(node: Node) -> Iterator[Finding]:
     far = [PcieSwitch([gpu], []) for gpu, kind in nearest.items() if kind not in SOCKET]
     every = [PcieSwitch([gpu], []) for gpu in nearest]
     words = "; ".join(distances(topology, every))
-    report = node.warning if far and len(far) < len(every) else node.info
-    yield report(
+    finding = node.warning if far and len(far) < len(every) else node.info
+    yield finding(
         "no-near-hca",
         f"no RDMA device shares a PCIe switch with a GPU: {words}",
         "nothing to do on a machine without PCIe switches; otherwise put the RDMA cards into slots "

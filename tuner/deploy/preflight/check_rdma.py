@@ -220,8 +220,8 @@ def _slow_rails(node: Node, links: NodeLinks) -> Iterator[Finding]:
 def slow_rails(node: Node, slow: list[str], fastest: int, others: str) -> Finding:
     """An error for devices at less than half of the rate that others have, else a warning."""
     rates = {device: rate_of(node, device) for device in slow}
-    report = node.error if 2 * min(rates.values()) < fastest else node.warning
-    return report(
+    finding = node.error if 2 * min(rates.values()) < fastest else node.warning
+    return finding(
         "rail-slow",
         f"{', '.join(f'{device} runs at {rate} Gb/s' for device, rate in rates.items())}, and "
         f"{others} at {fastest}: the slowest sets the pace of all",

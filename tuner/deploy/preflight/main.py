@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tuner.deploy.preflight.all_checks import PreflightResult, render, run_preflight
 from tuner.deploy.preflight.capture import capture, captured_text
 from tuner.deploy.preflight.facts import Expected, read_expected
-from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.errors import BadInput
 
 
@@ -32,7 +32,7 @@ def check_here(
     image: str = "",
     config_dir: str = "",
     expected: Expected | None = None,
-) -> PreflightReport:
+) -> PreflightResult:
     """Capture this machine into a temporary folder, and check it."""
     with tempfile.TemporaryDirectory() as folder:
         image = image or (expected.image if expected else "")
@@ -61,12 +61,12 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         expected = read_expected(options.cluster) if options.cluster else None
         if options.node:
-            report = run_preflight(parse_nodes(options.node), expected)
+            result = run_preflight(parse_nodes(options.node), expected)
         else:
-            report = check_here(options.image, options.config_dir, expected)
+            result = check_here(options.image, options.config_dir, expected)
     except BadInput as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    text = json.dumps(report.as_dict(), indent=2) + "\n" if options.json else render(report)
+    text = json.dumps(result.as_dict(), indent=2) + "\n" if options.json else render(result)
     sys.stdout.write(text)
-    return 0 if report.ok else 1
+    return 0 if result.ok else 1

@@ -22,7 +22,7 @@ from tuner.backends.operands import AttentionOperands as Operands
 from tuner.backends.operands import Call, need
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage
+from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.families.attention.splits import EDGES, KV_SPLITS, Lengths, parts_of, ragged
 from tuner.kernels.values import launch_values
 from tuner.measure.timing import LAUNCHES, BoundKernel, ColdCache, Reference
@@ -43,11 +43,11 @@ class AttentionBatch:
     cold: ColdCache | None = None  # None: nothing is read from a cache of keys and values
 
     def before(self, part: Part) -> Callable[[], object] | None:
-        """What a stage's launches find: the cache of keys and values in memory, and not in L2.
+        """What a part's launches find: the cache of keys and values in memory, and not in L2.
 
-        The second stage of decode reads what the first one has just written.
+        The second kernel of decode reads what the first one has just written.
         """
-        return self.cold.push_out if self.cold and part is not Stage.REDUCE else None
+        return self.cold.push_out if self.cold and part is not AttentionPart.REDUCE else None
 
     def arguments(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each launch of a graph, with a configuration's splits."""
@@ -102,7 +102,7 @@ class AttentionBatches:
         self._byte_limit = min(KEPT_BYTES, total // 2)
 
     def at(self, point: Point) -> AttentionBatch:
-        """A point's batch, which both stages of decode share."""
+        """A point's batch, which both kernels of decode share."""
         key = point.batch_size, point.new_tokens, point.cached_tokens
         if key not in self._kept:
             self._kept[key] = self._make(point)
@@ -178,14 +178,14 @@ class AttentionBatches:
 
 
 def check(
-    kernels: Mapping[Stage, tuple[BoundKernel, BoundKernel]],
+    kernels: Mapping[AttentionPart, tuple[BoundKernel, BoundKernel]],
     batches: AttentionBatches,
     batch: AttentionBatch,
     config: Config,
 ) -> float:
     """The worst error of a phase's kernels, on outputs that were filled with NaN.
 
-    `kernels` has two for each stage: one bound to the edge cases, one bound to the batch. `config`
+    `kernels` has two for each part: one bound to the edge cases, one bound to the batch. `config`
     says the splits, where it chooses them.
     """
     edges = batches.edges
@@ -221,7 +221,7 @@ def _called(library: Library, batch: AttentionBatch) -> Inputs:
 
 
 def _run(batch: AttentionBatch, kernels: Sequence[BoundKernel], config: Config) -> None:
-    """Run all stages once on the batch's first inputs."""
+    """Run all kernels once on the batch's first inputs."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))
     tensors = batch.tensors(inputs, config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.families.attention.problem import Attention, Stage, bucket_of
+from tuner.families.attention.problem import Attention, AttentionPart, bucket_of
 from tuner.families.attention.workloads import WorkPoint
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
@@ -46,8 +46,8 @@ class Bucket:
 
 
 def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
-    """The buckets of every stage of the problem, in order of part and size."""
-    found: dict[tuple[Stage, int, int], dict[Point, float]] = {}
+    """The buckets of every part of the problem, in order of part and size."""
+    found: dict[tuple[AttentionPart, int, int], dict[Point, float]] = {}
     for work in points:
         for part in problem.parts:
             asked = Point(work.batch_size, part, work.new_tokens, work.cached_tokens)

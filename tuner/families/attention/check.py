@@ -17,14 +17,14 @@ from tuner.families.attention.engine import (
     attention_engine,
 )
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage
+from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.families.attention.space import smaller_configs
 from tuner.families.check import (
     Check,
     CheckedEntry,
-    CheckPlan,
+    CheckGroup,
     EntryToCheck,
-    compile_plans,
+    compile_groups,
     runs_of,
 )
 from tuner.problems.points import Candidate, Config, Point
@@ -104,40 +104,40 @@ def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
 def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
     """Compile the kernels that the engine would launch for the problems on the device.
 
-    Compiled kernels do not depend on the batch, so one point of each stage is enough. Raises
+    Compiled kernels do not depend on the batch, so one point of each part is enough. Raises
     UnsupportedKernel if the engine has no kernel for a problem.
     """
     attention = attention_engine(engine)
-    kernels = attention.lift(device.target.backend)
+    kernels = attention.lift(device.target.platform)
     run = [_as_the_engine_runs(problem, attention, device) for problem in problems]
-    plans = [_plan(problem, kernels, device) for problem in run]
+    groups = [_group(problem, kernels, device) for problem in run]
     with Farm(triton=triton_for(engine)) as farm:
-        found = compile_plans(farm, plans, device)
-        asked = [(plan.problem, one.candidate) for plan in plans for one in plan.entries]
+        found = compile_groups(farm, groups, device)
+        asked = [(group.problem, one.candidate) for group in groups for one in group.entries]
         entries = [
             _checked(farm, kernels, device, problem, candidate, entry)
             for (problem, candidate), entry in zip(asked, found, strict=True)
         ]
         too_large = [one for (one, _), entry in zip(asked, found, strict=True) if _large(entry)]
         remedy = _remedy(farm, attention, device, too_large)
-    runs = runs_of(plans, device, engine)
+    runs = runs_of(groups, device, engine)
     return AttentionCheck(device, entries, runs, engine=kernels.origin, remedy=remedy)
 
 
-def _plan(
+def _group(
     problem: Attention,
     kernels: AttentionKernels,
     device: Device,
     candidates: Sequence[Candidate] = (),
-) -> CheckPlan[Attention]:
+) -> CheckGroup[Attention]:
     """The problem's launches, with the engine's default constants unless candidates are given."""
     target = device.target
-    points = [_point(problem, stage) for stage in problem.parts]
+    points = [_point(problem, part) for part in problem.parts]
     asked = candidates or [
         Candidate(point, kernels.default_config(problem, point, target)) for point in points
     ]
     entries = [EntryToCheck(one.point.part, one.point.batch_size, one.config, one) for one in asked]
-    return CheckPlan(problem.spec(), problem, kernels.binder(problem, target), entries)
+    return CheckGroup(problem.spec(), problem, kernels.binder(problem, target), entries)
 
 
 def _large(entry: CheckedEntry) -> bool:
@@ -175,9 +175,9 @@ def _fit_patched(
     with tempfile.TemporaryDirectory() as folder:
         patched = Path(folder, remedy.file.name)
         patched.write_bytes(remedy.patched.encode("utf-8"))
-        kernels = attention.lift(device.target.backend, {AttentionPhase.EXTEND: patched})
-        plans = [_plan(problem, kernels, device) for problem in problems]
-        return all(entry.fits for entry in compile_plans(farm, plans, device))
+        kernels = attention.lift(device.target.platform, {AttentionPhase.EXTEND: patched})
+        groups = [_group(problem, kernels, device) for problem in problems]
+        return all(entry.fits for entry in compile_groups(farm, groups, device))
 
 
 def _checked(
@@ -188,11 +188,11 @@ def _checked(
     default: Candidate | None,
     entry: CheckedEntry,
 ) -> CheckedKernel:
-    assert default is not None  # `_plan` gives each entry one
+    assert default is not None  # `_group` gives each entry one
     smaller = None
     if _large(entry):
         less = [Candidate(default.point, config) for config in smaller_configs(default.config)]
-        tried = compile_plans(farm, [_plan(problem, kernels, device, less)], device)
+        tried = compile_groups(farm, [_group(problem, kernels, device, less)], device)
         smaller = next((one.config for one in tried if one.fits), None)
     kernel = kernels.launch(problem, default.point, device.target).kernel
     return CheckedKernel(**vars(entry), kernel=kernel, fits_with=smaller)
@@ -204,12 +204,12 @@ def _as_the_engine_runs(problem: Attention, engine: AttentionEngine, device: Dev
     return problem.with_room(engine.most_splits(problem, device.sm_count))
 
 
-def _point(problem: Attention, stage: Stage) -> Point:
+def _point(problem: Attention, part: AttentionPart) -> Point:
     decode, prefill = (
         problem.phase is AttentionPhase.DECODE,
         problem.phase is AttentionPhase.PREFILL,
     )
-    return Point(1, stage, 1 if decode else 128, 0 if prefill else 1024)
+    return Point(1, part, 1 if decode else 128, 0 if prefill else 1024)
 
 
 def _why(checked: CheckedKernel) -> str:

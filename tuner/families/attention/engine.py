@@ -59,9 +59,9 @@ class AttentionEngine(ABC):
 
     @abstractmethod
     def lift(
-        self, backend: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
+        self, platform: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
     ) -> AttentionKernels:
-        """The kernels for a backend, "cuda" or "hip". Using them may raise UnsupportedKernel.
+        """The kernels for a platform, "cuda" or "hip". Using them may raise UnsupportedKernel.
 
         `sources` has files to read instead of the engine's own, such as a patched copy.
         """

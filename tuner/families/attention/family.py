@@ -14,8 +14,8 @@ from tuner.devices.table import Device
 from tuner.families.attention.problem import (
     ATTENTION_PROBLEMS,
     Attention,
+    AttentionPart,
     AttentionPhase,
-    Stage,
     parse_attention,
     same_shape,
 )
@@ -71,7 +71,7 @@ def least_us(problem: Attention, point: Point, device: Device) -> float:
     All cached keys and values are read from memory. The sequences have the lengths with which the
     point is measured (`ragged`, seed 0).
     """
-    if point.part is Stage.REDUCE:
+    if point.part is AttentionPart.REDUCE:
         return _reduce_us(problem, point, device)
     lengths = ragged(problem, point, 0)
     pairs = sum(
@@ -219,7 +219,7 @@ FAMILY = Family(
     problems=ATTENTION_PROBLEMS,
     example="decode_attention:q_heads=..,kv_heads=..,Lq=..,Lv=..,dtype=..",
     parse=parse_attention,
-    parts=Stage,
+    parts=AttentionPart,
     shaping=(
         DP,
         Option(

@@ -19,7 +19,7 @@ from tuner.families.attention.batch import (
     check_library,
 )
 from tuner.families.attention.engine import attention_engine, engine_config
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage
+from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.families.attention.splits import BOTH, MOST, launched
 from tuner.measure.library_calls import backend_of, chains_of, measured
 from tuner.measure.messages import measurement_fields, read_point
@@ -51,7 +51,7 @@ class AttentionOnGpu:
         self._shared_bytes = triton_gpu["max_shared_mem"]  # it takes a millisecond to ask
         self._problem = problem
         engine = attention_engine(find_engine(request["engine"]))
-        self._kernels = engine.lift(self._target.backend)
+        self._kernels = engine.lift(self._target.platform)
         self._engines_splits = engine.most_splits(problem, properties.multi_processor_count)
         lifted = self._kernels.lifted(self._problem.phase)
         self._source = lifted.write(Path(request["lifted_dir"]))
@@ -104,7 +104,7 @@ class AttentionOnGpu:
         return {"measurements": measurements}
 
     def _measure_library(self, point: Point, name: str) -> Measurement:
-        """Check another backend, then time it. At decode, its time is that of both stages."""
+        """Check another backend, then time it. At decode, its time is that of both kernels."""
         found: list[AttentionBatch] = []
 
         def error() -> float:
@@ -135,22 +135,22 @@ class AttentionOnGpu:
         )
 
     def _checked(self, point: Point, config: Config) -> tuple[BoundKernel, float]:
-        """The point's kernel and its worst error, beside the engine's kernels of other stages."""
+        """The point's kernel and its worst error, beside the engine's kernels of other parts."""
         edge = self._batches.edges.point
         pairs = {}
-        for stage in self._problem.parts:
-            here = replace(point, part=stage)
-            used = config if stage is point.part else self._companion(here, config)
-            at_edge = self._kernel(replace(edge, part=stage), used)
-            pairs[stage] = at_edge, self._kernel(here, used)
-        assert isinstance(point.part, Stage)  # the problem is attention
+        for part in self._problem.parts:
+            here = replace(point, part=part)
+            used = config if part is point.part else self._companion(here, config)
+            at_edge = self._kernel(replace(edge, part=part), used)
+            pairs[part] = at_edge, self._kernel(here, used)
+        assert isinstance(point.part, AttentionPart)  # the problem is attention
         error = check(pairs, self._batches, self._batches.at(point), config)
         return pairs[point.part][1], error
 
     def _fill(self, point: Point, config: Config) -> None:
-        """Run decode's first stage, because the second reads its results."""
+        """Run decode's first kernel, because the second reads its results."""
         if self._problem.phase is AttentionPhase.DECODE:
-            decode = replace(point, part=Stage.DECODE)
+            decode = replace(point, part=AttentionPart.DECODE)
             self._checked(decode, self._companion(decode, config))
 
     def _default(self, point: Point) -> Config:
@@ -158,7 +158,7 @@ class AttentionOnGpu:
         return engine_config(*own, self._engines_splits)
 
     def _companion(self, point: Point, beside: Config) -> Config:
-        """The configuration of another stage: the engine's, or a smaller one if it does not fit.
+        """The configuration of another part: the engine's, or a smaller one if it does not fit.
         It has the splits of the configuration beside it.
         """
         splits = {name: beside[name] for name in BOTH if name in beside}

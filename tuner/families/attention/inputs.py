@@ -109,7 +109,7 @@ def launch(
     target: Target,
     tensors: Mapping[str, Tensor],
 ) -> Any:  # noqa: ANN401 (triton.compiler.CompiledKernel; None from the interpreter)
-    """Run a stage's lifted kernel (`load_lifted`) once on the tensors' device with Triton's JIT."""
+    """Run a part's lifted kernel (`load_lifted`) once on the tensors' device with Triton's JIT."""
     binding = kernels.bind(problem, point, config, target)
     grid = kernels.grid(problem, point, config, target)
     values = launch_values(binding, tensors)

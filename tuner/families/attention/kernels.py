@@ -43,7 +43,7 @@ class AttentionKernels(ABC):
 
     @abstractmethod
     def launch(self, problem: Attention, point: Point, target: Target) -> KernelLaunch:
-        """The engine's launch for a point's stage."""
+        """The engine's launch for a point's part."""
 
     @abstractmethod
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:

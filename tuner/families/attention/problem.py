@@ -24,7 +24,7 @@ _FIELDS = (
 ENGINE_KV_SPLITS = 8  # the default of sglang's --triton-attention-num-kv-splits
 
 
-class Stage(Part):
+class AttentionPart(Part):
     """The kernels of attention. Each is launched, and so configured, separately."""
 
     EXTEND = "extend"  # new tokens attend to a cached prefix and to each other
@@ -44,7 +44,7 @@ class Stage(Part):
         }
 
 
-BucketKey = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
+BucketKey = tuple[AttentionPart, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
 
 class AttentionPhase(str, Enum):
@@ -110,11 +110,11 @@ class Attention:
         return f"{self.phase.value}_attention"
 
     @property
-    def parts(self) -> tuple[Stage, ...]:
+    def parts(self) -> tuple[AttentionPart, ...]:
         """The kernels that the phase launches, in order."""
         if self.phase is AttentionPhase.DECODE:
-            return (Stage.DECODE, Stage.REDUCE)
-        return (Stage(self.phase.value),)
+            return (AttentionPart.DECODE, AttentionPart.REDUCE)
+        return (AttentionPart(self.phase.value),)
 
     @property
     def group(self) -> int:
@@ -172,8 +172,8 @@ class Attention:
 
 def bucket_of(point: Point) -> BucketKey:
     """The bucket of a point: a running engine does not distinguish numbers of cached tokens."""
-    assert isinstance(point.part, Stage), f"{point} is no attention's"
-    lengths = point.part in (Stage.EXTEND, Stage.PREFILL)
+    assert isinstance(point.part, AttentionPart), f"{point} is no attention's"
+    lengths = point.part in (AttentionPart.EXTEND, AttentionPart.PREFILL)
     return point.part, point.batch_size, point.new_tokens if lengths else 1
 
 

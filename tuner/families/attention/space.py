@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from tuner.devices.table import Device
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, AttentionPart
 from tuner.families.attention.splits import BOTH, KV_SPLITS, MAX_KV_SPLITS, MOST
 from tuner.problems.points import TRITON_DEFAULTS, Config
 from tuner.tuning.space import Rule, Space
@@ -34,35 +34,35 @@ ELEMENT_BYTES = 2
 
 
 def attention_space(
-    problem: Attention, device: Device, stage: Stage, takes: Collection[str]
+    problem: Attention, device: Device, part: AttentionPart, takes: Collection[str]
 ) -> Space:
-    """The space of one stage. `takes`: the constants that the engine's kernel has, and the numbers
+    """The space of one part. `takes`: the constants that the engine's kernel has, and the numbers
     of KV splits where these are choices too.
     """
-    axes = {name: values for name, values in _axes(problem, stage).items() if name in takes}
+    axes = {name: values for name, values in _axes(problem, part).items() if name in takes}
     axes |= {name: _SPLITS for name in BOTH if name in takes}
     return Space(
         axes,
-        tuple(_rules(problem, device, stage)),
+        tuple(_rules(problem, device, part)),
         growing=frozenset({"BLOCK_M", "BLOCK_N", "BLOCK_H", "num_stages"}),
         defaults=TRITON_DEFAULTS,
     )
 
 
-def _axes(problem: Attention, stage: Stage) -> Mapping[str, tuple[int, ...]]:
-    if stage is Stage.REDUCE:
+def _axes(problem: Attention, part: AttentionPart) -> Mapping[str, tuple[int, ...]]:
+    if part is AttentionPart.REDUCE:
         return _REDUCE
-    if stage is Stage.DECODE:
+    if part is AttentionPart.DECODE:
         if problem.shares_kv:
             return {**_GROUPED, "HAS_MLA": (0, 1)}
         return _GROUPED if problem.group > 1 else _ALONE
     return _TILES
 
 
-def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
+def _rules(problem: Attention, device: Device, part: AttentionPart) -> Iterator[Rule]:
     columns = 1 << (problem.Lv - 1).bit_length()  # BLOCK_DV, a power of two
     warp = device.target.warp_size
-    if stage in (Stage.EXTEND, Stage.PREFILL):
+    if part in (AttentionPart.EXTEND, AttentionPart.PREFILL):
         yield Rule(
             "at most 128 accumulators a thread",
             "a thread has 255 registers; more accumulators spill in every kernel compiled",
@@ -73,7 +73,7 @@ def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
             "a warp multiplies 16 rows at a time",
             lambda c: c["num_warps"] > 2 or c["BLOCK_M"] <= 32,
         )
-    if stage is Stage.DECODE and problem.group > 1:
+    if part is AttentionPart.DECODE and problem.group > 1:
         whole = max(LEAST_H, 1 << (problem.group - 1).bit_length())
         yield Rule(
             "BLOCK_H divides the group, or is the least that holds all of it",
@@ -89,13 +89,13 @@ def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
             "a thread has 255 registers",
             lambda c: c["BLOCK_H"] * columns <= 256 * warp * c["num_warps"],
         )
-    if stage in (Stage.DECODE, Stage.REDUCE):
+    if part in (AttentionPart.DECODE, AttentionPart.REDUCE):
         yield Rule(
             "no sequence has more parts than the launch has room for",
             "the kernels would leave out the others",
             lambda c: c.get(KV_SPLITS, 0) <= c.get(MAX_KV_SPLITS, 0),
         )
-    if stage is not Stage.REDUCE:
+    if part is not AttentionPart.REDUCE:
         yield Rule(
             "one tile of keys fits into shared memory",
             "the tile that is multiplied lies there whatever the number of stages",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.problems.points import Config, Point
 
-SPLIT_BLOCK_H = 16  # query heads per block of stage 1, according to the engine's split heuristic
+SPLIT_BLOCK_H = 16  # query heads per block of the first kernel, by the engine's split heuristic
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_o
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.family import AttentionSelection
-from tuner.families.attention.joint.plans import JointBuckets, JointChooser, sizes_of
+from tuner.families.attention.joint.choices import JointBuckets, JointChooser, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, AttentionPart
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import constants_of, worthwhile
 from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload
@@ -30,15 +30,15 @@ from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     NOISE,
     Effort,
-    Known,
-    Prepared,
+    KnownBefore,
+    PreparedRun,
     Request,
     recording_of,
     refuse_moe_options,
 )
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, everything
+from tuner.tuning.tune import FixedStrategy, RunGoal, Strategy, everything
 
 # The first configurations of a search: each was the fastest somewhere in the H200 sweep.
 SEEDS = (
@@ -90,7 +90,7 @@ class _Phase:
         return Search(spaces, points, seeds, self.budget, self.request.seed)
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """The run of a phase. Raises BadInput for a request that cannot be tuned."""
     assert isinstance(request.problem, Attention)  # the registry chose this family
     assert isinstance(request.selected, AttentionSelection)
@@ -106,7 +106,7 @@ def prepare(request: Request) -> Prepared:
     buckets = buckets_of(problem, _workload(problem, request.selected, recording).points)
     points = tuple(point for bucket in buckets for point in bucket.points)
     file_name = engine.file_name(problem, device.name)
-    kernels = engine.lift(device.target.backend)
+    kernels = engine.lift(device.target.platform)
     room = engine.most_splits(problem, device.sm_count) if problem.chooses_splits else 0
     defaults = {point: _default(request, problem, kernels, point, room) for point in points}
     takes = {point.part: config for point, config in defaults.items()}
@@ -127,12 +127,12 @@ def prepare(request: Request) -> Prepared:
         budget=budget_for(request.effort, len(buckets), size),
     )
     together = _Joint(phase, sizes_of(buckets), room) if problem.chooses_splits else None
-    return Prepared(
+    return PreparedRun(
         request=request,
         points=points,
         spaces=phase.spaces,
         kernels=kernels,
-        plan=together.plan if together else partial(_plan, phase),
+        goal=together.goal if together else partial(_goal, phase),
         strategy=together.strategy if together else partial(_strategy, phase),
         predictor=None,
         tries=together.tries() if together else _tries(phase),
@@ -172,20 +172,20 @@ def _incumbents(phase: _Phase) -> dict[Point, dict[str, Config]]:
 
 
 def _tries(phase: _Phase) -> dict[str, int]:
-    """The most configurations to try at each size, summed over the stages."""
+    """The most configurations to try at each size, summed over the parts."""
     found: Counter[str] = Counter()
     for point in phase.defaults:
         found[point.size] += min(len(phase.spaces[point.part]), phase.budget.per_point)
     return dict(found)
 
 
-def _plan(phase: _Phase, known: Known) -> RunPlan:
+def _goal(phase: _Phase, known: KnownBefore) -> RunGoal:
     previous = known.previous
     chooser = AttentionChooser(phase.buckets, phase.defaults, phase.noise, previous)
-    return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
+    return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
 
-def _strategy(phase: _Phase, known: Known) -> Strategy:
+def _strategy(phase: _Phase, known: KnownBefore) -> Strategy:
     if phase.exhaustive:  # the spaces are small
         return everything({point: phase.spaces[point.part] for point in phase.defaults})
     search = phase.search([bucket.representative for bucket in phase.buckets])
@@ -209,40 +209,40 @@ class _Joint:
         problem, cores = self.phase.problem, self.phase.request.device.sm_count
         found: dict[Point, list[tuple[int, int]]] = {}
         for size in self.sizes:
-            found |= worthwhile(problem, size.stage_1.points, self.room, cores)
+            found |= worthwhile(problem, size.decode.points, self.room, cores)
         return found
 
     def tries(self) -> dict[str, int]:
         """The most configurations to try at each size, summed over both kernels."""
         phase = self.phase
-        stage_1 = min(len(phase.constants[Stage.DECODE]), phase.budget.per_point)
-        reductions = len(phase.constants[Stage.REDUCE])
+        decode = min(len(phase.constants[AttentionPart.DECODE]), phase.budget.per_point)
+        reductions = len(phase.constants[AttentionPart.REDUCE])
         found: Counter[str] = Counter()
         for size in self.sizes:
-            for point in size.stage_1.points:
+            for point in size.decode.points:
                 pairs = self.pairs[point]
                 at_room = max(Counter(room for _, room in pairs).values())
                 around = min(3, at_room)  # half of the best number of splits, it, and twice
-                most = 2 * (1 + len(pairs)) + stage_1 * around + reductions * at_room
+                most = 2 * (1 + len(pairs)) + decode * around + reductions * at_room
                 found[point.size] += most
         return dict(found)
 
-    def plan(self, known: Known) -> RunPlan:
+    def goal(self, known: KnownBefore) -> RunGoal:
         phase, previous = self.phase, known.previous
         chooser = JointChooser(self.sizes, phase.defaults, phase.noise, previous)
-        return RunPlan([*phase.defaults], _incumbents(phase), chooser, previous)
+        return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
-    def strategy(self, known: Known) -> Strategy:
+    def strategy(self, known: KnownBefore) -> Strategy:
         """All worthwhile constants of the first kernel are proposed, or a search proposes some."""
         phase = self.phase
         points = [size.representative for size in self.sizes]
         inner: Strategy
         if phase.exhaustive:
-            listed = phase.constants[Stage.DECODE].configs()
+            listed = phase.constants[AttentionPart.DECODE].configs()
             inner = FixedStrategy([Candidate(point, one) for point in points for one in listed])
         else:
             inner = phase.search(points)
-        reductions = phase.constants[Stage.REDUCE].configs()
+        reductions = phase.constants[AttentionPart.REDUCE].configs()
         return JointStrategy(inner, self.sizes, phase.defaults, self.pairs, reductions)
 
 

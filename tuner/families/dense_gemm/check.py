@@ -11,7 +11,7 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import read_any_fields
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
-from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
+from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
 from tuner.families.dense_gemm.engine import GemmEngine, GemmKernels, gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
 from tuner.families.dense_gemm.space import config_cells
@@ -68,8 +68,8 @@ def check_files(
     before it compiles anything.
     """
     gemm = gemm_engine(engine)
-    plans = [_plan_of_file(path, gemm, device) for path in files]
-    return check_plans(GemmCheck, plans, device, engine)
+    groups = [_group_of_file(path, gemm, device) for path in files]
+    return check_groups(GemmCheck, groups, device, engine)
 
 
 def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> GemmCheck:
@@ -78,8 +78,8 @@ def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine
     Raises UnsupportedKernel if the engine has no kernel for a problem.
     """
     gemm = gemm_engine(engine)
-    plans = [_plan_of_problem(problem, gemm, device) for problem in problems]
-    return check_plans(GemmCheck, plans, device, engine)
+    groups = [_group_of_problem(problem, gemm, device) for problem in problems]
+    return check_groups(GemmCheck, groups, device, engine)
 
 
 def ladder_warning(sizes: Mapping[int, Config]) -> str:
@@ -97,42 +97,44 @@ def ladder_warning(sizes: Mapping[int, Config]) -> str:
     )
 
 
-def _plan_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckPlan[DenseGemm]:
+def _group_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckGroup[DenseGemm]:
     key = gemm.read_file_name(path.name)
     # An unknown field makes an entry that cannot run. Any other fault makes the file malformed.
     entries = read_any_fields(path, gemm.fields_of(key)).entries
     problem = DenseGemm(key.N, key.K, parse_dtype(key.dtype), key.block)
     sizes = {size: entries[size] for size in sorted(entries)}
-    return replace(_plan(str(path), problem, sizes, gemm, device), warning=ladder_warning(entries))
+    return replace(_group(str(path), problem, sizes, gemm, device), warning=ladder_warning(entries))
 
 
-def _plan_of_problem(problem: DenseGemm, gemm: GemmEngine, device: Device) -> CheckPlan[DenseGemm]:
+def _group_of_problem(
+    problem: DenseGemm, gemm: GemmEngine, device: Device
+) -> CheckGroup[DenseGemm]:
     """The file that the engine ships for the problem, else its default."""
     path = gemm.find_file(gemm.package_root, problem, device)
     if path is not None:
-        return _plan_of_file(path, gemm, device)
-    kernels = gemm.lift(device.target.backend)
+        return _group_of_file(path, gemm, device)
+    kernels = gemm.lift(device.target.platform)
     first: dict[Config, int] = {}  # the engine's default is the same for most sizes
     for size in BATCH_SIZES:
         first.setdefault(kernels.default_config(problem, size, device.target), size)
     name = f"{problem.spec()}: the default of {gemm.name} {gemm.version}"
-    return _plan(name, problem, {size: config for config, size in first.items()}, gemm, device)
+    return _group(name, problem, {size: config for config, size in first.items()}, gemm, device)
 
 
-def _plan(
+def _group(
     name: str,
     problem: DenseGemm,
     entries: Mapping[int, Config],
     gemm: GemmEngine,
     device: Device,
-) -> CheckPlan[DenseGemm]:
+) -> CheckGroup[DenseGemm]:
     target = device.target
-    kernels = gemm.lift(target.backend)
+    kernels = gemm.lift(target.platform)
     # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
     kernels.default_config(problem, 1, target)
     asked = [_asked(problem, size, entries[size], gemm, kernels, device) for size in entries]
     companions = kernels.companions(problem, target)
-    return CheckPlan(name, problem, kernels.binder(problem, target), asked, companions)
+    return CheckGroup(name, problem, kernels.binder(problem, target), asked, companions)
 
 
 def _asked(

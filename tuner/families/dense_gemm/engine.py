@@ -101,7 +101,7 @@ class GemmEngine(PointwiseFiles[DenseGemm, GemmFileKey, GemmKernels]):
     grid = BATCH_SIZES
 
     def default_config(self, problem: DenseGemm, device: Device, batch_size: int) -> Config:
-        kernels = self.lift(device.target.backend)
+        kernels = self.lift(device.target.platform)
         return kernels.default_config(problem, batch_size, device.target)
 
 

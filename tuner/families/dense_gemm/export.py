@@ -10,20 +10,20 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config, read_written
 from tuner.errors import ExportRefused
 from tuner.export.files import provenance_row
-from tuner.export.sized_files import Layout, SizedFile, plan_files
+from tuner.export.sized_files import Layout, SizedFile, build_files
 from tuner.families.dense_gemm.engine import GemmEngine
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Winner
 
 
-def plan_gemm(
+def build_gemm_files(
     winners: Sequence[Winner], engine: GemmEngine, device: Device, layout: Layout
 ) -> list[SizedFile]:
-    """The files to write; see `plan_files`. Raises UnsupportedKernel if the engine reads no file
+    """The files to write; see `build_files`. Raises UnsupportedKernel if the engine reads no file
     for a problem.
     """
-    return plan_files(winners, layout, lambda winner: _row(winner, engine, device))
+    return build_files(winners, layout, lambda winner: _row(winner, engine, device))
 
 
 def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path) -> None:
@@ -60,7 +60,7 @@ def _default(winner: Winner, engine: GemmEngine, device: Device) -> Config:
     if known := winner.entry.incumbents.get("default"):
         return known.config
     problem, size = gemm_of(winner.problem), winner.entry.point.batch_size
-    return launch_config(engine.default_config(problem, device, size), device.target.backend)
+    return launch_config(engine.default_config(problem, device, size), device.target.platform)
 
 
 def gemm_of(problem: Problem) -> DenseGemm:

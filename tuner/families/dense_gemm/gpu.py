@@ -217,7 +217,7 @@ class GemmOnGpu:
     def __init__(self, problem: DenseGemm, request: Fields) -> None:
         self._problem, self._bound = problem, WORST_ERROR[problem.dtype]
         self._target = local_target()
-        self._kernels = gemm_engine(find_engine(request["engine"])).lift(self._target.backend)
+        self._kernels = gemm_engine(find_engine(request["engine"])).lift(self._target.platform)
         self._batches = GemmBatches(problem, request["seed"], last_cache_bytes())
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         largest = max(read_point(fields).batch_size for fields in request["points"])

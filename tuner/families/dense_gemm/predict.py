@@ -104,14 +104,14 @@ class GemmPredictor:
 
     def _reduce_us(self, elements: int, splits: int) -> float:
         """Microseconds of the kernel that adds up the parts of a split. They are in L2, or come
-        from memory; the rest is one block's chain of loads and stores.
+        from memory; the rest is one block's series of loads and stores.
         """
         c, device = self._constants, self._device
         read = elements * splits * 4
         spilt = max(0.0, 1 - device.l2_bytes / read)
         dram_us = (read * spilt + elements * 2) / device.bandwidth_gbs / 1e3 / c.dram_efficiency
-        chain_us = (c.start_ns + c.l2_latency_ns + c.end_ns) / 1e3
-        return c.launch_us + chain_us + dram_us
+        series_us = (c.start_ns + c.l2_latency_ns + c.end_ns) / 1e3
+        return c.launch_us + series_us + dram_us
 
     def _estimate(self, config: Config) -> Footprint:
         problem = self._problem

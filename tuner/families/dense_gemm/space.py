@@ -62,7 +62,7 @@ def gemm_space(
     `choices`: further keys, from `GemmKernels.choices`. `loaded`: `GemmEngine.effective`, for
     which BLOCK_SIZE_K alone matters.
     """
-    blocks = _ROCM_BLOCKS if device.target.backend == HIP else _BLOCKS
+    blocks = _ROCM_BLOCKS if device.target.platform == HIP else _BLOCKS
     axes = dict(blocks if problem.block else _CHANNELS)
     tile = {name: values[0] for name, values in axes.items()}
 
@@ -98,7 +98,7 @@ def _space(
         dict(axes),
         tuple(_rules(device, blocks, aligned)),
         growing=GROWING,
-        defaults={**triton_defaults(device.target.backend), "GROUP_SIZE_M": 1},
+        defaults={**triton_defaults(device.target.platform), "GROUP_SIZE_M": 1},
         unsaid={**UNSAID, **compiler_defaults},
     )
 
@@ -212,7 +212,7 @@ def seeds_for(
     files = (
         (_problem_distance(file.key, problem) + away(file.key.device), _not_null(file.entries))
         for file in shipped
-        if (file.key.N, file.key.K) not in without and _alike(file.key, problem)
+        if (file.key.N, file.key.K) not in without and _same_parameters(file.key, problem)
     )
     ballots = ballots_of(files, space)
     seeds = {}
@@ -247,7 +247,7 @@ def _not_null(entries: Mapping[int, Config]) -> dict[int, Config]:
     return {size: config for size, config in entries.items() if config}
 
 
-def _alike(key: GemmFileKey, problem: DenseGemm) -> bool:
+def _same_parameters(key: GemmFileKey, problem: DenseGemm) -> bool:
     """Whether the file's kernel has the problem's parameters."""
     return (key.block is None) == (problem.block is None)
 
@@ -271,11 +271,11 @@ def find_baselines(
     """The baselines at the sizes that a file must hold, and at `batch_sizes`."""
     keys = engine.entries(problem, device)
     found: dict[Point, dict[str, Config]] = {}
-    near, backend = set(), device.target.backend
+    near, platform = set(), device.target.platform
     for size in sorted({*engine.sizes(problem, device), *batch_sizes}):
         point = Point(size, DensePart.DENSE)
         by_name = engine.incumbents(problem, device, size)
-        found[point] = {name: launch_config(config, backend) for name, config in by_name.items()}
+        found[point] = {name: launch_config(config, platform) for name, config in by_name.items()}
         if tuned_near(size, keys):
             near.add(point)
     return Baselines(found, frozenset(near))

@@ -22,13 +22,13 @@ from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.baselines import Baselines
-from tuner.tuning.pointwise import pointwise_plan
+from tuner.tuning.pointwise import pointwise_goal
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     TRIES,
     Effort,
-    Known,
-    Prepared,
+    KnownBefore,
+    PreparedRun,
     Request,
     recording_of,
     refuse_moe_options,
@@ -55,7 +55,7 @@ TABLE = EntryTable(
 )
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """The run of a GEMM. Raises BadInput for a request that cannot be tuned."""
     assert isinstance(request.problem, DenseGemm)  # the registry chose this family
     assert isinstance(request.selected, GemmSelection)
@@ -65,7 +65,7 @@ def prepare(request: Request) -> Prepared:
     recording = recording_of(request)
     points = _points(problem, request.selected, recording)
     name = engine.file_name(problem, device)
-    kernels = engine.lift(device.target.backend)
+    kernels = engine.lift(device.target.platform)
     space = gemm_space(
         problem,
         device,
@@ -80,12 +80,12 @@ def prepare(request: Request) -> Prepared:
     predictor = GemmPredictor(device, problem)
     most = max((len(some) for some in at.values()), default=0)
     budget = BUDGETS.get(request.effort, Budget(most, kernels=most * len(left), seeds=most))
-    return Prepared(
+    return PreparedRun(
         request=request,
         points=points,
         spaces={DensePart.DENSE: space},
         kernels=kernels,
-        plan=lambda known: pointwise_plan(left, baselines, kind, CLEAR_GAIN, known.previous),
+        goal=lambda known: pointwise_goal(left, baselines, kind, CLEAR_GAIN, known.previous),
         strategy=_strategy(request, problem, space, at, corpus, baselines, predictor, budget),
         predictor=predictor,
         tries=_tries(request, at, budget),
@@ -128,7 +128,7 @@ def _strategy(
     baselines: Baselines,
     predictor: GemmPredictor,
     budget: Budget,
-) -> Callable[[Known], Strategy]:
+) -> Callable[[KnownBefore], Strategy]:
     """How configurations are tried. `at`: the space of each point."""
     if request.source.kind is MeasureKind.PREDICT:
         legal = {point: narrow.configs() for point, narrow in at.items()}
@@ -148,7 +148,7 @@ def _strategy(
     def foreseen() -> dict[Point, list[Config]]:
         return {p: predictor.shortlist(p, narrow.configs(), FORESEEN) for p, narrow in at.items()}
 
-    def search(known: Known) -> Strategy:
+    def search(known: KnownBefore) -> Strategy:
         earlier = relatives(problem, known.chosen)
         first = {
             p: [*baselines.configs[p].values(), *earlier.get(p.batch_size, [])[:RELATIVES]]

@@ -53,7 +53,7 @@ def find_baselines(
         by_name = engine.incumbents(problem, device, size, triton)
         for gemm in gemms:
             configs[Point(size, gemm)] = {
-                name: launch_config(pair[gemm], device.target.backend)
+                name: launch_config(pair[gemm], device.target.platform)
                 for name, pair in by_name.items()
             }
         if Gemm.UP in files and "shipped" in by_name and all(tuned_near(size, k) for k in keys):
@@ -92,7 +92,7 @@ def _with_unread(
         some = entries[gemm_of(point)]
         if all(tuned_near(point.batch_size, each) for each in entries.values()):
             config = engine.pick(some, point.batch_size)
-            picked[point] = launch_config(config, device.target.backend)
+            picked[point] = launch_config(config, device.target.platform)
     return replace(found, unread=up, unread_entries=picked)
 
 

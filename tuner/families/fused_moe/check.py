@@ -15,10 +15,10 @@ from tuner.errors import BadProblem, MalformedConfigFile, UnknownDevice, Unsuppo
 from tuner.families.check import (
     Check,
     CheckedEntry,
-    CheckPlan,
+    CheckGroup,
     EntryToCheck,
     UnreadFile,
-    check_plans,
+    check_groups,
     not_among,
 )
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, moe_engine
@@ -88,24 +88,24 @@ def check_files(
     before it compiles anything.
     """
     layer = moe_engine(engine)
-    read = [_plan_of_file(path, layer, options, device) for path in files]
-    notes, plans = _checkable(read, options)
-    notes += [*_changed(plans, engine), *_beyond(plans)]
-    unread = list(_never_read(plans, layer, device))
-    return replace(check_plans(MoeCheck, plans, device, engine, notes), unread=unread)
+    read = [_group_of_file(path, layer, options, device) for path in files]
+    notes, groups = _checkable(read, options)
+    notes += [*_changed(groups, engine), *_beyond(groups)]
+    unread = list(_never_read(groups, layer, device))
+    return replace(check_groups(MoeCheck, groups, device, engine, notes), unread=unread)
 
 
 def _never_read(
-    plans: Sequence[CheckPlan[FusedMoe]], layer: MoeEngine, checked: Device
+    groups: Sequence[CheckGroup[FusedMoe]], layer: MoeEngine, checked: Device
 ) -> Iterator[UnreadFile]:
     """Files that this release never reads, whatever the model."""
     triton = triton_for(layer.engine)
-    for plan in plans:
-        path = Path(plan.name)
+    for group in groups:
+        path = Path(group.name)
         key = layer.read_any_name(path.name)
         if not key.device:
             why = "its name has none of a GPU, and a server asks for that of its GPU"
-            yield UnreadFile(plan.name, (), f"{path.name} is never read: {why}.")
+            yield UnreadFile(group.name, (), f"{path.name} is never read: {why}.")
             continue
         # Without a folder of a Triton, or without the release's own Triton, folders tell nothing.
         below = None if triton.note else _FOLDER.fullmatch(path.absolute().parent.as_posix())
@@ -115,121 +115,123 @@ def _never_read(
             known = checked
         device = replace(known, name=key.device)
         try:
-            asked = layer.file_name(plan.problem, device, key.gemm)
+            asked = layer.file_name(group.problem, device, key.gemm)
         except UnsupportedKernel as error:
-            yield UnreadFile(plan.name, (), f"{path.name} is never read: {error}.")
+            yield UnreadFile(group.name, (), f"{path.name} is never read: {error}.")
             continue
-        if key.per_channel_quant == plan.problem.per_channel_quant:
+        if key.per_channel_quant == group.problem.per_channel_quant:
             yield from not_among([path], [asked], f"{layer.name} {layer.version}")
         if below:
-            yield from _elsewhere(plan, Path(below[1]), layer, device, triton.version)
+            yield from _elsewhere(group, Path(below[1]), layer, device, triton.version)
 
 
 def _elsewhere(
-    plan: CheckPlan[FusedMoe], root: Path, layer: MoeEngine, device: Device, triton: str
+    group: CheckGroup[FusedMoe], root: Path, layer: MoeEngine, device: Device, triton: str
 ) -> Iterator[UnreadFile]:
-    """The plan's file, if the engine reads another one below `root`, or none."""
-    path = Path(plan.name).absolute()
+    """The group's file, if the engine reads another one below `root`, or none."""
+    path = Path(group.name).absolute()
     gemm = layer.read_any_name(path.name).gemm
     try:
-        found = layer.find_file(root, plan.problem, device, gemm, triton)
+        found = layer.find_file(root, group.problem, device, gemm, triton)
     except MalformedConfigFile:
         return  # another folder stops the engine
     if found is None or (found.parent, found.name) != (path.parent, path.name):
         does = f"reads {found}" if found else "does not look into its folder"
         who = f"{layer.name} {layer.version} with Triton {triton}"
-        why = f"{who} {does}: {plan.name} is never read."
-        yield UnreadFile(plan.name, (str(found),) if found else (), why)
+        why = f"{who} {does}: {group.name} is never read."
+        yield UnreadFile(group.name, (str(found),) if found else (), why)
 
 
-def _plan_of_file(
+def _group_of_file(
     path: Path, engine: MoeEngine, options: Mapping[str, Any], device: Device
-) -> CheckPlan[FusedMoe]:
-    key, backend = engine.read_any_name(path.name), device.target.backend
+) -> CheckGroup[FusedMoe]:
+    key, platform = engine.read_any_name(path.name), device.target.platform
     K, top_k = options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     try:
         problem = _problem(key, K, top_k)
     except BadProblem as error:
         raise BadProblem(f"{path.name}: {error}") from None
-    entries = read_config_file(path, fields_on(engine.fields, backend)).entries
+    entries = read_config_file(path, fields_on(engine.fields, platform)).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:
         down_file = path.with_name(f"{path.stem}_down.json")
         if not (engine.has_down_files() and down_file.exists()):
             gemms.append(Gemm.DOWN)
-    full = {size: launch_config(entries[size], backend) for size in sorted(entries)}
+    full = {size: launch_config(entries[size], platform) for size in sorted(entries)}
     asked = [
         EntryToCheck(gemm, size, config, Candidate(Point(size, gemm), config))
         for gemm in gemms
         for size, config in full.items()
     ]
-    return CheckPlan(str(path), problem, engine.lift(backend).binder(problem, device.target), asked)
+    return CheckGroup(
+        str(path), problem, engine.lift(platform).binder(problem, device.target), asked
+    )
 
 
 def _checkable(
-    plans: Sequence[CheckPlan[FusedMoe]], options: Mapping[str, Any]
-) -> tuple[list[str], list[CheckPlan[FusedMoe]]]:
+    groups: Sequence[CheckGroup[FusedMoe]], options: Mapping[str, Any]
+) -> tuple[list[str], list[CheckGroup[FusedMoe]]]:
     """What is assumed of weights with groups, and the files that can be checked.
 
     The launcher may refuse such weights or run a compiled kernel, which is no fault of a file.
     """
     notes, found = [], []
-    for plan in plans:
-        problem, name = plan.problem, Path(plan.name).name
+    for group in groups:
+        problem, name = group.problem, Path(group.name).name
         if not (problem.grouped and problem.block_shape):
-            found.append(plan)
+            found.append(group)
             continue
         K = "" if "hidden_size" in options else f", K={problem.K} (--hidden-size)"
         notes.append(
             f"assumed for {name}: groups of {problem.block_shape[1]} along K{K}, because "
             "its name has neither"
         )
-        bound, refused = _bound(plan)
+        bound, refused = _bound(group)
         if refused:
-            many = len(plan.entries)
+            many = len(group.entries)
             notes.append(f"not checked: {len(refused)} of {many} launches of {name}: {refused[0]}")
         if bound:
-            found.append(replace(plan, entries=[asked for asked, _ in bound]))
+            found.append(replace(group, entries=[asked for asked, _ in bound]))
     return notes, found
 
 
 def _bound(
-    plan: CheckPlan[FusedMoe],
+    group: CheckGroup[FusedMoe],
 ) -> tuple[list[tuple[EntryToCheck, Binding]], list[UnsupportedKernel]]:
     """The entries as the engine's launcher binds them, and why it refuses the others."""
     bound: list[tuple[EntryToCheck, Binding]] = []
     refused: list[UnsupportedKernel] = []
-    for asked in plan.entries:
-        assert asked.candidate is not None  # `_plan_of_file` gives each entry one
+    for asked in group.entries:
+        assert asked.candidate is not None  # `_group_of_file` gives each entry one
         try:
-            bound.append((asked, plan.binder(asked.candidate)[1]))
+            bound.append((asked, group.binder(asked.candidate)[1]))
         except UnsupportedKernel as error:
             refused.append(error)
     return bound, refused
 
 
-def _beyond(plans: Sequence[CheckPlan[FusedMoe]]) -> Iterator[str]:
+def _beyond(groups: Sequence[CheckGroup[FusedMoe]]) -> Iterator[str]:
     """What runs at sizes beside those of a file that begins late or ends early."""
-    for plan in plans:
-        sizes = sorted({asked.size for asked in plan.entries})
+    for group in groups:
+        sizes = sorted({asked.size for asked in group.entries})
         few = [f"smaller sizes that of M={sizes[0]}"] if sizes[0] > 1 else []
         few += [f"larger sizes that of M={sizes[-1]}"] if sizes[-1] < _LARGE else []
         if few:
-            yield f"{Path(plan.name).name}: the nearest entry counts: {' and '.join(few)}"
+            yield f"{Path(group.name).name}: the nearest entry counts: {' and '.join(few)}"
 
 
-def _changed(plans: Sequence[CheckPlan[FusedMoe]], engine: Engine) -> list[str]:
+def _changed(groups: Sequence[CheckGroup[FusedMoe]], engine: Engine) -> list[str]:
     """Entries that the engine's launcher changes before it runs them, such as a block along K that
     is longer than the block of quantisation.
     """
     sizes: dict[tuple[str, str, object, object], dict[int, None]] = {}
-    for plan in plans:
-        bound, _ = _bound(plan)  # the compiler tells what is refused
+    for group in groups:
+        bound, _ = _bound(group)  # the compiler tells what is refused
         for asked, kernel in bound:
             for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"):
                 runs, written = kernel.arguments.get(name), asked.config[name]
                 if isinstance(runs, Constant) and runs.value != written:
-                    change = (Path(plan.name).name, name, written, runs.value)
+                    change = (Path(group.name).name, name, written, runs.value)
                     sizes.setdefault(change, {})[asked.size] = None
     return [
         f"{file}: {engine.name} {engine.version} clamps {name} {written} and runs {runs} at "

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.pairs import (
+from tuner.families.fused_moe.both_gemms import (
     Choice,
     SizeTrials,
     choices_of,

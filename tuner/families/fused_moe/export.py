@@ -13,8 +13,8 @@ from tuner.engines.config_files import config_file_text, fields_on, read_lenient
 from tuner.engines.engine import engine_triton
 from tuner.engines.sidecars import PROVENANCE, shipped_at
 from tuner.errors import ExportRefused
-from tuner.export.delivery import Delivery, PlannedFile
-from tuner.export.sized_files import Content, SizedFile, plan_files
+from tuner.export.delivery import Delivery, ExportFile
+from tuner.export.sized_files import Content, SizedFile, build_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.points import Config, Problem
@@ -68,10 +68,10 @@ def refuse_unlike_blocks(
     down's BLOCK_SIZE_M, which nobody timed. If a gemm has no file in this export, the engine uses
     a file that exists already; without one it runs up by the heuristic and down by up's entry.
     """
-    planned = {(_layer(file.problem), file.triton, file.gemm): file.entries for file in files}
-    for problem, triton in dict.fromkeys((problem, triton) for problem, triton, _ in planned):
+    built = {(_layer(file.problem), file.triton, file.gemm): file.entries for file in files}
+    for problem, triton in dict.fromkeys((problem, triton) for problem, triton, _ in built):
         up, down = (
-            planned.get((problem, triton, gemm))
+            built.get((problem, triton, gemm))
             or _entries_there(engine, problem, device, gemm, triton, root)
             for gemm in (Gemm.UP, Gemm.DOWN)
         )
@@ -141,7 +141,7 @@ class MoeDelivery(Delivery):
         names = self.asked(problem, device)
         return next((at for path, at in packaged_files(self.layer) if path.name in names), None)
 
-    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[MoeFile]:
+    def files(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[MoeFile]:
         """Raises ExportRefused also where the engine would run up and down with different
         BLOCK_SIZE_M.
         """
@@ -151,16 +151,16 @@ class MoeDelivery(Delivery):
         for gemm in (Gemm.DOWN, Gemm.UP) if both else (Gemm.UP,):
             some = [winner for winner in winners if gemm_of(winner.entry.point) is gemm]
             layout, about = MoeLayout(layer, device, root, gemm), {"gemm": gemm.value}
-            files += plan_files(some, layout, about=about, kind=MoeFile)
+            files += build_files(some, layout, about=about, kind=MoeFile)
         files.sort(key=lambda file: (file.problem.spec(), file.triton, file.gemm.value))
         if both:
             refuse_unlike_blocks(files, layer, device, root)
         return files
 
-    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
-        layer, fields = self.layer, fields_on(self.layer.fields, device.target.backend)
+    def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
+        layer, fields = self.layer, fields_on(self.layer.fields, device.target.platform)
         for file in files:
-            assert isinstance(file, MoeFile)  # `plan` made it
+            assert isinstance(file, MoeFile)  # `files` made it
             found = layer.find_file(root, _layer(file.problem), device, file.gemm, file.triton)
             if found != file.path:
                 raise ExportRefused(f"wrote {file.path}, but {layer.name}'s rules find {found}")

@@ -41,7 +41,7 @@ class MoeOnGpu:
 
     def __init__(self, problem: FusedMoe, request: Fields) -> None:
         self._target = local_target()
-        self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.backend)
+        self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.platform)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         captured = _captured(request["routing"], problem) if request["routing"] else None
         self._layer = Layer(
@@ -56,7 +56,7 @@ class MoeOnGpu:
         self._thorough = request["thorough"]
         self._errors: dict[tuple[Point, Config], float] = {}  # the worst, of what was compared
         points = [read_point(fields) for fields in request["points"]]
-        self.ready: Fields = {"needed_bytes": self._layer.plan(points)}
+        self.ready: Fields = {"needed_bytes": self._layer.reserve(points)}
 
     def measure(self, request: Fields) -> Fields:
         """Time one candidate, then compare its outputs, unless it is surely slower than the best.

@@ -153,7 +153,7 @@ class Layer:
         self._most_bytes = 0
 
     def inputs(self, point: Point) -> PointInputs:
-        """The tensors of a point of those that `plan` was told."""
+        """The tensors of a point of those that `reserve` was told."""
         if point not in self._inputs:
             while self._inputs and self._held([*self._inputs, point]) > self._most_bytes:
                 self._inputs.popitem(last=False)  # gives its memory back first
@@ -161,7 +161,7 @@ class Layer:
         self._inputs.move_to_end(point)
         return self._inputs[point]
 
-    def plan(self, points: Collection[Point]) -> int:
+    def reserve(self, points: Collection[Point]) -> int:
         """Bytes of device memory for the largest of these points, the least that is needed.
 
         What is left of the free memory decides how many points are kept.

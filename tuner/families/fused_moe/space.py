@@ -28,7 +28,7 @@ def space_for(
     common_utils.py: get_configs_compute_bound and get_rocm_configs_compute_bound. The wide grids
     contain them, and on AMD's GPUs the options of Triton's AMD compiler.
     """
-    default, wider = _GRIDS[device.target.backend]
+    default, wider = _GRIDS[device.target.platform]
     options = dict(device.architecture.launch_options)
     axes = default
     if wide:
@@ -41,7 +41,7 @@ def space_for(
         axes,
         tuple(_rules(problem, device, gemm)),
         growing=frozenset({"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_stages"}),
-        defaults=triton_defaults(device.target.backend),
+        defaults=triton_defaults(device.target.platform),
         unsaid={name: values[0] for name, values in options.items()},
     )
 
@@ -94,7 +94,7 @@ _GRIDS = {
 
 
 def _rules(problem: FusedMoe, device: Device, gemm: Gemm) -> Iterator[Rule]:
-    yield from _ACCUMULATORS[device.target.backend](device.target.warp_size)
+    yield from _ACCUMULATORS[device.target.platform](device.target.warp_size)
     if problem.block_shape is not None:
         yield from _block_rules(problem, problem.block_shape, gemm)
     least = _shared_floor(problem, gemm)

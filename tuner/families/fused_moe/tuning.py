@@ -10,10 +10,10 @@ from functools import cache, partial
 from tuner.devices.table import Device
 from tuner.errors import BadInput
 from tuner.families.fused_moe.baselines import MoeBaselines, find_baselines
+from tuner.families.fused_moe.both_gemms import OneConfigStrategy
 from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.family import MoeSelection
-from tuner.families.fused_moe.pairs import OneConfigStrategy
 from tuner.families.fused_moe.predict import CLEAR_GAIN, Predictor
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
@@ -21,10 +21,10 @@ from tuner.families.fused_moe.space import seeds_for, space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind
 from tuner.tuning.report import EntryTable, config_cells
-from tuner.tuning.request import NOISE, Effort, Known, Prepared, Request, triton_version
+from tuner.tuning.request import NOISE, Effort, KnownBefore, PreparedRun, Request, triton_version
 from tuner.tuning.search import Budget, Model, Search, budget_for, sample_of
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy, WhereNeeded, everything
+from tuner.tuning.tune import FixedStrategy, RunGoal, Strategy, WhereNeeded, everything
 
 # Raced times this near count as equal. It is as far as two runs' choices may lie apart.
 TIE = {MeasureKind.GPU: 0.003, MeasureKind.REPLAY: 0.0}
@@ -75,7 +75,7 @@ class _Layer:
     def predicted(self) -> bool:
         return self.request.source.kind is MeasureKind.PREDICT
 
-    def trusted(self, known: Known) -> dict[Point, Config]:
+    def trusted(self, known: KnownBefore) -> dict[Point, Config]:
         """What the engine's makers measured on the card, at the points to tune."""
         partners, entries = self.partners(known), self.baselines.trusted
         return {
@@ -84,7 +84,7 @@ class _Layer:
             if point in entries and _shares_block(entries[point], partners.get(point.batch_size))
         }
 
-    def partners(self, known: Known) -> Mapping[int, Config]:
+    def partners(self, known: KnownBefore) -> Mapping[int, Config]:
         """By batch size, the stored configuration of a gemm that is not tuned now, because the
         engine runs both gemms with one BLOCK_SIZE_M.
         """
@@ -95,7 +95,7 @@ class _Layer:
         return {entry.point.batch_size: entry.config for entry in others}
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """The run of a layer. Raises BadInput for a request that cannot be tuned."""
     assert isinstance(request.problem, FusedMoe)  # the registry chose this family
     assert isinstance(request.selected, MoeSelection)
@@ -127,12 +127,12 @@ def prepare(request: Request) -> Prepared:
     )
     search = cache(partial(_search, layer))
     named = [gemm for gemm in gemms if gemm is Gemm.UP or engine.has_down_files()]
-    return Prepared(
+    return PreparedRun(
         request=request,
         points=points,
         spaces=spaces,
-        kernels=engine.lift(device.target.backend),
-        plan=partial(_plan, layer),
+        kernels=engine.lift(device.target.platform),
+        goal=partial(_goal, layer),
         strategy=_strategy(layer, search),
         warm_up=search if _searches(request) else lambda: None,
         predictor=layer.predictor,
@@ -194,7 +194,7 @@ def _tries(layer: _Layer) -> dict[str, int]:
     return dict(found)
 
 
-def _plan(layer: _Layer, known: Known) -> RunPlan:
+def _goal(layer: _Layer, known: KnownBefore) -> RunGoal:
     blocks = {size: config["BLOCK_SIZE_M"] for size, config in layer.partners(known).items()}
     trusted = layer.trusted(known)
     chooser = MoeChooser(
@@ -206,7 +206,7 @@ def _plan(layer: _Layer, known: Known) -> RunPlan:
         trusted=trusted if layer.predicted else {},
     )
     configs = layer.baselines.configs
-    return RunPlan(layer.points, configs, chooser, known.previous, trusted)
+    return RunGoal(layer.points, configs, chooser, known.previous, trusted)
 
 
 def _searches(request: Request) -> bool:
@@ -216,8 +216,8 @@ def _searches(request: Request) -> bool:
 
 
 def _strategy(
-    layer: _Layer, search: Callable[[], Callable[[Known], Strategy]]
-) -> Callable[[Known], Strategy]:
+    layer: _Layer, search: Callable[[], Callable[[KnownBefore], Strategy]]
+) -> Callable[[KnownBefore], Strategy]:
     """How configurations are tried."""
     if _searches(layer.request):
         return lambda known: search()(known)
@@ -226,7 +226,7 @@ def _strategy(
     return lambda known: everything(layer.at)
 
 
-def _shortlist(layer: _Layer, known: Known) -> Strategy:
+def _shortlist(layer: _Layer, known: KnownBefore) -> Strategy:
     """What is worth compiling for a prediction: nothing where what is trusted can run."""
     trusted = layer.trusted(known)
     if layer.request.effort is Effort.EXHAUSTIVE or not trusted:
@@ -234,7 +234,7 @@ def _shortlist(layer: _Layer, known: Known) -> Strategy:
     return WhereNeeded(layer.points, trusted, partial(_listed, layer, known))
 
 
-def _listed(layer: _Layer, known: Known, points: Collection[Point]) -> list[Candidate]:
+def _listed(layer: _Layer, known: KnownBefore, points: Collection[Point]) -> list[Candidate]:
     partners = layer.partners(known)
     legal: dict[Point, Sequence[Config]] = {}
     for point in points:
@@ -263,7 +263,7 @@ def _best_of_each_block(ranked: Sequence[Config], most: int) -> list[Config]:
     return [config for some in kept.values() for config in some[:most]]
 
 
-def _search(layer: _Layer) -> Callable[[Known], Strategy]:
+def _search(layer: _Layer) -> Callable[[KnownBefore], Strategy]:
     """What makes searches. The seeds and the model's times, which take seconds, are found once."""
     problem, device, seed = layer.problem, layer.device, layer.request.seed
     spaces, at = layer.spaces, layer.at
@@ -284,7 +284,7 @@ def _search(layer: _Layer) -> Callable[[Known], Strategy]:
         for point, space in at.items():  # the predictor keeps what it predicted
             model(point, sample_of(space, point, seed))
 
-    def search(known: Known) -> Strategy:
+    def search(known: KnownBefore) -> Strategy:
         partners = layer.partners(known)
         first = {p: [*filter(None, [partners.get(p.batch_size)]), *seeds[p]] for p in at}
         found = Search(spaces, [*at], first, layer.budget, seed, at, model)

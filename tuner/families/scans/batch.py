@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from tuner.families.scans.engine import ScanKernels, ScanLaunch
-from tuner.families.scans.scan import ScanProblem, scan_of, stage_of
+from tuner.families.scans.scan import ScanProblem, kernel_of, scan_of
 from tuner.kernels.binding import Pointer
 from tuner.measure.timing import LAUNCHES, Reference
 from tuner.problems.points import Point
@@ -146,4 +146,4 @@ def written(problem: ScanProblem, launches: list[ScanLaunch], point: Point) -> s
         for name, argument in launch.binding.arguments.items()
         if isinstance(argument, Pointer)
     ]
-    return set(stage_of(problem, point.part).writes) & {*pointers}
+    return set(kernel_of(problem, point.part).writes) & {*pointers}

@@ -9,10 +9,10 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.families.check import Check, CheckedEntry, CheckPlan, EntryToCheck, check_plans
+from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
 from tuner.families.scans.engine import scan_engine
 from tuner.families.scans.files import file_name, read_scan_file
-from tuner.families.scans.scan import ScanProblem, stage_of, tokens_of
+from tuner.families.scans.scan import ScanProblem, kernel_of, tokens_of
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import names_below
 
@@ -33,7 +33,7 @@ class ScanCheck(Check[CheckedEntry]):
     def cells(self, entry: CheckedEntry) -> tuple[object, ...]:
         config, compiled = entry.config, entry.compiled
         blocks = "x".join(
-            str(config.get(name)) for name in stage_of(entry.problem, entry.part).blocks
+            str(config.get(name)) for name in kernel_of(entry.problem, entry.part).blocks
         )
         launch = config.get("num_warps"), config.get("num_stages")
         shared = compiled.shared_bytes if compiled else None
@@ -63,12 +63,12 @@ def check_files(
     Raises MalformedConfigFile for a malformed file, and UnsupportedKernel for an entry that the
     engine's kernel does not take, or a release without the kernels.
     """
-    plans = []
+    groups = []
     for path in files:
         file = read_scan_file(path)
         asked = [(entry.point, entry.config) for entry in file.entries]
-        plans.append(_plan(str(path), file.problem, asked, device, engine))
-    return check_plans(ScanCheck, plans, device, engine)
+        groups.append(_group(str(path), file.problem, asked, device, engine))
+    return check_groups(ScanCheck, groups, device, engine)
 
 
 def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engine) -> ScanCheck:
@@ -76,9 +76,9 @@ def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engi
 
     Raises UnsupportedKernel for a release without the kernels.
     """
-    plans = []
+    groups = []
     for problem in problems:
-        kernels = scan_engine(engine, problem.family).lift(device.target.backend)
+        kernels = scan_engine(engine, problem.family).lift(device.target.platform)
         asked: list[tuple[Point, Config]] = []
         for part in problem.parts:
             about = problem, part, device.target
@@ -86,21 +86,21 @@ def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engi
             point = Point(1, part, kernels.first_tokens(problem))
             asked += [(point, one) for one in ([own] if own else kernels.listed(*about))]
         name = f"{problem.spec()}: what {engine.name} {engine.version} has"
-        plans.append(_plan(name, problem, asked, device, engine))
-    return check_plans(ScanCheck, plans, device, engine)
+        groups.append(_group(name, problem, asked, device, engine))
+    return check_groups(ScanCheck, groups, device, engine)
 
 
-def _plan(
+def _group(
     name: str,
     problem: ScanProblem,
     asked: Sequence[tuple[Point, Config]],
     device: Device,
     engine: Engine,
-) -> CheckPlan[ScanProblem]:
-    kernels = scan_engine(engine, problem.family).lift(device.target.backend)
+) -> CheckGroup[ScanProblem]:
+    kernels = scan_engine(engine, problem.family).lift(device.target.platform)
     entries = [
         EntryToCheck(point.part, tokens_of(point), config, Candidate(point, config))
         for point, config in asked
     ]
     about = problem, device.target
-    return CheckPlan(name, problem, kernels.binder(*about), entries, kernels.companions(*about))
+    return CheckGroup(name, problem, kernels.binder(*about), entries, kernels.companions(*about))

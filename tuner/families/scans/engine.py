@@ -18,9 +18,9 @@ from tuner.families.scans.scan import (
     Scan,
     ScanKernel,
     ScanProblem,
-    Stage,
-    Stages,
-    stage_of,
+    TunedKernel,
+    TunedKernels,
+    kernel_of,
 )
 from tuner.families.scans.sources import ScanSources
 from tuner.kernels.binding import Argument, Binding, Pointer, argument_of, bind
@@ -78,18 +78,18 @@ class ScanKernels(ABC, Generic[E]):
         engine: Engine,
         sources: ScanSources,
         family: str,
-        backend: str,
+        platform: str,
         **more: Any,  # noqa: ANN401  # further fields
     ) -> K:
         """Lift a family's kernels. Raises UnsupportedKernel."""
-        lifted = sources.lift(engine, family, backend)
+        lifted = sources.lift(engine, family, platform)
         return cls(
             engine, sources.scan(family), sources.folder(engine.root, family), lifted, **more
         )
 
     @property
-    def stages(self) -> Stages:
-        return self.scan.stages
+    def kernels(self) -> TunedKernels:
+        return self.scan.kernels
 
     @property
     def hash(self) -> str:
@@ -115,7 +115,7 @@ class ScanKernels(ABC, Generic[E]):
         self._check(point.part, config)
         return [
             self._bound(call, self._launched(problem, point, call, config, target), target)
-            for call in self._stage(point.part).calls
+            for call in self._kernel_of(point.part).calls
         ]
 
     def listed(self, problem: ScanProblem, part: Part, target: Target) -> Sequence[Config]:
@@ -124,8 +124,8 @@ class ScanKernels(ABC, Generic[E]):
         Tiles that are wider than what they cover are left out, and what Triton miscompiles.
         """
         whole = self._list(problem, part, target)
-        stage = self._stage(part)
-        sound = [c for c in whole if not stage.unsafe(c, target)]
+        tuned = self._kernel_of(part)
+        sound = [c for c in whole if not tuned.unsafe(c, target)]
         fitting = [one for one in sound if not oversized(problem, part, one)]
         return fitting or whole[:1]
 
@@ -137,11 +137,11 @@ class ScanKernels(ABC, Generic[E]):
 
     def _given_constants(self, problem: ScanProblem, part: Part, target: Target) -> Config:
         """What the launcher itself says."""
-        call = self._stage(part).calls[0]
+        call = self._kernel_of(part).calls[0]
         point = Point(1, part, problem.chunk_size)
         launch = self._launched(problem, point, call, {}, target)
         defaults = {p.name: p.default for p in self.lifted.parameters(launch.kernel)}
-        values = {n: {**defaults, **launch.arguments}.get(n) for n in self._stage(part).blocks}
+        values = {n: {**defaults, **launch.arguments}.get(n) for n in self._kernel_of(part).blocks}
         if not all(isinstance(value, int) for value in values.values()):
             raise UnsupportedKernel(f"{self.lifted.origin}: {part.value} has no constants")
         found = {name: int(str(value)) for name, value in values.items()}
@@ -149,19 +149,19 @@ class ScanKernels(ABC, Generic[E]):
 
     def _list(self, problem: ScanProblem, part: Part, target: Target) -> list[Config]:
         """The list of an autotuner; empty without one. A launcher may say some of the blocks."""
-        stage, found = self._stage(part), self._tuned(part, target)
-        whole = all(name in config for config in found for name in stage.blocks)
+        tuned, found = self._kernel_of(part), self._tuned(part, target)
+        whole = all(name in config for config in found for name in tuned.blocks)
         said = TRITON_DEFAULTS if whole else self._given_constants(problem, part, target)
-        names = (*stage.blocks, *TRITON_DEFAULTS)
+        names = (*tuned.blocks, *TRITON_DEFAULTS)
         every = ({**said, **config} for config in found)
         return [Config({name: config[name] for name in names}) for config in every]
 
     def _tuned(self, part: Part, target: Target) -> list[dict[str, int]]:
         """An autotuner's list as it is; empty without one."""
         if (part, target) not in self._lists:  # each launch asks
-            stage = self._stage(part)
-            kernel = next(n for n in stage.calls[0].kernels if n in self.lifted.functions)
-            found = self._definitions(stage.file, target).autotuned(kernel)
+            tuned = self._kernel_of(part)
+            kernel = next(n for n in tuned.calls[0].kernels if n in self.lifted.functions)
+            found = self._definitions(tuned.file, target).autotuned(kernel)
             self._lists[part, target] = found
         return self._lists[part, target]
 
@@ -183,15 +183,15 @@ class ScanKernels(ABC, Generic[E]):
         found = self.launches(problem, candidate.point, candidate.config, target)
         return [(self.lifted, launch.binding) for launch in found]
 
-    def _stage(self, part: Part) -> Stage:
+    def _kernel_of(self, part: Part) -> TunedKernel:
         assert isinstance(part, ScanKernel)  # the problem is a scan
-        if part not in self.stages:
+        if part not in self.kernels:
             wanted = " or ".join(f"chain={name}" for name in self.scan.chains)
             raise UnsupportedKernel(
                 f"{self.lifted.origin} does not run {part.value}: the problem is of another "
                 f"engine's chain of kernels; give it {wanted}"
             )
-        return self.stages[part]
+        return self.kernels[part]
 
     def _definitions(self, file: str, target: Target) -> Definitions:
         if (file, target) not in self._opened:
@@ -208,14 +208,16 @@ class ScanKernels(ABC, Generic[E]):
     ) -> KernelLaunch:
         """A call's launch of its kernel. A launcher may launch others of the chain too."""
         # What all of an autotuner's configurations say is no choice, but part of the launch.
-        alike = alike_in(self._tuned(point.part, target), self._stage(point.part).blocks)
+        alike = common_arguments(
+            self._tuned(point.part, target), self._kernel_of(point.part).blocks
+        )
         for held, now in ((self._chosen, {**alike, **config}), (self._given, {})):
             held.clear()
             held.update(now)
         self._given.update(self._arguments(problem, point, call))
         self._launches.clear()
-        self._definitions(self._stage(point.part).file, target).call(call.launcher, self._given)
-        known = {n for stage in self.stages.values() for one in stage.calls for n in one.kernels}
+        self._definitions(self._kernel_of(point.part).file, target).call(call.launcher, self._given)
+        known = {n for tuned in self.kernels.values() for one in tuned.calls for n in one.kernels}
         found = [launch for launch in self._launches if launch.kernel in call.kernels]
         if len(found) != 1 or not {launch.kernel for launch in self._launches} <= known:
             origin, part = self.lifted.origin, point.part.value
@@ -235,12 +237,12 @@ class ScanKernels(ABC, Generic[E]):
                     )
                 argument = replace(argument, operand=call.made[name])
             known[name] = argument
-        options = {**triton_defaults(target.backend), **launch.options}
+        options = {**triton_defaults(target.platform), **launch.options}
         binding = bind(self.lifted.origin, launch.kernel, parameters, known, options)
         return ScanLaunch(binding, launch.grid)
 
     def _check(self, part: Part, config: Config) -> None:
-        names = (*self._stage(part).blocks, *TRITON_DEFAULTS)
+        names = (*self._kernel_of(part).blocks, *TRITON_DEFAULTS)
         for key in config:
             if key not in names:
                 near = did_you_mean(key, names)
@@ -249,7 +251,9 @@ class ScanKernels(ABC, Generic[E]):
             raise UnsupportedKernel(f"{part.value} needs {', '.join(missing)}")
 
 
-def alike_in(configs: Sequence[Mapping[str, int]], blocks: Collection[str]) -> dict[str, int]:
+def common_arguments(
+    configs: Sequence[Mapping[str, int]], blocks: Collection[str]
+) -> dict[str, int]:
     """What all configurations of an autotuner say besides what is tuned."""
     first = configs[0] if configs else {}
     names = [name for name in first if name not in blocks and name not in TRITON_DEFAULTS]
@@ -281,8 +285,8 @@ def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:
 
 def oversized(problem: ScanProblem, part: Part, config: Config) -> bool:
     """Whether a tile is wider than what it covers, which the kernel would mask."""
-    stage = stage_of(problem, part)
-    lengths = zip(stage.blocks, stage.covers(problem), strict=True)
+    tuned = kernel_of(problem, part)
+    lengths = zip(tuned.blocks, tuned.covers(problem), strict=True)
     return any(config[name] > padded(length) for name, length in lengths)
 
 
@@ -296,11 +300,11 @@ class ScanEngine:
     """The chunked scans of one family in one engine version on disk."""
 
     engine: Engine
-    lifts: Callable[[Any, str], ScanKernels[Any]]  # the engine and a backend to its kernels
+    lifts: Callable[[Any, str], ScanKernels[Any]]  # the engine and a platform to its kernels
 
-    def lift(self, backend: str = CUDA) -> ScanKernels[Any]:
-        """The kernels for a backend, "cuda" or "hip". Raises UnsupportedKernel."""
-        return self.lifts(self.engine, backend)
+    def lift(self, platform: str = CUDA) -> ScanKernels[Any]:
+        """The kernels for a platform, "cuda" or "hip". Raises UnsupportedKernel."""
+        return self.lifts(self.engine, platform)
 
 
 def scan_engine(engine: Engine, family: str) -> ScanEngine:

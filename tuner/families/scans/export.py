@@ -14,9 +14,9 @@ from tuner.engines.engine import Engine
 from tuner.engines.sidecars import PROVENANCE
 from tuner.export.delivery import (
     Delivery,
-    PlannedFile,
+    ExportFile,
+    check_readable,
     is_plugin_file,
-    prove_readable,
     read_back,
     server_facts,
 )
@@ -104,18 +104,18 @@ class ScanDelivery(Delivery):
         version = f"{self.engine.name} {self.engine.version}"
         return f"{version} loads no plugins, and files of chunked scans need one"
 
-    def plan(
+    def files(
         self, winners: Sequence[Winner], device: Device, root: Path
     ) -> Sequence[ScanFileExport]:
         by_file = groupby(sorted(winners, key=_key), key=_key)
-        files = [_plan(list(group), root) for _, group in by_file]
+        files = [_built(list(group), root) for _, group in by_file]
         for file in files:
-            prove_readable(file, partial(_verify, file))
+            check_readable(file, partial(_verify, file))
         return files
 
-    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+    def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
         for file in files:
-            assert isinstance(file, ScanFileExport)  # `plan` made it
+            assert isinstance(file, ScanFileExport)  # `files` made it
             _verify(file, file.path)
 
     def refusal(self, path: Path, triton: str | None) -> str | None:
@@ -134,7 +134,7 @@ def _key(winner: Winner) -> tuple[str, str]:
     return winner.problem.spec(), winner.environment.triton
 
 
-def _plan(winners: list[Winner], root: Path) -> ScanFileExport:
+def _built(winners: list[Winner], root: Path) -> ScanFileExport:
     newest = max(winners, key=lambda winner: winner.published_at)
     made = newest.environment
     texts = (made.device, made.engine, made.engine_version, made.triton, made.kernel_hash)

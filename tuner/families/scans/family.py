@@ -11,8 +11,8 @@ from tuner.families.scans.scan import (
     ScanKernel,
     ScanProblem,
     all_chunks,
+    kernel_of,
     scan_of,
-    stage_of,
     tokens_of,
 )
 from tuner.families.scans.selection import PROMPTS, read_selection
@@ -89,7 +89,7 @@ def _least_us(problem: ScanProblem, point: Point, device: Device) -> float:
     return roofline_us(
         device,
         problem.dtype,
-        operations=stage_of(problem, point.part).operations(problem, *size),
+        operations=kernel_of(problem, point.part).operations(problem, *size),
         cold_bytes=0.0,
         warm_bytes=float(_held_bytes(problem, point)),
     )
@@ -98,4 +98,4 @@ def _least_us(problem: ScanProblem, point: Point, device: Device) -> float:
 def _held_bytes(problem: ScanProblem, point: Point) -> int:
     """Bytes that a kernel reads and writes: one launch needs them of the card's memory."""
     size = tokens_of(point), all_chunks(problem, point)
-    return stage_of(problem, point.part).moved_bytes(problem, *size)
+    return kernel_of(problem, point.part).moved_bytes(problem, *size)

@@ -53,7 +53,7 @@ class ScanOnGpu:
     def __init__(self, problem: ScanProblem, request: Fields) -> None:
         self._problem, self._target = problem, local_target()
         engine = find_engine(request["engine"])
-        self._kernels = scan_engine(engine, problem.family).lift(self._target.backend)
+        self._kernels = scan_engine(engine, problem.family).lift(self._target.platform)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         most = torch.cuda.mem_get_info()[0] // 2
         about = problem, self._kernels, request["seed"], last_cache_bytes(), most

@@ -1,6 +1,6 @@
 """A chunked scan as data: what a family of such problems says of its chain of kernels.
 
-Servers read it too, so this module and the families' modules `stages` are light.
+Servers read it too, so this module and the families' modules `kernels` are light.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Stage:
+class TunedKernel:
     """A kernel of a chain, or several that share a configuration."""
 
     file: str
@@ -107,7 +107,7 @@ class Stage:
     tokens: Callable[[Any, int], int] | None = None
 
 
-Stages = Mapping[ScanKernel, Stage]
+TunedKernels = Mapping[ScanKernel, TunedKernel]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Scan:
     layers: str  # "Mamba-2": whose prompts these are
     parse: Callable[[str], Any]
     title: Callable[[Any], str]  # of a problem, short
-    stages: Stages
+    kernels: TunedKernels
     operands: Callable[[Any, Point, Call], dict[str, Any]]  # see `ScanKernels.operands`
     # The largest |difference| / (|expected| + rms) of a correct kernel.
     worst_error: Mapping[Dtype, float]
@@ -129,8 +129,8 @@ class Scan:
 
     def of_chain(self, chain: str) -> Scan:
         """The same with the kernels of one chain only."""
-        stages = {part: self.stages[part] for part in self.chains[chain]}
-        return replace(self, stages=stages, chains={chain: self.chains[chain]})
+        kernels = {part: self.kernels[part] for part in self.chains[chain]}
+        return replace(self, kernels=kernels, chains={chain: self.chains[chain]})
 
     @property
     def inputs(self) -> Any:  # noqa: ANN401
@@ -143,7 +143,7 @@ def scan_named(name: str) -> Scan:
     names = names_below(str(__package__))
     if name not in names:
         raise BadProblem(f"unknown chunked scan {name!r}{did_you_mean(name, names)}")
-    found: Scan = import_module(f"{__package__}.{name}.stages").SCAN
+    found: Scan = import_module(f"{__package__}.{name}.kernels").SCAN
     return found
 
 
@@ -152,10 +152,10 @@ def scan_of(problem: Problem) -> Scan:
     return scan_named(problem.family)
 
 
-def stage_of(problem: Problem, part: Part) -> Stage:
+def kernel_of(problem: Problem, part: Part) -> TunedKernel:
     """A kernel of a problem's chain."""
     assert isinstance(part, ScanKernel)  # the problem is a scan
-    return scan_of(problem).stages[part]
+    return scan_of(problem).kernels[part]
 
 
 def dtype_of(tensor: Any) -> str:  # noqa: ANN401

@@ -22,7 +22,7 @@ from typing import Any
 from tuner.engines.after_import import after_import
 from tuner.errors import MalformedConfigFile
 from tuner.families.scans.files import ScanFile, find_scan_files, read_scan_file
-from tuner.families.scans.scan import Key, Scan, ScanKernel, Stage
+from tuner.families.scans.scan import Key, Scan, ScanKernel, TunedKernel
 from tuner.families.scans.sources import OnDisk, ScanSources
 from tuner.problems.points import Config
 from tuner.problems.results import Status
@@ -71,7 +71,7 @@ class ScanChoices:
     def config(self, part: ScanKernel, named: Mapping[str, Any]) -> dict[str, int] | None:
         """The choice for a launch with these arguments; None: the engine decides. Never raises."""
         try:
-            seen = self.scan.stages[part].seen(named)
+            seen = self.scan.kernels[part].seen(named)
             if seen is None:
                 return None
             key, length = seen
@@ -93,11 +93,11 @@ class ScanChoices:
         self._say(f"{part.value}: {config.key} cannot be launched here, and is left out: {text}")
 
     def _find(self, part: ScanKernel, key: Key, length: int) -> Config | None:
-        stage = self.scan.stages[part]
+        tuned = self.scan.kernels[part]
         for file in self._files:
-            if stage.shows(file.problem) != key:
+            if tuned.shows(file.problem) != key:
                 continue
-            tokens = stage.tokens or (lambda problem, chunks: chunks * problem.chunk_size)
+            tokens = tuned.tokens or (lambda problem, chunks: chunks * problem.chunk_size)
             entry = file.pick(part, tokens(file.problem, length))
             if entry is None or entry.status is Status.INCUMBENT:
                 continue
@@ -129,8 +129,8 @@ class ScanChoices:
 def hook_module(module: ModuleType, choices: ScanChoices) -> None:
     """Hook the kernels that a module of an engine defines."""
     hooked = {}
-    for part, stage in choices.scan.stages.items():
-        for name in dict.fromkeys(name for call in stage.calls for name in call.kernels):
+    for part, tuned in choices.scan.kernels.items():
+        for name in dict.fromkeys(name for call in tuned.calls for name in call.kernels):
             kernel = vars(module).get(name)
             if kernel is not None and _jitted(kernel).__module__ == module.__name__:
                 hook_kernel(kernel, part, choices)
@@ -173,7 +173,7 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
     while not hasattr(kernel, "configs") and kernel is not jitted:
         kernel = kernel.fn
     decide, launch = kernel.run, jitted.run
-    alike = _alike(kernel, choices.scan.stages[part])
+    alike = _common_arguments(kernel, choices.scan.kernels[part])
     places = {name: place for place, name in enumerate(jitted.arg_names)}
 
     def run(*args: object, **kwargs: object) -> object:
@@ -189,11 +189,11 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
     kernel.run = run
 
 
-def _alike(kernel: Any, stage: Stage) -> dict[str, int]:  # noqa: ANN401
+def _common_arguments(kernel: Any, tuned: TunedKernel) -> dict[str, int]:  # noqa: ANN401
     """What all configurations of an `Autotuner` say besides what is tuned."""
     listed = [one.kwargs for one in getattr(kernel, "configs", ())]
     first = listed[0] if listed else {}
-    names = [name for name in first if name not in stage.blocks]
+    names = [name for name in first if name not in tuned.blocks]
     return {n: first[n] for n in names if all(config.get(n) == first[n] for config in listed)}
 
 
@@ -231,7 +231,7 @@ def hook_sources(
         if not find_scan_files(root, family):
             continue
         choices = ScanChoices(sources.scan(family), root, facts)
-        files = dict.fromkeys(stage.file for stage in choices.scan.stages.values())
+        files = dict.fromkeys(tuned.file for tuned in choices.scan.kernels.values())
         for folder, file in itertools.product(folders, files):
             name = f"{package}/{folder}/{file.removesuffix('.py')}".replace("/", ".")
             after_import(name, partial(hook_module, choices=choices))

@@ -42,15 +42,15 @@ class ScanSources:
         scan = scan_named(family)
         return scan.of_chain(self.chain) if scan.chains else self.adapt(scan)
 
-    def lift(self, engine: OnDisk, family: str, backend: str = CUDA) -> Lifted:
-        """A family's kernels for a backend, "cuda" or "hip". Raises UnsupportedKernel."""
+    def lift(self, engine: OnDisk, family: str, platform: str = CUDA) -> Lifted:
+        """A family's kernels for a platform, "cuda" or "hip". Raises UnsupportedKernel."""
         origin, folder = f"{engine.name} {engine.version}", self.folder(engine.root, family)
         scan = self.scan(family)
         files: dict[Path, list[str]] = {}
-        for stage in scan.stages.values():
-            names = files.setdefault(folder / stage.file, [])
-            every = dict.fromkeys(name for call in stage.calls for name in call.kernels)
+        for tuned in scan.kernels.values():
+            names = files.setdefault(folder / tuned.file, [])
+            every = dict.fromkeys(name for call in tuned.calls for name in call.kernels)
             names += [name for name in every if name not in names]
         if not all(path.is_file() for path in files):
             raise UnsupportedKernel(f"{origin} has no kernels for {scan.layers} prompts")
-        return lift_files(files, engine.root, origin, backend)
+        return lift_files(files, engine.root, origin, platform)

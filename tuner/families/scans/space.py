@@ -6,7 +6,7 @@ import itertools
 
 from tuner.devices.table import Device
 from tuner.families.scans.engine import oversized
-from tuner.families.scans.scan import ScanProblem, stage_of
+from tuner.families.scans.scan import ScanProblem, kernel_of
 from tuner.problems.points import Config, Part
 from tuner.tuning.space import Rule, Space
 
@@ -15,7 +15,7 @@ _FIRST_LAUNCHES = ((4, 1), (4, 3), (2, 4), (8, 2))  # warps, stages
 
 def scan_space(problem: ScanProblem, part: Part, device: Device) -> Space:
     """The space of a kernel, for all prompts."""
-    stage = stage_of(problem, part)
+    tuned = kernel_of(problem, part)
     rules = [
         Rule(
             "a tile is no wider than what it covers",
@@ -23,25 +23,25 @@ def scan_space(problem: ScanProblem, part: Part, device: Device) -> Space:
             lambda config: not oversized(problem, part, config),
         ),
     ]
-    if stage.unsafe_source:
+    if tuned.unsafe_source:
         rules.append(
             Rule(
                 "no product that Triton miscompiles",
-                stage.unsafe_source,
-                lambda config: not stage.unsafe(config, device.target),
+                tuned.unsafe_source,
+                lambda config: not tuned.unsafe(config, device.target),
             )
         )
-    axes = {**stage.blocks, "num_warps": stage.warps, "num_stages": stage.stages}
-    lone = len(stage.stages) == 1
+    axes = {**tuned.blocks, "num_warps": tuned.warps, "num_stages": tuned.stages}
+    lone = len(tuned.stages) == 1
     return Space(axes, tuple(rules), growing=frozenset() if lone else frozenset(axes))
 
 
 def first_configs(problem: ScanProblem, part: Part, space: Space) -> list[Config]:
     """What is tried first where the engine has no list: usual tiles, or all of a small space."""
-    stage = stage_of(problem, part)
-    if not stage.first:
+    tuned = kernel_of(problem, part)
+    if not tuned.first:
         return list(space.configs())
-    names = (*stage.blocks, "num_warps", "num_stages")
-    values = itertools.product(stage.first, _FIRST_LAUNCHES)
+    names = (*tuned.blocks, "num_warps", "num_stages")
+    values = itertools.product(tuned.first, _FIRST_LAUNCHES)
     found = (Config(dict(zip(names, (*t, *o), strict=True))) for t, o in values)
     return [config for config in found if space.legal(config)]

@@ -13,7 +13,7 @@ from typing import Any, cast
 from tuner.families.scans.choose import OwnChoice, ScanChooser
 from tuner.families.scans.engine import ScanKernels, scan_engine
 from tuner.families.scans.files import file_name
-from tuner.families.scans.scan import ScanKernel, ScanProblem, stage_of
+from tuner.families.scans.scan import ScanKernel, ScanProblem, kernel_of
 from tuner.families.scans.selection import PromptSelection
 from tuner.families.scans.space import first_configs, scan_space
 from tuner.problems.points import Candidate, Config, Part, Point
@@ -24,15 +24,15 @@ from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
     NOISE,
     Effort,
-    Known,
-    Prepared,
+    KnownBefore,
+    PreparedRun,
     Request,
     recording_of,
     refuse_moe_options,
 )
 from tuner.tuning.search import Budget, Search
 from tuner.tuning.space import Space
-from tuner.tuning.tune import FixedStrategy, RunPlan, Strategy
+from tuner.tuning.tune import FixedStrategy, RunGoal, Strategy
 
 # Configurations that a point tries beyond what is tried first.
 FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
@@ -41,7 +41,7 @@ FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
 def entry_cells(problem: ScanProblem, entry: Entry) -> tuple[object, ...]:
     """An entry's row: prompts, kernel, blocks, warps and stages."""
     config, part = entry.config, entry.point.part
-    blocks = "x".join(str(config[name]) for name in stage_of(problem, part).blocks)
+    blocks = "x".join(str(config[name]) for name in kernel_of(problem, part).blocks)
     return entry.point.size, part.value, blocks, config["num_warps"], config["num_stages"]
 
 
@@ -62,12 +62,12 @@ class ListThenSearch:
         self._search.tell(candidate, measurement)
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """The run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
     problem, device, kind = scan_problem(request), request.device, request.source.kind
     assert isinstance(request.selected, PromptSelection)
     refuse_moe_options(request, family_of(problem).title)
-    kernels = scan_engine(request.engine, problem.family).lift(device.target.backend)
+    kernels = scan_engine(request.engine, problem.family).lift(device.target.platform)
     own = own_choices(kernels, request)
     begins = {choice.first for choice in own.values() if choice.constants is None}
     recording = recording_of(request)
@@ -84,12 +84,12 @@ def prepare(request: Request) -> Prepared:
     for point in requested:
         most = len(first[point.part]) + further
         tries[point.size] = tries.get(point.size, 0) + most
-    return Prepared(
+    return PreparedRun(
         request=request,
         points=tuple(points),
         spaces=spaces,
         kernels=kernels,
-        plan=partial(_plan, own, requested, kind),
+        goal=partial(_goal, own, requested, kind),
         strategy=lambda known: _strategy(first, spaces, points, requested, further, request.seed),
         predictor=None,
         tries=tries,
@@ -126,12 +126,12 @@ def _first(problem: ScanProblem, own: OwnChoice, space: Space, part: Part) -> li
     return [own.constants, *first_configs(problem, part, space)]
 
 
-def _plan(
+def _goal(
     own: Mapping[Part, OwnChoice],
     requested: Sequence[Point],
     kind: MeasureKind,
-    known: Known,
-) -> RunPlan:
+    known: KnownBefore,
+) -> RunGoal:
     policy = Policy(GAIN[kind], tie=NOISE[kind])
     chooser = ScanChooser(own, policy, requested, known.previous)
     constants = {
@@ -139,7 +139,7 @@ def _plan(
         for point in requested
         if (always := own[point.part].constants) is not None
     }
-    return RunPlan(requested, constants, chooser, known.previous)
+    return RunGoal(requested, constants, chooser, known.previous)
 
 
 def _strategy(

@@ -28,9 +28,9 @@ class SGLangAttention(AttentionEngine):
     engine: SGLang
 
     def lift(
-        self, backend: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
+        self, platform: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
     ) -> SGLangAttentionKernels:
-        return lift_attention(self.engine, backend, sources)
+        return lift_attention(self.engine, platform, sources)
 
     def remedy(self, device: Device) -> Remedy | None:
         return find_remedy(self.engine, device)

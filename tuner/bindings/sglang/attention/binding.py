@@ -15,12 +15,12 @@ from typing import Any
 
 from tuner.bindings.sglang.attention.backend import index_types, launcher_arguments
 from tuner.bindings.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
-from tuner.bindings.sglang.plugin.traits import grid_rule
+from tuner.bindings.sglang.plugin.launch_keys import grid_rule
 from tuner.devices.target import CUDA, Target
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.kernels import AttentionKernels
-from tuner.families.attention.problem import Attention, AttentionPhase, Stage
+from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.kernels.binding import Binding, Constant, argument_of, bind
 from tuner.kernels.launcher import KernelLaunch, Launcher
 from tuner.kernels.lift import Lifted, lift
@@ -50,7 +50,7 @@ class SGLangAttentionKernels(AttentionKernels):
 
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
-    backend: str = CUDA
+    platform: str = CUDA
     sources: Mapping[AttentionPhase, Path] = field(
         default_factory=dict
     )  # instead of the engine's files
@@ -60,7 +60,7 @@ class SGLangAttentionKernels(AttentionKernels):
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
         launch = self.launch(problem, point, target)
         both = {**launch.arguments, **launch.options}
-        names = [name for name in CHOICES[_stage(point)] if name in both]
+        names = [name for name in CHOICES[_part(point)] if name in both]
         if not problem.shares_kv:  # only latent values can be taken out of keys
             names = [name for name in names if name != "HAS_MLA"]
         return Config({name: both[name] for name in names})
@@ -94,11 +94,11 @@ class SGLangAttentionKernels(AttentionKernels):
         """Raises UnsupportedKernel if the engine's grid follows an unknown rule."""
         launch = self.launch(problem, point, target)
         default = self.default_config(problem, point, target)
-        stage = _stage(point)
+        part = _part(point)
         plain = point.batch_size, problem.q_heads, problem.most_splits
-        sizes = launch.grid if stage is Stage.REDUCE else plain
+        sizes = launch.grid if part is AttentionPart.REDUCE else plain
         rule = partial(
-            grid_rule, stage, sizes, longest=point.new_tokens, q_heads=plain[1], group=problem.group
+            grid_rule, part, sizes, longest=point.new_tokens, q_heads=plain[1], group=problem.group
         )
         if rule(constants=default) != launch.grid:
             raise UnsupportedKernel(f"{self.origin}: {launch.kernel} has an unknown grid")
@@ -110,8 +110,8 @@ class SGLangAttentionKernels(AttentionKernels):
             launcher = self._launcher(problem.phase, target)
             arguments = self.arguments(problem, point, target)
             for launch in launcher.run(LAUNCHERS[problem.phase][1], arguments):
-                stage = _stage_of(problem.phase, launch.kernel)
-                at = Point(point.batch_size, stage, point.new_tokens, point.cached_tokens)
+                part = _part_of(problem.phase, launch.kernel)
+                at = Point(point.batch_size, part, point.new_tokens, point.cached_tokens)
                 self._launches[problem, at, target] = launch
         if key not in self._launches:
             raise UnsupportedKernel(f"{self.origin} launches nothing for {point} of {problem}")
@@ -124,7 +124,7 @@ class SGLangAttentionKernels(AttentionKernels):
     def _lifted(self) -> dict[AttentionPhase, Lifted]:
         engine, origin = self.engine, self.origin
         return {
-            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.backend)
+            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.platform)
             for p in AttentionPhase
         }
 
@@ -156,23 +156,23 @@ def launcher_source(engine: SGLang, phase: AttentionPhase) -> Path:
 
 
 def lift_attention(
-    engine: SGLang, backend: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
+    engine: SGLang, platform: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
 ) -> SGLangAttentionKernels:
-    """The attention kernels of an engine on disk for a backend, "cuda" or "hip".
+    """The attention kernels of an engine on disk for a platform, "cuda" or "hip".
 
     `sources` has files to read instead of the engine's own. The methods of the result raise
     UnsupportedKernel, this function does not.
     """
     origin = f"{engine.name} {engine.version}"
-    return SGLangAttentionKernels(engine, origin, backend, sources or {})
+    return SGLangAttentionKernels(engine, origin, platform, sources or {})
 
 
-def _stage(point: Point) -> Stage:
-    assert isinstance(point.part, Stage), f"{point} is no attention's"
+def _part(point: Point) -> AttentionPart:
+    assert isinstance(point.part, AttentionPart), f"{point} is no attention's"
     return point.part
 
 
-def _stage_of(phase: AttentionPhase, kernel: str) -> Stage:
+def _part_of(phase: AttentionPhase, kernel: str) -> AttentionPart:
     if phase is not AttentionPhase.DECODE:
-        return Stage(phase.value)
-    return Stage.REDUCE if kernel.endswith("stage2") else Stage.DECODE
+        return AttentionPart(phase.value)
+    return AttentionPart.REDUCE if kernel.endswith("stage2") else AttentionPart.DECODE

@@ -10,7 +10,7 @@ from pathlib import Path
 from tuner.bindings.sglang.attention.backend import PHASE_FLAGS
 from tuner.bindings.sglang.attention.export import (
     AttentionFileExport,
-    plan_attention,
+    build_attention_files,
     verify_attention,
 )
 from tuner.bindings.sglang.attention.server_flags import (
@@ -23,10 +23,10 @@ from tuner.devices.table import Device
 from tuner.engines.sglang.package import SGLang
 from tuner.export.delivery import (
     Delivery,
-    PlannedFile,
+    ExportFile,
     ServerFlags,
+    check_readable,
     is_plugin_file,
-    prove_readable,
     server_facts,
 )
 from tuner.families.attention.problem import Attention
@@ -62,15 +62,15 @@ class AttentionDelivery(Delivery):
             )
         return ""
 
-    def plan(
+    def files(
         self, winners: Sequence[Winner], device: Device, root: Path
     ) -> Sequence[AttentionFileExport]:
-        files = with_advised_flags(plan_attention(winners, root))
+        files = with_advised_flags(build_attention_files(winners, root))
         for file in files:
-            prove_readable(file, partial(verify_attention, file))
+            check_readable(file, partial(verify_attention, file))
         return files
 
-    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+    def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
         for file in _attention_files(files):
             verify_attention(file, file.path)
 
@@ -80,9 +80,9 @@ class AttentionDelivery(Delivery):
         facts = server_facts(self.engine, "attention", triton)
         return self.obstacle(into_engine=False) or check_file(path, facts).reason
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
+    def advice(self, files: Sequence[ExportFile]) -> Sequence[ServerFlags]:
         return advised_flags(_attention_files(files))
 
 
-def _attention_files(files: Iterable[PlannedFile]) -> list[AttentionFileExport]:
+def _attention_files(files: Iterable[ExportFile]) -> list[AttentionFileExport]:
     return [file for file in files if isinstance(file, AttentionFileExport)]

@@ -94,14 +94,14 @@ class AttentionFileExport:
         return AttentionFileExport(self.path, file, {**self.provenance, **described})
 
 
-def plan_attention(winners: Sequence[Winner], root: Path) -> list[AttentionFileExport]:
+def build_attention_files(winners: Sequence[Winner], root: Path) -> list[AttentionFileExport]:
     """The files to write under a root. Measured entries of an earlier export are not replaced by
     predicted ones.
 
     Raises ExportRefused if the points of a bucket have different configurations.
     """
     by_file = groupby(sorted(winners, key=_file_key), key=_file_key)
-    return [_plan(list(group), root) for _, group in by_file]
+    return [_built(list(group), root) for _, group in by_file]
 
 
 def verify_attention(export: AttentionFileExport, written: Path) -> None:
@@ -118,7 +118,7 @@ def _file_key(winner: Winner) -> tuple[str, str]:
     return winner.problem.spec(), winner.environment.triton
 
 
-def _plan(winners: list[Winner], root: Path) -> AttentionFileExport:
+def _built(winners: list[Winner], root: Path) -> AttentionFileExport:
     empty = _empty_file(winners)
     path = empty.path_under(root)
     # A file holds for one version of the kernels. Winners for other versions are out of date.
@@ -186,7 +186,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
     """The weakest status of the points; INCUMBENT where the engine's own constants were kept.
 
     Decode with chosen splits names its constants even then, because sglang's own launch would use
-    the room of the longest plan. Raises ExportRefused if configurations of the points differ.
+    the room of the longest choice. Raises ExportRefused if configurations of the points differ.
     """
     entries = [winner.entry for winner in winners]
     first = entries[0]

@@ -76,7 +76,7 @@ def _advise(file: AttentionFileExport, reason: str) -> ServerFlags:
 
 
 def _means(files: Mapping[int, AttentionFileExport]) -> dict[int, float] | None:
-    """The geometric mean of decode's microseconds (both stages), by number of splits.
+    """The geometric mean of decode's microseconds (both kernels), by number of splits.
 
     None if the files cannot be compared: other points, other software, or predictions.
     """

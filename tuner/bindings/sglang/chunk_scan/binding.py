@@ -51,7 +51,7 @@ def _batched(name: str, value: object) -> object:
     return replace(value, shape=(1, *value.shape), strides=strides)
 
 
-def lift_chunk_scan(engine: SGLang, backend: str) -> SGLangSsdKernels:
+def lift_chunk_scan(engine: SGLang, platform: str) -> SGLangSsdKernels:
     """The kernels of one copy of sglang. Raises UnsupportedKernel."""
     differs = {"passes_before": True}
-    return SGLangSsdKernels.of(engine, SOURCES, NAME, backend, differs=differs)
+    return SGLangSsdKernels.of(engine, SOURCES, NAME, platform, differs=differs)

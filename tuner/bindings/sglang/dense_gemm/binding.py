@@ -42,19 +42,19 @@ class SGLangGemmKernels(GemmKernels):
     """The dense GEMM kernels of one version of sglang."""
 
     launchers: GemmLaunchers
-    backend: str = CUDA
+    platform: str = CUDA
     _taken: dict[tuple[str, tuple[int, int] | None, str, Target], frozenset[str]] = field(
         default_factory=dict
     )
 
     @cached_property
     def lifted(self) -> Lifted:  # type: ignore[override]  # lifted when it is asked for
-        return lift_kernels(self.launchers.engine, self.backend)
+        return lift_kernels(self.launchers.engine, self.platform)
 
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
         launch = self._followed(problem, batch_size, None, target).launches[0]
         tiles = {k: launch.arguments[k] for k in REQUIRED_FIELDS if k in launch.arguments}
-        return launch_config(Config({**tiles, **launch.options}), target.backend)
+        return launch_config(Config({**tiles, **launch.options}), target.platform)
 
     def choices(self, problem: DenseGemm, target: Target) -> Mapping[str, tuple[int, ...]]:
         taken = self._optional_keys(problem, target)
@@ -103,14 +103,14 @@ class SGLangGemmKernels(GemmKernels):
             else:
                 known[name] = argument_of(name, value, constant=name in constants)
         self._check_options(launch, target)
-        options = {**triton_defaults(target.backend), **launch.options}
+        options = {**triton_defaults(target.platform), **launch.options}
         binding = bind(self.launchers.origin, launch.kernel, parameters, known, options)
         return GemmLaunch(binding, launch.grid, scratch)
 
     def _check(self, problem: DenseGemm, config: Config, target: Target) -> None:
         tiles = REQUIRED_FIELDS if problem.block else REQUIRED_FIELDS[:3]
         needed = tiles if problem.block else (*tiles, *TRITON_DEFAULTS)
-        options = launch_options(target.backend) if problem.block else tuple(TRITON_DEFAULTS)
+        options = launch_options(target.platform) if problem.block else tuple(TRITON_DEFAULTS)
         known = {*tiles, *options, *self._optional_keys(problem, target)}
         what = f"{self.launchers.origin}: {problem.spec()} on {target.name}"
         for key in config:
@@ -123,7 +123,7 @@ class SGLangGemmKernels(GemmKernels):
         refuse_empty_tiles(what, config)
 
     def _check_options(self, launch: KernelLaunch, target: Target) -> None:
-        known = launch_options(target.backend)
+        known = launch_options(target.platform)
         if unknown := [name for name in launch.options if name not in known]:
             raise UnsupportedKernel(
                 f"{self.launchers.origin}: {launch.kernel} has no {', '.join(unknown)}"

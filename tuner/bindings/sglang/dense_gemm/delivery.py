@@ -27,14 +27,14 @@ from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import (
     Delivery,
-    PlannedFile,
+    ExportFile,
+    check_readable,
     is_plugin_file,
-    prove_readable,
     read_back,
     server_facts,
 )
 from tuner.export.sized_files import Content, Layout, SizedFile
-from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
+from tuner.families.dense_gemm.export import build_gemm_files, gemm_of, verify_gemm
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Problem, version_folder
 from tuner.problems.results import Winner
@@ -117,22 +117,22 @@ class GemmDelivery(Delivery):
             "need one: write them into its package instead (--into-engine)"
         )
 
-    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
+    def files(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
         layout: Layout = PluginLayout(self.gemm, device, root)
         if root == self.engine_root:
             layout = PackageLayout(self.gemm, device, root)
         for winner in winners:
             assert isinstance(winner.problem, DenseGemm)
             self._refuse_unread(winner.problem, device)
-        files = plan_gemm(winners, self.gemm, device, layout)
+        files = build_gemm_files(winners, self.gemm, device, layout)
         for file in files:
             if isinstance(layout, PluginLayout):
-                prove_readable(file, partial(_verify_plugins, file))
+                check_readable(file, partial(_verify_plugins, file))
         return files
 
-    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+    def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
         for file in files:
-            assert isinstance(file, SizedFile)  # `plan` made it
+            assert isinstance(file, SizedFile)  # `files` made it
             if root == self.engine_root:
                 verify_gemm(file, self.gemm, device, root)
             else:

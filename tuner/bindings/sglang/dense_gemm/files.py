@@ -61,10 +61,10 @@ class SGLangDenseGemm(GemmEngine):
     def effective(self, problem: DenseGemm, config: Config, target: Target) -> Config:
         return self.launchers.loaded(problem, config, target)
 
-    def lift(self, backend: str = CUDA) -> SGLangGemmKernels:
-        if backend == CUDA:
+    def lift(self, platform: str = CUDA) -> SGLangGemmKernels:
+        if platform == CUDA:
             return self._cuda_kernels
-        return SGLangGemmKernels(self.launchers, backend)
+        return SGLangGemmKernels(self.launchers, platform)
 
     @cached_property
     def _cuda_kernels(self) -> SGLangGemmKernels:

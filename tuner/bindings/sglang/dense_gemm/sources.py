@@ -29,10 +29,10 @@ def int8_source(engine: SGLang) -> Path:
     return _source(engine, INT8_BLOCKS)
 
 
-def lift_kernels(engine: SGLang, backend: str = CUDA) -> Lifted:
+def lift_kernels(engine: SGLang, platform: str = CUDA) -> Lifted:
     """All dense GEMM kernels that a version has. Raises UnsupportedKernel; see `lift_files`."""
     files = {fp8_source(engine): FP8_KERNELS, int8_source(engine): INT8_KERNELS}
-    return lift_files(files, engine.root, f"{engine.name} {engine.version}", backend)
+    return lift_files(files, engine.root, f"{engine.name} {engine.version}", platform)
 
 
 def _source(engine: SGLang, loader: Loader) -> Path:

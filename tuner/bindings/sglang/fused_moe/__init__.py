@@ -53,7 +53,7 @@ def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
     except BadProblem as error:
         pads = engine_version is None or release_of(engine_version) >= _PADS_SINCE
         asked = cut.block == (_PADDED, _PADDED) and cut.quantization in ("fp8", "asked")
-        if not (pads and asked and target.backend == HIP):
+        if not (pads and asked and target.platform == HIP):
             raise
         raise PaddedShape(
             f"{error}: sglang refuses it without SGLANG_USE_AITER=1; with it, as in sglang's ROCm "

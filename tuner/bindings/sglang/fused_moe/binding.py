@@ -96,13 +96,13 @@ class FusedMoeKernels(MoeKernels):
         parameters = self.lifted.parameters(function)
         names = {parameter.name for parameter in parameters}
         self._check(launch, function, names)
-        allowed = launch_options(target.backend)
+        allowed = launch_options(target.platform)
         known = {
             **arguments_of(launch, zero_points=zero_points),
             **{k: Constant(v) for k, v in config.items() if k not in allowed},
         }
         options: dict[str, int | bool] = {
-            **triton_defaults(target.backend),
+            **triton_defaults(target.platform),
             **{name: value for name, value in config.items() if name in allowed},
         }
         if "USE_GDC" in names and architecture(target).has_pdl:  # is_arch_support_pdl()
@@ -122,7 +122,7 @@ class FusedMoeKernels(MoeKernels):
     def _check(self, launch: MoeLaunch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
         tiles = {name for name in names if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_"))}
-        options = launch_options(launch.target.backend)
+        options = launch_options(launch.target.platform)
         choices = {*tiles, *options, *({"USE_TMA"} if "a_desc" in names else ())}
         for key in launch.config:
             if key not in choices:
@@ -143,14 +143,14 @@ class FusedMoeKernels(MoeKernels):
             raise UnsupportedKernel(f"{origin}: {function} has no per-channel fp8")
 
 
-def lift_fused_moe(engine: SGLang, backend: str = CUDA) -> FusedMoeKernels:
-    """Lift the kernels of an engine on disk for a backend, "cuda" or "hip".
+def lift_fused_moe(engine: SGLang, platform: str = CUDA) -> FusedMoeKernels:
+    """Lift the kernels of an engine on disk for a platform, "cuda" or "hip".
 
     Raises UnsupportedKernel; see `lift`.
     """
     origin = f"{engine.name} {engine.version}"
     source = find_source(engine, DENSE, _LOCATIONS)
-    lifted = lift(source, (DENSE, GROUPED), engine.root, origin, backend)
+    lifted = lift(source, (DENSE, GROUPED), engine.root, origin, platform)
     return FusedMoeKernels(lifted, reads_up_tma(engine))
 
 

@@ -217,8 +217,8 @@ class SGLangFusedMoe(MoeEngine):
     def takes_tma(self, problem: FusedMoe, gemm: Gemm) -> bool:
         return takes_tma(problem, gemm) and self.lift().has_tma(gemm)
 
-    def lift(self, backend: str = CUDA) -> FusedMoeKernels:
-        return lift_fused_moe(self.engine, backend)
+    def lift(self, platform: str = CUDA) -> FusedMoeKernels:
+        return lift_fused_moe(self.engine, platform)
 
 
 def engine_dtype(dtype: Dtype) -> str | None:
@@ -256,7 +256,7 @@ def run_heuristic(
     """
     flags = SimpleNamespace(enable_deterministic_inference=False)
     settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
-    hip, optin = device.target.backend == HIP, device.shared_optin_bytes
+    hip, optin = device.target.platform == HIP, device.shared_optin_bytes
     # Stand-ins for the names from other modules, for the device and default flags.
     known = {
         "_is_hip": hip,

@@ -142,13 +142,13 @@ def _qwen3_next(case: _Case) -> str | None:
         return "of Qwen3-Next before 0.5.14"
     if case.model.shared_intermediate != case.model.intermediate:
         return "of another width than the routed ones"
-    if case.target.backend == HIP:
+    if case.target.platform == HIP:
         return f"on {case.target.name} without SGLANG_USE_AITER=1, with which AITER runs them"
     return None
 
 
 def _minimax_m3(case: _Case) -> str | None:
-    if case.target.backend == HIP and case.version >= (0, 5, 21):
+    if case.target.platform == HIP and case.version >= (0, 5, 21):
         if not case.target.is_gfx(9, 5):
             return f"on {case.target.name}, of AMD's cards only on gfx950"
         return "under expert parallelism" if case.ep > 1 else None
@@ -169,7 +169,7 @@ def _bailing_v3(case: _Case) -> str | None:
 
 def _common_or_amd(case: _Case, since: Release) -> str | None:
     """Classes that fuse from a HIP capability of (9, 4) on, even under expert parallelism."""
-    if case.target.backend != HIP or case.version < since:
+    if case.target.platform != HIP or case.version < since:
         return _common(case)
     old = not case.target.is_gfx_or_later(9, 4)
     return f"on {case.target.name}, of AMD's cards only on gfx942 and later" if old else None

@@ -26,6 +26,6 @@ class SGLangDeltaKernels(SGLangScanKernels):
         return chunk_lists(self._given)
 
 
-def lift_gated_delta(engine: SGLang, backend: str) -> SGLangDeltaKernels:
+def lift_gated_delta(engine: SGLang, platform: str) -> SGLangDeltaKernels:
     """The kernels of one copy of sglang. Raises UnsupportedKernel."""
-    return SGLangDeltaKernels.of(engine, SOURCES, NAME, backend)
+    return SGLangDeltaKernels.of(engine, SOURCES, NAME, platform)

@@ -26,7 +26,7 @@ from tuner.bindings.sglang.plugin.json_fields import (
 from tuner.bindings.sglang.plugin.kernels import CHOICES, FLAGS
 from tuner.bindings.sglang.plugin.splits import SplitsTable, read_splits
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.attention.problem import Attention, BucketKey, Stage
+from tuner.families.attention.problem import Attention, AttentionPart, BucketKey
 from tuner.problems.points import Config, version_folder
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -43,7 +43,7 @@ _OPTIONAL = ("BLOCK_H", "HAS_MLA")
 class AttentionEntry:
     """The launch constants for one bucket: a part at a batch size and a length."""
 
-    part: Stage
+    part: AttentionPart
     batch_size: int  # sequences
     new_tokens: int  # of the longest sequence; 1 for decode and reduce
     config: Config
@@ -101,12 +101,14 @@ class AttentionFile:
         name = file_name(self.problem, self.device)
         return root / FOLDER / version_folder(self.triton) / name
 
-    def configs(self, part: Stage) -> list[Config]:
+    def configs(self, part: AttentionPart) -> list[Config]:
         """The distinct tuned configurations of a part, without the engine's own."""
         tuned = (e for e in self.entries if e.part is part and e.status is not Status.INCUMBENT)
         return list(dict.fromkeys(entry.config for entry in tuned))
 
-    def pick(self, part: Stage, batch_size: int, new_tokens: int = 1) -> AttentionEntry | None:
+    def pick(
+        self, part: AttentionPart, batch_size: int, new_tokens: int = 1
+    ) -> AttentionEntry | None:
         """The entry of the nearest bucket by the ratio of sizes; of two equally near, the smaller.
 
         None if the file has no entry for that part.
@@ -227,7 +229,7 @@ def _entry(problem: Attention, number: int, row: object) -> AttentionEntry:
     )
 
 
-def _config(problem: Attention, part: Stage, row: object, where: str) -> Config:
+def _config(problem: Attention, part: AttentionPart, row: object, where: str) -> Config:
     if not isinstance(row, dict):
         raise MalformedConfigFile(f"{where} must be an object")
     keys = [k for k in CHOICES[part] if _has(problem, k)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 
 PLUGIN = "tuner_attention"  # its entry point
 # The package of the kernels' modules since 0.5.16, and the one before.
@@ -21,12 +21,12 @@ LAUNCHERS = (
     ("prefill_attention", "context_attention_fwd", "max_input_len"),
 )
 # The constants that may be chosen. A release's kernel may lack some.
-CHOICES: Mapping[Stage, tuple[str, ...]] = {
-    Stage.EXTEND: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
-    Stage.PREFILL: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
+CHOICES: Mapping[AttentionPart, tuple[str, ...]] = {
+    AttentionPart.EXTEND: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
+    AttentionPart.PREFILL: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
     # With HAS_MLA the kernel takes values out of the keys; without, it loads them separately.
-    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
-    Stage.REDUCE: ("num_warps",),
+    AttentionPart.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
+    AttentionPart.REDUCE: ("num_warps",),
 }
 OPTIONS = ("num_warps", "num_stages")  # Triton's, not the kernel's
 FLAGS = ("HAS_MLA",)  # the kernel takes a bool; a config holds 0 or 1
@@ -38,7 +38,7 @@ FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
 class KernelSignature:
     """One kernel and its parameters."""
 
-    stage: Stage
+    part: AttentionPart
     module: str
     name: str
     tensors: tuple[str, ...]  # all have the problem's element type
@@ -79,7 +79,7 @@ _KEYS = frozenset({"stride_kbs", "stride_kh", "stride_vbs", "stride_vh"})
 _OUTPUTS = frozenset({"stride_obs", "stride_oh"})
 
 EXTEND = KernelSignature(
-    Stage.EXTEND,
+    AttentionPart.EXTEND,
     "extend_attention",
     "_fwd_kernel",
     tensors=("Q_Extend", "K_Extend", "V_Extend", "K_Buffer", "V_Buffer"),
@@ -110,7 +110,7 @@ EXTEND = KernelSignature(
     | _OUTPUTS,
 )
 PREFILL = KernelSignature(
-    Stage.PREFILL,
+    AttentionPart.PREFILL,
     "prefill_attention",
     "_fwd_kernel",
     tensors=("Q", "K", "V"),
@@ -134,7 +134,7 @@ _STAGE_1_NEUTRAL = (
     | _QUERIES
 )
 GROUPED = KernelSignature(
-    Stage.DECODE,
+    AttentionPart.DECODE,
     "decode_attention",
     "_fwd_grouped_kernel_stage1",
     tensors=("Q", "K_Buffer", "V_Buffer"),
@@ -146,7 +146,7 @@ GROUPED = KernelSignature(
     neutral=_STAGE_1_NEUTRAL,
 )
 UNGROUPED = KernelSignature(
-    Stage.DECODE,
+    AttentionPart.DECODE,
     "decode_attention",
     "_fwd_kernel_stage1",
     tensors=("Q", "K_Buffer", "V_Buffer"),
@@ -155,7 +155,7 @@ UNGROUPED = KernelSignature(
     neutral=_STAGE_1_NEUTRAL,
 )
 REDUCE = KernelSignature(
-    Stage.REDUCE,
+    AttentionPart.REDUCE,
     "decode_attention",
     "_fwd_kernel_stage2",
     tensors=("O",),

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Protocol
 
 from tuner.bindings.sglang.plugin.files import AttentionFile
 from tuner.bindings.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, KernelSignature
-from tuner.bindings.sglang.plugin.traits import (
+from tuner.bindings.sglang.plugin.launch_keys import (
     Grid,
     ProblemKey,
     launch_key,
     problem_key,
     tuned_grid,
 )
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, AttentionPart
 from tuner.problems.points import Config
 from tuner.problems.results import Status
 
@@ -118,7 +118,7 @@ class TunedLaunches:
         If the kernel cannot tell several problems apart, the simplest one's file serves all.
         """
         paged = "PAGE_SIZE" in self._names
-        fitting = [file for file in files if self.kernel.stage in file.problem.parts]
+        fitting = [file for file in files if self.kernel.part in file.problem.parts]
         self._files = {}
         for file in sorted(fitting, key=lambda file: _traits(file.problem)):
             self._files.setdefault(problem_key(self.kernel, file.problem, paged=paged), file)
@@ -191,7 +191,7 @@ class TunedLaunches:
         file = self._files.get(found) if found else None
         if file is None or any(n not in self._names and n not in _PASSED for n in kwargs):
             return None
-        entry = file.pick(self.kernel.stage, grid[0], self._longest())
+        entry = file.pick(self.kernel.part, grid[0], self._longest())
         if found not in self._compiled:
             self._compiled.add(found)
             self._compile(file, grid, args, kwargs)
@@ -218,12 +218,13 @@ class TunedLaunches:
 
     def _variants(self, file: AttentionFile) -> list[dict[str, int]]:
         """The constants that launches of the file's problem may have."""
-        if file.splits is None or self.kernel.stage is not Stage.REDUCE:
-            return [self._constants(config) for config in file.configs(self.kernel.stage)]
+        if file.splits is None or self.kernel.part is not AttentionPart.REDUCE:
+            return [self._constants(config) for config in file.configs(self.kernel.part)]
         return [  # the second kernel's loop has a constant number of turns
             {**self._constants(entry.config), "MAX_KV_SPLITS": row.room}
             for entry in file.entries
-            if entry.part is Stage.REDUCE and not (row := file.splits.row(entry.batch_size)).engines
+            if entry.part is AttentionPart.REDUCE
+            and not (row := file.splits.row(entry.batch_size)).engines
         ]
 
     def _constants(self, config: Config) -> dict[str, int]:
@@ -235,7 +236,7 @@ class TunedLaunches:
 
     def _longest(self) -> int:
         """New tokens of the longest sequence; 1 for decode. Raises ValueError if not known."""
-        if self.kernel.stage in (Stage.DECODE, Stage.REDUCE):
+        if self.kernel.part in (AttentionPart.DECODE, AttentionPart.REDUCE):
             return 1
         if type(longest.tokens) is not int or longest.tokens < 1:
             raise ValueError(f"{longest.tokens!r} new tokens")

@@ -50,7 +50,7 @@ class VLLMSsdKernels(VLLMScanKernels):
         return {"launch_autotuned": _launch_autotuned, "TRITON_22": True}
 
 
-def lift_chunk_scan(engine: VLLM, backend: str) -> VLLMSsdKernels:
+def lift_chunk_scan(engine: VLLM, platform: str) -> VLLMSsdKernels:
     """The kernels of one copy of vLLM. Raises UnsupportedKernel."""
     differs = {"passes_before": False}
-    return VLLMSsdKernels.of(engine, SOURCES, NAME, backend, differs=differs)
+    return VLLMSsdKernels.of(engine, SOURCES, NAME, platform, differs=differs)

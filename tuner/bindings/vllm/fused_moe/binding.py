@@ -84,7 +84,7 @@ class VLLMMoeKernels(MoeKernels):
             for name, value in launch.arguments.items()
         }
         known["EM"] = Integer(-(-launch.arguments["EM"] // 16) * 16)
-        options = {**triton_defaults(target.backend), **launch.options}
+        options = {**triton_defaults(target.platform), **launch.options}
         return bind(self.lifted.origin, launch.kernel, parameters, known, options)
 
     def _functions_on(self, target: Target) -> EngineFunctions:
@@ -149,7 +149,7 @@ class VLLMMoeKernels(MoeKernels):
     def _check(self, config: Config, target: Target) -> None:
         origin = self.lifted.origin
         names = {parameter.name for parameter in self.lifted.parameters(DENSE)}
-        choices = {*REQUIRED_FIELDS, *({"SPLIT_K"} & names), *launch_options(target.backend)}
+        choices = {*REQUIRED_FIELDS, *({"SPLIT_K"} & names), *launch_options(target.platform)}
         for key in config:
             if key not in choices:
                 near = did_you_mean(key, choices)
@@ -238,13 +238,13 @@ class _Layer:
         return _tensor((problem.E, n, 1) if problem.per_channel_quant else (problem.E,), "fp32")
 
 
-def lift_fused_moe(engine: VLLM, backend: str = CUDA) -> VLLMMoeKernels:
-    """Lift the kernels of an engine on disk for a backend, "cuda" or "hip".
+def lift_fused_moe(engine: VLLM, platform: str = CUDA) -> VLLMMoeKernels:
+    """Lift the kernels of an engine on disk for a platform, "cuda" or "hip".
 
     Raises UnsupportedKernel; see `lift`.
     """
     origin = f"{engine.name} {engine.version}"
-    lifted = lift(engine.root / SOURCE, (DENSE, GROUPED), engine.root, origin, backend)
+    lifted = lift(engine.root / SOURCE, (DENSE, GROUPED), engine.root, origin, platform)
     return VLLMMoeKernels(engine, lifted)
 
 

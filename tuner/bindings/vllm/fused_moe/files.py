@@ -135,8 +135,8 @@ class VLLMFusedMoe(MoeEngine):
             found["shipped"] = dict.fromkeys(Gemm, entry)
         return found
 
-    def lift(self, backend: str = CUDA) -> VLLMMoeKernels:
-        return lift_fused_moe(self.engine, backend)
+    def lift(self, platform: str = CUDA) -> VLLMMoeKernels:
+        return lift_fused_moe(self.engine, platform)
 
 
 def _block_shape(problem: FusedMoe) -> list[int] | None:

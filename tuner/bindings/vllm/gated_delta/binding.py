@@ -33,17 +33,17 @@ class VLLMDeltaKernels(VLLMScanKernels):
         """How the states of a head with _KEYS and _VALUES numbers lie."""
         problem = GatedDelta(1, 1, _KEYS, _VALUES, chain=SOURCES.chain)
         point, tile = Point(1, DeltaKernel.STATES, problem.chunk_size), {"BV": _VALUES}
-        call = self._stage(point.part).calls[0]
+        call = self._kernel_of(point.part).calls[0]
         launch = self._launched(problem, point, call, tile, cuda_target(9, 0))
         shape: tuple[int, ...] = launch.arguments["h"].shape[-2:]
         return shape
 
 
-def lift_gated_delta(engine: VLLM, backend: str) -> VLLMDeltaKernels:
+def lift_gated_delta(engine: VLLM, platform: str) -> VLLMDeltaKernels:
     """The kernels of one copy of vLLM. Raises UnsupportedKernel also for 0.15.1, whose states lie
     otherwise.
     """
-    found = VLLMDeltaKernels.of(engine, SOURCES, NAME, backend)
+    found = VLLMDeltaKernels.of(engine, SOURCES, NAME, platform)
     shape = found.shape_of_states()
     if shape != (_VALUES, _KEYS):
         raise UnsupportedKernel(

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tuner.families.attention.joint.plans import JointBuckets, JointPlan, Times
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.joint.choices import JointBuckets, JointChoice, Times
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.attention.splits import constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Measurement, Status
@@ -42,7 +42,7 @@ class JointStrategy:
         self._sizes = {one.representative: one for one in sizes}
         self._results: dict[Candidate, Measurement] = {}
         self._first: list[Candidate] = []  # of step 1
-        self._kept: dict[Point, JointPlan] = {}  # after step 1, by representative
+        self._kept: dict[Point, JointChoice] = {}  # after step 1, by representative
         self._waiting: dict[Candidate, list[Candidate]] = {}  # a proposal's candidates
 
     def ask(self) -> list[Candidate]:
@@ -63,33 +63,33 @@ class JointStrategy:
 
     def _numbers(self, sizes: JointBuckets) -> Iterator[Candidate]:
         """Step 1: the engine's own configuration, and its constants with other splits."""
-        for stage in (Stage.DECODE, Stage.REDUCE):
-            for first, point in zip(sizes.stage_1.points, sizes.points(stage), strict=True):
+        for part in (AttentionPart.DECODE, AttentionPart.REDUCE):
+            for first, point in zip(sizes.decode.points, sizes.points(part), strict=True):
                 own = self._own[point]
                 yield Candidate(point, own)
                 for splits, room in self._pairs[first]:
                     yield Candidate(point, with_splits(constants_of(own), splits, room))
 
-    def _best(self, sizes: JointBuckets) -> JointPlan:
+    def _best(self, sizes: JointBuckets) -> JointChoice:
         """The best of step 1. Where the engine's own constants cannot run, the most splits."""
-        plans = Times(sizes, self._timed(self._first), self._own).plans()
-        if plans:
-            return plans[0]
-        most = [self._pairs[point][-1] for point in sizes.stage_1.points]
+        choices = Times(sizes, self._timed(self._first), self._own).choices()
+        if choices:
+            return choices[0]
+        most = [self._pairs[point][-1] for point in sizes.decode.points]
         splits = tuple(n for n, _ in most)
-        return JointPlan(math.inf, most[0][1], splits, self._own_constants(sizes), ())
+        return JointChoice(math.inf, most[0][1], splits, self._own_constants(sizes), ())
 
     def _timed(self, candidates: Iterable[Candidate]) -> dict[Candidate, float]:
         times = ((c, self._results[c].median_us) for c in candidates)
         return {candidate: us for candidate, us in times if us is not None}
 
     def _own_constants(self, sizes: JointBuckets) -> tuple[Config, Config]:
-        stage_1, reduce = (bucket.representative for bucket in (sizes.stage_1, sizes.reduce))
-        return constants_of(self._own[stage_1]), constants_of(self._own[reduce])
+        decode, reduce = (bucket.representative for bucket in (sizes.decode, sizes.reduce))
+        return constants_of(self._own[decode]), constants_of(self._own[reduce])
 
     def _with_reductions(self, sizes: JointBuckets) -> Iterator[Candidate]:
         kept = self._kept[sizes.representative]
-        for first, point in zip(sizes.stage_1.points, sizes.reduce.points, strict=True):
+        for first, point in zip(sizes.decode.points, sizes.reduce.points, strict=True):
             for splits in self._at_room(first, kept.room):
                 for constants in self._reductions:
                     yield Candidate(point, with_splits(constants, splits, kept.room))
@@ -110,7 +110,7 @@ class JointStrategy:
 
     def _around(self, proposal: Candidate) -> Iterator[Candidate]:
         sizes, kept = self._sizes[proposal.point], self._kept[proposal.point]
-        for point, best in zip(sizes.stage_1.points, kept.splits, strict=True):
+        for point, best in zip(sizes.decode.points, kept.splits, strict=True):
             for splits in self._at_room(point, kept.room):
                 if best <= 2 * splits and splits <= 2 * best:
                     yield Candidate(point, with_splits(proposal.config, splits, kept.room))
@@ -126,12 +126,14 @@ class JointStrategy:
         """The cost of the first kernel's constants, beside the engine's own second kernel."""
         sizes = self._sizes[proposal.point]
         beside = (
-            c for c in self._first if c.point.part is Stage.REDUCE or c.config == self._own[c.point]
+            c
+            for c in self._first
+            if c.point.part is AttentionPart.REDUCE or c.config == self._own[c.point]
         )
         us = self._timed([*beside, *wanted])
         wanted_constants = proposal.config, self._own_constants(sizes)[1]
-        plans = Times(sizes, us, self._own).plans()
-        costs = [plan.cost for plan in plans if plan.constants == wanted_constants]
+        choices = Times(sizes, us, self._own).choices()
+        costs = [choice.cost for choice in choices if choice.constants == wanted_constants]
         if costs:
             return Measurement(Status.OK, min(costs))
         failed = (self._results[c] for c in wanted if self._results[c].median_us is None)

@@ -87,7 +87,7 @@ def _states(problem: GatedDelta, point: Point) -> tuple[int, ...]:
 
 
 def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
-    """Empty tensors for all that the kernels of the chain write; see `stages.operands`."""
+    """Empty tensors for all that the kernels of the chain write; see `kernels.operands`."""
     tokens, c = tokens_of(point), all_chunks(problem, point)
     heads, n, v = problem.value_heads, problem.key_dim, problem.value_dim
     dtype = getattr(torch, problem.dtype.value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.served.loads import AFTER, BEFORE, SIDES, Load, Speed, median_speed, run_load
 from benchmarks.served.outputs import Answers, answers_of, check_outputs
 from benchmarks.served.process import RunningServer, free_ports
-from benchmarks.served.report import LoadGain, ServedProof, Subject, backend_advice, gains_of
+from benchmarks.served.result import LoadGain, ServedComparison, Subject, backend_advice, gains_of
 from benchmarks.served.server import Server, ServerLaunch
 from tuner.deploy.load_proof import prove_loads, read_deployed
 from tuner.engines.launch import all_config_variables, config_variables
@@ -104,7 +104,7 @@ SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
 
 
 @dataclass(frozen=True)
-class ProofRequest:
+class ComparisonRequest:
     """What a user asks for, as given."""
 
     model: str
@@ -124,12 +124,12 @@ class ProofRequest:
 
 
 @dataclass(frozen=True)
-class ProofPlan:
+class ComparisonSetup:
     """What to start, and what to send."""
 
     subject: Subject
     server: Server
-    request: ProofRequest  # its folder is made, and its root is absolute
+    request: ComparisonRequest  # its folder is made, and its root is absolute
     model: str  # a folder, or a name on the hub
     args: Mapping[str, Sequence[str]]  # by side
     loads: Sequence[Load]
@@ -164,45 +164,50 @@ class ProofPlan:
         return self.request.folder / f"{side}-{start}.log"
 
 
-def prove_served(plan: ProofPlan, say: Callable[[str], None]) -> ServedProof:
-    """Run the proof. Raises ServerUnavailable, NotEnoughMemory or BadInput.
+def compare_served(setup: ComparisonSetup, say: Callable[[str], None]) -> ServedComparison:
+    """Run the setup. Raises ServerUnavailable, NotEnoughMemory or BadInput.
 
     Every process that was started has ended when this returns, raises or is killed.
     """
-    results, sides, notes = _measured(plan, say)
+    results, sides, notes = _measured(setup, say)
     gains: list[LoadGain] = []
-    for load in plan.loads:
+    for load in setup.loads:
         gains += gains_of(load, *(results[side].speeds[load] for side in SIDES))
     before, after = results[BEFORE].answers, results[AFTER].answers
     assert before is not None and after is not None  # each side was checked
-    return ServedProof(
-        replace(plan.subject, sides=sides, rounds=_rounds_of(results)),
+    return ServedComparison(
+        replace(setup.subject, sides=sides, rounds=_rounds_of(results)),
         gains,
         check_outputs(before, after),
-        _loading(plan),
-        backend_advice(plan.server, plan.args[BEFORE], plan.args[AFTER], gains),
-        [*plan.notes, *notes],
+        _loading(setup),
+        backend_advice(setup.server, setup.args[BEFORE], setup.args[AFTER], gains),
+        [*setup.notes, *notes],
     )
 
 
 def _measured(
-    plan: ProofPlan, say: Callable[[str], None]
+    setup: ComparisonSetup, say: Callable[[str], None]
 ) -> tuple[Mapping[str, SideResults], str, list[str]]:
     """(what each side showed, how they ran, notes)"""
-    rounds = Rounds(plan.server, plan.loads, plan.request.rounds, plan.request.timeouts_s[1], say)
+    rounds = Rounds(
+        setup.server, setup.loads, setup.request.rounds, setup.request.timeouts_s[1], say
+    )
     results = {side: SideResults() for side in SIDES}
-    if not plan.in_turn:
+    if not setup.in_turn:
         try:
-            return results, SIDE_BY_SIDE, _together(plan, rounds, results, say)
+            return results, SIDE_BY_SIDE, _together(setup, rounds, results, say)
         except NotEnoughMemory:
             say("the memory does not hold two servers: they run in turn")
             results = {side: SideResults() for side in SIDES}
-    _in_turn(plan, rounds, results, say)
+    _in_turn(setup, rounds, results, say)
     return results, IN_TURN, []
 
 
 def _together(
-    plan: ProofPlan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
+    setup: ComparisonSetup,
+    rounds: Rounds,
+    results: Mapping[str, SideResults],
+    say: Callable[[str], None],
 ) -> list[str]:
     """Both servers at once: each round meets the same state of the machine.
 
@@ -210,21 +215,21 @@ def _together(
     """
     with ExitStack() as stack:
         running = []
-        ports = free_ports(2, plan.request.port)
-        for side, port, share in zip(SIDES, ports, plan.server.memory_shares, strict=True):
-            running.append(stack.enter_context(_ready(plan, side, port, share, 1, say)))
+        ports = free_ports(2, setup.request.port)
+        for side, port, share in zip(SIDES, ports, setup.server.memory_shares, strict=True):
+            running.append(stack.enter_context(_ready(setup, side, port, share, 1, say)))
         for server in running:
             rounds.warm_up(server)
         both = [results[side] for side in SIDES]
         for server, result in zip(running, both, strict=True):
             rounds.check(server, result)
         try:
-            rounds.measure(running, both, range(1, plan.request.rounds + 1))
+            rounds.measure(running, both, range(1, setup.request.rounds + 1))
         except KeyboardInterrupt:
             if not _rounds_of(results):
                 raise
             note = (
-                f"interrupted: {_rounds_of(results)} of {plan.request.rounds} rounds were measured"
+                f"interrupted: {_rounds_of(results)} of {setup.request.rounds} rounds were measured"
             )
             say(f"{note}, and the report is written of these")
             return [note]
@@ -237,23 +242,26 @@ def _rounds_of(results: Mapping[str, SideResults]) -> int:
 
 
 def _in_turn(
-    plan: ProofPlan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
+    setup: ComparisonSetup,
+    rounds: Rounds,
+    results: Mapping[str, SideResults],
+    say: Callable[[str], None],
 ) -> None:
     """One server at a time: half of the rounds before, all after, then the other half before.
 
     So a machine that slowly becomes warmer shows as spread, and not as a gain.
     """
-    half = (plan.request.rounds + 1) // 2
+    half = (setup.request.rounds + 1) // 2
     order = (
         (BEFORE, 1, range(1, half + 1)),
-        (AFTER, 1, range(1, plan.request.rounds + 1)),
-        (BEFORE, 2, range(half + 1, plan.request.rounds + 1)),
+        (AFTER, 1, range(1, setup.request.rounds + 1)),
+        (BEFORE, 2, range(half + 1, setup.request.rounds + 1)),
     )
     for side, start, numbers in order:
         if not numbers:
             continue
-        (port,) = free_ports(1, plan.request.port)
-        with _ready(plan, side, port, None, start, say) as server:
+        (port,) = free_ports(1, setup.request.port)
+        with _ready(setup, side, port, None, start, say) as server:
             rounds.warm_up(server)
             if start == 1:
                 rounds.check(server, results[side])
@@ -262,24 +270,24 @@ def _in_turn(
 
 @contextmanager
 def _ready(
-    plan: ProofPlan,
+    setup: ComparisonSetup,
     side: str,
     port: int,
     memory: float | None,
     start: int,
     say: Callable[[str], None],
 ) -> Iterator[RunningServer]:
-    launch = plan.launch(side, port, memory)
-    log = plan.log(side, start)
+    launch = setup.launch(side, port, memory)
+    log = setup.log(side, start)
     say(f"starting the {side} server on port {port}; its log is {log}")
-    with RunningServer(side, plan.server, launch, plan.environment(side), log) as server:
-        server.wait_until_ready(plan.request.timeouts_s[0])
+    with RunningServer(side, setup.server, launch, setup.environment(side), log) as server:
+        server.wait_until_ready(setup.request.timeouts_s[0])
         yield server
 
 
-def _loading(plan: ProofPlan) -> list[str]:
+def _loading(setup: ComparisonSetup) -> list[str]:
     """What the logs say against the use of the files."""
-    found = prove_loads([plan.log(AFTER, 1)], read_deployed(plan.request.root)).problems()
-    before = prove_loads([plan.log(BEFORE, 1)], read_deployed(plan.request.root))
+    found = prove_loads([setup.log(AFTER, 1)], read_deployed(setup.request.root)).problems()
+    before = prove_loads([setup.log(BEFORE, 1)], read_deployed(setup.request.root))
     used = sorted({load.key for load in before.loads if load.origin == "tuned"})
     return [*found, *(f"{key}: the before server loaded it too" for key in used)]

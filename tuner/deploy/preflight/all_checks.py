@@ -39,7 +39,7 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 @dataclass(frozen=True)
-class NodeReport:
+class NodeResult:
     """A node's links, and the environment proposed for it."""
 
     name: str
@@ -49,10 +49,10 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
-class PreflightReport:
+class PreflightResult:
     """The outcome of a preflight."""
 
-    nodes: tuple[NodeReport, ...]
+    nodes: tuple[NodeResult, ...]
     findings: tuple[Finding, ...]  # errors first
 
     @property
@@ -67,14 +67,14 @@ class PreflightReport:
 
 def run_preflight(
     captures: Mapping[str, Path], expected: Expected | None = None
-) -> PreflightReport:
+) -> PreflightResult:
     """Check captured nodes (name -> folder), each alone and all together. Raises BadInput."""
     if not captures:
         raise BadInput("no node was given: use --node NAME=DIR, or run on a node without it")
     return check_nodes([read_capture(name, folder) for name, folder in captures.items()], expected)
 
 
-def check_nodes(nodes: list[Node], expected: Expected | None = None) -> PreflightReport:
+def check_nodes(nodes: list[Node], expected: Expected | None = None) -> PreflightResult:
     """Check nodes that are already read."""
     for node in nodes:
         if expected:
@@ -94,8 +94,8 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         findings += _unread(node)
     findings += check_cluster(linked, expected)
     sockets = all(node.without_rdma for node in nodes)
-    reports = tuple(
-        NodeReport(
+    results = tuple(
+        NodeResult(
             node.name,
             links,
             _propose(node, links, expected, sockets=sockets),
@@ -103,10 +103,10 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         )
         for node, links in linked
     )
-    for (node, _), proposal in zip(linked, reports):  # noqa: B905 - Python 3.8
+    for (node, _), proposal in zip(linked, results):  # noqa: B905 - Python 3.8
         expected_node = expected.node(node.name) if expected else None
         findings += check_left_out(node, expected_node, proposal.environment)
-    return PreflightReport(reports, tuple(_unique(findings)))
+    return PreflightResult(results, tuple(_unique(findings)))
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
@@ -175,7 +175,7 @@ def _propose(
     return proposed
 
 
-def _collectives(node: NodeReport) -> str:
+def _collectives(node: NodeResult) -> str:
     """How many RDMA devices a node can use, as far as they were captured."""
     compute, named = node.links.compute, node.topology_nics
     efa = [device for device, reason in node.links.left_out.items() if reason == EFA]
@@ -193,27 +193,27 @@ def _collectives(node: NodeReport) -> str:
     return "no RDMA device was captured"
 
 
-def render(report: PreflightReport) -> str:
-    """The report as text for a terminal, without colours."""
+def render(result: PreflightResult) -> str:
+    """The result as text for a terminal, without colours."""
     lines: list[str] = []
-    for node in report.nodes:
+    for node in result.nodes:
         links = node.links
         device = f" ({links.device})" if links.device else ""
         lines.append(f"node {node.name}")
         lines.append(f"  management  {links.interface or 'unknown'}{device}: {links.reason}")
         lines.append(f"  collectives {_collectives(node)}")
         lines += [f"  {export_line(name, value)}" for name, value in node.environment.items()]
-    for finding in report.findings:
+    for finding in result.findings:
         lines.append("")
         lines.append(f"{finding.severity.value}: {', '.join(finding.nodes)}: {finding.message}")
         lines += [f"    | {line}" for line in finding.evidence]
         lines.append(f"  fix: {finding.fix}")
-    lines += ["", ", ".join(_count(report, severity) for severity in _ORDER)]
+    lines += ["", ", ".join(_count(result, severity) for severity in _ORDER)]
     return "\n".join(_printable(line) for line in lines) + "\n"
 
 
-def _count(report: PreflightReport, severity: Severity) -> str:
-    count = sum(f.severity is severity for f in report.findings)
+def _count(result: PreflightResult, severity: Severity) -> str:
+    count = sum(f.severity is severity for f in result.findings)
     plural = "" if count == 1 or severity is Severity.INFO else "s"
     return f"{count} {severity.value}{plural}"
 

@@ -19,8 +19,8 @@ from tuner.families.scans.scan import (
     Call,
     Key,
     Scan,
-    Stage,
-    Stages,
+    TunedKernel,
+    TunedKernels,
     all_chunks,
     dtype_of,
     tokens_of,
@@ -126,8 +126,8 @@ def _states(p: GatedDelta, chunks: int) -> int:
     return chunks * _values(p) * p.key_dim * _BYTES
 
 
-_STAGES: Stages = {
-    DeltaKernel.NORM: Stage(
+_KERNELS: TunedKernels = {
+    DeltaKernel.NORM: TunedKernel(
         file="l2norm.py",
         calls=(
             Call("l2norm_fwd", "l2norm_fwd_kernel", {"y": "k_normal"}),
@@ -143,7 +143,7 @@ _STAGES: Stages = {
         stages=(3,),
         tokens=lambda p, rows: rows // p.key_heads,
     ),
-    DeltaKernel.GATES: Stage(
+    DeltaKernel.GATES: TunedKernel(
         file="cumsum.py",
         calls=(
             Call("chunk_local_cumsum_scalar", "chunk_local_cumsum_scalar_kernel", {"o": "g_sum"}),
@@ -157,7 +157,7 @@ _STAGES: Stages = {
         moved_bytes=lambda p, tokens, chunks: 2 * tokens * p.value_heads * _WIDE,
         stages=(3,),
     ),
-    DeltaKernel.SOLVE: Stage(
+    DeltaKernel.SOLVE: TunedKernel(
         file="chunk_fwd.py",
         calls=(
             Call(
@@ -178,7 +178,7 @@ _STAGES: Stages = {
         warps=(1, 2, 4),
         stages=(1, 2, 3, 4),
     ),
-    DeltaKernel.PRODUCTS: Stage(
+    DeltaKernel.PRODUCTS: TunedKernel(
         file="chunk_scaled_dot_kkt.py",
         calls=(Call("chunk_scaled_dot_kkt_fwd", "chunk_scaled_dot_kkt_fwd_kernel", {"A": "A"}),),
         writes=("A",),
@@ -193,7 +193,7 @@ _STAGES: Stages = {
         warps=(2, 4, 8),
         stages=(1, 2, 3, 4),
     ),
-    DeltaKernel.INVERSE: Stage(
+    DeltaKernel.INVERSE: TunedKernel(
         file="solve_tril.py",
         calls=(Call("solve_tril", "merge_16x16_to_64x64_inverse_kernel", {"Ai": "T"}),),
         writes=("T",),
@@ -205,7 +205,7 @@ _STAGES: Stages = {
         moved_bytes=lambda p, tokens, chunks: 3 * _by_head(p, tokens),
         stages=(1, 2, 3, 4, 5),
     ),
-    DeltaKernel.WEIGHTS: Stage(
+    DeltaKernel.WEIGHTS: TunedKernel(
         file="wy_fast.py",
         calls=(Call("recompute_w_u_fwd", "recompute_w_u_fwd_kernel", {"w": "w", "u": "u"}),),
         writes=("w", "u"),
@@ -224,7 +224,7 @@ _STAGES: Stages = {
         unsafe=broken,
         unsafe_source=_BROKEN_SOURCE,
     ),
-    DeltaKernel.STATES: Stage(
+    DeltaKernel.STATES: TunedKernel(
         file="chunk_delta_h.py",
         calls=(
             Call(
@@ -247,7 +247,7 @@ _STAGES: Stages = {
         unsafe=wide,
         unsafe_source=_WIDE_SOURCE,
     ),
-    DeltaKernel.OUT: Stage(
+    DeltaKernel.OUT: TunedKernel(
         file="chunk_o.py",
         calls=(Call("chunk_fwd_o", "chunk_fwd_kernel_o", {"o": "out"}),),
         writes=("out",),
@@ -333,7 +333,7 @@ SCAN = Scan(
     "gated delta nets'",
     GatedDelta.parse,
     title,
-    _STAGES,
+    _KERNELS,
     operands,
     _WORST_ERROR,
     dict.fromkeys(("T", "pool"), 0.0),

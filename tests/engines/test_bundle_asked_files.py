@@ -14,7 +14,7 @@ from bundle_cases import CASES, ENGINES, EXAMPLES, build, built, example, files_
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.deploy.bundle.keys import asked_files, render_keys
+from tuner.deploy.bundle.asked_files import asked_files, render_files
 from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
@@ -43,15 +43,15 @@ def asked(case: str, cluster: Cluster) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_examples_and_their_winners_fit(case: str) -> None:
-    keys = built(case).keys
-    assert [file.name for file in keys.asked] == list(keys.bundled) != []
-    assert {state for _, state in keys.rows()} == {"the same"}
-    assert built(case).manifest["keys"] == keys.as_json()
-    shown = render_keys(keys, find_device(CASES[case][0]))
-    assert shown.count("|  the same") == len(keys.bundled)
+    compared = built(case).compared
+    assert [file.name for file in compared.asked] == list(compared.bundled) != []
+    assert {state for _, state in compared.rows()} == {"the same"}
+    assert built(case).manifest["keys"] == compared.as_json()
+    shown = render_files(compared, find_device(CASES[case][0]))
+    assert shown.count("|  the same") == len(compared.bundled)
     assert max(map(len, shown.splitlines())) <= 80
     readme = files_of(built(case))["README.md"].data.decode()
-    for name in keys.bundled:
+    for name in compared.bundled:
         assert f"| `{name}` | the same |" in readme
 
 
@@ -65,7 +65,7 @@ def test_the_demo_tunes_what_the_l40s_example_asks_for() -> None:
         *("--no-fuse-shared", "--device", "L40S", "--measure", "predict"),
     ]
     problem = parse_problem(CASES[L40S][1])
-    assert {file.problem for file in built(L40S).keys.asked} == {problem}
+    assert {file.problem for file in built(L40S).compared.asked} == {problem}
 
 
 def test_winners_without_the_shared_expert_do_not_fit_a_server_that_fuses_it() -> None:
@@ -84,7 +84,7 @@ def test_winners_without_the_shared_expert_do_not_fit_a_server_that_fuses_it() -
     noted = build(L40S, fusing, allow_missing=True, wanted=named)
     assert any(f"they do not ask for {name.format(256)}.json" in note for note in noted.notes)
     assert any("none of them are bundled" in note for note in noted.notes)
-    assert "|  missing" in render_keys(noted.keys, find_device("L40S"))
+    assert "|  missing" in render_files(noted.compared, find_device("L40S"))
 
 
 @pytest.mark.parametrize("case", [L40S, RAY])
@@ -99,8 +99,8 @@ def test_other_models_winners_are_bundled_only_if_they_are_named(case: str, stat
     assert build(case, of=mixed).archive == build(case, of=own).archive
 
     both = build(case, of=mixed, wanted=[mine, other])
-    assert set(build(case, of=own).keys.bundled) < set(both.keys.bundled)
-    assert all(f"N={3 * mine.N}," in name for name in both.keys.unasked)
+    assert set(build(case, of=own).compared.bundled) < set(both.compared.bundled)
+    assert all(f"N={3 * mine.N}," in name for name in both.compared.unasked)
     for named in ((), (twin,)):
         with pytest.raises(ExportRefused, match=r"left out \(2 problems ask for E=256,N="):
             build(case, of=mixed, wanted=[mine, twin], named=named)
@@ -133,7 +133,7 @@ def test_an_image_that_reads_no_folder_is_refused(image: str, why: str) -> None:
 
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.10.1", "vllm/vllm-openai:latest"])
 def test_an_image_that_may_read_it_is_not(image: str) -> None:
-    assert build(RAY, with_image(example(RAY), image)).keys.bundled
+    assert build(RAY, with_image(example(RAY), image)).compared.bundled
 
 
 def test_the_release_decides_what_is_fused() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tuner.diagnose.added import Mend
+from tuner.diagnose.computed_answer import LocalRemedy
 from tuner.diagnose.findings import Findings, LogFinding
 from tuner.diagnose.table import Kind
 from tuner.engines.logs.served import ENGINES
@@ -25,7 +25,7 @@ class Explanation:
     cause: Sequence[str]  # sentences
     fix: Sequence[str]  # sentences; a command begins with "$ "
     details: Mapping[str, Any]
-    mends: Mend | None = None
+    mends: LocalRemedy | None = None
 
     def as_json(self) -> dict[str, Any]:
         finding = self.finding

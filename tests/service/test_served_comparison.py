@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from advice_cases import entries
 from attention_cases import DECODE, fill
-from served_cases import QUICK, STAND_INS, command, environment, exported, prove
+from served_cases import QUICK, STAND_INS, command, compare, environment, exported
 from tiers import only
 from typer.testing import CliRunner
 
@@ -33,7 +33,7 @@ def report_of(place: Path) -> dict[str, object]:
 
 
 def test_both_servers_are_compared_and_the_report_is_kept(place):
-    run = prove(place, "model", "--json")
+    run = compare(place, "model", "--json")
     shown = json.loads(run.stdout)
     assert run.returncode == (0 if shown["proven"] else 1), run.stderr
     assert shown == report_of(place)
@@ -53,7 +53,7 @@ def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(plac
     faster = entries(DECODE, others={"flashinfer": 40.0}, without_us="flashinfer")
     with ResultStore.open(f"sqlite:///{place / 'tuner.db'}") as store:
         fill(store, DECODE, faster, device="NVIDIA_L40S")
-    run = prove(place, "model", "--args=--x 1", "--json")
+    run = compare(place, "model", "--args=--x 1", "--json")
     shown = json.loads(run.stdout)
     assert shown["before_args"] == "--x 1"
     assert shown["after_args"] == "--x 1 --decode-attention-backend triton"
@@ -65,12 +65,12 @@ def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(plac
     assert "attention-backend" not in started["before"]
     assert started["after"].endswith(shown["after_args"])
     # Whoever says the flags of that server gets no others.
-    said = prove(place, "model", "--after-args=--y", "--json")
+    said = compare(place, "model", "--after-args=--y", "--json")
     assert json.loads(said.stdout)["after_args"] == "--y"
 
 
 def test_servers_in_turn_have_a_log_for_each_start(place):
-    run = prove(place, "model", "--in-turn", "--json")
+    run = compare(place, "model", "--in-turn", "--json")
     shown = json.loads(run.stdout)
     assert shown["sides"] == "in turn"
     assert {path.name for path in (place / "served_proof").glob("*.log")} == {
@@ -82,14 +82,14 @@ def test_servers_in_turn_have_a_log_for_each_start(place):
 def test_vllm(place):
     exported(place / "for_vllm", folder=".")
     words = ("--engine", "vllm", "--out", "for_vllm", "--json")
-    run = prove(place, "model", *words)
+    run = compare(place, "model", *words)
     shown = json.loads(run.stdout)
     assert (shown["engine"], shown["engine_version"]) == ("vllm", "0.24.0")
     assert shown["outputs"]["ok"] and shown["loading"] == []
 
 
 def test_files_that_are_not_loaded_are_not_proven(place):
-    run = prove(place, "model", "--args=--ignore-files")
+    run = compare(place, "model", "--args=--ignore-files")
     assert run.returncode == 1
     assert "no line names a config file" in run.stdout
     assert "NOT PROVEN" in run.stdout.splitlines()[-1]
@@ -97,7 +97,7 @@ def test_files_that_are_not_loaded_are_not_proven(place):
 
 def test_the_before_server_does_not_get_the_variables_of_the_shell(place):
     folder = str(place / "configs_out")
-    run = prove(place, "model", SGLANG_MOE_CONFIG_DIR=folder)
+    run = compare(place, "model", SGLANG_MOE_CONFIG_DIR=folder)
     assert "files: every tuned file was used" in run.stdout, run.stderr
     assert "MoE kernel config" not in (place / "served_proof/before-1.log").read_text()
 
@@ -106,7 +106,7 @@ def test_the_before_server_does_not_get_the_variables_of_the_shell(place):
 def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_path):
     exported(tmp_path / "configs_out", folder="attention/triton_3_6_0")
     (tmp_path / "model").mkdir()
-    run = prove(tmp_path, "model", "--json")
+    run = compare(tmp_path, "model", "--json")
     shown = json.loads(run.stdout)
     assert shown["before_args"] == shown["after_args"] == ""  # no stored time advises a flag
     assert any("no line names a config file" in line for line in shown["loading"])
@@ -151,7 +151,7 @@ def test_what_is_refused_before_a_server_starts(place, monkeypatch, words, code,
     ],
 )
 def test_a_server_that_fails_is_said_with_its_last_lines(place, words, said):
-    run = prove(place, "model", *words)
+    run = compare(place, "model", *words)
     assert run.returncode == 1, run.stderr
     assert said in run.stderr
     assert not (place / "served_proof/report.json").exists()
@@ -160,33 +160,33 @@ def test_a_server_that_fails_is_said_with_its_last_lines(place, words, said):
 def test_memory_for_one_server_alone_lets_them_run_in_turn(place):
     # The second server finds no memory, whichever flags say how much it may take.
     words = ("--after-args", "--die 'torch.OutOfMemoryError: CUDA out of memory'")
-    run = prove(place, "model", *words)
+    run = compare(place, "model", *words)
     assert run.returncode == 1
     assert "they run in turn" in run.stderr
     assert "too little GPU memory" in run.stderr
 
 
 def test_no_engine_and_no_gpu(place):
-    run = prove(place, "model", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    run = compare(place, "model", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     assert run.returncode == 2 and "sglang is not installed in this Python" in run.stderr
-    run = prove(place, "model", PATH="")
+    run = compare(place, "model", PATH="")
     assert run.returncode == 1 and "no GPU here" in run.stderr
 
 
 def test_a_port_that_is_taken(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run = prove(place, "model", "--port", str(port))
+        run = compare(place, "model", "--port", str(port))
     assert run.returncode == 2
     assert f"port {port} cannot be used" in run.stderr
 
 
 def hanging(place: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """A prover, and its processes: a server, its child, and one in a session of its own."""
+    """A parent, and its processes: a server, its child, and one in a session of its own."""
     pipe = place / "pids"
     os.mkfifo(pipe)
     words = ("model", "--in-turn", "--args=--hang")
-    prover = subprocess.Popen(
+    parent = subprocess.Popen(
         # A shell's background jobs ignore SIGINT, and so would what this process starts.
         ["env", "--default-signal=INT", *command(*QUICK, *words)],
         cwd=place,
@@ -194,31 +194,31 @@ def hanging(place: Path) -> tuple[subprocess.Popen[str], list[int]]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    return prover, json.loads(pipe.read_text())
+    return parent, json.loads(pipe.read_text())
 
 
 @pytest.mark.parametrize(
     "end", only([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 )
-def test_nothing_is_left_when_the_prover_is_killed(place, end):
-    prover, pids = hanging(place)
+def test_nothing_is_left_when_the_parent_is_killed(place, end):
+    parent, pids = hanging(place)
     running = [os.pidfd_open(pid) for pid in pids]
-    prover.send_signal(end)
+    parent.send_signal(end)
     for one in running:
         assert select.select([one], [], [], 60)[0], "what the server started still runs"
         os.close(one)
-    prover.communicate(timeout=60)
+    parent.communicate(timeout=60)
 
 
 def test_nothing_is_left_when_the_watchdog_is_killed(place):
-    prover, (server, *others) = hanging(place)
+    parent, (server, *others) = hanging(place)
     stat = Path(f"/proc/{server}/stat").read_text()
     watchdog = int(stat.rpartition(")")[2].split()[1])
     running = os.pidfd_open(server)
     os.kill(watchdog, signal.SIGKILL)
     assert select.select([running], [], [], 60)[0], "the server still runs"
-    assert prover.stderr is not None
-    assert "the before server ended" in prover.stderr.read()
-    assert prover.wait(60) == 1
+    assert parent.stderr is not None
+    assert "the before server ended" in parent.stderr.read()
+    assert parent.wait(60) == 1
     for pid in others:  # the engine's own watch over its children ends them, the stand-in has none
         os.kill(pid, signal.SIGKILL)

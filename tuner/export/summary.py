@@ -1,4 +1,4 @@
-"""The report of an export: what it wrote, and how servers are pointed at it."""
+"""Sum up an export: what it wrote, and how servers are pointed at it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tuner.engines.engine import Engine, engine_triton
 from tuner.engines.settings import options_text
 from tuner.export.advice import Advice, flags_to_start
-from tuner.export.delivery import PlannedFile, ServerFlags
+from tuner.export.delivery import ExportFile, ServerFlags
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status, counted
 from tuner.render import folded
@@ -19,11 +19,11 @@ from tuner.shell import command_line, export_line, unset_line
 
 
 @dataclass(frozen=True)
-class ExportReport:
+class ExportSummary:
     """What an export wrote."""
 
     root: Path
-    files: Sequence[PlannedFile]
+    files: Sequence[ExportFile]
     carried: int  # packaged files copied beside them
     variables: Sequence[str]  # point servers at the root; none where they find it by themselves
     server_flags: Sequence[ServerFlags] = ()
@@ -89,7 +89,7 @@ class ExportReport:
             yield f"removed, of an earlier export and not advised by now: {path}"
 
 
-def triton_notes(files: Iterable[PlannedFile], engine: Engine) -> list[str]:
+def triton_notes(files: Iterable[ExportFile], engine: Engine) -> list[str]:
     """A warning if the files are not for the Triton that the engine's servers run."""
     runs = engine_triton(engine)
     others = sorted({file.triton for file in files} - {runs})
@@ -103,7 +103,7 @@ def triton_notes(files: Iterable[PlannedFile], engine: Engine) -> list[str]:
     ]
 
 
-def _file_json(file: PlannedFile) -> dict[str, Any]:
+def _file_json(file: ExportFile) -> dict[str, Any]:
     return {
         "path": str(file.path),
         "provenance": str(file.sidecar),
@@ -114,10 +114,10 @@ def _file_json(file: PlannedFile) -> dict[str, Any]:
     }
 
 
-def _entries(file: PlannedFile) -> str:
+def _entries(file: ExportFile) -> str:
     counts = {status.value: n for status, n in _counts(file).items()}
     return f"    {len(file.statuses)} entries: {counted(counts)}"
 
 
-def _counts(file: PlannedFile) -> Mapping[Status, int]:
+def _counts(file: ExportFile) -> Mapping[Status, int]:
     return Counter(file.statuses.values())

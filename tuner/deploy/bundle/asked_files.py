@@ -87,7 +87,7 @@ class AskedFile:
 
 
 @dataclass(frozen=True)
-class Keys:
+class FileComparison:
     """The files that servers ask for, and the files in a bundle, by name."""
 
     asked: Sequence[AskedFile]
@@ -157,7 +157,7 @@ def winners_of_servers(
         raise ExportRefused(f"servers of {cluster.model.name} read no tuned file on {device.name}")
     stored = list(dict.fromkeys(winner.problem for winner in winners))
     wanted = [file for file in asked if not file.by_plugin] or asked
-    raise ExportRefused(_missing_text(Keys(wanted, ()), (), stored, engine, device))
+    raise ExportRefused(_missing_text(FileComparison(wanted, ()), (), stored, engine, device))
 
 
 def _as_options(winners: Sequence[Winner], device: Device) -> str:
@@ -175,7 +175,7 @@ def not_known(cluster: Cluster) -> str:
     return f"the files that servers ask for are not known: {cluster.model.name} is no preset"
 
 
-def compare_keys(
+def compare_files(
     asked: Sequence[AskedFile],
     tuned: Sequence[TunedFile],
     left_out: Sequence[LeftOut],
@@ -184,8 +184,8 @@ def compare_keys(
     device: Device,
     *,
     allow_missing: bool,
-) -> tuple[Keys, list[str]]:
-    """(the keys side by side, notes for the operator).
+) -> tuple[FileComparison, list[str]]:
+    """(the files side by side, notes for the operator).
 
     Files that only the plugin asks for may be absent as a family: the engine's own constants then
     run. Raises ExportRefused where other files are missing, or some files of such a family; with
@@ -198,23 +198,23 @@ def compare_keys(
         if one.by_plugin and family_of(one.problem).name not in bundled
     }
     wanted = [one for one in asked if family_of(one.problem).name not in optional]
-    keys = Keys(wanted, file_names(tuned))
+    compared = FileComparison(wanted, file_names(tuned))
     notes = [f"no {name} file is bundled: servers run the engine's own" for name in optional]
-    if not keys.missing:
-        return keys, notes
-    said = _missing_text(keys, left_out, stored, engine, device)
+    if not compared.missing:
+        return compared, notes
+    said = _missing_text(compared, left_out, stored, engine, device)
     if not allow_missing:
         raise ExportRefused(f"{said}; or pass --allow-missing")
-    return keys, [said, *notes]
+    return compared, [said, *notes]
 
 
-def render_keys(keys: Keys, device: Device) -> str:
+def render_files(compared: FileComparison, device: Device) -> str:
     """The rows as text, the device's name left out."""
-    if not keys.asked:
+    if not compared.asked:
         return "the files that servers ask for are not known"
     told = f",device_name={device.name}"
     lines = [f"files for {device.name}: asked by the servers, and in the bundle"]
-    for name, state in keys.rows():
+    for name, state in compared.rows():
         lines.append(f"  {name.replace(told, '').removesuffix('.json')}  |  {state}")
     return "\n".join(lines)
 
@@ -255,18 +255,20 @@ def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFil
 
 
 def _missing_text(
-    keys: Keys,
+    compared: FileComparison,
     left_out: Sequence[LeftOut],
     stored: Collection[Problem],
     engine: Engine,
     device: Device,
 ) -> str:
-    problems = list(dict.fromkeys(one.problem for one in keys.missing))
-    part = "none" if len(keys.missing) == len(keys.asked) else "not all"
-    names = " ".join(one.name for one in keys.missing)
-    text = f"the servers ask for {len(keys.asked)} files, and {part} of them are bundled: {names}"
-    if keys.unasked:
-        text += f"; they do not ask for {' '.join(keys.unasked)}"
+    problems = list(dict.fromkeys(one.problem for one in compared.missing))
+    part = "none" if len(compared.missing) == len(compared.asked) else "not all"
+    names = " ".join(one.name for one in compared.missing)
+    text = (
+        f"the servers ask for {len(compared.asked)} files, and {part} of them are bundled: {names}"
+    )
+    if compared.unasked:
+        text += f"; they do not ask for {' '.join(compared.unasked)}"
     lines = left_out_lines(one for one in left_out if one.problem in problems)
     text += "".join(f"; {line}" for line in lines)
     untuned = [problem for problem in problems if problem not in {one.problem for one in left_out}]

@@ -1,9 +1,9 @@
-"""What decode can run for one number of sequences, how long that takes, and which plan is chosen.
+"""What decode can run for one number of sequences, how long that takes, and which choice is chosen.
 
 Inside a CUDA graph the engine knows the number of sequences and nothing more. So the constants of
 both kernels and the room for splits are fixed for it. The number of splits follows the length.
 
-A plan replaces the engine's own rule and constants only if both kernels together are faster over
+A choice replaces the engine's own rule and constants only if both kernels together are faster over
 all lengths by more than the noise, and at no length slower by more than the noise.
 """
 
@@ -15,44 +15,44 @@ from functools import cached_property
 
 from tuner.errors import NothingFits
 from tuner.families.attention.buckets import Bucket
-from tuner.families.attention.problem import Stage
+from tuner.families.attention.problem import AttentionPart
 from tuner.families.attention.splits import KV_SPLITS, MAX_KV_SPLITS, constants_of, with_splits
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Trial, as_incumbent, without_time
 from tuner.tuning.tune import STAYS
 
-STAGES = (Stage.DECODE, Stage.REDUCE)
+PARTS = (AttentionPart.DECODE, AttentionPart.REDUCE)
 
 
 @dataclass(frozen=True)
 class JointBuckets:
     """The points of one number of sequences: a point of each kernel for each length."""
 
-    stage_1: Bucket
+    decode: Bucket
     reduce: Bucket
 
     @property
     def representative(self) -> Point:
-        return self.stage_1.representative
+        return self.decode.representative
 
     @property
     def lengths(self) -> int:
         """How many lengths there are."""
-        return len(self.stage_1.points)
+        return len(self.decode.points)
 
-    def points(self, stage: Stage) -> tuple[Point, ...]:
-        return (self.stage_1 if stage is Stage.DECODE else self.reduce).points
+    def points(self, part: AttentionPart) -> tuple[Point, ...]:
+        return (self.decode if part is AttentionPart.DECODE else self.reduce).points
 
 
 def sizes_of(buckets: Sequence[Bucket]) -> list[JointBuckets]:
     """The buckets of decode's two kernels, put together."""
-    by_part = {part: [b for b in buckets if b.part is part] for part in STAGES}
-    pairs = zip(by_part[Stage.DECODE], by_part[Stage.REDUCE], strict=True)
-    return [JointBuckets(stage_1, reduce) for stage_1, reduce in pairs]
+    by_part = {part: [b for b in buckets if b.part is part] for part in PARTS}
+    pairs = zip(by_part[AttentionPart.DECODE], by_part[AttentionPart.REDUCE], strict=True)
+    return [JointBuckets(decode, reduce) for decode, reduce in pairs]
 
 
 @dataclass(frozen=True, order=True)
-class JointPlan:
+class JointChoice:
     """The configurations of one number of sequences."""
 
     cost: float  # the weighted mean of the time divided by the engine's, over the lengths
@@ -61,9 +61,9 @@ class JointPlan:
     constants: tuple[Config, Config]  # of both kernels
     us: tuple[float, ...]  # of both kernels together, for each length
 
-    def config(self, stage: Stage, length: int) -> Config:
+    def config(self, part: AttentionPart, length: int) -> Config:
         """The configuration of a kernel at a length, by the length's position."""
-        return with_splits(self.constants[STAGES.index(stage)], self.splits[length], self.room)
+        return with_splits(self.constants[PARTS.index(part)], self.splits[length], self.room)
 
 
 class Times:
@@ -78,8 +78,8 @@ class Times:
         self._by_candidate = us
         # room -> kernel -> length -> constants -> splits -> microseconds
         self._us: dict[int, list[list[dict[Config, dict[int, float]]]]] = {}
-        for at, stage in enumerate(STAGES):
-            places = {point: i for i, point in enumerate(sizes.points(stage))}
+        for at, part in enumerate(PARTS):
+            places = {point: i for i, point in enumerate(sizes.points(part))}
             for candidate, time in us.items():
                 if candidate.point in places:
                     config, length = candidate.config, places[candidate.point]
@@ -88,30 +88,30 @@ class Times:
 
     def _length(self, room: int, kernel: int, length: int) -> dict[Config, dict[int, float]]:
         if room not in self._us:
-            self._us[room] = [[{} for _ in range(self._sizes.lengths)] for _ in STAGES]
+            self._us[room] = [[{} for _ in range(self._sizes.lengths)] for _ in PARTS]
         return self._us[room][kernel][length]
 
     @cached_property
-    def engines(self) -> JointPlan | None:
+    def engines(self) -> JointChoice | None:
         """The engine's own rule and constants; None if a time is missing."""
-        return self.plan_of(self._own)
+        return self.choice_of(self._own)
 
-    def plan_of(self, configs: Mapping[Point, Config]) -> JointPlan | None:
-        """The plan that these configurations are; None if they are none, or if a time is missing.
+    def choice_of(self, configs: Mapping[Point, Config]) -> JointChoice | None:
+        """The choice that these configurations are; None if they are none, or if a time is missing.
 
         `configs` may have points of other numbers of sequences.
         """
         us = self._together(configs)
         if us is None:
             return None
-        stage_1, reduce = ([configs[p] for p in self._sizes.points(stage)] for stage in STAGES)
-        room, splits = stage_1[0][MAX_KV_SPLITS], tuple(one[KV_SPLITS] for one in stage_1)
-        constants = constants_of(stage_1[0]), constants_of(reduce[0])
-        plan = JointPlan(self.cost(us), room, splits, constants, us)
-        for stage, some in zip(STAGES, (stage_1, reduce), strict=True):
-            if any(plan.config(stage, at) != config for at, config in enumerate(some)):
+        decode, reduce = ([configs[p] for p in self._sizes.points(part)] for part in PARTS)
+        room, splits = decode[0][MAX_KV_SPLITS], tuple(one[KV_SPLITS] for one in decode)
+        constants = constants_of(decode[0]), constants_of(reduce[0])
+        choice = JointChoice(self.cost(us), room, splits, constants, us)
+        for part, some in zip(PARTS, (decode, reduce), strict=True):
+            if any(choice.config(part, at) != config for at, config in enumerate(some)):
                 return None
-        return plan
+        return choice
 
     @cached_property
     def _own_us(self) -> tuple[float, ...] | None:
@@ -120,50 +120,50 @@ class Times:
     def _together(self, configs: Mapping[Point, Config]) -> tuple[float, ...] | None:
         """Microseconds of both kernels for each length; None if one has no time."""
         found = []
-        for points in zip(*(self._sizes.points(stage) for stage in STAGES), strict=True):
+        for points in zip(*(self._sizes.points(part) for part in PARTS), strict=True):
             here = (Candidate(point, configs[point]) for point in points if point in configs)
             times = [self._by_candidate[one] for one in here if one in self._by_candidate]
-            if len(times) < len(STAGES):
+            if len(times) < len(PARTS):
                 return None
             found.append(sum(times))
         return tuple(found)
 
-    def plans(self, slack: float = float("inf")) -> list[JointPlan]:
-        """All plans whose times are known, the fastest first. A plan that is slower than the
+    def choices(self, slack: float = float("inf")) -> list[JointChoice]:
+        """All choices whose times are known, the fastest first. A choice that is slower than the
         engine's own at any length by more than `slack` (a share) is left out.
         """
         found = (
-            plan
+            choice
             for room, kernels in self._us.items()
             for first in _common(kernels[0])
             for second in _common(kernels[1])
-            if (plan := self._plan(room, (first, second)))
+            if (choice := self._choice(room, (first, second)))
         )
-        return sorted(plan for plan in found if self.no_slower(plan, slack))
+        return sorted(choice for choice in found if self.no_slower(choice, slack))
 
-    def no_slower(self, plan: JointPlan, slack: float) -> bool:
-        """Whether a plan is slower than the engine's own at no length by more than `slack`."""
+    def no_slower(self, choice: JointChoice, slack: float) -> bool:
+        """Whether a choice is slower than the engine's own at no length by more than `slack`."""
         own = self._own_us
         return own is None or all(
-            us <= most * (1 + slack) for us, most in zip(plan.us, own, strict=True)
+            us <= most * (1 + slack) for us, most in zip(choice.us, own, strict=True)
         )
 
-    def _plan(self, room: int, constants: tuple[Config, Config]) -> JointPlan | None:
-        """The plan with the fastest number of splits at each length; None if one has no time."""
+    def _choice(self, room: int, constants: tuple[Config, Config]) -> JointChoice | None:
+        """The choice with the fastest number of splits at each length; None if one has no time."""
         best = []
-        for stage_1, reduce in zip(*self._us[room], strict=True):
-            first, second = stage_1[constants[0]], reduce[constants[1]]
+        for decode, reduce in zip(*self._us[room], strict=True):
+            first, second = decode[constants[0]], reduce[constants[1]]
             sums = [(first[n] + second[n], n) for n in first.keys() & second.keys() if n]
             if not sums:
                 return None
             best.append(min(sums))
         us = tuple(time for time, _ in best)
         splits = tuple(n for _, n in best)
-        return JointPlan(self.cost(us), room, splits, constants, us)
+        return JointChoice(self.cost(us), room, splits, constants, us)
 
     def cost(self, us: Sequence[float]) -> float:
         """The weighted mean of the times in units of the engine's own, or in microseconds."""
-        return self._sizes.stage_1.cost(us, self._own_us or [None] * len(us))
+        return self._sizes.decode.cost(us, self._own_us or [None] * len(us))
 
 
 def _common(lengths: Sequence[Mapping[Config, object]]) -> Iterator[Config]:
@@ -172,7 +172,7 @@ def _common(lengths: Sequence[Mapping[Config, object]]) -> Iterator[Config]:
     return (config for config in first if all(config in other for other in others))
 
 
-# Plans for each number of sequences, besides the engine's own, the stored and the chosen one.
+# Choices for each number of sequences, besides the engine's own, the stored and the chosen one.
 FINALISTS = 5
 
 
@@ -196,18 +196,20 @@ class JointChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The trials of the best plans, the chosen, the stored and the engine's own one."""
+        """The trials of the best choices, the chosen, the stored and the engine's own one."""
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         us = _times(trials)
         found: dict[Candidate, Trial] = {}
         for sizes in self.sizes:
             times = Times(sizes, us, self.own)
-            named = (times.plan_of(configs) for configs in (chosen, self.previous or {}, self.own))
-            for plan in [*times.plans()[:FINALISTS], *filter(None, named)]:
-                for stage in STAGES:
-                    for at, point in enumerate(sizes.points(stage)):
-                        candidate = Candidate(point, plan.config(stage, at))
+            named = (
+                times.choice_of(configs) for configs in (chosen, self.previous or {}, self.own)
+            )
+            for choice in [*times.choices()[:FINALISTS], *filter(None, named)]:
+                for part in PARTS:
+                    for at, point in enumerate(sizes.points(part)):
+                        candidate = Candidate(point, choice.config(part, at))
                         found[candidate] = by_candidate[candidate]
         return list(found.values())
 
@@ -215,21 +217,21 @@ class JointChooser:
         self, sizes: JointBuckets, times: Times, trials: Mapping[Candidate, Trial]
     ) -> Iterator[Entry]:
         own = times.engines
-        plans = times.plans(self.noise)
-        if not plans and own is None:
+        choices = times.choices(self.noise)
+        if not choices and own is None:
             raise NothingFits(f"no configuration compiles and fits for {sizes.representative}")
-        keep = own is not None and (not plans or plans[0].cost >= 1 - self.noise)
-        stored = self._stored(times, plans)
-        plan = stored or (own if keep and own is not None else plans[0])
+        keep = own is not None and (not choices or choices[0].cost >= 1 - self.noise)
+        stored = self._stored(times, choices)
+        choice = stored or (own if keep and own is not None else choices[0])
         defaults = {
             point: as_incumbent(self.own[point], trials.get(Candidate(point, self.own[point])))
-            for stage in STAGES
-            for point in sizes.points(stage)
+            for part in PARTS
+            for point in sizes.points(part)
         }
-        for stage in STAGES:
-            for at, point in enumerate(sizes.points(stage)):
-                trial = trials[Candidate(point, plan.config(stage, at))]
-                why = _reason(plan, own, at, trial, defaults.values())
+        for part in PARTS:
+            for at, point in enumerate(sizes.points(part)):
+                trial = trials[Candidate(point, choice.config(part, at))]
+                why = _reason(choice, own, at, trial, defaults.values())
                 yield Entry(
                     point=point,
                     config=trial.candidate.config,
@@ -240,16 +242,16 @@ class JointChooser:
                     reason=why + (f"; {STAYS}" if stored else ""),
                 )
 
-    def _stored(self, times: Times, plans: Sequence[JointPlan]) -> JointPlan | None:
-        """The plan that the store has, unless another one is faster by more than the noise or the
+    def _stored(self, times: Times, choices: Sequence[JointChoice]) -> JointChoice | None:
+        """The choice that the store has, unless another one is faster by more than the noise or the
         engine's own is faster at all.
         """
-        stored, own = times.plan_of(self.previous or {}), times.engines
+        stored, own = times.choice_of(self.previous or {}), times.engines
         if stored is None or stored == own or not times.no_slower(stored, self.noise):
             return None
         if own is not None and stored.cost > own.cost:
             return None
-        beaten = plans and plans[0].cost < stored.cost * (1 - self.noise)
+        beaten = choices and choices[0].cost < stored.cost * (1 - self.noise)
         return None if beaten else stored
 
 
@@ -259,25 +261,29 @@ def _times(trials: Sequence[Trial]) -> dict[Candidate, float]:
 
 
 def _reason(
-    plan: JointPlan,
-    own: JointPlan | None,
+    choice: JointChoice,
+    own: JointChoice | None,
     length: int,
     trial: Trial,
     defaults: Iterable[Incumbent],
 ) -> str:
-    if plan is own:
+    if choice is own:
         why = "the engine's own splits and constants are as fast, within the noise"
     elif own is None:
         why = without_time("the engine's own constants", defaults)
     else:
-        gain = f"{own.us[length] / plan.us[length]:.3f}x"
+        gain = f"{own.us[length] / choice.us[length]:.3f}x"
         why = f"{gain} as fast as the engine, both kernels"
-    return why + _reduction_share(plan, length, trial)
+    return why + _reduction_share(choice, length, trial)
 
 
-def _reduction_share(plan: JointPlan, length: int, trial: Trial) -> str:
+def _reduction_share(choice: JointChoice, length: int, trial: Trial) -> str:
     """A remark where the reduction takes more time than the first kernel."""
     us = trial.measurement.median_us
-    if trial.candidate.point.part is not Stage.REDUCE or us is None or us * 2 <= plan.us[length]:
+    if (
+        trial.candidate.point.part is not AttentionPart.REDUCE
+        or us is None
+        or us * 2 <= choice.us[length]
+    ):
         return ""
-    return f"; the reduction takes {us / plan.us[length]:.0%} of the time"
+    return f"; the reduction takes {us / choice.us[length]:.0%} of the time"

@@ -12,7 +12,7 @@ from tuner.families.attention.engine import Remedy
 
 
 @dataclass(frozen=True)
-class Mend:
+class LocalRemedy:
     """Hold a patch for a file on this machine."""
 
     engine: Engine
@@ -21,11 +21,11 @@ class Mend:
 
 
 @dataclass(frozen=True)
-class Added:
+class ComputedAnswer:
     """Hold sentences, and steps in the form of the table's."""
 
     cause: tuple[str, ...] = ()
     fix: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)  # for --json
-    mends: Mend | None = None
+    mends: LocalRemedy | None = None
     instead: bool = False  # of the table's steps, which do not apply

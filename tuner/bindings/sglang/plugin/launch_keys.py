@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.bindings.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, KernelSignature
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, AttentionPart
 
 Grid = tuple[int, ...]
 Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in
@@ -16,7 +16,7 @@ ProblemKey = tuple[object, ...]
 def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> ProblemKey:
     """The part of a problem that a kernel's arguments reveal; `launch_key` reads it off a launch.
 
-    The rest does not affect the kernel: decode's first stage runs the same with and without
+    The rest does not affect the kernel: decode's first kernel runs the same with and without
     sinks, and the second is independent of the keys. `paged`: the kernel has a page size.
     """
     p = problem
@@ -73,17 +73,22 @@ def tuned_grid(
     None if `grid_rule` does not reproduce the engine's grid from the engine's constants.
     """
     q_heads, group = launch.get("q_head_num", grid[1]), launch.get("kv_group_num", 1)
-    if grid_rule(kernel.stage, grid, launch, longest, q_heads, group) != grid:
+    if grid_rule(kernel.part, grid, launch, longest, q_heads, group) != grid:
         return None
-    return grid_rule(kernel.stage, grid, {**launch, **config}, longest, q_heads, group)
+    return grid_rule(kernel.part, grid, {**launch, **config}, longest, q_heads, group)
 
 
 def grid_rule(
-    stage: Stage, grid: Grid, constants: Mapping[str, Any], longest: int, q_heads: int, group: int
+    part: AttentionPart,
+    grid: Grid,
+    constants: Mapping[str, Any],
+    longest: int,
+    q_heads: int,
+    group: int,
 ) -> Grid:
-    """A stage's grid with other constants. Dimensions that do not depend on them are kept."""
-    if stage in (Stage.EXTEND, Stage.PREFILL):
+    """A part's grid with other constants. Dimensions that do not depend on them are kept."""
+    if part in (AttentionPart.EXTEND, AttentionPart.PREFILL):
         return grid[0], grid[1], -(-longest // constants["BLOCK_M"])
-    if stage is Stage.DECODE and "BLOCK_H" in constants:
+    if part is AttentionPart.DECODE and "BLOCK_H" in constants:
         return grid[0], -(-q_heads // min(constants["BLOCK_H"], group)), grid[2]
     return grid

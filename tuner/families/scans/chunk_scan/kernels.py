@@ -14,8 +14,8 @@ from tuner.families.scans.scan import (
     Call,
     Key,
     Scan,
-    Stage,
-    Stages,
+    TunedKernel,
+    TunedKernels,
     chunks_of,
     dtype_of,
     tokens_of,
@@ -101,8 +101,8 @@ def _products(p: ChunkScan, tokens: int) -> int:
     return tokens * p.chunk_size * p.groups * _WIDE
 
 
-_STAGES: Stages = {
-    SsdKernel.CUMSUM: Stage(
+_KERNELS: TunedKernels = {
+    SsdKernel.CUMSUM: TunedKernel(
         file="ssd_chunk_state.py",
         calls=(
             Call(
@@ -120,7 +120,7 @@ _STAGES: Stages = {
         moved_bytes=lambda p, tokens, chunks: 2 * tokens * p.heads * _WIDE,
         stages=(3,),
     ),
-    SsdKernel.STATE: Stage(
+    SsdKernel.STATE: TunedKernel(
         file="ssd_chunk_state.py",
         calls=(
             Call("_chunk_state_fwd", "_chunk_state_fwd_kernel", {"states_ptr": "states"}),
@@ -136,7 +136,7 @@ _STAGES: Stages = {
         moved_bytes=lambda p, tokens, chunks: _x_b_and_sums(p, tokens) + _states(p, chunks) * _WIDE,
         first=_FIRST_TILES,
     ),
-    SsdKernel.PASSING: Stage(
+    SsdKernel.PASSING: TunedKernel(
         file="ssd_state_passing.py",
         calls=(
             Call(
@@ -154,7 +154,7 @@ _STAGES: Stages = {
         moved_bytes=lambda p, tokens, chunks: _states(p, chunks) * _WIDE + _kept(p, chunks),
         stages=(3,),
     ),
-    SsdKernel.BMM: Stage(
+    SsdKernel.BMM: TunedKernel(
         file="ssd_bmm.py",
         calls=(Call("_bmm_chunk_fwd", "_bmm_chunk_fwd_kernel", {"out_ptr": "CB"}),),
         writes=("CB",),
@@ -168,7 +168,7 @@ _STAGES: Stages = {
         ),
         first=_FIRST_TILES,
     ),
-    SsdKernel.SCAN: Stage(
+    SsdKernel.SCAN: TunedKernel(
         file="ssd_chunk_scan.py",
         calls=(Call("_chunk_scan_fwd", "_chunk_scan_fwd_kernel"),),
         writes=("out",),
@@ -240,4 +240,4 @@ def title(p: ChunkScan) -> str:
 # With the engines' own configurations the whole chain errs by 0.023 to 0.037 in bfloat16, because
 # products are rounded (six prompts, sglang 0.5.16 and 0.5.23 and vLLM 0.33.0 on an H100).
 _WORST_ERROR = {Dtype.BFLOAT16: 0.05, Dtype.FLOAT16: 0.01}
-SCAN = Scan(NAME, "Mamba-2", ChunkScan.parse, title, _STAGES, operands, _WORST_ERROR)
+SCAN = Scan(NAME, "Mamba-2", ChunkScan.parse, title, _KERNELS, operands, _WORST_ERROR)

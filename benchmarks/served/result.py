@@ -1,4 +1,4 @@
-"""What a proof in a live engine found: as JSON, and as a table of 80 columns."""
+"""What a comparison in a live engine found: as JSON, and as a table of 80 columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuner.render import table
 
 @dataclass(frozen=True)
 class Column:
-    """A column of `Speed`, its title in a proof's table, and its metric in bench-report."""
+    """A column of `Speed`, its title in a comparison's table, and its metric in bench-report."""
 
     field: str
     title: str
@@ -137,7 +137,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class ServedProof:
+class ServedComparison:
     """The whole result."""
 
     subject: Subject
@@ -197,9 +197,12 @@ class ServedProof:
         return report_text(self.as_json())
 
 
-def write_report(proof: ServedProof, folder: Path) -> None:
+def write_report(comparison: ServedComparison, folder: Path) -> None:
     """Write report.json, which has each round, and report.txt. Raises UnwritableOutput."""
-    texts = {"report.json": json.dumps(proof.as_json(), indent=2), "report.txt": proof.as_text()}
+    texts = {
+        "report.json": json.dumps(comparison.as_json(), indent=2),
+        "report.txt": comparison.as_text(),
+    }
     write_all(folder, {folder / name: f"{text}\n".encode() for name, text in texts.items()})
 
 
