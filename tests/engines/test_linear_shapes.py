@@ -18,17 +18,10 @@ from real_sglang import RELEASES, package
 from tiers import only
 
 from tuner.models.config_json import parse_model
-from tuner.models.linears import (
-    Columns,
-    Group,
-    Linear,
-    Ranks,
-    Split,
-    linear_layers,
-    refuses,
-)
+from tuner.models.linears import Columns, Group, Linear, Split
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization
+from tuner.models.rank_linears import Ranks, linear_layers, refuses
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 

@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError
 from tuner.models.config_json import parse_model, read_model
-from tuner.models.linears import (
-    RankLinear,
-    Ranks,
-    Split,
-    known_linears,
-    linear_layers,
-    refuses,
-    why_unread,
-)
+from tuner.models.linears import Split, why_unread
 from tuner.models.linears_json import sparse_places
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization
+from tuner.models.rank_linears import (
+    RankLinear,
+    Ranks,
+    known_linears,
+    linear_layers,
+    refuses,
+)
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 

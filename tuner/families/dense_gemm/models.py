@@ -8,9 +8,9 @@ from types import ModuleType
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.models.linears import RankLinear, Ranks, known_linears, linear_layers
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization
+from tuner.models.rank_linears import RankLinear, Ranks, known_linears, linear_layers
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import Dtype
 
