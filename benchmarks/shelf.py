@@ -22,11 +22,13 @@ import multiprocessing as mp
 import os
 import signal
 import sqlite3
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,9 @@ from tuner.tuning.tune import UNWATCHED, explore
 
 TYPICAL_S = 12.0  # of one problem, until some are done
 STOP_S = 20.0  # for the processes to end after the limit
+IN_A_ROW = 4  # failed problems after which a GPU's process stops
+AHEAD = 2  # processes for each GPU that compile ahead: one searches while the other one compiles
+SPARE_CORES = len(os.sched_getaffinity(0)) // 2
 
 
 @dataclass(frozen=True)
@@ -114,12 +119,9 @@ def main() -> None:
     stop_at = time.time() + args.limit_s
     work = Work(wanted, spec, card.name, kind, database, args.out, stop_at, *shared)
     measuring = [_started(context, measure, work, gpu) for gpu in gpus]
-    ahead = (
-        [_started(context, compile_ahead, work, gpu) for gpu in gpus]
-        if kind is MeasureKind.GPU
-        else []
-    )
-    _wait(measuring, ahead, stop_at)
+    ahead = [gpu for gpu in gpus for _ in range(AHEAD) if kind is MeasureKind.GPU]
+    compiling = [_started(context, compile_ahead, work, gpu) for gpu in ahead]
+    _wait(measuring, compiling, stop_at)
     _keep_database(database, args.out / f"{work.name}.db.gz")
     with ResultExchange.open(work.url) as store:
         left = _missing(store, wanted, card, engine.name, engine.version, kind)
@@ -158,8 +160,10 @@ def _missing(
     return [one for one in wanted if one.problem not in there]
 
 
-def _started(context: Any, what: Any, work: Work, gpu: str) -> BaseProcess:
-    process: BaseProcess = context.Process(target=what, args=(work, gpu))
+def _started(
+    context: SpawnContext, what: Callable[[Work, str], None], work: Work, gpu: str
+) -> BaseProcess:
+    process = context.Process(target=what, args=(work, gpu))
     process.start()
     return process
 
@@ -185,6 +189,8 @@ def _wait(measuring: Sequence[BaseProcess], ahead: Sequence[BaseProcess], stop_a
 def measure(work: Work, gpu: str) -> None:
     """Measure one problem after the other until the time is over."""
     took: list[float] = []
+    failed = 0  # in a row
+    sys.setswitchinterval(0.0005)  # the thread that prepares must not hold up the GPU
     with (
         ResultExchange.open(work.url) as store,
         Workbench() as bench,
@@ -196,11 +202,14 @@ def measure(work: Work, gpu: str) -> None:
                 following = thread.submit(_next_prepared, work, gpu)
                 wanted, prepared = found
                 mean_s = sum(took) / len(took) if took else TYPICAL_S
-                if time.time() + mean_s > work.stop_at:
+                if time.time() + mean_s > work.stop_at or failed == IN_A_ROW:
                     return
                 began = time.monotonic()
                 if _measured(work, store, bench, wanted, prepared, gpu):
                     took.append(time.monotonic() - began)
+                    failed = 0
+                else:
+                    failed += 1
         except (KeyboardInterrupt, MeasurerUnavailable) as error:
             print(f"GPU {gpu} stops: {error or 'interrupted'}", flush=True)
 
@@ -232,7 +241,7 @@ def _measured(
         report = execute(prepared, open_source(prepared.request, bench), store)
     except MeasurerUnavailable:
         raise
-    except TunerError as error:
+    except Exception as error:  # whatever it was, the next problem may do better
         _tell_failed(work, wanted, error)
         return False
     environment = report.environment
@@ -274,7 +283,7 @@ def compile_ahead(work: Work, gpu: str) -> None:
     """
     os.nice(10)
     with Workbench() as bench:
-        farm = bench.farm(0, triton_for(find_engine(work.engine)))
+        farm = bench.farm(SPARE_CORES, triton_for(find_engine(work.engine)))
         while (at := _next_to_compile(work)) < len(work.wanted):
             try:
                 prepared = prepare(work.request(work.wanted[at], gpu))
