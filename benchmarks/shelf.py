@@ -211,7 +211,7 @@ def measure(work: Work, gpu: str) -> None:
                 else:
                     failed += 1
         except (KeyboardInterrupt, MeasurerUnavailable) as error:
-            print(f"GPU {gpu} stops: {error or 'interrupted'}", flush=True)
+            print(f"GPU {gpu} stops: {error!r}", flush=True)
 
 
 def _next_prepared(work: Work, gpu: str) -> tuple[Wanted, Prepared] | None:
