@@ -32,6 +32,7 @@ from tuner.problems.results import (
 from tuner.problems.server import read_server
 from tuner.tuning.gains import reference
 
+Row = Mapping[str, Any] | RowMapping  # of a table, or of a result's JSON
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 
 
@@ -39,7 +40,7 @@ def environment_row(environment: Environment) -> dict[str, Any]:
     return {"fingerprint": environment.fingerprint, **asdict(environment)}
 
 
-def read_environment(row: Mapping[str, Any]) -> Environment:
+def read_environment(row: Row) -> Environment:
     return Environment(**{name: row[name] for name in ENVIRONMENT_FIELDS})
 
 
@@ -56,7 +57,7 @@ def run_row(key: RunKey) -> dict[str, Any]:
     }
 
 
-def read_key(row: Mapping[str, Any]) -> RunKey:
+def read_key(row: Row) -> RunKey:
     return RunKey(
         problem=parse_problem(row["spec"]),
         environment=read_environment(row),
@@ -132,7 +133,7 @@ def entry_row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def read_entry(row: Mapping[str, Any]) -> Entry:
+def read_entry(row: Row) -> Entry:
     return Entry(
         point=_read_point(row),
         config=Config(row["config"]),
@@ -174,7 +175,7 @@ def _point_columns(point: Point) -> dict[str, Any]:
     return {**asdict(point), "part": point.part.value}
 
 
-def _read_point(row: Mapping[str, Any]) -> Point:
+def _read_point(row: Row) -> Point:
     tokens = row["new_tokens"], row["cached_tokens"]
     return Point(row["batch_size"], read_part(row["part"]), *tokens)
 
@@ -198,7 +199,7 @@ def _compiled_row(compiled: Compiled) -> dict[str, Any]:
     }
 
 
-def _read_compiled(row: Mapping[str, Any]) -> Compiled:
+def _read_compiled(row: Row) -> Compiled:
     return Compiled(
         status=Status(row["compile_status"]),
         shared_bytes=row["shared_bytes"],
