@@ -276,7 +276,7 @@ class ResultStore(Queries):
         run_id = _id_of(connection, runs, row, "fingerprint")
         connection.execute(delete(trials).where(trials.c.run_id == run_id, _MISHAP))
         self._set_run(connection, run_id, state=RunState.RUNNING.value, reason="")
-        return _read_run(connection, run_id)
+        return run_of(connection, run_id)
 
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
         """Add trials, and return how many of them were new."""
@@ -356,7 +356,7 @@ def _lock_environments(connection: Connection, which: ColumnElement[bool]) -> li
     return list(connection.execute(query.with_for_update(key_share=True)).scalars())
 
 
-def _read_run(connection: Connection, run_id: int) -> Run:
+def run_of(connection: Connection, run_id: int) -> Run:
     query = (
         select(runs, problems.c.spec, *ENVIRONMENT_COLUMNS)
         .join(problems, runs.c.problem_id == problems.c.id)

@@ -32,6 +32,7 @@ from tuner.problems.results import (
 from tuner.problems.server import read_server
 from tuner.tuning.gains import reference
 
+Row = Mapping[str, Any] | RowMapping  # of a table, or of a result's JSON
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 
 
@@ -39,7 +40,7 @@ def environment_row(environment: Environment) -> dict[str, Any]:
     return {"fingerprint": environment.fingerprint, **asdict(environment)}
 
 
-def read_environment(row: RowMapping) -> Environment:
+def read_environment(row: Row) -> Environment:
     return Environment(**{name: row[name] for name in ENVIRONMENT_FIELDS})
 
 
@@ -56,8 +57,8 @@ def run_row(key: RunKey) -> dict[str, Any]:
     }
 
 
-def read_run(row: RowMapping) -> Run:
-    key = RunKey(
+def read_key(row: Row) -> RunKey:
+    return RunKey(
         problem=parse_problem(row["spec"]),
         environment=read_environment(row),
         measure=MeasureKind(row["measure"]),
@@ -70,9 +71,12 @@ def read_run(row: RowMapping) -> Run:
         recording=row["recording"],
         routing=row["routing"],
     )
+
+
+def read_run(row: RowMapping) -> Run:
     return Run(
         id=row["id"],
-        key=key,
+        key=read_key(row),
         state=RunState(row["state"]),
         reason=row["reason"],
         totals=None if row["totals"] is None else Totals(**row["totals"]),
@@ -129,8 +133,8 @@ def entry_row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def read_winner(row: RowMapping) -> Winner:
-    entry = Entry(
+def read_entry(row: Row) -> Entry:
+    return Entry(
         point=_read_point(row),
         config=Config(row["config"]),
         status=Status(row["status"]),
@@ -141,10 +145,13 @@ def read_winner(row: RowMapping) -> Winner:
         without_us=row["without_us"],
         server=read_server(row["server"]),
     )
+
+
+def read_winner(row: RowMapping) -> Winner:
     return Winner(
         problem=parse_problem(row["spec"]),
         environment=read_environment(row),
-        entry=entry,
+        entry=read_entry(row),
         run_id=row["run_id"],
         published_at=row["published_at"],
     )
@@ -168,7 +175,7 @@ def _point_columns(point: Point) -> dict[str, Any]:
     return {**asdict(point), "part": point.part.value}
 
 
-def _read_point(row: RowMapping) -> Point:
+def _read_point(row: Row) -> Point:
     tokens = row["new_tokens"], row["cached_tokens"]
     return Point(row["batch_size"], read_part(row["part"]), *tokens)
 
@@ -192,7 +199,7 @@ def _compiled_row(compiled: Compiled) -> dict[str, Any]:
     }
 
 
-def _read_compiled(row: RowMapping) -> Compiled:
+def _read_compiled(row: Row) -> Compiled:
     return Compiled(
         status=Status(row["compile_status"]),
         shared_bytes=row["shared_bytes"],

@@ -140,18 +140,9 @@ _LEAST_SHARE = {"Llama4ForConditionalGeneration": 0.5}
 
 
 def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
-    """A sentence if one rank's experts alone exceed a card's memory; "" if that is not known.
-
-    Layers whose number is not known, and Mamba models, whose attention layers have no experts, are
-    not counted.
-    """
-    kinds = model.attention.layers if model.attention and not model.mamba else ()
-    layers = sum(kind.count for kind in kinds) + (
-        model.delta.layers if model.delta and kinds else 0
-    )
-    layer_bytes = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits / 8
-    needed = layer_bytes * layers * _LEAST_SHARE.get(model.architecture, 0.9)
-    if needed <= device.memory_bytes:
+    """A sentence if one rank's experts alone exceed a card's memory; "" if that is not known."""
+    needed = experts_bytes(model, problem)
+    if needed is None or needed <= device.memory_bytes:
         return ""
     return (
         f"{model.name} does not fit: its experts alone take at least about {needed / 2**30:.0f} "
@@ -161,6 +152,21 @@ def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
 
 def _target(serving: Serving) -> Target:
     return serving.device.target if serving.device else cuda_target(9, 0)
+
+
+def experts_bytes(model: Model, problem: FusedMoe) -> float | None:
+    """About how many bytes the experts of one rank take at least; None if that is not known.
+
+    The number of layers is not known of some models, and not of those with Mamba layers, whose
+    attention layers have no experts.
+    """
+    kinds = model.attention.layers if model.attention and not model.mamba else ()
+    layers = sum(kind.count for kind in kinds)
+    if not layers:
+        return None
+    layers += model.delta.layers if model.delta else 0
+    layer_bytes = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits / 8
+    return layer_bytes * layers * _LEAST_SHARE.get(model.architecture, 0.9)
 
 
 def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
