@@ -17,7 +17,7 @@ from test_pages import SCRIPT
 from visitor import FORM, Visitor
 
 from api.pages import compare, coverage, exports, fleet, jobs, login, render, results
-from api.pages.browser import VALID_S, Links, checked_return
+from api.pages.browser import VALID_S, LoginLinks, checked_return
 from api.settings import ApiSettings
 from api.wrong_keys import MOST_WRONG, TooManyWrong
 from tuner.errors import BadInput
@@ -213,7 +213,7 @@ class TestLinks:
 
     def test_a_link_ends_and_guessing_is_slowed(self) -> None:
         now = [0.0]
-        links = Links(lambda: now[0])
+        links = LoginLinks(lambda: now[0])
 
         async def tried() -> None:
             old, fresh = links.add("me"), links.add("me")
