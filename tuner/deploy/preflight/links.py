@@ -52,7 +52,10 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
 
 
 def _devices_below(node: Node, interface: str) -> list[str]:
-    """The RDMA devices that carry an interface, also as a VLAN, a bridge or a bond of theirs."""
+    """The RDMA devices that carry an interface, also as a VLAN, a bridge or a bond of theirs.
+
+    A device of which another port has an address carries more than this interface.
+    """
     below: set[str] = set()
     names = [interface]
     while names:
@@ -64,8 +67,10 @@ def _devices_below(node: Node, interface: str) -> list[str]:
         names += [i.name for i in node.interfaces if i.master == name]
         names.append(name.rpartition(".")[0])  # bond0.100
     found = {device for device, name in interface_of(node).items() if name in below}
-    found |= {g.device for g in node.gids if g.interface in below}
-    return sorted(found, key=natural)
+    ports = {(g.device, g.port) for g in node.gids if g.interface in below}
+    found |= {device for device, _ in ports}
+    others = {g.device for g in node.gids if ports and g.ipv4 and (g.device, g.port) not in ports}
+    return sorted(found - others, key=natural)
 
 
 def _management(node: Node, expected: ExpectedNode | None) -> tuple[str, str]:
