@@ -304,7 +304,7 @@ class Farm:
             seconds += more_s
             if compiled.lost:
                 compiled = replace(compiled, detail=twice(compiled.status, compiled.detail))
-        if compiled.status in _KEPT:
+        if compiled.status in _KEPT and not compiled.borrowed:
             self._cache.put(key, compiled)
         return compiled, seconds
 

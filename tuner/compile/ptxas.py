@@ -24,6 +24,15 @@ from tuner.problems.points import PTXAS_SETTINGS
 UNKNOWN = "is not defined for option 'gpu-name'"  # what ptxas says of such a GPU
 _BIN = Path("backends", "nvidia", "bin")
 _LIMIT_S = 20.0
+_CHOSEN = any(name in os.environ for name in PTXAS_SETTINGS)  # when this process began
+
+
+def borrowed() -> bool:
+    """Return whether this process runs a ptxas that is neither Triton's own nor chosen by the user.
+
+    Another machine, or this one later, may have another ptxas to borrow.
+    """
+    return not _CHOSEN and any(name in os.environ for name in PTXAS_SETTINGS)
 
 
 @cache

@@ -63,7 +63,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         return {"unusable": _detail(error)}
     except Exception as error:
         return {"broken": f"{_detail(error)} ({_place(error)})"}
-    return {**found, "seconds": time.perf_counter() - start}
+    return {**found, "borrowed": ptxas.borrowed(), "seconds": time.perf_counter() - start}
 
 
 def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, Any]:

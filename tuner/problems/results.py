@@ -87,6 +87,7 @@ class Compiled:
     n_spills: int | None = None  # bytes a thread spills to local memory
     detail: str = ""  # the compiler's message when it failed
     cached: bool = False  # taken from the cache
+    borrowed: bool = False  # the ptxas is not in the key of the cache: such a result is not kept
 
     @property
     def ok(self) -> bool:
