@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import json
 import secrets
 import time
@@ -34,6 +33,7 @@ from tuner.jobs.job import (
 from tuner.jobs.queue import ALL_JOBS, JobQuery, Json
 from tuner.jobs.workers import WorkerStatus, read_worker
 from tuner.shell import command_line
+from tuner.web import checked_url, opener_for
 
 KEY_VARIABLE = "TUNER_API_KEY"
 
@@ -103,12 +103,9 @@ class RemoteQueue:
     """
 
     def __init__(self, url: str, key: str | None) -> None:
-        self._url = _checked_url(url)
+        self._url = checked_url(url)
         self._key = key
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-        if is_loopback(urllib.parse.urlsplit(self._url).hostname or ""):
-            handlers.append(urllib.request.ProxyHandler({}))
-        self._opener = urllib.request.build_opener(*handlers)
+        self._opener = opener_for(self._url)
 
     def submit_all(
         self, requests: Sequence[JobRequest], *, priority: Priority = Priority.NORMAL
@@ -297,29 +294,6 @@ class RemoteQueue:
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", None) or error).strip()
             raise ServerUnavailable(f"{self._url} does not answer: {reason}") from None
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        """Return None: the key must not be sent to another server."""
-
-
-def _checked_url(text: str) -> str:
-    with contextlib.suppress(ValueError):  # an invalid address or port
-        url = urllib.parse.urlsplit(text)
-        address = url.hostname and url.port != 0 and "@" not in url.netloc
-        plain = text.isascii() and text.isprintable() and not set(text) & set(" ?#")
-        if url.scheme in ("http", "https") and address and plain:
-            return text.rstrip("/")
-    raise BadInput(f"a server is like http://HOST:PORT or https://HOST: not {text!r}")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's own."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _each(values: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
