@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.cli.app import say
 from tuner.devices.table import Device
 from tuner.errors import UnknownModel
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from tuner.diagnose import Hints
     from tuner.diagnose.context import Context
     from tuner.diagnose.findings import Findings
+    from tuner.engines.running import RunningServer
     from tuner.models.model import Model
     from tuner.problems.points import Problem
     from tuner.targets import Target
@@ -22,11 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandTarget:
-    """A target of a command line, read once: a problem, an engine's line, a model or a log."""
+    """A target of a command line, read once: a problem, an engine's line, a model, a running server
+    or a log.
+    """
 
     text: str
     found: Target | None  # None: a log
     findings: Findings | None = None  # what a log or a line says
+    server: RunningServer | None = None  # `found` is its model
 
     @property
     def model(self) -> Model | None:
@@ -38,7 +44,11 @@ class CommandTarget:
         return self.found is not None and self.found.family is not None
 
     def served_by(self) -> tuple[str, str]:
-        """The engine and the GPU that a log or a line names; "" for what it does not name."""
+        """The engine of a running server; else the engine and the GPU that a log or a line names;
+        "" for what is not named.
+        """
+        if self.server:
+            return self.server.spec, ""
         if self.findings is None:
             return "", ""
         from tuner.diagnose import Hints
@@ -57,12 +67,14 @@ class CommandTarget:
     def settings(self, server_args: str) -> dict[str, str]:
         """The flags and variables of a server, and what its model tells of its kernels.
 
-        Those that a log says count if `server_args` does not say otherwise. Raises BadInput for
-        quotation marks that are not closed.
+        Those that a log or a running server says count if `server_args` does not say otherwise.
+        Raises BadInput for quotation marks that are not closed.
         """
         from tuner.engines.settings import of_model, server_settings
 
-        said = self.findings.facts.settings if self.findings and self.found is None else {}
+        said: Mapping[str, str] = self.server.flags if self.server else {}
+        if self.findings and self.found is None:
+            said = self.findings.facts.settings
         settings = {**said, **server_settings(server_args)}
         return of_model(settings, self.model) if self.model else settings
 
@@ -87,12 +99,15 @@ class CommandTarget:
 
 
 def read_command_target(text: str) -> CommandTarget:
-    """Read a target of a command line. Raises as `read_target` does.
+    """Read a target of a command line. Raises as `read_target` and `ask_server` do.
 
     The error about a pasted message names the command that knows messages.
     """
+    from tuner.engines.running import is_url
     from tuner.targets import read_target
 
+    if is_url(text):
+        return _of_server(text)
     if is_log(text):
         from tuner.diagnose import read_log
 
@@ -110,6 +125,34 @@ def read_command_target(text: str) -> CommandTarget:
     from tuner.diagnose import diagnose_text
 
     return CommandTarget(text, found, diagnose_text(text).findings)
+
+
+def _of_server(url: str) -> CommandTarget:
+    """Read what a running server serves. Raises UnknownModel if its model cannot be read here."""
+    from tuner.engines.logs.settings import words_of
+    from tuner.engines.running import ask_server
+    from tuner.models.table import find_model
+    from tuner.targets import Target
+
+    server = ask_server(url)
+    try:
+        model = find_model(server.model)
+    except UnknownModel as error:
+        words = [word for name, value in server.flags.items() for word in words_of(name, value)]
+        options = [
+            "--engine",
+            server.spec,
+            *(["--server-args", shlex.join(words)] if words else []),
+        ]
+        error.add(
+            cli=f"; {server.url} serves it: name its config.json instead, with "
+            + shlex.join(options),
+            api="",
+        )
+        raise
+    if not server.flags_known:
+        say(f"{server.url} does not tell its flags: --tp and --server-args are taken as given")
+    return CommandTarget(url, Target(url, model=model), server=server)
 
 
 def is_log(target: str) -> bool:

@@ -41,7 +41,8 @@ EngineOfTarget = Annotated[
     typer.Option(
         "--engine",
         autocompletion=complete.engines,
-        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default: as a log or line says, or sglang.",
+        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default: as a server, log or line says, or "
+        "sglang.",
     ),
 ]
 AllFamilies = Annotated[
@@ -55,8 +56,8 @@ Target = Annotated[
     typer.Argument(
         metavar="MODEL|PROBLEM",
         autocompletion=complete.models,
-        help="A model (a name that `tuner models` lists, a config.json or its folder, or an "
-        f"engine's warning line), or a problem ({problem_texts()}).",
+        help="A model (a name that `tuner models` lists, a config.json or its folder, the URL of a "
+        f"running server, or an engine's warning line), or a problem ({problem_texts()}).",
     ),
 ]
 Tp = Annotated[int, typer.Option(help="Tensor-parallel size; --tp-size is understood too.")]

@@ -16,7 +16,7 @@ from tuner.cli.options import (
     DeviceOrHere,
     DtypeName,
     EffortName,
-    EngineSpec,
+    EngineOfTarget,
     Json,
     ServerArgs,
     Tp,
@@ -58,7 +58,7 @@ def plan(
     tp: Tp = 1,
     dtype: DtypeName = None,
     effort: EffortName = "standard",
-    engine: EngineSpec = "sglang",
+    engine: EngineOfTarget = "",
     server_args: ServerArgs = "",
     cluster: ClusterFile = None,
     as_json: Json = False,
@@ -74,7 +74,7 @@ def plan(
             repr(target): target,
             "--tp": tp != 1,
             "--dtype": dtype,
-            "--engine": engine != "sglang",
+            "--engine": engine,
             "--server-args": server_args,
         }
         found, problems, flags = asked_by_cluster(cluster, card, given)
@@ -82,7 +82,8 @@ def plan(
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
-        found, named = find_engine(engine), read_command_target(target)
+        named = read_command_target(target)
+        found = find_engine(engine or named.served_by()[0] or "sglang")
         every, flags = choice.family is None and not named.is_one, named.settings(server_args)
         asked = TargetOptions(named, card, found.name, found.version, tp, dtype, flags)
         targets, flags = targets_and_settings(asked, choice, every)

@@ -71,9 +71,14 @@ def _if_known(match: re.Match[str]) -> Iterator[tuple[str, str]]:
 
 def of_log(text: str) -> Iterator[tuple[str, str]]:
     """The flags in the arguments that an engine logs at start: ServerArgs(...), args: {...}."""
-    fields = _fields()
     for name, single, double, bare in _FIELD.findall(text):
-        value = single or double or bare
+        yield from of_fields({name: single or double or bare})
+
+
+def of_fields(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The flags of an engine's fields: {"tp_size": "8"}; one that is not set is left out."""
+    fields = _fields()
+    for name, value in values.items():
         if name in fields and value.lower() not in _UNSET:
             yield fields[name], "1" if value == "True" else value
 

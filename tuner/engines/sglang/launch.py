@@ -23,6 +23,7 @@ UNFUSING_FLAG = "--disable-shared-experts-fusion"
 _FUSION = {UNFUSING_FLAG: False, "--enforce-shared-experts-fusion": True}
 _TP = ("--tp-size", "--tp", "--tensor-parallel-size")
 _DP = ("--dp-size", "--dp", "--data-parallel-size")
+_ATTENTION_DP = ("--attn-dp-size",)  # of 0.5.23, for --enable-dp-attention with --dp-size
 _NUMBERS = {
     "page_size": ("--page-size",),
     "moe_dense_tp": ("--moe-dense-tp-size",),
@@ -41,7 +42,8 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     for option, names in _NUMBERS.items():
         if number := number_of(flags, names):
             options[option] = number
-    if "--enable-dp-attention" in flags and (dp := number_of(flags, _DP)):
+    old = number_of(flags, _DP) if "--enable-dp-attention" in flags else 0
+    if dp := number_of(flags, _ATTENTION_DP) or old:
         options["dp"] = dp
     spreads = "--enable-ep-moe" in flags or flags.get("--moe-a2a-backend", "none") != "none"
     dtype = _QUANTISED.get(flags.get("--quantization", ""))
