@@ -25,9 +25,8 @@ from tuner.engines.settings import of_model, server_settings, settings_kept, set
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest, read_request
 from tuner.models.table import find_preset, presets
-from tuner.problems.points import Problem
+from tuner.problems.points import Problem, ServerSettings, read_server
 from tuner.problems.results import Totals
-from tuner.problems.server import ServerSettings, read_server
 from tuner.tuning.run import runs_without_us
 from workers import run_job
 from workers.settings import Settings

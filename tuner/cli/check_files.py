@@ -157,7 +157,7 @@ def _device(path: Path) -> str:
 
 
 def _sidecar(path: Path) -> Mapping[str, Any]:
-    from tuner.engines.sidecars import sidecar_of
+    from tuner.engines.config_files import sidecar_of
 
     found = sidecar_of(path.resolve())
     try:

@@ -222,7 +222,7 @@ def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict
 
     They choose kernels. What the server itself says of its ranks is in `TargetOptions.flags`.
     """
-    from tuner.engines.launch import with_experts
+    from tuner.engines.settings import with_experts
 
     ep = choice.of(tuple(o for one in families() for o in one.shaping if o.name == "ep"))
     return with_experts(engine, flags, ep.get("ep", 1))

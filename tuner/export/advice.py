@@ -22,7 +22,6 @@ from tuner.export.servers import running, with_server_kernel
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
 from tuner.render import gain_text
-from tuner.tuning.baselines import KEPT
 from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
@@ -34,6 +33,7 @@ from tuner.tuning.gains import (
     over_words,
     reference,
 )
+from tuner.tuning.seeds import KEPT
 
 NO_FLAGS: Mapping[str, str] = {}
 

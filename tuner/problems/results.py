@@ -10,8 +10,15 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from tuner.problems.points import TRITON, Candidate, Config, Point, Problem
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
+from tuner.problems.points import (
+    TRITON,
+    UNKNOWN_SERVER,
+    Candidate,
+    Config,
+    Point,
+    Problem,
+    ServerSettings,
+)
 
 
 class Status(str, Enum):

@@ -27,7 +27,7 @@ from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
 from tuner.measure.messages import find_routing_file
 from tuner.measure.recording import Replay, check_recordable
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import TRITON, Candidate, Point, Problem
+from tuner.problems.points import TRITON, Candidate, Point, Problem, ServerSettings
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -43,7 +43,6 @@ from tuner.problems.results import (
     Winner,
     untimed,
 )
-from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.report import RunReport, mark_untested
 from tuner.tuning.request import (

@@ -12,10 +12,9 @@ from toy_family.problem import Scale
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
-from tuner.engines.config_files import EntryFields, config_file_text
+from tuner.engines.config_files import PROVENANCE, EntryFields, config_file_text
 from tuner.engines.engine import Engine
 from tuner.engines.file_engine import PointwiseFiles
-from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, ExportFile
 from tuner.export.sized_files import Content, SizedFile, build_files
