@@ -13,12 +13,14 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from tuner.devices.target import CUDA
+from tuner.devices.target import CUDA, Target
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.kernels.source import (
     Assignment,
@@ -32,6 +34,10 @@ from tuner.kernels.source import (
     names_read,
     platform_probes,
 )
+from tuner.problems.points import Candidate
+
+if TYPE_CHECKING:
+    from tuner.kernels.binding import Binding
 
 _LIFTED_IMPORTS = ("triton", "math", "packaging")  # packages that the text may import
 NO_DEFAULT = object()
@@ -286,3 +292,40 @@ def _not_specialized(node: ast.FunctionDef) -> set[object]:
             if keyword.arg == "do_not_specialize":
                 return set(ast.literal_eval(keyword.value))
     return set()
+
+
+def find_source(root: Path, origin: str, function: str, locations: Sequence[str]) -> Path:
+    """The file that defines a function. `locations`: paths under the package, in any version.
+
+    Raises UnsupportedKernel if none of these files defines it.
+    """
+    for path in (root / relative for relative in locations):
+        if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
+            return path
+    raise UnsupportedKernel(f"{origin} does not keep {function} where a known version does")
+
+
+class FamilyKernels(ABC):
+    """An engine's kernels of one family, lifted as one text.
+
+    All methods may raise UnsupportedKernel.
+    """
+
+    lifted: Lifted
+
+    @abstractmethod
+    def bound(self, problem: Any, candidate: Candidate, target: Target) -> Binding:  # noqa: ANN401
+        """The first kernel that the engine launches with a candidate, and its arguments."""
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the lifted source of all kernels."""
+        return self.lifted.hash
+
+    def binder(
+        self,
+        problem: Any,  # noqa: ANN401  # one of the family
+        target: Target,
+    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+        """`bound` as a function of a candidate, for the compiler."""
+        return lambda candidate: (self.lifted, self.bound(problem, candidate, target))
