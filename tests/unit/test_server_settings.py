@@ -7,9 +7,8 @@ import shlex
 import pytest
 from test_pasted import commands, parse
 
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, targets_of
+from tuner.cli.targets import TargetOptions, read_command_target, targets_of
 from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
 from tuner.engines.dispatch import what_runs

@@ -185,7 +185,7 @@ def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:
 
     Raises BadProblem for a flag that needs a number and has none.
     """
-    found: ServingFlags = _module(engine).read_flags(flags)
+    found: ServingFlags = _module(engine).read_flags(flags) if flags else ServingFlags()
     return found
 
 

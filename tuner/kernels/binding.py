@@ -7,15 +7,17 @@ launch through its arguments.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.lift import UNREADABLE_DEFAULT, Parameter
+from tuner.kernels.lift import UNREADABLE_DEFAULT, Lifted, Parameter
 from tuner.kernels.stand_ins import TensorSpec, TritonType
-from tuner.problems.points import Config
+from tuner.problems.points import Candidate, Config
 
 Plain = bool | int | float | str | None
 
@@ -200,3 +202,29 @@ def _runtime_type(argument: Argument) -> str:
         return "fp32"
     assert isinstance(argument, Integer)
     return "i32" if -(2**31) <= argument.value < 2**31 else "i64"
+
+
+class FamilyKernels(ABC):
+    """An engine's kernels of one family, lifted as one text.
+
+    All methods may raise UnsupportedKernel.
+    """
+
+    lifted: Lifted
+
+    @abstractmethod
+    def bound(self, problem: Any, candidate: Candidate, target: Target) -> Binding:  # noqa: ANN401
+        """The first kernel that the engine launches with a candidate, and its arguments."""
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the lifted source of all kernels."""
+        return self.lifted.hash
+
+    def binder(
+        self,
+        problem: Any,  # noqa: ANN401  # one of the family
+        target: Target,
+    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+        """`bound` as a function of a candidate, for the compiler."""
+        return lambda candidate: (self.lifted, self.bound(problem, candidate, target))

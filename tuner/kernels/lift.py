@@ -13,14 +13,12 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-from tuner.devices.target import CUDA, Target
+from tuner.devices.target import CUDA
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.kernels.source import (
     Assignment,
@@ -34,10 +32,6 @@ from tuner.kernels.source import (
     names_read,
     platform_probes,
 )
-from tuner.problems.points import Candidate
-
-if TYPE_CHECKING:
-    from tuner.kernels.binding import Binding
 
 _LIFTED_IMPORTS = ("triton", "math", "packaging")  # packages that the text may import
 NO_DEFAULT = object()
@@ -303,29 +297,3 @@ def find_source(root: Path, origin: str, function: str, locations: Sequence[str]
         if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
             return path
     raise UnsupportedKernel(f"{origin} does not keep {function} where a known version does")
-
-
-class FamilyKernels(ABC):
-    """An engine's kernels of one family, lifted as one text.
-
-    All methods may raise UnsupportedKernel.
-    """
-
-    lifted: Lifted
-
-    @abstractmethod
-    def bound(self, problem: Any, candidate: Candidate, target: Target) -> Binding:  # noqa: ANN401
-        """The first kernel that the engine launches with a candidate, and its arguments."""
-
-    @property
-    def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
-        return self.lifted.hash
-
-    def binder(
-        self,
-        problem: Any,  # noqa: ANN401  # one of the family
-        target: Target,
-    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bound` as a function of a candidate, for the compiler."""
-        return lambda candidate: (self.lifted, self.bound(problem, candidate, target))

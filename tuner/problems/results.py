@@ -104,6 +104,14 @@ class Compiled:
         """Whether nothing is known of the kernel, because of a mishap."""
         return self.status in MISHAPS
 
+    def within(self, limit_bytes: int) -> Compiled:
+        """The result, as OUT_OF_RESOURCES if a block needs more shared memory than the limit."""
+        needed = self.shared_bytes
+        if not self.ok or needed is None or needed <= limit_bytes:
+            return self
+        detail = f"needs {needed:,} bytes of shared memory, limit {limit_bytes:,}"
+        return replace(self, status=Status.OUT_OF_RESOURCES, detail=detail)
+
 
 def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
     """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory

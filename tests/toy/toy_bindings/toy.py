@@ -18,8 +18,16 @@ from tuner.engines.file_engine import PointwiseFiles
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, ExportFile
 from tuner.export.sized_files import Content, SizedFile, build_files
-from tuner.kernels.binding import Binding, Constant, Integer, Pointer, bind
-from tuner.kernels.lift import FamilyKernels, Lifted, lift
+from tuner.kernels.binding import (
+    Binding,
+    Constant,
+    FamilyKernels,
+    Integer,
+    Lifted,
+    Pointer,
+    bind,
+    lift,
+)
 from tuner.problems.points import Candidate, Config, Problem
 from tuner.problems.results import Winner
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from toy_family.problem import Scale
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import FileKey, PointwiseFiles
-from tuner.kernels.lift import FamilyKernels
+from tuner.kernels.binding import FamilyKernels
 
 
 @dataclass(frozen=True)

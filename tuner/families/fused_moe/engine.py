@@ -16,8 +16,7 @@ from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import FileEngine
 from tuner.errors import MalformedConfigFile
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, gemm_of
-from tuner.kernels.binding import Binding
-from tuner.kernels.lift import FamilyKernels
+from tuner.kernels.binding import Binding, FamilyKernels
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
 
