@@ -113,19 +113,6 @@ class Compiled:
         return replace(self, status=Status.OUT_OF_RESOURCES, detail=detail)
 
 
-def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
-    """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory
-    that a block may have on the device.
-    """
-    return {
-        "shared_bytes": compiled.shared_bytes,
-        "limit_bytes": limit_bytes,
-        "fits": None if compiled.lost else compiled.ok,
-        "status": compiled.status.value,
-        "detail": compiled.detail,
-    }
-
-
 @dataclass(frozen=True)
 class Measurement:
     """The time of one candidate."""

@@ -12,7 +12,8 @@ from tuner.engines import file_engine
 from tuner.engines.engine import Engine, engine_module
 from tuner.engines.file_engine import PointwiseFiles
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm
-from tuner.kernels.binding import Binding, FamilyKernels, Lifted
+from tuner.kernels.binding import Binding, FamilyKernels
+from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate, Config
 
 
