@@ -22,7 +22,7 @@ from advice_cases import (
 
 from tuner.backends.registry import Backend
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import NOT_KNOWN
+from tuner.engines.dispatch_table import NOT_KNOWN
 from tuner.engines.engine import Engine
 from tuner.engines.settings import of_model, server_settings
 from tuner.errors import BadInput

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.family_options import FamilyChoice
     from tuner.cli.targets import TargetOptions
-    from tuner.engines.dispatch_answer import Runs
+    from tuner.engines.dispatch import Runs
     from tuner.engines.engine import Engine
     from tuner.families.check import UnreadFile
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import NOT_KNOWN, what_runs
-from tuner.engines.dispatch_answer import Kernel, Runs
+from tuner.engines.dispatch import Kernel, Runs, what_runs
+from tuner.engines.dispatch_table import NOT_KNOWN
 from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
 from tuner.export.servers import running, with_server_kernel

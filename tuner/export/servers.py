@@ -10,8 +10,7 @@ from itertools import groupby
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import what_runs
-from tuner.engines.dispatch_answer import Kernel, Runs
+from tuner.engines.dispatch import Kernel, Runs, what_runs
 from tuner.engines.settings import class_alone, flags_alone, settings_kept, settings_to_keep
 from tuner.problems.points import Problem, ServerSettings
 from tuner.problems.results import Entry, Winner

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder, Companions
 from tuner.devices.table import Device
-from tuner.engines.dispatch import engine_runs
-from tuner.engines.dispatch_answer import Runs
+from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine, triton_for
 from tuner.problems.points import Candidate, Config, Part, Problem
 from tuner.problems.results import Compiled, Status

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import AMD_OPTIONS
-from tuner.engines.dispatch_answer import Runs
+from tuner.engines.dispatch import Runs
 from tuner.errors import MeasurerFailed
 from tuner.problems.points import Candidate, Config, Part, Point, Problem, title_of
 from tuner.problems.results import Entry, Environment, Status, Totals, Trial, entry_json, is_shipped

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.compile import Compiler, Farm, KernelCompiler
-from tuner.engines.dispatch import what_runs
-from tuner.engines.dispatch_answer import Runs
+from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import triton_for
 from tuner.engines.settings import settings_kept, settings_to_keep
 from tuner.errors import UnwritableOutput
